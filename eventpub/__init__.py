@@ -1,0 +1,29 @@
+"""eventpub publishes a MySQL event store to Kafka: complete, exactly once, in order per aggregate.
+
+For programs that append events: `append`, `NewEvent`, `VersionConflict`. They are loaded when they
+are first used, so that ``import eventpub`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eventpub.errors import VersionConflict
+    from eventpub.store.appending import NewEvent, append
+
+__version__ = "0.1.0"
+
+__all__ = ["NewEvent", "VersionConflict", "__version__", "append"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in {"append", "NewEvent"}:
+        from eventpub.store import appending as room
+
+        return getattr(room, name)
+    if name == "VersionConflict":
+        from eventpub.errors import VersionConflict
+
+        return VersionConflict
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
