@@ -1,0 +1,162 @@
+"""Every error that eventpub raises on purpose.
+
+    EventpubError
+    ├── ConfigError      wrong use or configuration               exit status 2
+    ├── StoreError       the event store (MySQL, MariaDB)         exit status 3
+    ├── SinkError        the broker and its topics                exit status 3
+    ├── StateError       the state directory: index, checkpoint   exit status 3
+    ├── LocalError       servers that eventpub starts itself      exit status 3
+    └── VersionConflict  raised by `eventpub.append` alone
+
+An error carries data, not only text: a stable `code` (``room.what``), a message, `where`
+(configuration key, table, topic, file), a `suggestion` that mends it, and whether the same call may
+succeed later (`retriable`). The errors of libraries are mapped to these at the edge of each room.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+_MARK = "eventpub-error:"
+
+
+class EventpubError(Exception):
+    """Base of all errors of eventpub.
+
+    Args:
+        code: stable name, ``room.what``, listed in docs/errors.md.
+        message: what is wrong, one sentence, without secrets.
+        where: the configuration key, table, topic or file it is about.
+        suggestion: what mends it; a statement or command where there is one.
+        retriable: True when waiting may mend it (a server that is away).
+    """
+
+    exit_status: ClassVar[int] = 3
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        where: str | None = None,
+        suggestion: str | None = None,
+        retriable: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.where = where
+        self.suggestion = suggestion
+        self.retriable = retriable
+
+    def __str__(self) -> str:
+        text = f"{self.code}: {self.message}"
+        if self.where:
+            text += f" [{self.where}]"
+        if self.suggestion:
+            text += f"\n  to mend it: {self.suggestion}"
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_dict, (self.to_dict(),)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error as a JSON-serializable object; `from_dict` reads it back."""
+        return {
+            "type": type(self).__name__,
+            "code": self.code,
+            "message": self.message,
+            "where": self.where,
+            "suggestion": self.suggestion,
+            "retriable": self.retriable,
+        }
+
+    def marked(self) -> str:
+        """One line that `find_marked` recognizes inside the text of a Spark exception."""
+        return f"{_MARK}{json.dumps(self.to_dict())}"
+
+
+class ConfigError(EventpubError):
+    """Wrong use or configuration."""
+
+    exit_status = 2
+
+
+class StoreError(EventpubError):
+    """The event store cannot be reached, refused us, or is not set up."""
+
+
+class SinkError(EventpubError):
+    """The broker cannot be reached, refused us, or a topic is not what it must be."""
+
+
+class StateError(EventpubError):
+    """The state directory (index, checkpoint) cannot be used."""
+
+
+class LocalError(EventpubError):
+    """A server that eventpub starts on this machine could not be set up."""
+
+
+class VersionConflict(EventpubError):  # noqa: N818 (the name users hold on to)
+    """Somebody else has already appended the expected version of the aggregate."""
+
+    exit_status = 1
+
+
+_TYPES: dict[str, type[EventpubError]] = {
+    t.__name__: t
+    for t in (
+        EventpubError,
+        ConfigError,
+        StoreError,
+        SinkError,
+        StateError,
+        LocalError,
+        VersionConflict,
+    )
+}
+
+
+def from_dict(data: dict[str, Any]) -> EventpubError:
+    """The error that `EventpubError.to_dict` described."""
+    return _TYPES.get(data["type"], EventpubError)(
+        data["code"],
+        data["message"],
+        where=data["where"],
+        suggestion=data["suggestion"],
+        retriable=data["retriable"],
+    )
+
+
+def find_marked(text: str) -> EventpubError | None:
+    """The error that a Spark worker left in the text of its exception, if there is one."""
+    at = text.find(_MARK)
+    if at < 0:
+        return None
+    try:
+        data, _ = json.JSONDecoder().raw_decode(text, at + len(_MARK))
+    except ValueError:
+        return None
+    return from_dict(data)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding of `eventpub doctor`.
+
+    Args:
+        name: what was looked at, in a few words ("index on create_time").
+        status: "ok"; "warn" where it works but not well; "wrong" where `run` would fail.
+        message: what was found, without secrets.
+        suggestion: how to mend it; the statement or command where there is one.
+        code: the code of the error that `run` would end with, or None.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "wrong"]
+    message: str
+    suggestion: str | None = None
+    code: str | None = None
