@@ -1,0 +1,176 @@
+"""A one-node Kafka broker (KRaft), its jars from Maven Central."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from eventpub.errors import LocalError
+from eventpub.local.downloads import MIB, check_space, installed, maven, tail
+from eventpub.local.java import find_java
+from eventpub.local.processes import Server, free_port
+from eventpub.local.progress import STDERR, Progress
+
+VERSION = "4.3.1"  # 4.4.0 does not resolve: kafka-tools-api is missing
+_LOG4J = "2.25.4"  # the version that this Kafka ships, with the binding that it does not
+
+_LOGGING = """\
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d %p %c{1}: %m%n
+rootLogger.level=INFO
+rootLogger.appenderRef.out.ref=out
+"""
+
+
+class Kafka(Server):
+    """A running broker."""
+
+    name = f"Kafka {VERSION}"
+
+    def __init__(
+        self,
+        directory: Path,
+        port: int | None,
+        properties: Mapping[str, str],
+        progress: Progress,
+        jars: Path,
+    ) -> None:
+        super().__init__(directory, port, progress)
+        self._properties = dict(properties)
+        self._jars = jars
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def _command(self) -> Sequence[str]:
+        data = self.directory / "data"
+        if not data.exists():
+            _format(self._jars, data)
+        settings = self.directory / "server.properties"
+        effective = {**_settings(data, self.port, free_port()), **self._properties}
+        settings.write_text("".join(f"{key}={value}\n" for key, value in effective.items()))
+        logging = self.directory / "log4j2.properties"
+        logging.write_text(_LOGGING)
+        return [
+            *(str(find_java()), "-Xms512m", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+            f"-Dlog4j2.configurationFile={logging.as_uri()}",
+            *("-cp", f"{self._jars}/*", "kafka.Kafka", str(settings)),
+        ]
+
+    def _is_ready(self, printed: str) -> bool:
+        return "Kafka Server started" in printed
+
+
+def kafka(
+    directory: Path,
+    *,
+    port: int | None = None,
+    properties: Mapping[str, str] | None = None,
+    progress: Progress = STDERR,
+) -> Kafka:
+    """Starts a broker whose data live in `directory`.
+
+    Topics are not created by being named, and records are kept whatever their timestamp.
+
+    Args:
+        port: a free one when not given.
+        properties: of the broker, over those that it would be started with.
+
+    Raises:
+        LocalError: `local.java_missing`, `local.network`, `local.disk_full`, `local.start_failed`.
+    """
+    find_java()
+    jars = installed(f"kafka-{VERSION}", needs=250 * MIB, progress=progress, build=_build)
+    directory.mkdir(parents=True, exist_ok=True)
+    check_space(directory, 200 * MIB)
+    broker = Kafka(directory, port, properties or {}, progress, jars)
+    broker.start()
+    return broker
+
+
+def _build(folder: Path, progress: Progress, lock: int) -> None:
+    artifacts = [
+        ("org.apache.kafka", "kafka_2.13", VERSION),
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", _LOG4J),
+    ]
+    with progress.task(f"downloading Kafka {VERSION} (44 MiB)") as report:
+        maven(artifacts, folder, report, size=47 * MIB, lock=lock)
+    with progress.task("preparing Kafka"):
+        _format_template(folder)
+
+
+def _format_template(jars: Path) -> None:
+    """Formats one empty data folder, to be copied: Kafka's own tool takes a second each time."""
+    template = jars / "formatted"
+    settings = jars / "format.properties"
+    effective = _settings(template, 9092, 9093)
+    settings.write_text("".join(f"{key}={value}\n" for key, value in effective.items()))
+    answer = subprocess.run(
+        [
+            *(str(find_java()), "-cp", f"{jars}/*", "kafka.tools.StorageTool"),
+            *("format", "-t", _cluster_id(), "-c", str(settings)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if answer.returncode != 0:
+        raise LocalError(
+            "local.start_failed",
+            "Kafka's storage could not be formatted:\n"
+            + tail(answer.stdout + answer.stderr, lines=15),
+            where=str(template),
+        )
+
+
+def _format(jars: Path, data: Path) -> None:
+    partial = data.with_name("data.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(jars / "formatted", partial)
+    meta = partial / "meta.properties"
+    kept = [line for line in meta.read_text().splitlines() if not line.startswith("cluster.id=")]
+    meta.write_text("\n".join([*kept, f"cluster.id={_cluster_id()}", ""]))
+    partial.rename(data)
+
+
+def _cluster_id() -> str:
+    # a leading "-" would be taken for an option
+    text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return f"e{text[1:]}"
+
+
+def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": str(data),
+        "num.partitions": "8",
+        "auto.create.topics.enable": "false",
+        # events of any age are published with their own time as the record's timestamp
+        "log.retention.ms": "-1",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        # after kill -9 a broker comes back only when its former registration has expired
+        "broker.session.timeout.ms": "5000",
+        "broker.heartbeat.interval.ms": "500",
+        "log.cleaner.dedupe.buffer.size": str(16 * MIB),
+    }

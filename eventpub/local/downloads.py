@@ -1,0 +1,237 @@
+"""The cache of server programs: each is fetched once, whole or not at all.
+
+A program is built in a `.partial` folder and renamed when complete, under a file lock, so that a
+folder with the final name is always usable and two processes that start at once fetch it once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from eventpub.errors import LocalError
+from eventpub.local.java import find_java
+from eventpub.local.progress import Progress, Report
+
+MIB = 1 << 20
+
+
+def cache_folder() -> Path:
+    """`$EVENTPUB_CACHE`, or `~/.cache/eventpub`."""
+    named = os.environ.get("EVENTPUB_CACHE")
+    if named:
+        return Path(named).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eventpub"
+
+
+def installed(
+    name: str, *, needs: int, progress: Progress, build: Callable[[Path, Progress, int], None]
+) -> Path:
+    """The cached folder `name`; where it is missing, `build` fills it first.
+
+    Args:
+        needs: bytes that must be free while it is built.
+        build: gets an empty folder, the progress, and the lock's descriptor, to pass on to child
+            processes: they may outlive a killed parent and still write into the folder.
+
+    Raises:
+        LocalError: `local.disk_full`, `local.network`, `local.cache_denied`.
+    """
+    folder = cache_folder() / name
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(f"{name}.lock"), name, progress) as lock:
+            if folder.is_dir():
+                return folder
+            partial = folder.with_name(f"{name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            check_space(folder.parent, needs)
+            partial.mkdir()
+            try:
+                build(partial, progress, lock)
+                partial.rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise _disk_error(error, folder.parent, needs) from error
+    return folder
+
+
+def check_space(folder: Path, needs: int) -> None:
+    """Raises `local.disk_full` unless `needs` bytes are free where `folder` is."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if shutil.disk_usage(existing).free < needs:
+        raise _disk_full(folder, needs)
+
+
+def _disk_full(folder: Path, needs: int) -> LocalError:
+    return LocalError(
+        "local.disk_full",
+        f"{needs // MIB} MiB of free disk space are needed",
+        where=str(folder),
+        suggestion="free some space, or set EVENTPUB_CACHE to a folder on another disk",
+    )
+
+
+def _disk_error(error: OSError, folder: Path, needs: int) -> LocalError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return _disk_full(folder, needs)
+    return LocalError(
+        "local.cache_denied",
+        f"the cache cannot be used: {error.strerror or error}",
+        where=str(error.filename or folder),
+        suggestion="set EVENTPUB_CACHE to a folder that you may write to",
+    )
+
+
+@contextmanager
+def _locked(path: Path, name: str, progress: Progress) -> Iterator[int]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with progress.task(f"waiting for another process that fetches {name}"):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def maven(
+    artifacts: Sequence[tuple[str, str, str]],
+    folder: Path,
+    report: Report,
+    *,
+    size: int,
+    lock: int,
+) -> None:
+    """Puts the jars of `artifacts` (organisation, name, version) and all they need into `folder`.
+
+    By the Ivy that pyspark ships, from Maven Central. Some jars are OSGi bundles: without that type
+    the broker would start and die of a missing class.
+
+    Args:
+        size: about how many bytes come, for the progress.
+
+    Raises:
+        LocalError: `local.java_missing`, `local.network`, `local.disk_full`.
+    """
+    stage = folder / ".ivy"
+    stage.mkdir()
+    wanted = "".join(
+        f'<dependency org="{org}" name="{name}" rev="{version}" conf="default->default"/>'
+        for org, name, version in artifacts
+    )
+    module = stage / "ivy.xml"
+    module.write_text(
+        '<ivy-module version="2.0"><info organisation="eventpub" module="local"/>'
+        f'<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{wanted}</dependencies></ivy-module>"
+    )
+    command = [
+        *(str(find_java()), *_proxy_options()),
+        *("-jar", str(_ivy_jar()), "-cache", str(stage), "-ivy", str(module)),
+        *("-confs", "default", "-types", "jar", "bundle"),
+        *("-retrieve", f"{folder}/[artifact]-[revision].[ext]"),
+    ]
+    run(command, what="Maven Central", watched=stage, size=size, report=report, lock=lock)
+    shutil.rmtree(stage)
+
+
+def _ivy_jar() -> Path:
+    pyspark = importlib.util.find_spec("pyspark")  # not imported: that takes a second
+    jars: list[Path] = []
+    if pyspark is not None and pyspark.origin is not None:
+        jars = sorted(Path(pyspark.origin).parent.glob("jars/ivy-*.jar"))
+    if not jars:
+        raise LocalError(
+            "local.ivy_missing",
+            "the installed pyspark has no jars/ivy-*.jar, which fetches the servers",
+            where="pyspark",
+            suggestion="pip install --force-reinstall pyspark",
+        )
+    return jars[-1]
+
+
+def _proxy_options() -> list[str]:
+    """Java does not read the environment's proxies by itself."""
+    proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
+    if not proxy:
+        return []
+    parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    if not parts.hostname:
+        return []
+    return [f"-Dhttps.proxyHost={parts.hostname}", f"-Dhttps.proxyPort={parts.port or 3128}"]
+
+
+def run(
+    command: Sequence[str], *, what: str, watched: Path, size: int, report: Report, lock: int
+) -> None:
+    """Runs a downloading command; the growth of the folder `watched` is the progress.
+
+    Raises:
+        LocalError: `local.network` or `local.disk_full` with the last lines of its output.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.25):
+            report(folder_size(watched) / size)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        answer = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            pass_fds=[lock],
+            check=False,
+        )
+    finally:
+        done.set()
+        watcher.join()
+    if answer.returncode == 0:
+        return
+    if "No space left on device" in answer.stdout:
+        raise _disk_full(watched, size * 2)
+    raise LocalError(
+        "local.network",
+        f"{what} could not be reached or did not have what was asked for:\n"
+        + tail(answer.stdout, lines=12),
+        where=what,
+        suggestion="check the network connection and the proxy settings (https_proxy), then "
+        "start again; what is cached stays",
+        retriable=True,
+    )
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of the files in `folder`, which may change meanwhile."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            try:
+                total += os.stat(os.path.join(parent, file)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def tail(text: str, *, lines: int) -> str:
+    """The last lines of `text` that say something."""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

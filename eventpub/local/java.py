@@ -1,0 +1,78 @@
+"""Finds a Java that Spark and Kafka run on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from eventpub.errors import LocalError
+
+OLDEST = 17
+
+
+@cache
+def find_java() -> Path:
+    """The `java` of $JAVA_HOME, the PATH, or the system's usual folders that is new enough.
+
+    Raises:
+        LocalError: `local.java_missing`, with the command that installs one.
+    """
+    tried: list[str] = []
+    for candidate in dict.fromkeys(_candidates()):
+        version = _version(candidate)
+        if version is not None and version >= OLDEST:
+            return candidate
+        tried.append(f"{candidate} ({f'Java {version}' if version else 'does not run'})")
+    raise LocalError(
+        "local.java_missing",
+        f"no Java {OLDEST} or newer was found"
+        + (f"; tried {', '.join(tried)}" if tried else " in JAVA_HOME, PATH or the usual folders"),
+        where="JAVA_HOME",
+        suggestion=_how_to_install(),
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield Path(home) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path:
+        yield Path(on_path)
+    for pattern in (
+        "usr/lib/jvm/*/bin/java",
+        "opt/homebrew/opt/openjdk*/bin/java",
+        "usr/local/opt/openjdk*/bin/java",
+        "Library/Java/JavaVirtualMachines/*/Contents/Home/bin/java",
+    ):
+        yield from sorted(Path("/").glob(pattern))
+
+
+def _version(java: Path) -> int | None:
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(match[1]) if match and answer.returncode == 0 else None
+
+
+def _how_to_install() -> str:
+    if platform.system() == "Darwin":
+        return "brew install openjdk@17"
+    for tool, command in (
+        ("apt-get", "sudo apt-get install openjdk-17-jre-headless"),
+        ("dnf", "sudo dnf install java-17-openjdk-headless"),
+        ("apk", "sudo apk add openjdk17-jre-headless"),
+    ):
+        if shutil.which(tool):
+            return f"{command}  (or -21- where there is no 17), or set JAVA_HOME"
+    return f"install Java {OLDEST} or newer and set JAVA_HOME to its folder"

@@ -1,0 +1,254 @@
+"""A server as a child process: started, watched, stopped, and never left behind.
+
+Each server runs in its own session, so that Ctrl-C on the terminal reaches only eventpub, which
+stops its servers last. A watcher (a shell that waits for the end of a pipe) stops the server when
+the process that started it is gone, even after ``kill -9``. A pipe and not Linux's parent-death
+signal, because that one fires when the *thread* that started the server ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from eventpub.errors import LocalError
+from eventpub.local.downloads import tail
+from eventpub.local.progress import Progress
+
+_START_SECONDS = 120.0  # a busy machine needs 20 for the broker
+_STOP_SECONDS = 20.0
+
+_WATCH = """
+while read -r _; do :; done
+"$@"
+"""
+_STOP_PID = """
+kill -CONT "$1"; kill -TERM "$1"
+n=0; while kill -0 "$1" && [ "$n" -lt 100 ]; do sleep 0.1; n=$((n+1)); done
+kill -KILL "$1"
+"""
+
+_started: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+class Server(ABC):
+    """One server on 127.0.0.1; a context manager that stops it.
+
+    Attributes:
+        directory: its data, configuration and log; a later server may be started on it again.
+        port: where it listens; stays the same over `restart`.
+        log: what it printed.
+    """
+
+    name = "server"
+
+    def __init__(self, directory: Path, port: int | None, progress: Progress) -> None:
+        self.directory = directory.absolute()
+        self.log = self.directory / "server.log"
+        self._fixed_port = port
+        self.port = port or 0
+        self._progress = progress
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there (paused counts)."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Starts it and waits until it answers.
+
+        Raises:
+            LocalError: `local.start_failed` with the last lines of its log.
+        """
+        if self.running:
+            return
+        with self._progress.task(f"starting {self.name}"):
+            for attempt in range(3):
+                self.port = self._fixed_port or free_port()
+                if self._start_once(last=attempt == 2 or self._fixed_port is not None):
+                    break
+        self._fixed_port = self.port
+        _started.add(self)
+
+    def stop(self) -> None:
+        """Stops it cleanly; by force after 20 s. Nothing happens where it does not run."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, as if the machine had lost it."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """SIGSTOP: it keeps its connections and answers nothing."""
+        self._deliver(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT after `pause`."""
+        self._deliver(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Stops it where it runs and starts it on the same port with the same data."""
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @abstractmethod
+    def _command(self) -> Sequence[str]:
+        """The command line for the present `port`; may write configuration files first."""
+
+    @abstractmethod
+    def _is_ready(self, printed: str) -> bool:
+        """Whether it serves; `printed` is what it has logged since its start."""
+
+    def _environment(self) -> Mapping[str, str]:
+        """What is added to its environment."""
+        return {}
+
+    def _deliver(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def _stop_command(self) -> Sequence[str]:
+        """What stops it when the process that started it is gone."""
+        return ["sh", "-c", _STOP_PID, "sh", str(self.pid)]
+
+    def _start_once(self, *, last: bool) -> bool:
+        command = self._command()
+        with self.log.open("ab") as log:
+            begin = log.tell()
+            self._process = subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env={**os.environ, **self._environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._watcher = subprocess.Popen(
+            ["sh", "-c", _WATCH, "sh", *self._stop_command()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return self._wait_until_ready(begin, last=last)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _wait_until_ready(self, begin: int, *, last: bool) -> bool:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            ended = not self.running
+            with self.log.open("rb") as log:
+                log.seek(begin)
+                printed = log.read().decode(errors="replace")
+            if ended:
+                self.kill()
+                if not last and "in use" in printed.lower():
+                    return False
+                raise self._start_failed("ended while it started", printed)
+            if self._is_ready(printed):
+                return True
+            if time.monotonic() > deadline:
+                raise self._start_failed(f"did not answer within {_START_SECONDS:.0f} s", printed)
+            time.sleep(0.05)
+
+    def _start_failed(self, how: str, printed: str) -> LocalError:
+        said = tail(printed, lines=15) or "(it printed nothing)"
+        return LocalError(
+            "local.start_failed",
+            f"{self.name} {how}; the last lines of its log:\n{said}",
+            where=str(self.log),
+            suggestion=_suggestion(printed),
+        )
+
+    def _end(self, number: signal.Signals) -> None:
+        if os.getpid() != self._owner:
+            return
+        process, watcher = self._process, self._watcher
+        if process is not None and self.running:
+            self._deliver(signal.SIGCONT)
+            self._deliver(number)
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._deliver(signal.SIGKILL)
+                process.wait()
+        if watcher is not None:
+            watcher.kill()
+            if watcher.stdin is not None:
+                watcher.stdin.close()
+            watcher.wait()
+        self._process = self._watcher = None
+        _started.discard(self)
+
+
+def _suggestion(printed: str) -> str:
+    if "error while loading shared libraries" in printed:
+        return (
+            "install the library that is named, for example: "
+            "sudo apt-get install libaio1 libncurses6 libcrypt1 libsystemd0, or "
+            "sudo dnf install libaio ncurses-libs libxcrypt-compat systemd-libs"
+        )
+    if "No space left on device" in printed:
+        return "free some disk space"
+    if "in use" in printed.lower():
+        return "another process listens on this port; name another, or none to have a free one"
+    return "read the log; a folder left by another version may be deleted"
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listens.
+
+    Below the range from which outgoing connections take theirs, so that a server that restarts
+    finds its port still free.
+    """
+    for _ in range(200):
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise LocalError("local.start_failed", "no free port between 20000 and 32000 was found")
+
+
+@atexit.register
+def _stop_all() -> None:
+    for server in list(_started):
+        server.stop()
