@@ -1,0 +1,34 @@
+"""The event store: every SQL statement of eventpub stands in this room.
+
+It knows nothing of Kafka, Spark or the index: it finds out what the event table looks like
+(`EventStore.discover`), says how far it may be read (`poll`), reads it by time (`window`) and by
+key (`backtrack`, `below`), appends to it for whoever wants help (`append`), makes it (`migrate`)
+and says what is wrong with it (`checks`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from eventpub.store.appending import NewEvent, append
+from eventpub.store.events import EventStore, Poll
+from eventpub.store.layout import Layout
+
+if TYPE_CHECKING:
+    from eventpub.store.checking import checks
+    from eventpub.store.migrating import migrate
+
+__all__ = ["EventStore", "Layout", "NewEvent", "Poll", "append", "checks", "migrate"]
+
+
+def __getattr__(name: str) -> Any:
+    # Alembic is not for the tasks that read
+    if name == "migrate":
+        from eventpub.store.migrating import migrate
+
+        return migrate
+    if name == "checks":
+        from eventpub.store.checking import checks
+
+        return checks
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

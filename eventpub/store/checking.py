@@ -1,0 +1,263 @@
+"""What `eventpub doctor` says of the event store: what `run` needs, and what could be better.
+
+Reads only. Every finding names the statement that mends it; "wrong" carries the code of the error
+that `run` would end with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from eventpub.config import Store
+from eventpub.errors import Check, EventpubError, StoreError
+from eventpub.store import statements
+from eventpub.store.connection import (
+    Connection,
+    connect_arguments,
+    connect_for_reading,
+    is_mariadb,
+    run,
+    run_named,
+)
+from eventpub.store.failures import error_number
+from eventpub.store.layout import (
+    Layout,
+    discover,
+    mapped_columns,
+    quote,
+    read_columns,
+    read_indexes,
+)
+from eventpub.store.schema import additions
+
+_ACCESS_DENIED = 1227
+_CLOCK_TOLERANCE = 60_000_000
+_FEW_ROWS = 1_000
+_MONTH = 30 * 86_400_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the server would execute one part of a statement, in the words of EXPLAIN."""
+
+    access: str
+    index: str | None
+    rows: int
+    extra: str
+
+    @property
+    def is_index_range(self) -> bool:
+        """Whether it reads only the wanted part of an index, in the index's order."""
+        return self.access in {"range", "ref", "const", "eq_ref"} and "filesort" not in self.extra
+
+
+def checks(config: Store) -> list[Check]:
+    """Looks at everything that the publisher needs of the event store.
+
+    Raises:
+        ConfigError: `store.url` or the password file cannot be used.
+    """
+    try:
+        connection = connect_for_reading(config)
+    except StoreError as error:
+        return [_wrong("event store: connection", error)]
+    try:
+        return list(_examine(config, connection))
+    except StoreError as error:
+        return [_wrong("event store", error)]
+    finally:
+        connection.close()
+
+
+def explain(connection: Connection, sql: str) -> list[Plan]:
+    """The server's plan of a statement."""
+    form = "" if is_mariadb(connection) else "FORMAT=TRADITIONAL "
+    return [
+        Plan(row["type"] or "", row["key"], int(row["rows"] or 0), row["extra"] or "")
+        for row in run_named(connection, f"EXPLAIN {form}{sql}")
+    ]
+
+
+def _examine(config: Store, connection: Connection) -> Iterator[Check]:
+    arguments = connect_arguments(config)
+    version = run(connection, "SELECT VERSION()")[0][0]
+    yield Check("event store: connection", "ok", f"{version}, as {arguments['user']}")
+    try:
+        layout = discover(config, connection)
+    except StoreError as error:
+        yield _wrong("event store: table", error)
+        return
+    yield Check("event store: table", "ok", f"{config.table}: columns, types and indexes as needed")
+    yield _slices(config, connection)
+    yield _plans(connection, layout)
+    yield _identity(config, layout)
+    yield _nulls(config, connection, layout)
+    yield _create_time(config, connection)
+    yield _open_transactions(arguments["user"], connection)
+    yield from _clocks(config, connection, layout)
+
+
+def _slices(config: Store, connection: Connection) -> Check:
+    name = "event store: slice column"
+    columns = read_columns(config, connection)
+    names = mapped_columns(config, columns, config.table)
+    added = additions(columns, read_indexes(config, connection), names)
+    if not added:
+        return Check(name, "ok", "each shard reads its own rows from the index")
+    return Check(
+        name,
+        "ok",
+        "none: works, but each shard reads the other shards' rows too. Adding it copies the table "
+        "and holds up its writers meanwhile",
+        f"eventpub migrate, or: ALTER TABLE {quote(config.table)} {', '.join(added)}",
+    )
+
+
+def _plans(connection: Connection, layout: Layout) -> Check:
+    name = "event store: query plans"
+    now = int(run(connection, statements.NOW)[0][0])
+    recent = statements.local_range(layout, now - 60_000_000, now) or (now, now)
+    everything = statements.local_range(layout, 0, now) or (now, now)
+    for what, sql, index in (
+        ("a window", statements.window(layout, *recent, None), layout.time_index),
+        ("a page", statements.nth_time(layout, *everything, 1_000), layout.time_index),
+        ("an event by key", statements.lower_versions(layout, [("a", 2)], 1), layout.key_index),
+    ):
+        for plan in explain(connection, sql):
+            if plan.rows < _FEW_ROWS:  # a small table may be read in any way
+                continue
+            if not plan.is_index_range or quote(plan.index or "") != index:
+                return Check(
+                    name,
+                    "warn",
+                    f"{what} is read by {plan.access} over {plan.index}: {plan.extra}",
+                    f"ANALYZE TABLE {layout.table}",
+                )
+    return Check(name, "ok", "windows, pages and lookups by key are index range scans")
+
+
+def _identity(config: Store, layout: Layout) -> Check:
+    name = "event store: identity of aggregates"
+    if layout.id_is_bytewise and layout.key_is_unique:
+        return Check(name, "ok", f"by bytes ({layout.id_collation}), versions unique")
+    if not layout.key_is_unique:
+        return Check(
+            name,
+            "warn",
+            "the table allows one version of an aggregate twice; the second would be dropped",
+            f"ALTER TABLE {layout.table} ADD UNIQUE INDEX "
+            f"({layout.aggregate_id}, {layout.version})",
+        )
+    return Check(
+        name,
+        "warn",
+        f"collation {layout.id_collation} takes ids for equal that differ in case, accents or "
+        f"trailing blanks, so the database refuses {config.columns.aggregate_id} 'a' beside 'A'; "
+        "eventpub publishes each row under its exact bytes, as an aggregate of its own",
+        "give the column the collation utf8mb4_0900_bin (MariaDB: utf8mb4_nopad_bin), or let "
+        "writers use one spelling",
+    )
+
+
+def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
+    name = "event store: rows without identity or time"
+    columns = read_columns(config, connection)
+    names = mapped_columns(config, columns, config.table)
+    allowed = [k for k in ("aggregate_id", "version", "create_time") if k in layout.nullable]
+    if not allowed:
+        return Check(name, "ok", "none possible")
+    changes = ", ".join(
+        f"MODIFY {quote(names[key])} {columns[names[key]].full_type} NOT NULL" for key in allowed
+    )
+    return Check(
+        name,
+        "warn",
+        f"{', '.join(names[k] for k in allowed)} may be NULL: a row without create_time is never "
+        "published, one without aggregate_id or version stops the publisher",
+        f"ALTER TABLE {layout.table} {changes} (keep the column's other attributes)",
+    )
+
+
+def _create_time(config: Store, connection: Connection) -> Check:
+    name = "event store: create_time"
+    columns = read_columns(config, connection)
+    column = columns[mapped_columns(config, columns, config.table)["create_time"]]
+    if "on update" in column.extra:
+        return Check(
+            name,
+            "warn",
+            "ON UPDATE CURRENT_TIMESTAMP: an updated row is read again at its new time",
+            f"ALTER TABLE {quote(config.table)} MODIFY {quote(column.name)} {column.full_type} "
+            f"NOT NULL DEFAULT CURRENT_TIMESTAMP({column.precision})",
+        )
+    if not column.default.startswith("current_timestamp"):
+        return Check(
+            name,
+            "warn",
+            "not set by the database: an event whose writer's clock is behind by more than "
+            "read.delay is found late, by a gap or a recount",
+            f"ALTER TABLE {quote(config.table)} MODIFY {quote(column.name)} {column.full_type} "
+            f"NOT NULL DEFAULT CURRENT_TIMESTAMP({column.precision})",
+        )
+    return Check(name, "ok", f"{column.full_type}, set by the database")
+
+
+def _open_transactions(user: str, connection: Connection) -> Check:
+    name = "event store: open transactions"
+    try:
+        run(connection, "SELECT COUNT(*) FROM information_schema.innodb_trx")
+    except Exception as error:
+        if error_number(error) != _ACCESS_DENIED:
+            raise
+        return Check(
+            name,
+            "warn",
+            "this account cannot see them, so a gap may be skipped while the transaction that "
+            "fills it is still open",
+            f"GRANT PROCESS ON *.* TO {user!r}@'…'",
+        )
+    return Check(name, "ok", "visible to this account")
+
+
+def _clocks(config: Store, connection: Connection, layout: Layout) -> Iterator[Check]:
+    before = time.time()
+    now = int(run(connection, statements.NOW)[0][0])
+    ahead = now / 1e6 - (before + time.time()) / 2
+    yield Check(
+        "event store: clock",
+        "ok",
+        f"the database's is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} this "
+        "machine's; only the database's is used",
+    )
+    name = "event store: time zone"
+    zone = layout.zone
+    said = "TIMESTAMP, so no time zone matters"
+    if zone:
+        hours, minutes = divmod(abs(zone.local(now) - now) // 60_000_000, 60)
+        sign = "-" if zone.local(now) < now else "+"
+        said = f"DATETIME in {zone.name}, now UTC{sign}{hours:02d}:{minutes:02d}"
+        if zone.backward_changes(now, now + 12 * _MONTH):
+            said += "; in the hour that is repeated each year times may be off by that hour"
+    newest = run(connection, statements.newest_time(layout))
+    if newest and newest[0][0] is not None:
+        local = np.array(newest[0], "datetime64[us]").astype(np.int64)
+        future = int((zone.utc(local) if zone else local)[0]) - now
+        if future > _CLOCK_TOLERANCE:
+            yield Check(
+                name,
+                "warn",
+                f"{said}; but the newest event lies {future / 1e6:.0f} s in the future and will "
+                "not be published before",
+                "set store.time_zone to the zone that the writers' sessions use",
+            )
+            return
+    yield Check(name, "ok", said)
+
+
+def _wrong(name: str, error: EventpubError) -> Check:
+    message = error.message if error.where is None else f"{error.message} ({error.where})"
+    return Check(name, "wrong", message, error.suggestion, error.code)

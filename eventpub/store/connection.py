@@ -1,0 +1,191 @@
+"""Connections to the event store: from `store.url` to a session that reads as this room expects.
+
+A reading session is READ COMMITTED, read only, autocommit and in UTC, whatever the server's
+defaults are. Passwords stay in here: no message, representation or exception carries one.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pymysql
+import pymysql.connections
+
+from eventpub.config import Store
+from eventpub.errors import ConfigError
+from eventpub.store.failures import mapped
+
+Connection = pymysql.connections.Connection
+
+_TEXT_OPTIONS = {"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password"}
+_SWITCHES = {"ssl_disabled", "ssl_verify_cert", "ssl_verify_identity"}
+_SECONDS = {"connect_timeout", "read_timeout", "write_timeout"}
+_IGNORED = {"charset"}  # it is always utf8mb4: ids are identified by their UTF-8 bytes
+
+READ_TIMEOUT = 30
+"""Seconds without a byte from the server after which it counts as gone."""
+
+
+def connect_arguments(config: Store) -> dict[str, Any]:
+    """The arguments for `pymysql.connect` that `[store]` asks for, password included.
+
+    Raises:
+        ConfigError: config.store_url or config.password_file.
+    """
+    url = urlsplit(config.url.get_secret_value())
+    timeout = max(1, round(config.connect_timeout / 1e6))
+    arguments: dict[str, Any] = {
+        "host": url.hostname,
+        "port": url.port or 3306,
+        "user": unquote(url.username or "root"),
+        "database": unquote(url.path.strip("/")),
+        "connect_timeout": timeout,
+        "read_timeout": READ_TIMEOUT,
+        "write_timeout": READ_TIMEOUT,
+        "charset": "utf8mb4",
+    }
+    for key, value in parse_qsl(url.query, keep_blank_values=True):
+        if key in _TEXT_OPTIONS:
+            arguments[key] = value
+        elif key in _SWITCHES:
+            arguments[key] = _switch(key, value)
+        elif key in _SECONDS:
+            if not value.isdecimal() or int(value) < 1:
+                raise _url_error(f"has {key}={value}, which is no number of seconds")
+            arguments[key] = int(value)
+        elif key not in _IGNORED:
+            known = ", ".join(sorted(_TEXT_OPTIONS | _SWITCHES | _SECONDS))
+            raise _url_error(f"has an unknown option {key}; known are {known}")
+    password = _password(config, url.password)
+    if password is not None:
+        # bytes: PyMySQL would encode text as latin1
+        arguments["password"] = password.encode()
+    return arguments
+
+
+def display_name(config: Store) -> str:
+    """`user@host:port/database`, for messages."""
+    arguments = connect_arguments(config)
+    place = arguments.get("unix_socket") or f"{arguments['host']}:{arguments['port']}"
+    return f"{arguments['user']}@{place}/{arguments['database']}"
+
+
+class _Connection(pymysql.connections.Connection):
+    """PyMySQL's, but TLS is prepared once per process instead of for each connection.
+
+    Python's default context loads the system's authorities, 38 ms each time, even where nothing is
+    verified by them; a task of 100 ms makes several connections.
+    """
+
+    def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
+        files = [Path(sslp[name]) for name in ("ca", "cert", "key") if sslp.get(name)]
+        changed = [file.stat().st_mtime_ns for file in files]  # certificates are renewed
+        key = json.dumps([sslp, changed], sort_keys=True, default=str)
+        if key not in _tls:
+            if sslp:
+                made: ssl.SSLContext = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+            else:  # encrypted where the server can, as the URL asks for no verification
+                made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                made.check_hostname = False
+                made.verify_mode = ssl.CERT_NONE
+            _tls[key] = made
+        return _tls[key]
+
+
+_tls: dict[str, ssl.SSLContext] = {}
+
+
+def connect(config: Store) -> Connection:
+    """A connection with autocommit and the server's own session defaults.
+
+    Raises:
+        StoreError: store.unreachable, store.auth_failed, store.database_missing, …
+        ConfigError: the URL or the password file cannot be used.
+    """
+    arguments = connect_arguments(config)
+    read_timeout = arguments["read_timeout"]
+    with mapped(display_name(config)):
+        # A server that accepts but never greets must be noticed as soon as one that refuses.
+        connection = _Connection(
+            **arguments
+            | {
+                "autocommit": True,
+                "read_timeout": min(read_timeout, arguments["connect_timeout"]),
+            }
+        )
+        connection._read_timeout = read_timeout  # type: ignore[attr-defined]
+    return connection
+
+
+def connect_for_reading(config: Store) -> Connection:
+    """A connection whose session is READ COMMITTED, read only, in UTC, and may take its time.
+
+    `net_write_timeout` bounds how long the server waits for us while we stream: a consumer that is
+    waiting for its broker must not lose the rest of its window.
+    """
+    connection = connect(config)
+    unlimited = "max_statement_time" if is_mariadb(connection) else "max_execution_time"
+    with mapped(display_name(config)):
+        run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
+        run(
+            connection,
+            "SET time_zone = '+00:00', sql_mode = '', net_write_timeout = 600, "
+            f"sql_select_limit = DEFAULT, {unlimited} = 0",
+        )
+    return connection
+
+
+def is_mariadb(connection: Connection) -> bool:
+    """Whether the server is MariaDB."""
+    return "mariadb" in str(connection.server_version).lower()  # type: ignore[attr-defined]
+
+
+def run(connection: Connection, sql: str) -> list[tuple[Any, ...]]:
+    """All rows of one statement, taken as it is: no placeholder or percent sign is special."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return list(cursor.fetchall())
+
+
+def run_named(connection: Connection, sql: str) -> list[dict[str, Any]]:
+    """As `run`, each row by its columns' names in lower case."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        names = [str(column[0]).lower() for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def _password(config: Store, in_url: str | None) -> str | None:
+    if config.password is not None:
+        return config.password.get_secret_value()
+    if config.password_file is not None:
+        try:
+            return config.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                "config.password_file",
+                f"the password file cannot be read: {type(error).__name__}",
+                where=f"store.password_file = {config.password_file}",
+            ) from error
+    return None if in_url is None else unquote(in_url)
+
+
+def _switch(key: str, value: str) -> bool:
+    if value.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if value.lower() in {"0", "false", "no", "off"}:
+        return False
+    raise _url_error(f"has {key}={value}; write true or false")
+
+
+def _url_error(what: str) -> ConfigError:
+    return ConfigError(
+        "config.store_url",
+        f"store.url {what}",
+        where="store.url",
+        suggestion="write it as mysql+pymysql://user@host:3306/database",
+    )

@@ -1,0 +1,292 @@
+"""Reading the event store: how far it may be read, a window of it, and single versions of it.
+
+Each call is one statement of its own (or several that do not depend on one another's view), under
+READ COMMITTED: nothing is concluded from two reads of one snapshot. An `EventStore` holds no state
+but connections, so any call may be made again after an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from eventpub.admission.model import EVENTS, Shard, VersionRange
+from eventpub.config import Store
+from eventpub.errors import StoreError
+from eventpub.store import statements
+from eventpub.store.connection import Connection, connect_for_reading, run
+from eventpub.store.failures import mapped
+from eventpub.store.layout import Layout, discover
+from eventpub.store.rows import Columns, stream
+
+T = TypeVar("T")
+
+_BATCH_BYTES = 8 * 1024 * 1024
+_RANGES_PER_STATEMENT = 500
+_UNIONS_PER_STATEMENT = 100
+
+
+@dataclass(frozen=True)
+class Poll:
+    """How far the store may be read.
+
+    Args:
+        now: the database's time, µs.
+        upper: the boundary ``now − delay``, lowered to a value of the column's precision whose
+            time has passed altogether, and to the next change of the clocks backward.
+        page_end: `create_time` of the page's last row; None if there are fewer rows.
+        has_rows: whether there is any row behind `after` and up to `upper`.
+    """
+
+    now: int
+    upper: int
+    page_end: int | None
+    has_rows: bool
+
+
+class EventStore:
+    """The event table, read only, over connections of its own that are made when needed.
+
+    Errors of the database are `StoreError`; a retriable one leaves the store usable.
+    """
+
+    @staticmethod
+    def discover(config: Store) -> Layout:
+        """What the event table looks like.
+
+        Raises:
+            StoreError: it cannot be reached, or is not a table that can be published.
+        """
+        connection = connect_for_reading(config)
+        try:
+            return discover(config, connection)
+        finally:
+            connection.close()
+
+    def __init__(self, config: Store, layout: Layout) -> None:
+        self._config = config
+        self._layout = layout
+        self._idle: list[Connection] = []
+
+    def __enter__(self) -> EventStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; the next call makes new ones."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def now(self) -> int:
+        """The database's time, µs."""
+        with self._connection() as connection:
+            return int(run(connection, statements.NOW)[0][0])
+
+    def poll(self, after: int, delay: int, page_rows: int) -> Poll:
+        """Looks how far a window that begins behind `after` may reach now."""
+        layout = self._layout
+        with self._connection() as connection:
+            now = int(run(connection, statements.NOW)[0][0])
+            boundary = now - delay
+            if layout.unit > 1:  # the last value whose time has passed as a whole
+                boundary = boundary // layout.unit * layout.unit - layout.unit
+            # Local time repeats itself where the clocks go back: a window ends before that.
+            back = layout.zone.backward_changes(after + 1, boundary) if layout.zone else []
+            start = after
+            for end in [*(t - 1 for t in back), boundary]:
+                values = statements.local_range(layout, start, end)
+                if values and run(connection, statements.nth_time(layout, *values, 1)):
+                    row = run(connection, statements.nth_time(layout, *values, page_rows))
+                    page_end = self._instant(row[0][0], start, end) if row else None
+                    return Poll(now, end, page_end, True)
+                start = end
+            return Poll(now, boundary, None, False)
+
+    def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
+        """How much is not read yet: the oldest `create_time`, and how many rows there are.
+
+        Args:
+            after: the position, µs.
+            upto: the boundary, µs.
+            most: the count stops here; a count of a long backlog costs as much as reading it.
+        """
+        values = statements.local_range(self._layout, after, upto)
+        if values is None:
+            return upto, 0
+        with self._connection() as connection:
+            rows = run(connection, statements.waiting(self._layout, *values, most))
+        oldest, count = rows[0]
+        return (self._instant(oldest, after, upto) if count else upto), int(count)
+
+    def window(
+        self, after: int, upto: int, shard: Shard | None, batch_rows: int = 10_000
+    ) -> Iterator[pa.RecordBatch]:
+        """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
+
+        Streamed in batches of at most `batch_rows` rows and about 8 MiB, schema `EVENTS`; memory
+        stays flat however long the window is.
+        """
+        layout = self._layout
+        values = statements.local_range(layout, after, upto)
+        if values is None:
+            return
+        statement = statements.window(layout, *values, shard)
+        with self._connection() as connection:
+            for block in stream(connection, statement, rows=batch_rows, size=_BATCH_BYTES):
+                yield record_batch(layout, block, after, upto)
+
+    def keys(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+        """All events of ``after < create_time ≤ upto``, for comparing them with the topic."""
+        return self.window(after, upto, None)
+
+    def backtrack(self, ranges: Sequence[VersionRange], limit: int | None = None) -> pa.Table:
+        """The events of version ranges, whatever their `create_time`, by aggregate and version.
+
+        Args:
+            limit: most rows of each range, lowest versions first.
+        """
+        layout = self._layout
+        if limit is None:
+            return self._by_key(
+                ranges, _RANGES_PER_STATEMENT, lambda some: statements.versions(layout, some)
+            )
+        return self._by_key(
+            ranges,
+            _UNIONS_PER_STATEMENT,
+            lambda some: statements.first_versions(layout, some, limit),
+        )
+
+    def below(
+        self, aggregate_ids_and_versions: Sequence[tuple[str, int]], limit: int = 16
+    ) -> pa.Table:
+        """For each (aggregate, version): at most `limit` events of lower versions.
+
+        Ordered by aggregate, highest version first.
+        """
+        layout = self._layout
+        return self._by_key(
+            aggregate_ids_and_versions,
+            _UNIONS_PER_STATEMENT,
+            lambda some: statements.lower_versions(layout, some, limit),
+            order="descending",
+        )
+
+    def _by_key(
+        self,
+        wanted: Sequence[T],
+        per_statement: int,
+        statement: Callable[[Sequence[T]], str],
+        order: Literal["ascending", "descending"] = "ascending",
+    ) -> pa.Table:
+        batches = []
+        if wanted:
+            with self._connection() as connection:
+                for at in range(0, len(wanted), per_statement):
+                    sql = statement(wanted[at : at + per_statement])
+                    for block in stream(connection, sql, rows=100_000, size=_BATCH_BYTES):
+                        batches.append(record_batch(self._layout, block, None, None))
+        table = pa.Table.from_batches(batches, EVENTS)
+        return table.sort_by([("aggregate_id", "ascending"), ("version", order)])
+
+    def _instant(self, time: object, after: int, upto: int) -> int:
+        local = np.array([time], "datetime64[us]").astype(np.int64)
+        zone = self._layout.zone
+        return int((zone.utc(local, after, upto) if zone else local)[0])
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """A connection that nobody else uses; it is not used again after an error."""
+        connection = self._idle.pop() if self._idle else connect_for_reading(self._config)
+        finished = False
+        try:
+            with mapped(self._layout.where):
+                yield connection
+            finished = True
+        finally:
+            if finished:
+                self._idle.append(connection)
+            else:
+                connection._force_close()  # type: ignore[attr-defined]
+
+
+def record_batch(
+    layout: Layout, columns: Columns, after: int | None, upto: int | None
+) -> pa.RecordBatch:
+    """A block of rows as Arrow, schema `EVENTS`.
+
+    Raises:
+        StoreError: store.row_invalid, naming the row
+    """
+    ids, versions, types, payloads, metadata, times = columns
+    try:
+        for required in (ids, versions, times):
+            if required.null_count:
+                raise pa.ArrowInvalid("NULL")
+        local = _times(times)
+        id_text = ids.cast(pa.string())
+        numbers = versions.cast(pa.string()).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise _invalid_row(layout, columns) from error
+    zone = layout.zone
+    instants = pa.array(zone.utc(local, after, upto)) if zone else pa.array(local)
+    type_text = _lenient_text(types).fill_null("")
+    return pa.RecordBatch.from_arrays(
+        [id_text, numbers, type_text, payloads, _lenient_text(metadata), instants], schema=EVENTS
+    )
+
+
+def _times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
+    """Local µs of times as the server writes them."""
+    micros = column.cast(pa.string()).cast(pa.timestamp("us")).cast(pa.int64())
+    return np.asarray(micros.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Text of a column that may hold bytes; what is not UTF-8 is replaced, not refused."""
+    try:
+        text: pa.Array[Any] = column.cast(pa.string())
+        return text
+    except pa.ArrowInvalid:
+        return pa.array(
+            [v if v is None else v.decode(errors="replace") for v in column.to_pylist()],
+            pa.string(),
+        )
+
+
+def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
+    """The error of the first row that cannot be an event."""
+    for aggregate_id, version, _, _, _, time in zip(
+        *(column.to_pylist() for column in columns), strict=True
+    ):
+        reason = None
+        try:
+            if aggregate_id is None:
+                reason = "has no aggregate_id"
+            elif version is None:
+                reason = "has no version"
+            elif int(version) >= 2**63:
+                reason = "has a version beyond 2^63 - 1"
+            elif time is None or time.startswith(b"0000"):
+                reason = "has no create_time"
+            elif not aggregate_id.decode():
+                pass
+        except UnicodeDecodeError:
+            reason = "has an aggregate_id that is not UTF-8"
+        if reason:
+            shown = "NULL" if aggregate_id is None else repr(aggregate_id.decode(errors="replace"))
+            number, at = ((v or b"NULL").decode() for v in (version, time))
+            return StoreError(
+                "store.row_invalid",
+                f"a row {reason}: aggregate_id {shown}, version {number}, create_time {at}",
+                where=layout.where,
+                suggestion="correct or remove the row, then start again; nothing was passed over",
+            )
+    return StoreError("store.row_invalid", "a row cannot be read as an event", where=layout.where)

@@ -1,0 +1,374 @@
+"""What the event table looks like: found out once, then carried to every task as a plain value.
+
+`discover` reads the catalogue only. Whatever the publisher cannot work without is an error here
+that names the statement which mends it; whatever merely should be better is for `checks`.
+"""
+
+# ruff: noqa: S608 (names and values come through `quote` and `literal`)
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eventpub.config import Store
+from eventpub.errors import StoreError
+from eventpub.store.connection import Connection, display_name, run, run_named
+from eventpub.store.failures import mapped
+from eventpub.store.zones import Zone, fixed_zone, named_zone, sampled_zone
+
+SLICES = 1024
+"""`slice` is ``CRC32(aggregate_id) % SLICES``."""
+
+_TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
+_BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+_INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
+_UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
+_BYTEWISE = {"utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb3_nopad_bin", "ascii_nopad_bin"}
+
+
+def quote(name: str) -> str:
+    """A name as an SQL identifier: whatever it contains, it stays one name."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """Text as an SQL string of utf8mb4: hexadecimal, so no quoting rule or mode applies."""
+    return f"_utf8mb4 X'{text.encode().hex()}'"
+
+
+@dataclass(frozen=True)
+class Index:
+    """One usable index: its name and columns in order (a prefix of a column counts as it)."""
+
+    name: str
+    columns: tuple[str, ...]
+    unique: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The event table as discovered. Names are quoted identifiers, ready for a statement.
+
+    Args:
+        table: the event table.
+        id: the unique ascending key; None where there is none.
+        metadata: None where the table has none.
+        time_index: an index that begins with `create_time`.
+        key_index: an index that begins with (`aggregate_id`, `version`).
+        key_is_unique: whether the table itself refuses a second row of one version.
+        unit: µs between two values that `create_time` can tell apart.
+        zone: rules of the local time that a DATETIME holds; None for a TIMESTAMP.
+        slice: a generated column with ``CRC32(aggregate_id) % 1024``; None where there is none.
+        time_index_has_slice: whether `time_index` also holds `slice`.
+        ties_by_id: whether `time_index` gives rows of one `create_time` in order of `id`.
+        id_charset: character set of `aggregate_id`; ``binary`` for bytes.
+        id_collation: its collation.
+        id_bytes: the expression whose bytes are the UTF-8 of `aggregate_id`.
+        id_is_bytewise: whether the collation takes only equal bytes for equal.
+        nullable: columns (by our name) that may hold NULL.
+    """
+
+    table: str
+    id: str | None
+    aggregate_id: str
+    version: str
+    event_type: str
+    payload: str
+    metadata: str | None
+    create_time: str
+    time_index: str
+    key_index: str
+    key_is_unique: bool
+    unit: int
+    zone: Zone | None
+    slice: str | None
+    time_index_has_slice: bool
+    ties_by_id: bool
+    id_charset: str
+    id_collation: str
+    id_bytes: str
+    id_is_bytewise: bool
+    nullable: frozenset[str]
+    where: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the catalogue."""
+
+    name: str
+    type: str
+    full_type: str
+    nullable: bool
+    charset: str | None
+    collation: str | None
+    precision: int
+    generated_as: str
+    default: str
+    extra: str
+
+
+def discover(config: Store, connection: Connection) -> Layout:
+    """Reads the event table's layout from the catalogue.
+
+    Raises:
+        StoreError: store.table_missing, store.column_missing, store.column_type,
+            store.index_missing, store.privilege_missing, store.time_zone_unknown.
+    """
+    where = f"{display_name(config)}, table {config.table}"
+    with mapped(where):
+        columns = read_columns(config, connection)
+        indexes = read_indexes(config, connection)
+    names = mapped_columns(config, columns, where)
+    check_types(config, columns, names, where)
+    time_index, key_index = find_indexes(config, columns, indexes, where)
+    create_time, aggregate = columns[names["create_time"]], columns[names["aggregate_id"]]
+    slice_column = find_slice(columns, aggregate)
+    id_is_primary = "id" in names and any(
+        index.name == "PRIMARY" and index.columns == (names["id"],) for index in indexes
+    )
+
+    def quoted(key: str) -> str | None:
+        return quote(names[key]) if key in names else None
+
+    return Layout(
+        table=quote(config.table),
+        id=quoted("id"),
+        aggregate_id=quote(names["aggregate_id"]),
+        version=quote(names["version"]),
+        event_type=quote(names["event_type"]),
+        payload=quote(names["payload"]),
+        metadata=quoted("metadata"),
+        create_time=quote(names["create_time"]),
+        time_index=quote(time_index.name),
+        key_index=quote(key_index.name),
+        key_is_unique=key_index.unique and len(key_index.columns) == 2,
+        unit=unit_of(create_time),
+        zone=None if create_time.type == "timestamp" else zone_of(config, connection),
+        slice=quote(slice_column) if slice_column else None,
+        time_index_has_slice=slice_column is not None and slice_column in time_index.columns,
+        ties_by_id=id_is_primary and time_index.columns == (names["create_time"],),
+        id_charset=aggregate.charset or "binary",
+        id_collation=aggregate.collation or "binary",
+        id_bytes=slice_expression(aggregate),
+        id_is_bytewise=is_bytewise(aggregate),
+        nullable=frozenset(key for key, name in names.items() if columns[name].nullable),
+        where=where,
+    )
+
+
+def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
+    """The table's columns by name.
+
+    Raises:
+        StoreError: store.table_missing, store.privilege_missing
+    """
+    with mapped(f"{display_name(config)}, table {config.table}"):
+        # tells a missing table from one that we may not see; the catalogue shows neither
+        run(connection, f"SELECT 1 FROM {quote(config.table)} LIMIT 0")
+        rows = run(
+            connection,
+            "SELECT column_name, data_type, column_type, is_nullable, character_set_name,"
+            " collation_name, datetime_precision, generation_expression, column_default,"
+            " extra"
+            " FROM information_schema.columns"
+            f" WHERE table_schema = DATABASE() AND table_name = {literal(config.table)}"
+            " ORDER BY ordinal_position",
+        )
+    return {
+        name: Column(
+            name=name,
+            type=str(_text(kind)).lower(),
+            full_type=str(_text(full)).lower(),
+            nullable=str(_text(nullable)).upper() == "YES",
+            charset=_text(charset),
+            collation=_text(collation),
+            precision=int(precision or 0),
+            generated_as=_text(expression) or "",
+            default=(_text(default) or "").lower(),
+            extra=(_text(extra) or "").lower(),
+        )
+        for (
+            name,
+            kind,
+            full,
+            nullable,
+            charset,
+            collation,
+            precision,
+            expression,
+            default,
+            extra,
+        ) in rows
+    }
+
+
+def read_indexes(config: Store, connection: Connection) -> list[Index]:
+    """The table's B-tree indexes that the optimizer may use."""
+    columns: dict[str, list[str]] = {}
+    unique: dict[str, bool] = {}
+    for row in run_named(connection, f"SHOW INDEX FROM {quote(config.table)}"):
+        hidden = row.get("visible", "YES") == "NO" or row.get("ignored", "NO") == "YES"
+        if row["index_type"] == "BTREE" and not hidden:
+            name = row["key_name"]
+            # an expression has no name, and is no column of ours
+            columns.setdefault(name, []).append(row["column_name"] or "")
+            unique[name] = not int(row["non_unique"])
+    return [Index(name, tuple(of), unique[name]) for name, of in columns.items()]
+
+
+def mapped_columns(config: Store, columns: Mapping[str, Column], where: str) -> dict[str, str]:
+    """The table's own name of each of our columns; `id` and `metadata` only where they are there.
+
+    Raises:
+        StoreError: store.column_missing
+    """
+    by_lower = {name.lower(): name for name in columns}
+    names, missing = {}, []
+    for key, wanted in config.columns.model_dump().items():
+        found = by_lower.get(wanted.lower()) if wanted else None
+        if found is not None:
+            names[key] = found
+        elif key not in {"id", "metadata"} or (wanted and wanted != key):
+            missing.append((key, wanted))
+    if missing:
+        key, wanted = missing[0]
+        raise StoreError(
+            "store.column_missing",
+            f"the event table has no column {wanted or key!r}"
+            + (f" (nor {', '.join(repr(w or k) for k, w in missing[1:])})" if missing[1:] else "")
+            + f"; it has {', '.join(columns)}",
+            where=where,
+            suggestion=f'name the right one in [store.columns]: {key} = "…"',
+        )
+    return names
+
+
+def check_types(
+    config: Store, columns: Mapping[str, Column], names: Mapping[str, str], where: str
+) -> None:
+    """Refuses types that cannot be read as what they stand for.
+
+    Raises:
+        StoreError: store.column_type
+    """
+    for key, allowed in {
+        "aggregate_id": _TEXT | {"varbinary"},
+        "version": _INTEGERS,
+        "create_time": {"timestamp", "datetime"},
+    }.items():
+        column = columns[names[key]]
+        if column.type not in allowed:
+            raise StoreError(
+                "store.column_type",
+                f"column {column.name!r} is {column.full_type}; as {key} it must be one of "
+                + ", ".join(sorted(allowed)),
+                where=where,
+                suggestion=f'map another column in [store.columns]: {key} = "…"',
+            )
+
+
+def find_indexes(
+    config: Store, columns: Mapping[str, Column], indexes: Sequence[Index], where: str
+) -> tuple[Index, Index]:
+    """The indexes for windows and for lookups by key.
+
+    Raises:
+        StoreError: store.index_missing, with the statement that adds it
+    """
+    names = mapped_columns(config, columns, where)
+    create_time, key = names["create_time"], (names["aggregate_id"], names["version"])
+    slice_column = find_slice(columns, columns[key[0]])
+    by_time = [index for index in indexes if index.columns[0] == create_time]
+    by_time.sort(
+        key=lambda index: (index.columns[1:2] != (slice_column,), len(index.columns), index.name)
+    )
+    by_key = [index for index in indexes if index.columns[:2] == key]
+    by_key.sort(key=lambda index: (not index.unique, len(index.columns), index.name))
+    for found, wanted in ((by_time, (create_time,)), (by_key, key)):
+        if not found:
+            listed = ", ".join(quote(name) for name in wanted)
+            unique = "UNIQUE " if wanted == key else ""
+            raise StoreError(
+                "store.index_missing",
+                f"the event table has no index that begins with ({', '.join(wanted)})",
+                where=where,
+                suggestion=f"ALTER TABLE {quote(config.table)} ADD {unique}INDEX ({listed})",
+            )
+    return by_time[0], by_key[0]
+
+
+def slice_expression(aggregate: Column) -> str:
+    """The expression whose bytes are the UTF-8 of `aggregate_id`; `slice` is its CRC32 % 1024."""
+    name = quote(aggregate.name)
+    if aggregate.charset is None or aggregate.charset in _UTF8:
+        return name
+    return f"CONVERT({name} USING utf8mb4)"
+
+
+def find_slice(columns: Mapping[str, Column], aggregate: Column) -> str | None:
+    """The stored generated column that holds ``CRC32(aggregate_id) % 1024``, whatever its name."""
+
+    def bare(expression: str) -> str:
+        """What is left when the server has written the expression in its own way."""
+        return re.sub(r"[\s()`\\]", "", re.sub(r"(?i)\smod\s", "%", expression)).lower()
+
+    expected = bare(f"CRC32({slice_expression(aggregate)}) % {SLICES}")
+    for column in columns.values():
+        if "stored" in column.extra and bare(column.generated_as) == expected:
+            return column.name
+    return None
+
+
+def is_bytewise(column: Column) -> bool:
+    """Whether equal for the column's collation means equal bytes, trailing blanks included."""
+    return column.collation is None or column.collation in _BYTEWISE
+
+
+def unit_of(create_time: Column) -> int:
+    """µs between two values that the column can tell apart."""
+    return int(10 ** (6 - create_time.precision))
+
+
+def zone_of(config: Store, connection: Connection) -> Zone:
+    """The zone whose local time a DATETIME column holds, by configuration or as the server has it.
+
+    Raises:
+        StoreError: store.time_zone_unknown
+    """
+    name = config.time_zone
+    if name != "auto":
+        return fixed_zone(name) or named_zone(name)
+    with mapped("store.time_zone"):
+        name = str(run(connection, "SELECT @@GLOBAL.time_zone")[0][0])
+        return fixed_zone(name) or _server_zone(name, connection)
+
+
+def _server_zone(name: str, connection: Connection) -> Zone:
+    """The zone by the server's own rules, since it is the server that writes the local times."""
+
+    def offsets(instants: Sequence[int]) -> list[int | None]:
+        if not instants:
+            return []
+        row = run(
+            connection,
+            "SELECT "
+            + ", ".join(
+                f"TIMESTAMPDIFF(SECOND, '1970-01-01', FROM_UNIXTIME({t}))" for t in instants
+            ),
+        )[0]
+        return [None if at is None else int(at) - t for at, t in zip(row, instants, strict=True)]
+
+    run(connection, f"SET time_zone = {literal(name)}")
+    try:
+        return sampled_zone(name, offsets)
+    finally:
+        run(connection, "SET time_zone = '+00:00'")
+
+
+def _text(value: Any) -> str | None:
+    """Catalogue text, which some servers send as bytes."""
+    return value.decode() if isinstance(value, bytes) else value

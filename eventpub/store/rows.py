@@ -1,0 +1,180 @@
+"""Rows of a SELECT as Arrow columns, read in bulk from MySQL's text protocol.
+
+PyMySQL spends about 10 µs on a row of six columns: two reads, a packet object, a call per column.
+Here the socket is read in large pieces, only the packets' lengths are followed one by one, and
+values are found, copied and parsed a column at a time by numpy and Arrow: 1.4 µs in all, as fast as
+ConnectorX. It leans on four private names of PyMySQL's connection (`_execute_command`,
+`_read_packet`, `_rfile`, `_force_close`); a test says so if one of them goes.
+
+https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_query_response_text_resultset.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pymysql.err
+from pymysql.constants import COMMAND
+from pymysql.protocol import MysqlPacket
+
+Columns = list["pa.Array[Any]"]
+"""Some rows, column by column, as the server's text (binary columns: their bytes)."""
+
+_PIECE = 256 * 1024
+_LONGEST = 0xFFFFFF  # a packet of this length is continued in the next one
+_END, _ERROR = 0xFE, 0xFF  # first byte of a packet that is no row
+_NULL = 0xFB  # first byte of a value
+_WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}  # bytes of the length behind a first byte
+_header = Struct("<I").unpack_from
+
+
+def stream(connection: Any, sql: str, *, rows: int, size: int) -> Iterator[Columns]:
+    """Runs one SELECT and yields its rows in blocks of at most `rows` rows and about `size` bytes.
+
+    Memory holds one block. A consumer that stops early must close the connection, since the rest
+    of the result is still on its way.
+
+    Args:
+        connection: of PyMySQL.
+
+    Raises:
+        pymysql.err.MySQLError: the server refused it, or was lost.
+    """
+    connection._execute_command(COMMAND.COM_QUERY, sql)
+    width = connection._read_packet().read_length_encoded_integer()
+    for _ in range(width + 1):  # column definitions, which we know, and their end
+        connection._read_packet()
+    result = _Result(connection, width)
+    while not result.ended:
+        yield from result.blocks(rows, size)
+
+
+class _Result:
+    """The rest of one result set; `ended` once the server has said that it is complete."""
+
+    def __init__(self, connection: Any, width: int) -> None:
+        self._connection = connection
+        self._width = width
+        self._data = bytearray()
+        self.ended = False
+
+    def blocks(self, rows: int, size: int) -> Iterator[Columns]:
+        """The next block, or two where a row is longer than a packet."""
+        data, at = self._data, 0
+        starts: list[int] = []
+        long_row = None
+        while len(starts) < rows and at < size and not self.ended:
+            end = len(data)
+            if end - at < 4:
+                data += self._read(4)
+                continue
+            length = _header(data, at)[0] & _LONGEST
+            if at + 4 + length > end:
+                data += self._read(at + 4 + length - end)
+                continue
+            if length == _LONGEST:
+                long_row, at = self._join(data, at)
+                break
+            starts.append(at + 4)
+            at += 4 + length
+            if at == end:
+                self._look_for_end(data, starts, length)
+        self._data = data[at:]
+        if starts:
+            yield _columns(data, starts, self._width)
+        if long_row is not None:
+            yield _columns(long_row, [0], self._width)
+
+    def _look_for_end(self, data: bytearray, starts: list[int], length: int) -> None:
+        """Takes the last packet off the rows if it is none; nothing is ever behind such a one."""
+        head = data[starts[-1]]
+        # a long packet that begins like this is a row that begins with a long value
+        if head == _ERROR or (head == _END and length < 9):
+            self.ended = True
+            start = starts.pop()
+            if head == _ERROR:
+                MysqlPacket(bytes(data[start : start + length]), "utf-8").raise_for_error()
+
+    def _join(self, data: bytearray, at: int) -> tuple[bytearray, int]:
+        """A row that is longer than one packet, and where it ends."""
+        row = bytearray()
+        length = _LONGEST
+        while length == _LONGEST:
+            while len(data) - at < 4:
+                data += self._read(4)
+            length = _header(data, at)[0] & _LONGEST
+            at += 4
+            while len(data) - at < length:
+                data += self._read(length - (len(data) - at))
+            row += data[at : at + length]
+            at += length
+        return row, at
+
+    def _read(self, missing: int) -> bytes:
+        """At least one byte; in one go where much is missing."""
+        connection = self._connection
+        reason = ""
+        try:
+            file = connection._rfile
+            piece: bytes = file.read(missing) if missing > _PIECE else file.read1(_PIECE)
+        except OSError as error:
+            piece, reason = b"", f" ({error})"
+        if not piece:
+            connection._force_close()
+            raise pymysql.err.OperationalError(
+                2013, f"Lost connection to MySQL server during query{reason}"
+            )
+        return piece
+
+
+def _columns(data: bytearray, starts: list[int], width: int) -> Columns:
+    """The values of rows that begin at `starts`."""
+    buffer = pa.py_buffer(data)
+    octets = np.frombuffer(data, np.uint8)
+    at = np.array(starts, np.int64)
+    columns = []
+    for _ in range(width):
+        head = octets[at]
+        length = head.astype(np.int64)
+        at += 1
+        nulls = head == _NULL
+        for mark, size in _WIDTHS.items() if head.max() > _NULL else ():
+            chosen = np.flatnonzero(head == mark)
+            if len(chosen):
+                octets_at = at[chosen]
+                length[chosen] = sum(
+                    octets[octets_at + i].astype(np.int64) << (8 * i) for i in range(size)
+                )
+                at[chosen] += size
+        length[nulls] = 0
+        columns.append(_values(buffer, at, length, nulls))
+        at = at + length
+    return columns
+
+
+def _values(
+    buffer: pa.Buffer,
+    at: npt.NDArray[np.int64],
+    length: npt.NDArray[np.int64],
+    nulls: npt.NDArray[np.bool_],
+) -> pa.Array[Any]:
+    """Copies values out of a buffer.
+
+    Arrow can only describe values that adjoin: so every value and everything between two values is
+    one value of `spread`, and every second one is taken.
+    """
+    count = len(at)
+    bounds = np.empty(2 * count, np.int32)
+    bounds[0::2] = at
+    bounds[1::2] = at + length
+    spread = pa.BinaryArray.from_buffers(
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds.data), buffer]
+    )
+    every_second = np.arange(0, 2 * count, 2)
+    wanted: Any = pa.array(every_second, mask=nulls) if nulls.any() else every_second
+    return spread.take(wanted)

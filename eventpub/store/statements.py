@@ -1,0 +1,159 @@
+"""The SELECTs that read events, as text.
+
+Each names the index it is to use: left to itself the optimizer turns a page of a table far behind
+into a table scan and a sort. Values are numbers, times made here, or hexadecimal strings; names
+come quoted from the layout.
+"""
+# ruff: noqa: S608 (nothing in here comes from outside but through `quote` and `literal`)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from eventpub.admission.model import Shard, VersionRange
+from eventpub.store.layout import SLICES, Layout, literal
+
+_EPOCH = datetime(1970, 1, 1)
+_DATETIMES = -30_610_224_000_000_000, 253_402_300_799_999_999  # 1000-01-01 to 9999-12-31
+# A bound outside of what a TIMESTAMP can be makes MySQL scan the whole index.
+_TIMESTAMPS = 1_000_000, 2_147_483_647_999_999  # 1970-01-01 00:00:01 to 2038-01-19 03:14:07.999999
+
+NOW = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+
+
+def columns(layout: Layout) -> str:
+    """What every SELECT of events selects, in the order of `EVENTS`."""
+    return ", ".join(
+        [
+            layout.aggregate_id,
+            layout.version,
+            layout.event_type,
+            layout.payload,
+            layout.metadata or "NULL",
+            layout.create_time,
+        ]
+    )
+
+
+def window(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
+    """Rows of a `local_range`, by time."""
+    order = layout.create_time + (f", {layout.id}" if layout.ties_by_id and layout.id else "")
+    return (
+        f"SELECT {columns(layout)} FROM {layout.table} FORCE INDEX ({layout.time_index})"
+        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)} ORDER BY {order}"
+    )
+
+
+def nth_time(layout: Layout, first: int, last: int, n: int) -> str:
+    """The `create_time` of the n-th row (from 1) of a range, by the index alone."""
+    return (
+        f"SELECT {layout.create_time} FROM {layout.table} FORCE INDEX ({layout.time_index})"
+        f" WHERE {between(layout, first, last)} ORDER BY {layout.create_time}"
+        f" LIMIT 1 OFFSET {n - 1}"
+    )
+
+
+def newest_time(layout: Layout) -> str:
+    """The latest `create_time` of all."""
+    return (
+        f"SELECT {layout.create_time} FROM {layout.table} FORCE INDEX ({layout.time_index})"
+        f" ORDER BY {layout.create_time} DESC LIMIT 1"
+    )
+
+
+def waiting(layout: Layout, first: int, last: int, most: int) -> str:
+    """The oldest `create_time` of a range and its rows, at most `most`, by the index alone."""
+    return (
+        f"SELECT MIN(t), COUNT(*) FROM (SELECT {layout.create_time} AS t FROM {layout.table}"
+        f" FORCE INDEX ({layout.time_index}) WHERE {between(layout, first, last)}"
+        f" ORDER BY {layout.create_time} LIMIT {most}) AS waiting"
+    )
+
+
+def local_range(layout: Layout, after: int, upto: int) -> tuple[int, int] | None:
+    """The values ``first ≤ value ≤ last`` that the column can hold for ``after < t ≤ upto``.
+
+    None where there is none.
+    """
+    zone, unit = layout.zone, layout.unit
+    first, last = zone.local_range(after, upto) if zone else (after + 1, upto)
+    earliest, latest = _DATETIMES if zone else _TIMESTAMPS
+    first = -(-max(first, earliest) // unit) * unit
+    last = min(last, latest) // unit * unit
+    return (first, last) if first <= last else None
+
+
+def between(layout: Layout, first: int, last: int) -> str:
+    """The condition of a range of values of `create_time`."""
+    return f"{layout.create_time} BETWEEN {_time(first)} AND {_time(last)}"
+
+
+def in_shard(layout: Layout, shard: Shard | None) -> str:
+    """The condition that a row is the shard's, from the slice column where that can tell."""
+    if shard is None or shard.shards == 1:
+        return ""
+    if layout.slice and SLICES % shard.partitions == 0:
+        number = layout.slice
+    else:
+        number = f"CRC32({layout.id_bytes})"
+    condition = f"{number} % {shard.partitions} % {shard.shards} = {shard.number}"
+    if "aggregate_id" in layout.nullable and shard.number == 0:
+        # such a row belongs to nobody; it is read so that it is refused, not passed over
+        condition = f"({condition} OR {layout.aggregate_id} IS NULL)"
+    return f" AND {condition}"
+
+
+def key(layout: Layout, aggregate_id: str) -> str:
+    """The condition that a row is of an aggregate, byte for byte, by index.
+
+    The id is converted to the column's character set and collation, not the column to the id's, so
+    the session's collation does not matter. Where the collation takes different ids for one, the
+    bytes are compared as well.
+    """
+    value = literal(aggregate_id)
+    if layout.id_charset == "binary":
+        return f"{layout.aggregate_id} = {value.removeprefix('_utf8mb4 ')}"
+    if layout.id_charset != "utf8mb4":
+        value = f"CONVERT({value} USING {layout.id_charset})"
+    condition = f"{layout.aggregate_id} = {value} COLLATE {layout.id_collation}"
+    if not layout.id_is_bytewise or layout.id_charset != "utf8mb4":  # what it lacks becomes "?"
+        condition += f" AND CAST({layout.id_bytes} AS BINARY) = X'{aggregate_id.encode().hex()}'"
+    return condition
+
+
+def versions(layout: Layout, ranges: Sequence[VersionRange]) -> str:
+    """All rows of some ranges."""
+    conditions = " OR ".join(f"({_in_range(layout, r)})" for r in ranges)
+    return (
+        f"SELECT {columns(layout)} FROM {layout.table} FORCE INDEX ({layout.key_index})"
+        f" WHERE {conditions}"
+    )
+
+
+def first_versions(layout: Layout, ranges: Sequence[VersionRange], limit: int) -> str:
+    """The lowest versions of each range, at most `limit` of each."""
+    return _union(layout, [_in_range(layout, r) for r in ranges], "ASC", limit)
+
+
+def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int) -> str:
+    """The highest versions below each bound, at most `limit` of each."""
+    conditions = [f"{key(layout, a)} AND {layout.version} < {int(v)}" for a, v in bounds]
+    return _union(layout, conditions, "DESC", limit)
+
+
+def _in_range(layout: Layout, r: VersionRange) -> str:
+    return f"{key(layout, r.aggregate_id)} AND {layout.version} BETWEEN {r.first:d} AND {r.last:d}"
+
+
+def _union(layout: Layout, conditions: Sequence[str], direction: str, limit: int) -> str:
+    # ordered by both columns of the index, or a collation that is not byte-wise sorts
+    return " UNION ALL ".join(
+        f"(SELECT {columns(layout)} FROM {layout.table} FORCE INDEX ({layout.key_index})"
+        f" WHERE {condition} ORDER BY {layout.version} {direction} LIMIT {limit:d})"
+        for condition in conditions
+    )
+
+
+def _time(local: int) -> str:
+    return f"'{(_EPOCH + timedelta(microseconds=local)).isoformat(' ', 'microseconds')}'"

@@ -1,0 +1,174 @@
+"""Local time of a DATETIME column and UTC: the rules of a time zone as a table, and both ways.
+
+All instants are microseconds since 1970, UTC or (where named so) of the local clock. Local time is
+a function of UTC, but not the other way round: where clocks go back an hour is lived twice, so a
+local time is given the UTC instant that lies in the window it was read in.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from itertools import pairwise
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+import numpy.typing as npt
+
+from eventpub.errors import StoreError
+
+_SECOND = 1_000_000
+_STEP = 6 * 86_400
+_LAST = 4_102_444_800  # 2100: rules of later years are not made yet
+
+Offsets = Callable[[Sequence[int]], "list[int | None]"]
+"""Seconds east of UTC at each of some instants (seconds since 1970); None where unknown."""
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A time zone's offsets from UTC.
+
+    Args:
+        name: as configured or as the server names it.
+        changes: instants (µs UTC, ascending) at which a new offset begins to hold.
+        offsets: µs east of UTC; one more than `changes`, the first holds before all of them.
+    """
+
+    name: str
+    changes: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def local(self, instant: int) -> int:
+        """The local clock at an instant."""
+        return instant + self.offsets[bisect_right(self.changes, instant)]
+
+    def backward_changes(self, after: int, upto: int) -> list[int]:
+        """The instants in ``after < t ≤ upto`` at which the clocks go back."""
+        first, last = bisect_right(self.changes, after), bisect_right(self.changes, upto)
+        return [
+            self.changes[i] for i in range(first, last) if self.offsets[i + 1] < self.offsets[i]
+        ]
+
+    def local_range(self, after: int, upto: int) -> tuple[int, int]:
+        """The smallest local range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
+
+        It begins right behind the local time of `after`, so that ranges of adjoining windows leave
+        nothing out (a forward change leaves local times that no instant has), and again at the
+        repeated hour where the clocks go back.
+        """
+        back = self.backward_changes(after, upto)
+        first = min([self.local(after) + 1, *(self.local(t) for t in back)])
+        last = max([self.local(upto), *(self.local(t - 1) for t in back)])
+        return first, last
+
+    def utc(
+        self, local: npt.NDArray[np.int64], after: int | None = None, upto: int | None = None
+    ) -> npt.NDArray[np.int64]:
+        """The instants of local times read in the window ``after < t ≤ upto``.
+
+        Without a window the earlier of two possible instants is taken.
+        """
+        starts, ends, offsets = self._tables
+        i = np.searchsorted(ends, local, side="right")
+        # a local time that a forward change has left out counts as the change itself
+        earlier = np.maximum(local, starts[i]) - offsets[i]
+        if after is None or upto is None:
+            return earlier
+        later = local - offsets[np.searchsorted(starts[1:], local, side="right")]
+        instants = np.where(earlier > after, earlier, np.maximum(earlier, later))
+        return np.clip(instants, after + 1, upto)
+
+    @cached_property
+    def _tables(
+        self,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Local start and end of each stretch of one offset, and the offset."""
+        offsets = np.array(self.offsets, np.int64)
+        changes = np.array(self.changes, np.int64)
+        starts = np.concatenate([[np.iinfo(np.int64).min // 2], changes + offsets[1:]])
+        # searchsorted needs ascending ends; they are, but for changes closer than their size
+        ends = np.maximum.accumulate(changes + offsets[:-1]) if len(changes) else changes
+        return starts, ends, offsets
+
+
+def fixed_zone(name: str) -> Zone | None:
+    """The zone of an offset such as ``+02:00``, or of UTC; None for any other name."""
+    if name.upper() in {"UTC", "Z", "ETC/UTC"}:
+        return Zone(name, (), (0,))
+    match = re.fullmatch(r"([+-])(\d{1,2}):([0-5]\d)", name)
+    if not match:
+        return None
+    seconds = (int(match[2]) * 60 + int(match[3])) * 60
+    return Zone(name, (), ((-seconds if match[1] == "-" else seconds) * _SECOND,))
+
+
+def named_zone(name: str) -> Zone:
+    """The zone of an IANA name, by Python's rules.
+
+    Raises:
+        StoreError: store.time_zone_unknown
+    """
+    try:
+        info = ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise StoreError(
+            "store.time_zone_unknown",
+            f"there is no time zone {name!r} here",
+            where="store.time_zone",
+            suggestion="write an IANA name such as Europe/Berlin or an offset such as +02:00; "
+            "where the system has no time zone data: pip install tzdata",
+        ) from error
+
+    def offsets(instants: Sequence[int]) -> list[int | None]:
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        return [
+            round(
+                (
+                    (epoch + timedelta(seconds=t)).astimezone(info).utcoffset() or timedelta()
+                ).total_seconds()
+            )
+            for t in instants
+        ]
+
+    return sampled_zone(name, offsets)
+
+
+def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
+    """A zone from its offsets at chosen instants: samples, and each difference bisected.
+
+    Two changes between two samples would be missed: they are 6 days apart, and since 1970 no zone
+    has kept an offset for less than 6.9 days (America/Noronha, Asia/Gaza).
+    """
+    known = [(t, o) for t, o in _pairs(range(0, last, _STEP), offsets) if o is not None]
+    if not known:
+        raise StoreError(
+            "store.time_zone_unknown",
+            f"the database does not say what its time zone {name!r} means",
+            where="store.time_zone",
+            suggestion="set store.time_zone to an IANA name or an offset",
+        )
+    spans = [(before, at, old, new) for (before, old), (at, new) in pairwise(known) if old != new]
+    while any(at - before > 1 for before, at, _, _ in spans):
+        middles = [(before + at) // 2 for before, at, _, _ in spans]
+        spans = [
+            (before, middle, old, new) if offset != old else (middle, at, old, new)
+            for (before, at, old, new), middle, offset in zip(
+                spans, middles, offsets(middles), strict=True
+            )
+        ]
+    return Zone(
+        name,
+        tuple(at * _SECOND for _, at, _, _ in spans),
+        (known[0][1] * _SECOND, *(new * _SECOND for _, _, _, new in spans)),
+    )
+
+
+def _pairs(instants: range, offsets: Offsets) -> Iterable[tuple[int, int | None]]:
+    for start in range(0, len(instants), 1_000):
+        chunk = instants[start : start + 1_000]
+        yield from zip(chunk, offsets(chunk), strict=True)

@@ -1,0 +1,103 @@
+"""What doctor says of the event store."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventpub.config import Store
+from eventpub.errors import Check
+from eventpub.store import checks, migrate
+from tests.conftest import FreshDatabase
+from tests.store.tables import create, insert
+
+both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+
+
+def found(config: Store) -> dict[str, Check]:
+    return {check.name.removeprefix("event store: "): check for check in checks(config)}
+
+
+@both
+def test_a_migrated_table_is_as_it_should_be(database: FreshDatabase) -> None:
+    config = Store(url=database.url)
+    migrate(config)
+    assert {name: check.status for name, check in found(config).items()} == dict.fromkeys(
+        [
+            "connection",
+            "table",
+            "slice column",
+            "query plans",
+            "identity of aggregates",
+            "rows without identity or time",
+            "create_time",
+            "open transactions",
+            "clock",
+            "time zone",
+        ],
+        "ok",
+    )
+
+
+@both
+def test_the_documented_table_works_and_is_told_what_would_be_faster(
+    database: FreshDatabase,
+) -> None:
+    said = found(create(database))
+    assert all(check.status == "ok" for check in said.values())
+    assert "ADD COLUMN `slice`" in str(said["slice column"].suggestion)
+
+
+@both
+def test_what_is_not_well_is_a_warning_with_its_remedy(database: FreshDatabase) -> None:
+    config = create(
+        database,
+        aggregate_id="VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NULL",
+        create_time="DATETIME(3) NOT NULL",
+    )
+    insert(database, [("a", 1, "2099-01-01")])
+    said = found(config)
+    warned = {name for name, check in said.items() if check.status == "warn"}
+    assert warned == {
+        "identity of aggregates",
+        "rows without identity or time",
+        "create_time",
+        "time zone",
+    }
+    assert all(said[name].suggestion for name in warned)
+    assert "utf8mb4_general_ci" in said["identity of aggregates"].message
+    assert "future" in said["time zone"].message
+
+
+@both
+def test_a_table_without_a_unique_key_is_a_warning(database: FreshDatabase) -> None:
+    config = create(database, indexes="KEY (aggregate_id, version), KEY (create_time)")
+    check = found(config)["identity of aggregates"]
+    assert check.status == "warn"
+    database.execute(str(check.suggestion))
+    assert found(config)["identity of aggregates"].status == "ok"
+
+
+@both
+def test_an_account_with_select_alone_is_enough_and_is_told_what_it_cannot_see(
+    database: FreshDatabase,
+) -> None:
+    create(database)
+    user = f"c{database.name[-10:]}"
+    database.execute(f"CREATE USER {user}@'%' IDENTIFIED BY 'secret'")
+    database.execute(f"GRANT SELECT ON {database.name}.events TO {user}@'%'")
+    said = found(Store(url=database.url_of(user, "secret")))
+    assert {name for name, check in said.items() if check.status != "ok"} == {"open transactions"}
+    assert "GRANT PROCESS" in str(said["open transactions"].suggestion)
+    assert "secret" not in str(said)
+    database.execute(f"DROP USER {user}@'%'")
+
+
+def test_what_run_would_end_with_is_wrong_and_carries_its_code(database: FreshDatabase) -> None:
+    create(database, indexes="UNIQUE KEY (aggregate_id, version)")
+    (*_, last) = checks(Store(url=database.url))
+    assert (last.status, last.code) == ("wrong", "store.index_missing")
+    assert "ADD INDEX (`create_time`)" in str(last.suggestion)
+    (*_, last) = checks(Store(url=database.url, table="none"))
+    assert (last.status, last.code) == ("wrong", "store.table_missing")
+    (last,) = checks(Store(url="mysql+pymysql://root@127.0.0.1:1/d"))
+    assert (last.status, last.code) == ("wrong", "store.unreachable")

@@ -1,0 +1,232 @@
+"""The URL, the session and what goes wrong with connections: named, in time, without secrets."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import closing
+from pathlib import Path
+
+import pymysql
+import pytest
+
+from eventpub.config import Store
+from eventpub.errors import ConfigError, StoreError
+from eventpub.local import Database
+from eventpub.store import EventStore
+from eventpub.store.connection import connect_arguments, connect_for_reading, display_name, run
+from tests.conftest import FreshDatabase
+from tests.store.tables import SECOND, create, insert, open_store, read, utc
+
+both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+NOON = utc("2026-03-01 12:00:00")
+
+
+def test_the_parts_of_a_url() -> None:
+    url = "mysql+pymysql://us%40er:p%2Fw@db.example:3307/my%20shop?ssl_ca=/ca.pem&ssl_verify_cert=true"
+    arguments = connect_arguments(Store(url=url))
+    assert arguments["host"] == "db.example"
+    assert arguments["port"] == 3307
+    assert arguments["user"] == "us@er"
+    assert arguments["password"] == b"p/w"
+    assert arguments["database"] == "my shop"
+    assert arguments["ssl_ca"] == "/ca.pem"
+    assert arguments["ssl_verify_cert"] is True
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("mysql+pymysql://u@[::1]:3310/d", "::1", 3310),
+        ("mariadb+pymysql://u@h/d?charset=latin1", "h", 3306),
+    ],
+)
+def test_other_forms_of_a_url(url: str, host: str, port: int) -> None:
+    arguments = connect_arguments(Store(url=url))
+    assert (arguments["host"], arguments["port"]) == (host, port)
+    assert arguments["charset"] == "utf8mb4"
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("mysql+pymysql://u:secret@h/d?sslca=/x", "unknown option sslca"),
+        ("mysql+pymysql://u:secret@h/d?ssl_disabled=maybe", "true or false"),
+        ("mysql+pymysql://u:secret@h/d?read_timeout=0", "no number of seconds"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as caught:
+        connect_arguments(Store(url=url))
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(caught.value)
+
+
+def test_the_password_of_its_own_key_or_file_wins(tmp_path: Path) -> None:
+    url = "mysql+pymysql://u:first@h/d"
+    file = tmp_path / "password"
+    file.write_text("dritt€\n")
+    assert connect_arguments(Store(url=url, password="zwöi"))["password"] == "zwöi".encode()
+    given = connect_arguments(Store(url=url, password_file=file))
+    assert given["password"] == "dritt€".encode()
+    assert "dritt" not in display_name(Store(url=url, password_file=file))
+    with pytest.raises(ConfigError) as caught:
+        connect_arguments(Store(url=url, password_file=tmp_path / "none"))
+    assert caught.value.code == "config.password_file"
+
+
+@both
+def test_a_password_beyond_latin1(database: FreshDatabase) -> None:
+    user = f"u{uuid.uuid4().hex[:8]}"
+    database.execute(f"CREATE USER {user}@'%' IDENTIFIED BY 'päßwörd€'")
+    database.execute(f"GRANT SELECT ON {database.name}.* TO {user}@'%'")
+    create(database)
+    config = Store(url=database.url_of(user), password="päßwörd€")
+    with open_store(config) as store:
+        assert store.now() > 0
+    with pytest.raises(StoreError) as caught:
+        EventStore.discover(config.model_copy(update={"password": None}))
+    assert caught.value.code == "store.auth_failed"
+    assert not caught.value.retriable
+    database.execute(f"DROP USER {user}@'%'")
+
+
+@both
+def test_a_reading_session_is_read_committed_read_only_and_utc(database: FreshDatabase) -> None:
+    config = create(database)
+    connection = connect_for_reading(config)
+    isolation = "tx_isolation" if "Maria" in database.server.name else "transaction_isolation"
+    assert run(connection, f"SELECT @@{isolation}, @@time_zone, @@autocommit") == [
+        ("READ-COMMITTED", "+00:00", 1)
+    ]
+    with pytest.raises(pymysql.err.MySQLError, match=r"READ.ONLY"):
+        run(
+            connection,
+            "INSERT INTO events (aggregate_id, version, event_type) VALUES ('a', 1, 't')",
+        )
+    connection.close()
+
+
+@both
+def test_errors_say_what_is_wrong_and_how_to_mend_it(database: FreshDatabase) -> None:
+    user = f"u{uuid.uuid4().hex[:8]}"
+    database.execute(f"CREATE USER {user}@'%' IDENTIFIED BY 'secret'")
+    create(database)
+    create(database, table="other", indexes="UNIQUE KEY (aggregate_id, version)")
+    database.execute(f"GRANT SELECT ON {database.name}.other TO {user}@'%'")
+    limited = Store(url=database.url_of(user, "secret"))
+    cases = {
+        "store.privilege_missing": limited,
+        "store.index_missing": limited.model_copy(update={"table": "other"}),
+        "store.table_missing": Store(url=database.url, table="nothing"),
+        "store.database_missing": Store(url=database.server.url(database="nowhere")),
+        "store.auth_failed": Store(url=database.url_of(user, "wrong")),
+        "store.unreachable": Store(url="mysql+pymysql://root@127.0.0.1:1/d"),
+        "store.column_missing": Store.model_validate(
+            {"url": database.url, "columns": {"version": "revision"}}
+        ),
+        "store.column_type": Store.model_validate(
+            {"url": database.url, "columns": {"version": "payload"}}
+        ),
+    }
+    for code, config in cases.items():
+        began = time.monotonic()
+        with pytest.raises(StoreError) as caught:
+            EventStore.discover(config)
+        assert caught.value.code == code
+        assert caught.value.suggestion
+        assert caught.value.retriable == (code == "store.unreachable")
+        assert "secret" not in str(caught.value)
+        assert time.monotonic() - began < 15
+    with pytest.raises(StoreError, match="create_time") as caught:
+        EventStore.discover(cases["store.index_missing"])
+    database.execute(str(caught.value.suggestion))
+    EventStore.discover(cases["store.index_missing"])
+    database.execute(f"DROP USER {user}@'%'")
+
+
+@both
+def test_a_connection_that_dies_is_a_retriable_error_and_the_next_call_works(
+    database: FreshDatabase,
+) -> None:
+    store = open_store(create(database))
+    insert(database, [("a", n, "2026-03-01 12:00:01") for n in range(1, 2001)])
+    database.execute("UPDATE events SET payload = REPEAT('x', 20000)")
+
+    def kill() -> None:
+        for (number,) in database.execute(
+            "SELECT id FROM information_schema.processlist"
+            " WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+        ):
+            database.execute(f"KILL {number}")
+
+    assert store.now() > 0
+    kill()
+    with pytest.raises(StoreError) as caught:
+        store.now()
+    assert (caught.value.code, caught.value.retriable) == ("store.connection_lost", True)
+    assert store.now() > 0
+    window = store.window(NOON, NOON + SECOND, None, batch_rows=10)
+    next(window)
+    kill()
+    with pytest.raises(StoreError) as caught:
+        list(window)
+    assert (caught.value.code, caught.value.retriable) == ("store.connection_lost", True)
+    assert len(read(store, NOON, NOON + SECOND)) == 2000
+
+
+def test_a_server_that_hangs_is_noticed(berlin_server: Database) -> None:
+    with (
+        berlin_server.connect(None, ssl_disabled=True) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("CREATE DATABASE IF NOT EXISTS hanging")
+    config = Store(
+        url=berlin_server.url(database="hanging") + "?read_timeout=1",
+        connect_timeout="1s",
+    )
+    create(FreshDatabase(berlin_server, "hanging"))
+    store = open_store(config)
+    assert store.now() > 0
+    berlin_server.pause()
+    try:
+        for _ in range(2):  # on the connection that is open, then on a new one
+            began = time.monotonic()
+            with pytest.raises(StoreError) as caught:
+                store.now()
+            assert caught.value.retriable
+            assert caught.value.code in {"store.timeout", "store.unreachable"}
+            assert time.monotonic() - began < 10
+    finally:
+        berlin_server.resume()
+    deadline = time.monotonic() + 30
+    while True:  # what has waited in the server comes first
+        try:
+            assert store.now() > 0
+            break
+        except StoreError as error:
+            if not error.retriable or time.monotonic() > deadline:
+                raise
+    store.close()
+    FreshDatabase(berlin_server, "hanging").execute("DROP DATABASE hanging")
+
+
+def test_the_options_of_tls_reach_the_connection(database: FreshDatabase) -> None:
+    create(database)
+    folder = Path(database.execute("SELECT @@datadir")[0][0])
+    if not (folder / "ca.pem").is_file():
+        pytest.skip("the server's certificates are not on this machine")
+
+    def cipher(options: str) -> str:
+        connection = connect_for_reading(Store(url=f"{database.url}?{options}"))
+        with closing(connection):
+            return str(run(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'")[0][1])
+
+    assert cipher(f"ssl_ca={folder / 'ca.pem'}&ssl_verify_cert=true")
+    assert not cipher("ssl_disabled=true")
+    with pytest.raises(StoreError, match="certificate") as caught:
+        cipher(f"ssl_ca={folder / 'client-cert.pem'}&ssl_verify_cert=true")
+    assert caught.value.code == "store.tls_failed"
+    with pytest.raises(StoreError) as caught:
+        cipher("ssl_ca=/nowhere/ca.pem")
+    assert caught.value.code == "store.tls_failed"

@@ -1,0 +1,148 @@
+"""Events by key: by index, byte for byte, whatever the collations of column and session."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventpub.admission.model import EVENTS, VersionRange
+from eventpub.config import Store
+from eventpub.store import EventStore, statements
+from eventpub.store.checking import explain
+from eventpub.store.connection import connect_for_reading, run
+from tests.conftest import FreshDatabase
+from tests.store.tables import SECOND, create, insert, keys, open_store, read, utc
+
+both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+NOON = utc("2026-03-01 12:00:00")
+AT = "2026-03-01 12:00:01"
+STRANGE = [
+    "a",
+    "A",
+    "a ",
+    " a",
+    "ä",
+    "a\u0308",
+    "a'b\"c`d\\",
+    "%s %(x)s :x",
+    "x' OR '1'='1",
+    "日本語 🎉",
+    "ss",
+    "ß",
+    "",
+    "z" * 255,
+    "🎉" * 255,
+]
+
+
+@both
+def test_strange_ids_are_told_apart_and_found_by_their_bytes(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    insert(database, [(id, version, AT) for id in STRANGE for version in (1, 2)])
+    assert sorted(keys(read(store, NOON, NOON + SECOND))) == sorted(
+        (id, version) for id in STRANGE for version in (1, 2)
+    )
+    for id in STRANGE:
+        assert keys(store.backtrack([VersionRange(id, 2, 9)])) == [(id, 2)]
+        assert keys(store.backtrack([VersionRange(id, 1, 9)], limit=1)) == [(id, 1)]
+        assert keys(store.below([(id, 2)])) == [(id, 1)]
+
+
+@both
+@pytest.mark.parametrize(
+    "aggregate_id",
+    [
+        "VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL",
+        "VARCHAR(100) CHARACTER SET latin1 NOT NULL",
+        "VARCHAR(100) CHARACTER SET utf16 NOT NULL",
+        "CHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+        "VARBINARY(100) NOT NULL",
+    ],
+)
+def test_every_kind_of_column_is_searched_by_index_for_exact_bytes(
+    database: FreshDatabase, aggregate_id: str
+) -> None:
+    """The table's unique index may take A for a; a non-unique one here lets both in."""
+    config = create(
+        database,
+        aggregate_id=aggregate_id,
+        indexes="KEY by_key (aggregate_id, version), KEY (create_time)",
+    )
+    insert(database, [(f"filler {n}", 1, AT) for n in range(300)])
+    insert(database, [(id, v, AT) for id in ("a", "A", "ä") for v in (1, 2, 3)])
+    layout = EventStore.discover(config)
+    store = EventStore(config, layout)
+    for id in ("a", "A", "ä"):
+        assert keys(store.backtrack([VersionRange(id, 1, 9)])) == [(id, 1), (id, 2), (id, 3)]
+        assert keys(store.backtrack([VersionRange(id, 1, 9)], limit=2)) == [(id, 1), (id, 2)]
+        assert keys(store.below([(id, 3)], limit=1)) == [(id, 2)]
+    assert keys(store.backtrack([VersionRange("日", 1, 9)])) == []
+    connection = connect_for_reading(config)
+    run(connection, "SET collation_connection = utf8mb4_unicode_ci")
+    for sql in (
+        statements.versions(layout, [VersionRange("a", 1, 2), VersionRange("日", 1, 2)]),
+        statements.first_versions(layout, [VersionRange("a", 1, 2)], 1),
+        statements.lower_versions(layout, [("a", 3)], 1),
+    ):
+        for plan in explain(connection, sql):
+            assert plan.is_index_range, plan
+            assert plan.index == "by_key"
+            assert plan.rows < 100
+    connection.close()
+
+
+@both
+def test_many_ranges_take_few_statements(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    insert(database, [(f"a{n}", version, AT) for n in range(700) for version in (1, 2, 4)])
+    ranges = [VersionRange(f"a{n}", 2, 3) for n in range(700)]
+    assert len(store.backtrack(ranges)) == 700
+    assert len(store.backtrack(ranges, limit=5)) == 700
+    assert len(store.below([(f"a{n}", 4) for n in range(700)])) == 1400
+
+
+def test_rows_come_by_aggregate_and_version_whatever_their_time(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    insert(
+        database,
+        [("b", 2, "2026-03-01 12:00:09"), ("b", 1, "2020-01-01"), ("b", 3, "2020-01-02")],
+    )
+    insert(database, [("a", 5, "2036-01-01")])
+    ranges = [VersionRange("b", 1, 3), VersionRange("a", 1, 9), VersionRange("none", 1, 2)]
+    assert keys(store.backtrack(ranges)) == [("a", 5), ("b", 1), ("b", 2), ("b", 3)]
+    assert store.backtrack(ranges)["create_time"].to_pylist()[2] == NOON + 9 * SECOND
+    below = [("b", 3), ("a", 5), ("a", 6)]
+    assert keys(store.below(below)) == [("a", 5), ("b", 2), ("b", 1)]
+
+
+def test_asking_for_nothing_is_an_empty_table(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    assert store.backtrack([]).schema == EVENTS
+    assert store.below([]).num_rows == 0
+
+
+@both
+def test_names_of_table_and_columns_are_quoted_never_executed(database: FreshDatabase) -> None:
+    names = {
+        "aggregate_id": "id`; DROP TABLE events; --",
+        "version": "ver'sion %s",
+        "event_type": 'ty"pe :x',
+        "payload": "pay load",
+        "create_time": "`",
+        "metadata": "",
+    }
+    table = "ev`ents' -- %d"
+    from eventpub import NewEvent, append
+    from eventpub.store import migrate
+
+    config = Store.model_validate({"url": database.url, "table": table, "columns": names})
+    create(database)
+    migrate(config)
+    assert migrate(config) == []
+    with database.connect() as connection:
+        append(connection, "a", 0, [NewEvent("t", b"p")], table=table, columns=names)
+    store = open_store(config)
+    poll = store.poll(0, 0, 1)
+    assert poll.has_rows
+    assert keys(read(store, 0, poll.upper)) == [("a", 1)]
+    assert keys(store.backtrack([VersionRange("a", 1, 1)])) == [("a", 1)]
+    assert database.execute("SELECT COUNT(*) FROM events") == ((0,),)

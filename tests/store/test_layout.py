@@ -1,0 +1,87 @@
+"""What is found out of an event table, and which of its indexes are taken."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from eventpub.config import Store
+from eventpub.errors import StoreError
+from eventpub.store import EventStore
+from tests.conftest import FreshDatabase
+from tests.store.tables import SLICE, create
+
+both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+UNIQUE = "UNIQUE KEY by_key (aggregate_id, version)"
+
+
+@both
+def test_a_layout_travels_to_the_tasks(database: FreshDatabase) -> None:
+    layout = EventStore.discover(
+        create(database, create_time="DATETIME NOT NULL DEFAULT CURRENT_TIMESTAMP")
+    )
+    assert pickle.loads(pickle.dumps(layout)) == layout
+
+
+@both
+@pytest.mark.parametrize(
+    ("indexes", "by_time", "by_key"),
+    [
+        (f"{UNIQUE}, KEY t (create_time)", "`t`", "`by_key`"),
+        (f"{UNIQUE}, KEY t (create_time), {SLICE}, KEY s (create_time, slice)", "`s`", "`by_key`"),
+        (f"{UNIQUE}, KEY wide (create_time, event_type, version)", "`wide`", "`by_key`"),
+        (f"{UNIQUE}, KEY k (aggregate_id, version, id), KEY t (create_time)", "`t`", "`by_key`"),
+        ("KEY k (aggregate_id, version), KEY t (create_time)", "`t`", "`k`"),
+    ],
+)
+def test_the_best_index_is_taken(
+    database: FreshDatabase, indexes: str, by_time: str, by_key: str
+) -> None:
+    layout = EventStore.discover(create(database, indexes=indexes))
+    assert (layout.time_index, layout.key_index) == (by_time, by_key)
+    assert layout.key_is_unique == ("UNIQUE" in indexes)
+
+
+@both
+def test_an_index_that_the_optimizer_may_not_use_does_not_count(database: FreshDatabase) -> None:
+    config = create(database, indexes=f"{UNIQUE}, KEY t (create_time)")
+    hidden = "IGNORED" if "Maria" in database.server.name else "INVISIBLE"
+    database.execute(f"ALTER TABLE events ALTER INDEX t {hidden}")
+    with pytest.raises(StoreError, match="create_time") as caught:
+        EventStore.discover(config)
+    assert caught.value.code == "store.index_missing"
+
+
+@both
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("CRC32(aggregate_id) % 1024", True),
+        ("MOD(CRC32(aggregate_id), 1024)", True),
+        ("CRC32(aggregate_id) % 512", False),
+        ("CRC32(event_type) % 1024", False),
+    ],
+)
+def test_a_slice_column_is_known_by_what_it_computes(
+    database: FreshDatabase, expression: str, found: bool
+) -> None:
+    create(database)
+    database.execute(
+        f"ALTER TABLE events ADD COLUMN bucket INT GENERATED ALWAYS AS ({expression}) STORED"
+    )
+    layout = EventStore.discover(Store(url=database.url))
+    assert layout.slice == ("`bucket`" if found else None)
+
+
+@both
+def test_a_primary_key_of_aggregate_and_version_is_enough(database: FreshDatabase) -> None:
+    database.execute(
+        "CREATE TABLE events (aggregate_id VARCHAR(50), version INT, event_type TEXT, payload TEXT,"
+        " create_time TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),"
+        " PRIMARY KEY (aggregate_id, version), KEY (create_time))"
+    )
+    layout = EventStore.discover(Store(url=database.url))
+    assert (layout.id, layout.metadata, layout.unit) == (None, None, 1_000)
+    assert layout.key_index == "`PRIMARY`"
+    assert layout.key_is_unique

@@ -1,0 +1,137 @@
+"""`migrate`: the event table, or what is missing of it; nothing of the user's is altered."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eventpub
+from eventpub.config import Store
+from eventpub.errors import StoreError
+from eventpub.store import EventStore, migrate
+from eventpub.store.migrating import script_location
+from tests.conftest import FreshDatabase
+from tests.store.tables import create, insert
+
+both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+
+
+def tables(database: FreshDatabase) -> set[str]:
+    return {name for (name,) in database.execute("SHOW TABLES")}
+
+
+@both
+def test_a_new_table_has_what_the_publisher_needs(database: FreshDatabase) -> None:
+    config = Store(url=database.url)
+    (said,) = migrate(config, sql=True)
+    assert tables(database) == set()
+    assert migrate(config) == [said]
+    assert tables(database) == {"events", "eventpub_alembic_version"}
+    layout = EventStore.discover(config)
+    assert layout.id_is_bytewise
+    assert layout.key_is_unique
+    assert layout.time_index_has_slice
+    assert (layout.unit, layout.zone) == (1, None)
+    for id in ("a", "A", "a ", "ä"):
+        # an INSERT without a column list does not see the slice
+        database.execute("INSERT INTO events VALUES (NULL, %s, 1, 't', 'p', NULL, NOW(6))", (id,))
+    assert migrate(config) == []
+
+
+@both
+def test_an_existing_table_keeps_its_columns_and_gets_what_it_lacks(
+    database: FreshDatabase,
+) -> None:
+    config = create(
+        database,
+        aggregate_id="VARCHAR(100) CHARACTER SET latin1 NOT NULL",
+        version="INT NOT NULL",
+        create_time="DATETIME NOT NULL",
+        indexes="",
+    )
+    insert(database, [("ä", 1, "2026-01-01")])
+    described = "SELECT column_name, column_type, collation_name, is_nullable, column_default"
+    described += " FROM information_schema.columns WHERE table_schema = DATABASE()"
+    described += " AND table_name = 'events' AND column_name <> 'slice' ORDER BY 1"
+    before = database.execute(described)
+    with pytest.raises(StoreError) as caught:
+        EventStore.discover(config)
+    assert caught.value.code == "store.index_missing"
+    (statement,) = migrate(config)
+    assert statement.startswith("ALTER TABLE `events` ADD UNIQUE INDEX")
+    assert database.execute(described) == before
+    assert EventStore.discover(config).time_index_has_slice
+    assert migrate(config) == []
+
+
+@both
+def test_a_second_run_mends_what_was_dropped_and_makes_another_table(
+    database: FreshDatabase,
+) -> None:
+    config = Store(url=database.url)
+    migrate(config)
+    database.execute("ALTER TABLE events DROP INDEX create_time")
+    (statement,) = migrate(config)
+    assert "ADD INDEX (`create_time`, `slice`)" in statement
+    migrate(Store(url=database.url, table="others"))
+    assert "others" in tables(database)
+    assert migrate(config) == []
+
+
+@both
+def test_the_users_own_alembic_table_is_left_alone(database: FreshDatabase) -> None:
+    database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+    database.execute("INSERT INTO alembic_version VALUES ('theirs')")
+    migrate(Store(url=database.url))
+    assert database.execute("SELECT * FROM alembic_version") == (("theirs",),)
+
+
+@both
+def test_an_account_that_may_not_create_is_told_what_to_do(database: FreshDatabase) -> None:
+    user = f"m{database.name[-10:]}"
+    database.execute(f"CREATE USER {user}@'%' IDENTIFIED BY 'secret'")
+    database.execute(f"GRANT SELECT ON {database.name}.* TO {user}@'%'")
+    with pytest.raises(StoreError) as caught:
+        migrate(Store(url=database.url_of(user, "secret")))
+    assert caught.value.code == "store.privilege_missing"
+    assert "migrate --sql" in str(caught.value.suggestion)
+    database.execute(f"DROP USER {user}@'%'")
+
+
+def test_a_table_that_holds_something_else_is_not_touched(database: FreshDatabase) -> None:
+    database.execute("CREATE TABLE events (id INT PRIMARY KEY, note TEXT)")
+    with pytest.raises(StoreError) as caught:
+        migrate(Store(url=database.url))
+    assert caught.value.code == "store.column_missing"
+    assert len(database.execute("SHOW COLUMNS FROM events")) == 2
+
+
+def test_versions_that_stand_there_twice_are_an_error(database: FreshDatabase) -> None:
+    config = create(database, indexes="KEY (create_time)")
+    insert(database, [("a", 1, "2026-01-01"), ("a", 1, "2026-01-02")])
+    with pytest.raises(StoreError, match="Duplicate entry 'a-1'"):
+        migrate(config)
+
+
+def test_the_migrations_are_found_in_the_source_and_in_an_installed_package(
+    tmp_path: Path,
+) -> None:
+    source = Path(eventpub.__file__).parent.parent
+    assert script_location() == source / "migrations"
+    # as hatch lays the wheel out
+    shutil.copytree(source / "eventpub", tmp_path / "eventpub")
+    shutil.copytree(source / "migrations", tmp_path / "eventpub" / "migrations")
+    code = "from eventpub.store.migrating import script_location; print(script_location())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert Path(done.stdout.strip()) == tmp_path / "eventpub" / "migrations"

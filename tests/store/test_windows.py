@@ -1,0 +1,270 @@
+"""Windows and their bounds: complete, tied rows together, in order, whatever the precision."""
+
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow as pa
+import pytest
+
+from eventpub.admission.model import EVENTS, Shard
+from eventpub.errors import StoreError
+from tests.conftest import FreshDatabase
+from tests.store.tables import SECOND, SLICE, create, ids, insert, keys, open_store, read, utc
+
+both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+NOON = utc("2026-03-01 12:00:00")
+WITH_SLICE = f"UNIQUE KEY (aggregate_id, version), {SLICE}, KEY (create_time, slice)"
+
+
+@both
+def test_a_row_arrives_as_it_was_written(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    database.execute(
+        "INSERT INTO events (aggregate_id, version, event_type, payload, metadata, create_time)"
+        " VALUES (%s, 7, 'Angelegt', %s, '{\"k\": \"ü\"}', FROM_UNIXTIME(1772366400.000001)),"
+        " ('null', 1, 'T', NULL, NULL, FROM_UNIXTIME(1772366400.000002)),"
+        " ('empty', 1, 'T', '', NULL, FROM_UNIXTIME(1772366400.000003))",
+        ("Straße 1", b"\x00\xff'\\"),
+    )
+    table = read(store, NOON, NOON + SECOND)
+    assert table.schema == EVENTS
+    rows = table.to_pylist()
+    assert rows[0]["aggregate_id"] == "Straße 1"
+    assert rows[0]["version"] == 7
+    assert rows[0]["event_type"] == "Angelegt"
+    assert rows[0]["payload"] == b"\x00\xff'\\"
+    assert rows[0]["metadata"].replace(" ", "") == '{"k":"ü"}'
+    assert rows[0]["create_time"] == NOON + 1
+    assert [row["payload"] for row in rows[1:]] == [None, b""]
+    assert rows[1]["metadata"] is None
+
+
+@both
+def test_a_window_begins_behind_its_first_bound_and_ends_with_its_last(
+    database: FreshDatabase,
+) -> None:
+    store = open_store(create(database))
+    insert(database, [("a", n, f"2026-03-01 12:00:00.00000{n}") for n in range(1, 6)])
+    assert keys(read(store, NOON + 1, NOON + 3)) == [("a", 2), ("a", 3)]
+    assert keys(read(store, NOON + 3, NOON + 3)) == []
+    assert keys(read(store, NOON + 5, NOON)) == []
+    assert len(read(store, -1, utc("9999-12-31 23:59:59"))) == 5
+    assert len(read(store, -utc("2026-01-01"), 0)) == 0
+
+
+@both
+@pytest.mark.parametrize("rows", [3, 4, 30])
+def test_pages_of_tied_rows_neither_lose_nor_repeat_nor_loop(
+    database: FreshDatabase, rows: int
+) -> None:
+    """One page of rows with one create_time, one more, ten pages of them."""
+    store = open_store(create(database))
+    insert(database, [(f"t{n:02}", 1, "2026-03-01 12:00:00.5") for n in range(rows)])
+    insert(database, [("z", 1, "2026-03-01 12:00:01")])
+    after, found, windows = NOON, [], 0
+    while (poll := store.poll(after, SECOND, 3)).has_rows:
+        upto = poll.upper if poll.page_end is None else poll.page_end
+        assert upto > after
+        found += keys(read(store, after, upto))
+        after, windows = upto, windows + 1
+    assert sorted(found) == [*((f"t{n:02}", 1) for n in range(rows)), ("z", 1)]
+    assert windows == 2
+
+
+@both
+def test_the_boundary_is_the_database_time_less_the_delay(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    poll = store.poll(0, 5 * SECOND, 10)
+    assert (poll.page_end, poll.has_rows) == (None, False)
+    assert poll.upper == poll.now - 5 * SECOND
+    database.execute("INSERT INTO events (aggregate_id, version, event_type) VALUES ('a', 1, 't')")
+    now = store.now()
+    assert not store.poll(0, 60 * SECOND, 10).has_rows
+    assert store.poll(0, 0, 10).has_rows
+    assert store.poll(0, 0, 1).page_end is not None
+    assert abs(now - poll.now) < 60 * SECOND
+
+
+@both
+@pytest.mark.parametrize(("digits", "unit"), [(0, SECOND), (3, 1_000)])
+@pytest.mark.parametrize("kind", ["TIMESTAMP", "DATETIME"])
+def test_a_coarse_clock_is_read_when_its_second_has_passed(
+    database: FreshDatabase, kind: str, digits: int, unit: int
+) -> None:
+    """CURRENT_TIMESTAMP(0) cuts off: until the second is over, more rows of it may come."""
+    current = f"CURRENT_TIMESTAMP({digits})"
+    store = open_store(create(database, create_time=f"{kind}({digits}) NOT NULL DEFAULT {current}"))
+    insert(database, [("a", n, f"2026-03-01 12:00:0{n}") for n in range(1, 4)])
+    now = store.now()
+    delay = now - (NOON + 3 * SECOND - unit // 2)  # puts the boundary in the last unit before 3 s
+    poll = store.poll(0, delay, 10)
+    assert poll.upper % unit == 0
+    assert poll.upper + unit <= poll.now - delay
+    assert poll.upper + 2 * unit > poll.now - delay
+    assert keys(read(store, 0, NOON + 2 * SECOND)) == [("a", 1), ("a", 2)]
+    assert keys(read(store, NOON + SECOND, NOON + 2 * SECOND + unit // 2)) == [("a", 2)]
+    assert keys(read(store, NOON + SECOND + unit // 2, NOON + 3 * SECOND)) == [("a", 2), ("a", 3)]
+
+
+@both
+@pytest.mark.parametrize(
+    "indexes", ["UNIQUE KEY (aggregate_id, version), KEY (create_time)", WITH_SLICE]
+)
+@pytest.mark.parametrize("partitions", [8, 7])
+def test_shards_share_a_window_by_the_bytes_of_the_aggregate(
+    database: FreshDatabase, indexes: str, partitions: int
+) -> None:
+    store = open_store(create(database, indexes=indexes))
+    written = [f"ä-{n}" for n in range(60)] + ["a", "A", "a "]
+    insert(database, [(id, 1, "2026-03-01 12:00:01") for id in written])
+    for number in range(3):
+        found = ids(read(store, NOON, NOON + SECOND, Shard(number, 3, partitions)))
+        assert sorted(found) == sorted(
+            id for id in written if zlib.crc32(id.encode()) % partitions % 3 == number
+        )
+
+
+@both
+@pytest.mark.parametrize("charset", ["latin1", "utf16", "utf8mb3"])
+def test_ids_of_another_character_set_are_the_same_bytes_to_us(
+    database: FreshDatabase, charset: str
+) -> None:
+    config = create(database, aggregate_id=f"VARCHAR(100) CHARACTER SET {charset} NOT NULL")
+    written = ["Straße", "äöü", "plain"]
+    insert(database, [(id, 1, "2026-03-01 12:00:01") for id in written])
+    store = open_store(config)
+    found = [
+        id
+        for number in range(4)
+        for id in ids(read(store, NOON, NOON + SECOND, Shard(number, 4, 16)))
+        if zlib.crc32(id.encode()) % 16 % 4 == number
+    ]
+    assert sorted(found) == sorted(written)
+
+
+@both
+@pytest.mark.parametrize(
+    "payload", ["JSON", "LONGTEXT", "VARCHAR(200) CHARACTER SET latin1", "LONGBLOB"]
+)
+def test_payloads_of_every_type_are_utf8_bytes(database: FreshDatabase, payload: str) -> None:
+    store = open_store(create(database, payload=payload, metadata="metadata TEXT,"))
+    text = '{"name": "Müller"}'
+    database.execute(
+        "INSERT INTO events (aggregate_id, version, event_type, payload, metadata, create_time)"
+        " VALUES ('a', 1, 't', %s, %s, FROM_UNIXTIME(1772366401))",
+        (text.encode() if payload == "LONGBLOB" else text, text),
+    )
+    (row,) = read(store, NOON, NOON + SECOND).to_pylist()
+    assert row["payload"].decode() == text
+    assert row["metadata"] == text
+
+
+@both
+def test_a_table_without_metadata_or_id(database: FreshDatabase) -> None:
+    config = create(database, metadata="")
+    database.execute("ALTER TABLE events DROP COLUMN id")
+    insert(database, [("a", 1, "2026-03-01 12:00:01")])
+    (row,) = read(open_store(config), NOON, NOON + SECOND).to_pylist()
+    assert row["metadata"] is None
+
+
+def test_rows_of_tens_of_megabytes(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    for version, size in ((1, 17), (2, 0), (3, 33)):
+        database.execute(
+            "INSERT INTO events (aggregate_id, version, event_type, payload, create_time) VALUES"
+            f" ('a', {version}, 't', REPEAT('x', {size} * 1048576), FROM_UNIXTIME(1772366401))"
+        )
+    sizes = [
+        len(row["payload"])
+        for batch in store.window(NOON, NOON + SECOND, None)
+        for row in batch.to_pylist()
+    ]
+    assert [size >> 20 for size in sizes] == [17, 0, 33]
+
+
+def test_batches_are_bounded_in_rows_and_in_bytes(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    insert(database, [("a", n, "2026-03-01 12:00:01") for n in range(1, 26)])
+    batches = list(store.window(NOON, NOON + SECOND, None, batch_rows=10))
+    assert [batch.num_rows for batch in batches] == [10, 10, 5]
+    database.execute("UPDATE events SET payload = REPEAT('x', 1048576)")
+    batches = list(store.window(NOON, NOON + SECOND, None))
+    assert sum(batch.num_rows for batch in batches) == 25
+    assert max(batch.nbytes for batch in batches) < 12 << 20
+
+
+@both
+def test_a_half_read_window_leaves_the_store_usable(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    insert(database, [("a", n, "2026-03-01 12:00:01") for n in range(1, 1001)])
+    window = store.window(NOON, NOON + SECOND, None, batch_rows=10)
+    assert next(window).num_rows == 10
+    assert store.now() > 0  # beside it
+    window.close()  # type: ignore[attr-defined]
+    assert len(read(store, NOON, NOON + SECOND)) == 1000
+
+
+@both
+@pytest.mark.parametrize(
+    ("version", "value", "reason"),
+    [
+        ("BIGINT UNSIGNED NOT NULL", str(2**63), "beyond"),
+        ("BIGINT NULL", "NULL", "no version"),
+    ],
+)
+def test_a_row_that_cannot_be_an_event_is_named(
+    database: FreshDatabase, version: str, value: str, reason: str
+) -> None:
+    store = open_store(create(database, version=version))
+    insert(database, [("fine", 1, "2026-03-01 12:00:01")])
+    database.execute(
+        "INSERT INTO events (aggregate_id, version, event_type, create_time)"
+        f" VALUES ('bad', {value}, 't', FROM_UNIXTIME(1772366401))"
+    )
+    with pytest.raises(StoreError, match=reason) as caught:
+        read(store, NOON, NOON + SECOND)
+    assert caught.value.code == "store.row_invalid"
+    assert "'bad'" in caught.value.message
+    assert not caught.value.retriable
+
+
+@both
+def test_a_row_without_aggregate_is_refused_not_passed_over(database: FreshDatabase) -> None:
+    store = open_store(create(database, aggregate_id="VARCHAR(50) NULL"))
+    database.execute(
+        "INSERT INTO events (version, event_type, create_time)"
+        " VALUES (1, 't', FROM_UNIXTIME(1772366401))"
+    )
+    assert len(read(store, NOON, NOON + SECOND, Shard(1, 2, 8))) == 0
+    with pytest.raises(StoreError, match="no aggregate_id"):
+        read(store, NOON, NOON + SECOND, Shard(0, 2, 8))
+
+
+@both
+def test_ids_that_are_not_utf8_are_refused(database: FreshDatabase) -> None:
+    store = open_store(create(database, aggregate_id="VARBINARY(50) NOT NULL"))
+    database.execute(
+        "INSERT INTO events (aggregate_id, version, event_type, create_time) VALUES"
+        " (X'C3A4', 1, 't', FROM_UNIXTIME(1772366401)),"
+        " (X'FF', 1, 't', FROM_UNIXTIME(1772366402))"
+    )
+    assert keys(read(store, NOON, NOON + SECOND)) == [("ä", 1)]
+    with pytest.raises(StoreError, match="not UTF-8"):
+        read(store, NOON, NOON + 2 * SECOND)
+
+
+def test_what_waits_is_counted_and_dated(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    insert(database, [("a", n, f"2026-03-01 12:00:0{n}") for n in range(1, 6)])
+    assert store.waiting(NOON, NOON + 4 * SECOND, 100) == (NOON + SECOND, 4)
+    assert store.waiting(NOON, NOON + 4 * SECOND, 3) == (NOON + SECOND, 3)
+    assert store.waiting(NOON + 9 * SECOND, NOON + 10 * SECOND, 3) == (NOON + 10 * SECOND, 0)
+
+
+def test_an_empty_window_has_the_schema_of_events(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    assert pa.Table.from_batches(store.keys(0, NOON), EVENTS).num_rows == 0
