@@ -1,0 +1,255 @@
+"""Admission along written time lines: what commits when, what is seen, what goes out.
+
+Each test plays one story against a shard in memory: `World` holds what is committed, `see` is a
+window that the reader passes, `later` lets the database's clock go on and tries what is due.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from eventpub import admission
+from eventpub.admission import Known, Rules
+from tests.admission.world import World
+
+
+def test_contiguous_versions_go_out_at_once() -> None:
+    world = World()
+    world.commit("a", 1, at=10)
+    world.commit("a", 2, at=20)
+    world.commit("b", 1, at=15)
+    world.see()
+    assert world.topic == [("a", 1), ("b", 1), ("a", 2)]
+
+
+def test_a_replayed_window_publishes_nothing_again() -> None:
+    world = World()
+    world.commit("a", 1, at=10)
+    world.see()
+    world.commit("b", 1, at=11)
+    world.see(everything=True)
+    assert world.topic == [("a", 1), ("b", 1)]
+    assert world.counts.duplicates == 1
+
+
+def test_a_version_that_committed_behind_the_window_is_backtracked() -> None:
+    world = World()
+    world.commit("a", 1, at=10)
+    world.see()
+    world.commit("a", 2, at=5)
+    world.commit("a", 3, at=30)
+    world.see(after=20)
+    assert world.topic == [("a", 1), ("a", 2), ("a", 3)]
+    assert (world.counts.gaps_opened, world.counts.gaps_filled) == (1, 1)
+
+
+def test_a_missing_version_holds_its_aggregate_and_no_other() -> None:
+    world = World()
+    world.commit("a", 2, at=10)
+    world.commit("b", 1, at=11)
+    world.see()
+    assert world.topic == [("b", 1)]
+    assert world.holds["a"].first_missing == 1
+    world.commit("a", 1, at=5)
+    world.commit("a", 3, at=12)
+    world.see(after=11)
+    world.later(1_000_000)
+    assert world.topic == [("b", 1), ("a", 1), ("a", 2), ("a", 3)]
+    assert not world.holds
+
+
+def test_the_missing_version_in_a_window_ends_the_hold_without_waiting() -> None:
+    world = World()
+    world.commit("a", 1, at=10)
+    world.commit("a", 3, at=20)
+    world.see()
+    world.commit("a", 2, at=30)
+    world.see(after=20)
+    assert world.topic == [("a", 1), ("a", 2), ("a", 3)]
+
+
+def test_attempts_back_off_and_end_in_a_skip_that_is_recorded_once() -> None:
+    rules = Rules(max_backoff=3, backoff_base=100)
+    world = World(rules)
+    world.commit("a", 2, at=10)
+    world.see(now=1000)
+    tries = [hold.next_attempt for hold in world.holds.values()]
+    for now in (1100, 1300):
+        world.due(now)
+        tries.append(world.holds["a"].next_attempt)
+    assert tries == [1100, 1300, 1700]
+    world.due(1700)
+    assert world.topic == [("a", 2)]
+    assert [(g.from_version, g.to_version, g.first_seen, g.attempts) for g in world.gaps] == [
+        (1, 1, 1000, 3)
+    ]
+    assert rules.longest_hold == 1700 - 1000
+
+
+def test_looking_too_early_counts_as_no_attempt() -> None:
+    world = World(Rules(max_backoff=3, backoff_base=100))
+    world.commit("a", 2, at=10)
+    world.see(now=1000)
+    world.commit("a", 3, at=20)
+    world.see(after=15, now=1010)
+    assert world.holds["a"].attempts == 0
+    assert world.holds["a"].seen == 3
+
+
+def test_a_skipped_version_that_comes_after_all_is_late() -> None:
+    for late, published, diverted in (
+        ("publish", [("a", 2), ("a", 1)], []),
+        ("divert", [("a", 2)], [("a", 1)]),
+        ("drop", [("a", 2)], []),
+    ):
+        world = World(Rules(max_backoff=1, backoff_base=1, late=late))  # type: ignore[arg-type]
+        world.commit("a", 2, at=10)
+        world.see(now=100)
+        world.due(200)
+        world.commit("a", 1, at=30)
+        world.see(after=20)
+        world.see(after=20)
+        assert (world.topic, world.diverted) == (published, diverted)
+        assert world.counts.late == 1
+        assert world.late == ([("a", 1)] if late == "publish" else [])
+
+
+def test_several_gaps_in_one_aggregate_are_waited_for_one_after_the_other() -> None:
+    world = World(Rules(max_backoff=2, backoff_base=100))
+    for version in (1, 3, 5):
+        world.commit("a", version, at=version)
+    world.see(now=1000)
+    assert world.topic == [("a", 1)]
+    world.commit("a", 2, at=2)
+    world.due(1100)
+    assert world.topic == [("a", 1), ("a", 2), ("a", 3)]
+    assert (world.holds["a"].first_missing, world.holds["a"].first_seen) == (4, 1100)
+    world.due(1200)
+    world.due(1400)
+    assert world.topic[-1] == ("a", 5)
+    assert [(g.from_version, g.to_version) for g in world.gaps] == [(4, 4)]
+
+
+def test_a_gap_filled_in_two_parts_keeps_the_order() -> None:
+    world = World(Rules(backoff_base=100))
+    for version in (1, 5):
+        world.commit("a", version, at=version)
+    world.see(now=1000)
+    world.commit("a", 3, at=3)
+    world.due(1100)
+    assert world.topic == [("a", 1)]
+    world.commit("a", 2, at=2)
+    world.commit("a", 4, at=4)
+    world.due(1300)
+    assert [v for _, v in world.topic] == [1, 2, 3, 4, 5]
+
+
+def test_versions_and_times_in_opposite_order_go_out_by_version() -> None:
+    world = World()
+    world.commit("a", 1, at=30)
+    world.commit("a", 2, at=20)
+    world.commit("b", 1, at=25)
+    world.see()
+    assert world.topic == [("b", 1), ("a", 1), ("a", 2)]
+
+
+def test_rows_of_one_instant_go_out_by_version() -> None:
+    world = World()
+    for version in (3, 1, 2):
+        world.commit("a", version, at=10)
+    world.see()
+    assert [v for _, v in world.topic] == [1, 2, 3]
+
+
+def test_a_start_makes_what_was_created_before_baseline() -> None:
+    world = World(baseline=100)
+    for version, at in ((1, 50), (2, 90), (3, 110), (4, 120)):
+        world.commit("a", version, at=at)
+    world.see(after=100)
+    assert world.topic == [("a", 3), ("a", 4)]
+
+
+def test_a_gap_directly_above_the_start_is_waited_for() -> None:
+    world = World(Rules(backoff_base=100), baseline=100)
+    for version, at in ((1, 50), (2, 90), (4, 120)):
+        world.commit("a", version, at=at)
+    world.see(after=100, now=1000)
+    assert world.topic == []
+    assert world.holds["a"].first_missing == 3
+    world.commit("a", 3, at=110)
+    world.due(1100)
+    assert world.topic == [("a", 3), ("a", 4)]
+
+
+def test_times_in_another_order_than_versions_around_the_start() -> None:
+    world = World(baseline=100)
+    for version, at in ((1, 50), (2, 105), (3, 95), (4, 120)):
+        world.commit("a", version, at=at)
+    world.see(after=100)
+    assert world.topic == [("a", 2), ("a", 4)]
+
+
+def test_an_aggregate_without_any_old_event_begins_at_its_first_version() -> None:
+    world = World(Rules(backoff_base=100), baseline=100)
+    world.commit("a", 2, at=120)
+    world.see(after=100, now=1000)
+    assert world.holds["a"].first_missing == 1
+
+
+def test_first_version_zero() -> None:
+    world = World(Rules(first_version=0))
+    world.commit("a", 0, at=1)
+    world.commit("a", 1, at=2)
+    world.see()
+    assert world.topic == [("a", 0), ("a", 1)]
+
+
+def test_a_version_below_the_first_is_refused_and_counted() -> None:
+    world = World()
+    world.commit("a", 0, at=1)
+    world.commit("a", 1, at=2)
+    world.see()
+    assert world.topic == [("a", 1)]
+    assert world.counts.refused == 1
+
+
+def test_more_events_than_one_batch_may_fetch_come_in_several() -> None:
+    world = World(Rules(fetch_limit=10, backoff_base=100))
+    world.commit("a", 1, at=1)
+    for version in range(3, 40):
+        world.commit("a", version, at=version)
+    world.see(now=1000)
+    world.commit("a", 2, at=2)
+    now = 1100
+    while world.holds:
+        world.due(now)
+        now += 1
+    assert [v for _, v in world.topic] == list(range(1, 40))
+    assert world.counts.gaps_opened == 1
+
+
+def test_what_was_seen_above_a_gap_and_is_gone_ends_the_hold() -> None:
+    world = World(Rules(max_backoff=1, backoff_base=100))
+    world.commit("a", 2, at=10)
+    world.see(now=1000)
+    world.delete("a", 2)
+    world.due(1100)
+    assert not world.holds
+    assert world.counts.gaps_vanished == 1
+
+
+def test_without_backtrack_a_late_commit_is_lost() -> None:
+    world = World(Rules(backtrack=False))
+    world.commit("a", 2, at=20)
+    world.see()
+    world.commit("a", 1, at=10)
+    world.commit("a", 3, at=30)
+    world.see(after=25)
+    assert world.topic == [("a", 2), ("a", 3)]
+
+
+def test_nothing_is_decided_for_no_rows() -> None:
+    empty = admission.EVENTS.empty_table()
+    decision = admission.plan(empty, Known(), Rules(), now=0).decide(empty)
+    assert not decision.publishes
+    assert isinstance(decision.events, pa.Table)
