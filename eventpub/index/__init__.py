@@ -1,0 +1,10 @@
+"""The last published version per aggregate, and what is pending, in RocksDB.
+
+The topic is the truth and this is a cache of it: whatever is lost here is read back by a fold.
+Nothing here knows SQL or Kafka. One shard's task has its index open at a time; RocksDB's lock
+makes sure of it.
+"""
+
+from eventpub.index.rocks import Index
+
+__all__ = ["Index"]

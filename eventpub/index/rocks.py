@@ -1,0 +1,362 @@
+"""A shard's index in one RocksDB directory.
+
+Keys are one letter and the aggregate's UTF-8 bytes:
+
+    v  last version          8 bytes, little-endian, signed
+    h  open hold             JSON
+    s  skipped versions      JSON, list of [first, last]
+    m  facts of the shard    JSON, by name: offsets, position, baseline, skips, identity
+
+What belongs together is written in one write batch, so that after a kill the index is either before
+or after a publication, never in between. The write-ahead log is not synced: after a crash of the
+machine an older index comes up, and the fold brings it up to the topic.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rocksdict import Options, Rdict, WriteBatch
+
+from eventpub.admission import Decision, Hold, Known, SkippedGap, after_fold, without
+from eventpub.errors import StateError
+
+FORMAT = 1
+_LAST = struct.Struct("<q")
+
+Offsets = dict[tuple[str, int], int]
+"""(topic, partition) → the offset of the next record."""
+
+
+class Index:
+    """One shard's index, open. A context manager: `close` gives the lock back.
+
+    Args:
+        directory: made when absent.
+        identity: what the index belongs to (application, topic, shard); an index of something
+            else is refused, because its versions would make this topic lose events.
+        lock_timeout: seconds to wait while another process has it open: a worker that was killed
+            may need a moment to be gone.
+
+    Raises:
+        StateError: index.locked, index.foreign, index.corrupt, index.disk_full.
+    """
+
+    def __init__(
+        self, directory: Path, identity: Mapping[str, Any], *, lock_timeout: float = 10.0
+    ) -> None:
+        self.directory = directory
+        self._db = _open(directory, lock_timeout)
+        self._facts: dict[str, Any] = {
+            key[1:].decode(): json.loads(value) for key, value in self._scan(b"m")
+        }
+        wanted = {"format": FORMAT, **identity}
+        found = self._facts.setdefault("identity", wanted)
+        if found != wanted:
+            self.close()
+            raise StateError(
+                "index.foreign",
+                f"the index belongs to {found}, not to {wanted}",
+                where=str(directory),
+                suggestion="use another app.state_dir, or delete this directory: "
+                "it is rebuilt from the topic",
+            )
+        self.holds: dict[str, Hold] = {
+            hold.aggregate_id: hold
+            for hold in (Hold(**json.loads(value)) for _, value in self._scan(b"h"))
+        }
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it and release the lock."""
+        self._db.close()
+
+    # -- what it knows ---------------------------------------------------------------------------
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever written: lost, or the shard's first start."""
+        return "offsets" not in self._facts
+
+    @property
+    def offsets(self) -> Offsets:
+        """Up to where the topics are folded into this index."""
+        return {
+            (topic, int(partition)): offset
+            for topic, partitions in self._facts.get("offsets", {}).items()
+            for partition, offset in partitions.items()
+        }
+
+    @property
+    def position(self) -> int | None:
+        """Everything created at or before is published, held here, or skipped; µs."""
+        return self._facts.get("position")
+
+    @property
+    def baseline(self) -> int | None:
+        """Events created at or before count as published; µs."""
+        return self._facts.get("baseline")
+
+    def known(self, aggregate_ids: list[str]) -> Known:
+        """What is known of these aggregates; one multi-get."""
+        found = self._get(b"v", aggregate_ids)
+        unpack = _LAST.unpack
+        last = {
+            a: unpack(value)[0]
+            for a, value in zip(aggregate_ids, found, strict=True)
+            if value is not None
+        }
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        if self._facts.get("skips"):
+            found = self._get(b"s", aggregate_ids)
+            skipped = {
+                a: [tuple(r) for r in json.loads(value)]
+                for a, value in zip(aggregate_ids, found, strict=True)
+                if value is not None
+            }
+        return Known(last, self.holds, skipped, self.baseline)
+
+    def due(self, now: int) -> list[str]:
+        """Held aggregates whose next attempt is due."""
+        return [a for a, hold in self.holds.items() if hold.next_attempt <= now]
+
+    # -- what it is told -------------------------------------------------------------------------
+
+    def begin(self, baseline: int | None) -> None:
+        """Write the first facts of a new index; `baseline` as in `Known`."""
+        self._write(WriteBatch(raw_mode=True), {"baseline": baseline, "offsets": {}})
+
+    def record(
+        self,
+        decision: Decision,
+        next_offsets: Mapping[tuple[str, int], int],
+        position: int | None,
+    ) -> None:
+        """Remember a decision after it was published, in one write batch.
+
+        Args:
+            decision: what was published and is pending.
+            next_offsets: of the partitions that were written.
+            position: see the property; never moved back here.
+        """
+        batch = WriteBatch(raw_mode=True)
+        pack = _LAST.pack
+        for aggregate_id, last in decision.last.items():
+            batch.put(b"v" + aggregate_id.encode(), pack(last))
+        self._put_skipped(batch, decision.skipped)
+        self._put_holds(batch, decision.holds)
+        facts: dict[str, Any] = {}
+        if next_offsets:
+            facts["offsets"] = self._merged(next_offsets)
+        if position is not None and (self.position is None or position > self.position):
+            facts["position"] = position
+        if decision.skipped:
+            facts["skips"] = True
+        self._write(batch, facts)
+
+    def fold_events(
+        self,
+        last: Mapping[str, int],
+        versions: Mapping[str, Iterable[int]],
+        offsets: Mapping[tuple[str, int], int],
+        now: int,
+    ) -> None:
+        """Take over published events that were read back from the topic.
+
+        Args:
+            last: per aggregate the highest version read.
+            versions: per aggregate the versions read; they may fill a skipped gap.
+            offsets: next offsets after what was read.
+            now: the database's time.
+        """
+        known = self.known(list(last))
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        for aggregate_id, ranges in known.skipped.items():
+            left = list(ranges)
+            for version in versions[aggregate_id]:
+                left = without(version, left)
+            if left != list(ranges):
+                skipped[aggregate_id] = left
+        raised = {a: v for a, v in last.items() if v > known.last.get(a, v - 1)}
+        self._fold(raised, skipped, offsets, now)
+
+    def fold_gaps(
+        self,
+        gaps: Iterable[SkippedGap],
+        offsets: Mapping[tuple[str, int], int],
+        now: int,
+    ) -> None:
+        """Take over recorded skips that were read back from the topic of gaps.
+
+        They come before the events of the same fold: once the events above a skip have raised the
+        last version, a skip below it would no longer be told from one that was filled since.
+        """
+        raised: dict[str, int] = {}
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        gaps = list(gaps)
+        self._facts["skips"] = self._facts.get("skips") or bool(gaps)
+        known = self.known(sorted({g.aggregate_id for g in gaps}))
+        for gap in gaps:
+            a, run = gap.aggregate_id, (gap.from_version, gap.to_version)
+            if run[1] > known.last.get(a, run[1] - 1):
+                raised[a] = max(run[1], raised.get(a, run[1]))
+                skipped.setdefault(a, list(known.skipped.get(a, ())))
+                if run not in skipped[a]:
+                    skipped[a].append(run)
+        self._fold(raised, skipped, offsets, now, skips=bool(gaps))
+
+    def moved_to(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Note how far a fold has read where it found nothing to take over."""
+        self._write(WriteBatch(raw_mode=True), {"offsets": self._merged(offsets)})
+
+    def set_baseline(self, baseline: int) -> None:
+        """Events created at or before count as published from now on."""
+        self._write(WriteBatch(raw_mode=True), {"baseline": baseline})
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _fold(
+        self,
+        raised: Mapping[str, int],
+        skipped: Mapping[str, list[tuple[int, int]]],
+        offsets: Mapping[tuple[str, int], int],
+        now: int,
+        *,
+        skips: bool = False,
+    ) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for aggregate_id, last in raised.items():
+            batch.put(b"v" + aggregate_id.encode(), _LAST.pack(last))
+        self._put_skipped(batch, skipped)
+        holds = {
+            a: after_fold(self.holds[a], last, now) for a, last in raised.items() if a in self.holds
+        }
+        self._put_holds(batch, holds)
+        facts: dict[str, Any] = {"offsets": self._merged(offsets)}
+        if skips:
+            facts["skips"] = True
+        self._write(batch, facts)
+
+    def _put_holds(self, batch: Any, holds: Mapping[str, Hold | None]) -> None:
+        for aggregate_id, hold in holds.items():
+            key = b"h" + aggregate_id.encode()
+            if hold is None:
+                batch.delete(key)
+                self.holds.pop(aggregate_id, None)
+            else:
+                batch.put(key, json.dumps(asdict(hold)).encode())
+                self.holds[aggregate_id] = hold
+
+    def _put_skipped(self, batch: Any, skipped: Mapping[str, list[tuple[int, int]]]) -> None:
+        for aggregate_id, ranges in skipped.items():
+            key = b"s" + aggregate_id.encode()
+            if ranges:
+                batch.put(key, json.dumps(ranges).encode())
+            else:
+                batch.delete(key)
+
+    def _merged(self, offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
+        merged: dict[str, dict[str, int]] = {
+            topic: dict(partitions) for topic, partitions in self._facts.get("offsets", {}).items()
+        }
+        for (topic, partition), offset in offsets.items():
+            merged.setdefault(topic, {})[str(partition)] = offset
+        return merged
+
+    def _write(self, batch: Any, facts: Mapping[str, Any]) -> None:
+        if self.is_new:
+            facts = {"identity": self._facts["identity"], **facts}
+        for name, value in facts.items():
+            batch.put(b"m" + name.encode(), json.dumps(value).encode())
+        try:
+            self._db.write(batch)
+        except Exception as error:
+            raise _mapped(error, self.directory) from error
+        self._facts.update(facts)
+
+    def _get(self, prefix: bytes, aggregate_ids: list[str]) -> list[bytes | None]:
+        if not aggregate_ids:
+            return []
+        keys: Any = [prefix + a.encode() for a in aggregate_ids]
+        found: Any = self._db.get(keys)
+        return list(found)
+
+    def _scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        items: Any = self._db.items(from_key=prefix)
+        for key, value in items:
+            if key[:1] != prefix:
+                break
+            found.append((key, value))
+        return found
+
+
+def _open(directory: Path, lock_timeout: float) -> Rdict:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_keep_log_file_num(2)
+    options.set_max_open_files(256)
+    options.set_write_buffer_size(16 << 20)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + lock_timeout
+    while True:
+        try:
+            return Rdict(str(directory), options)
+        except Exception as error:
+            mapped = _mapped(error, directory)
+            if mapped.code != "index.locked" or time.monotonic() > deadline:
+                raise mapped from error
+        time.sleep(0.05)
+
+
+def _mapped(error: Exception, directory: Path) -> StateError:
+    text = str(error)
+    where = str(directory)
+    if "lock" in text.lower() and ("LOCK" in text or "No locks" in text):
+        return StateError(
+            "index.locked",
+            "another process has the index open",
+            where=where,
+            suggestion="stop the other publisher, or give this one another app.state_dir",
+            retriable=True,
+        )
+    if "No space left" in text or "Disk quota" in text:
+        return StateError(
+            "index.disk_full",
+            "no space is left for the index",
+            where=where,
+            suggestion="free space on the disk of app.state_dir; publishing goes on after it",
+            retriable=True,
+        )
+    if "Permission denied" in text or "Read-only file system" in text:
+        return StateError(
+            "index.not_writable",
+            "the index cannot be written",
+            where=where,
+            suggestion="give the publisher's user write access to app.state_dir",
+        )
+    return StateError(
+        "index.corrupt",
+        f"the index cannot be used: {text}",
+        where=where,
+        suggestion="delete this directory: it is rebuilt from the topic",
+    )

@@ -1,0 +1,135 @@
+"""The index keeps what a decision and a fold tell it, whole, across processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from eventpub.admission import EVENTS, Decision, Hold, SkippedGap
+from eventpub.errors import StateError
+from eventpub.index import Index
+
+IDENTITY = {"app": "orders", "topic": "orders.events", "partitions": 8, "shard": [0, 2]}
+HOLD = Hold("ä 'b' ", 3, 9, first_seen=100, attempts=2, next_attempt=300, since=50)
+GAP = SkippedGap("a", 4, 5, 100, 200, 8, "max_backoff")
+
+
+def decided(**changes: object) -> Decision:
+    return Decision(EVENTS.empty_table(), **changes)  # type: ignore[arg-type]
+
+
+def test_what_is_recorded_is_known_after_it_was_closed(tmp_path: Path) -> None:
+    with Index(tmp_path / "0", IDENTITY) as index:
+        assert index.is_new
+        index.begin(baseline=7)
+        index.record(
+            decided(last={"a": 3, HOLD.aggregate_id: 2}, holds={HOLD.aggregate_id: HOLD}),
+            {("orders.events", 2): 12},
+            position=77,
+        )
+    with Index(tmp_path / "0", IDENTITY) as index:
+        assert not index.is_new
+        known = index.known(["a", "never", HOLD.aggregate_id])
+        assert known.last == {"a": 3, HOLD.aggregate_id: 2}
+        assert known.baseline == 7
+        assert index.holds == {HOLD.aggregate_id: HOLD}
+        assert index.offsets == {("orders.events", 2): 12}
+        assert index.position == 77
+        assert index.due(299) == []
+        assert index.due(300) == [HOLD.aggregate_id]
+
+
+def test_the_position_never_moves_back(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(), {}, position=50)
+        index.record(decided(), {}, position=40)
+        assert index.position == 50
+
+
+def test_a_closed_hold_is_gone(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(holds={HOLD.aggregate_id: HOLD}), {}, 1)
+        index.record(decided(holds={HOLD.aggregate_id: None}), {}, 2)
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.holds == {}
+
+
+def test_a_fold_raises_versions_and_never_lowers_them(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(last={"a": 5}), {}, 1)
+        index.fold_events({"a": 3, "b": 2}, {"a": [1, 2, 3], "b": [1, 2]}, {("t", 0): 9}, now=0)
+        assert index.known(["a", "b"]).last == {"a": 5, "b": 2}
+        assert index.offsets == {("t", 0): 9}
+
+
+def test_a_fold_moves_a_hold_to_what_is_still_missing(tmp_path: Path) -> None:
+    name = HOLD.aggregate_id
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(holds={name: HOLD}), {}, 1)
+        index.fold_events({name: 5}, {name: [3, 4, 5]}, {}, now=400)
+        assert index.holds[name].first_missing == 6
+        assert index.due(400) == [name]
+        index.fold_events({name: 9}, {name: [6, 7, 8, 9]}, {}, now=500)
+        assert index.holds == {}
+
+
+def test_a_folded_skip_is_remembered_until_its_event_turns_up(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.fold_gaps([GAP], {("t.gaps", 0): 1}, now=0)
+        assert index.known(["a"]).last == {"a": 5}
+        assert index.known(["a"]).skipped == {"a": [(4, 5)]}
+        index.fold_events({"a": 4}, {"a": [4]}, {}, now=0)
+        assert index.known(["a"]).skipped == {"a": [(5, 5)]}
+        index.fold_events({"a": 5}, {"a": [5]}, {}, now=0)
+        assert index.known(["a"]).skipped == {}
+
+
+def test_folding_a_skip_twice_changes_nothing(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.fold_gaps([GAP], {}, now=0)
+        index.fold_events({"a": 4}, {"a": [4]}, {}, now=0)
+        index.fold_gaps([GAP], {}, now=0)
+        assert index.known(["a"]).skipped == {"a": [(5, 5)]}
+
+
+def test_the_index_of_something_else_is_refused(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+    with pytest.raises(StateError) as refused:
+        Index(tmp_path, {**IDENTITY, "topic": "other"})
+    assert refused.value.code == "index.foreign"
+    Index(tmp_path, IDENTITY).close()
+
+
+def test_an_index_that_another_has_open_is_refused_after_a_wait(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY), pytest.raises(StateError) as refused:
+        Index(tmp_path, IDENTITY, lock_timeout=0.2)
+    assert refused.value.code == "index.locked"
+    assert refused.value.retriable
+
+
+def _record_and_die(path: Path) -> None:
+    index = Index(path, IDENTITY)
+    index.begin(None)
+    index.record(decided(last={"a": 3}), {("t", 0): 5}, 9)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_was_recorded_survives_a_kill(tmp_path: Path) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=_record_and_die, args=(tmp_path,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == -signal.SIGKILL
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.known(["a"]).last == {"a": 3}
+        assert index.offsets == {("t", 0): 5}
