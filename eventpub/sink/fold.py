@@ -1,0 +1,280 @@
+"""Reading back what is visible in a shard's own partitions: the topic is the truth.
+
+Called after `init_transactions`, when the former owner is fenced and its transaction is complete.
+Reads committed records from the saved next offsets to the *high watermark*: a reader that trusted
+the last stable offset would stop before an open transaction and publish its events a second time.
+What must hold at the end: every partition was read to its high watermark, or an error says why not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from eventpub import config
+from eventpub.admission.model import Shard, SkippedGap
+from eventpub.errors import SinkError
+from eventpub.sink import client, faults, records
+from eventpub.sink.topics import End, list_offsets
+
+FOLD_TIMEOUT = 60.0
+"""Seconds without any progress after which a fold gives up."""
+
+_MARKER_TIMEOUT = 2.0
+_CHUNK = 10_000
+
+Place = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+Kind = Literal["events", "gaps", "dead", "late"]
+
+
+def _no_versions() -> npt.NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """One chunk of one topic: in the order of each partition.
+
+    `aggregate_ids`, `versions` and `create_times` (µs) belong to events, dead and late rows; a
+    chunk of gaps has `gaps` instead. `offsets` are the next offsets reached so far.
+    """
+
+    kind: Kind
+    offsets: dict[Place, int]
+    aggregate_ids: list[str] = field(default_factory=list)
+    versions: npt.NDArray[np.int64] = field(default_factory=_no_versions)
+    create_times: npt.NDArray[np.int64] = field(default_factory=_no_versions)
+    gaps: list[SkippedGap] = field(default_factory=list)
+
+
+class Fold(Iterator[Folded]):
+    """Iterates over the chunks; what it found besides is known when it has ended.
+
+    Attributes:
+        offsets: the next offset of every own partition; to be saved with what was folded.
+        truncated: True if retention has removed records that were never folded.
+        foreign: records that eventpub has not written; they are passed over.
+        records: how many records were read.
+    """
+
+    def __init__(
+        self,
+        sink: config.Sink,
+        shard: Shard,
+        saved: Mapping[Place, int],
+        timeout: float = FOLD_TIMEOUT,
+    ) -> None:
+        self._sink = sink
+        self._timeout = timeout
+        self._kinds: dict[str, Kind] = {
+            sink.topic: "events",
+            sink.gaps_topic: "gaps",
+            sink.dead_topic: "dead",
+            sink.late_topic: "late",
+        }
+        self._own = [(t, p) for t in self._kinds for p in shard.topic_partitions()]
+        self._ends: dict[Place, int] = {}
+        self._reading: set[Place] = set()
+        self.offsets: dict[Place, int] = dict(saved)
+        self.truncated = False
+        self.foreign = 0
+        self.records = 0
+        self._chunks = self._read()
+
+    def __next__(self) -> Folded:
+        return next(self._chunks)
+
+    def _read(self) -> Iterator[Folded]:
+        self._ends = self._list_ends()
+        self.offsets = {p: self.offsets[p] for p in self._ends if p in self.offsets}
+        behind = [p for p, end in self._ends.items() if self.offsets.get(p) != end]
+        if not behind:
+            return
+        self._start(behind)
+        if not self._reading:
+            return
+        client_log = client.ClientLog()
+        consumer = client.consumer(self._sink, client_log)
+        try:
+            # Skips before events: once the events above a skip have raised an aggregate's last
+            # version, a skip below it cannot be told from one that was filled since.
+            reading = self._reading
+            gaps = {place for place in reading if self._kinds[place[0]] == "gaps"}
+            for self._reading in (gaps, reading - gaps):
+                if self._reading:
+                    consumer.assign(
+                        [TopicPartition(t, p, self.offsets[t, p]) for t, p in self._reading]
+                    )
+                    yield from self._consume(consumer)
+        except KafkaException as exception:
+            error = faults.kafka_error(exception)
+            raise faults.fault(error, "reading the topic back", self._sink) from exception
+        finally:
+            consumer.close()
+
+    def _list_ends(self) -> dict[Place, int]:
+        deadline = time.monotonic() + _MARKER_TIMEOUT
+        while True:
+            ends = self._list("latest")
+            if all(self.offsets.get(place, 0) <= end for place, end in ends.items()):
+                return ends
+            if time.monotonic() > deadline:
+                return ends
+            # A commit is answered before the transaction's markers are written.
+            time.sleep(0.02)
+
+    def _list(self, end: End, *, committed: bool = False) -> dict[Place, int]:
+        optional = frozenset({self._sink.late_topic})
+        return list_offsets(self._sink, self._own, end, committed=committed, optional=optional)
+
+    def _start(self, behind: list[Place]) -> None:
+        lows = self._list("earliest")
+        for place in behind:
+            end, low = self._ends[place], lows[place]
+            at = self.offsets.get(place)
+            if at is not None and at > end:
+                raise _recreated(place, at, end)
+            if low > (at or 0):
+                self.truncated = True
+            self.offsets[place] = start = max(low, at or 0)
+            if start < end:
+                self._reading.add(place)
+
+    def _consume(self, consumer: Consumer) -> Iterator[Folded]:
+        deadline = time.monotonic() + self._timeout
+        while self._reading:
+            first = client.call(consumer.poll, 0.1)
+            messages: list[Any] = (
+                [] if first is None else [first, *client.call(consumer.consume, _CHUNK, 0)]
+            )
+            found: dict[str, list[Any]] = {}
+            reached: dict[str, dict[Place, int]] = {}
+            for message in messages:
+                error = message.error()
+                topic, partition = message.topic(), message.partition()
+                if error is None:
+                    found.setdefault(topic, []).append(message)
+                    reached.setdefault(topic, {})[topic, partition] = message.offset() + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    # After the last record there are transaction markers, which only the position
+                    # of an end-of-partition event shows.
+                    reached.setdefault(topic, {})[topic, partition] = message.offset()
+                elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    raise SinkError(
+                        "sink.offset_gone",
+                        f"retention removed records of {topic}[{partition}] while they were read",
+                        where=f"topic {topic}",
+                        retriable=True,
+                    )
+                elif topic is not None or error.fatal():
+                    raise faults.fault(error, f"reading {topic}[{partition}] back", self._sink)
+                # What belongs to no partition concerns a group, which is not used, or a connection,
+                # which is made again; if it is not, there is no progress.
+            before = dict(self.offsets)
+            for topic, places in reached.items():
+                # Topic by topic, so that the offsets of a chunk are never ahead of what was given.
+                self.offsets.update(places)
+                if topic in found:
+                    self.records += len(found[topic])
+                    yield self._fold(self._kinds[topic], found[topic])
+            self._reading -= {p for p in self._reading if self.offsets[p] >= self._ends[p]}
+            if self.offsets != before:
+                deadline = time.monotonic() + self._timeout
+            elif time.monotonic() > deadline:
+                raise self._stuck()
+
+    def _fold(self, kind: Kind, messages: list[Any]) -> Folded:
+        if kind == "gaps":
+            return Folded(kind, dict(self.offsets), gaps=self._gaps(messages))
+        ids: list[str] = []
+        versions: list[int] = []
+        times: list[str] = []
+        for message in messages:
+            try:
+                headers = dict(message.headers() or ())
+                key = message.key()
+                if kind == "dead" and records.REASON in headers and records.SEQUENCE not in headers:
+                    continue
+                version = int(headers[records.SEQUENCE])
+                if not -(2**63) <= version < 2**63:
+                    raise ValueError(version)
+                ids.append(key.decode())
+            except (KeyError, ValueError, TypeError, AttributeError):
+                # Not one of ours: no such header, no number, no key, no UTF-8.
+                self.foreign += 1
+                continue
+            versions.append(version)
+            times.append(headers.get(records.TIME, b"").decode(errors="replace"))
+        return Folded(
+            kind,
+            dict(self.offsets),
+            aggregate_ids=ids,
+            versions=np.array(versions, np.int64),
+            create_times=_times(times),
+        )
+
+    def _gaps(self, messages: list[Any]) -> list[SkippedGap]:
+        gaps = []
+        for message in messages:
+            try:
+                gaps.append(records.read_gap(message.value() or b""))
+            except ValueError:
+                self.foreign += 1
+        return gaps
+
+    def _stuck(self) -> SinkError:
+        stable = self._list("latest", committed=True)
+        place = min(self._reading)
+        topic, partition = place
+        end = self._ends[place]
+        if stable.get(place, end) >= end:
+            return SinkError(
+                "sink.unreachable",
+                f"{topic}[{partition}] gave no records for {self._timeout:.0f} s at offset"
+                f" {self.offsets[place]} of {end}",
+                where=f"topic {topic}",
+                retriable=True,
+            )
+        tool = f"kafka-transactions.sh --bootstrap-server {self._sink.bootstrap_servers}"
+        return SinkError(
+            "sink.hanging_transaction",
+            f"an open transaction holds {topic}[{partition}]: last stable offset {stable[place]},"
+            f" high watermark {end}, no progress for {self._timeout:.0f} s",
+            where=f"topic {topic}",
+            suggestion=f"{tool} find-hanging --topic {topic} --partition {partition}; then {tool}"
+            f" abort --topic {topic} --partition {partition} --start-offset {stable[place]}",
+            retriable=True,
+        )
+
+
+def _times(texts: list[str]) -> npt.NDArray[np.int64]:
+    try:
+        return records.parse_times(texts)
+    except ValueError:
+        return np.array([_time(t) for t in texts], np.int64)
+
+
+def _time(text: str) -> int:
+    try:
+        return int(records.parse_times([text])[0])
+    except ValueError:
+        return 0
+
+
+def _recreated(place: Place, saved: int, end: int) -> SinkError:
+    topic, partition = place
+    return SinkError(
+        "sink.topic_recreated",
+        f"{topic}[{partition}] ends at offset {end}, but {saved} was reached before: the topic was"
+        " deleted and created again, or an unclean leader election lost records",
+        where=f"topic {topic}",
+        suggestion="if everything shall be published again, remove the state directory's index;"
+        " otherwise give the publisher a new topic name",
+    )

@@ -1,0 +1,317 @@
+"""What an event, a skip and a refused row look like as Kafka records. Pure: no client, no clock.
+
+An event is CloudEvents 1.0 in Kafka's binary mode: key the aggregate's id, value the payload's
+bytes, headers `ce_*`. What must hold: `(aggregate_id, version)` can be read back from every record
+(the key and `ce_sequence`), bytes of payloads are never touched, and no metadata can crash a batch
+or take the place of a header of ours.
+
+Rules for metadata (a flat JSON object): each key is a header; text as it is, numbers, booleans and
+nested values as JSON text, null as a null header. Keys that begin with ``ce_`` or ``eventpub_``
+are CloudEvents' and ours: they are renamed ``metadata_<key>``. `content-type` in the metadata wins;
+without it a payload that begins with ``{`` or ``[`` is ``application/json``, any other is
+``application/octet-stream``, and a NULL payload has none. Metadata that is no JSON object becomes
+one header `metadata` with its text.
+
+The record's timestamp is `create_time` in whole milliseconds, and at least 1 (Kafka takes none
+before 1970); `ce_time` has the microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eventpub.admission.model import SkippedGap, topic_partition, topic_partitions
+
+Header: TypeAlias = tuple[str, str | bytes | None]
+
+SEQUENCE = "ce_sequence"
+TIME = "ce_time"
+LATE = "eventpub_late"
+REASON = "eventpub_reason"
+REFUSED = "sink.record_refused"
+
+_JSON = ("content-type", "application/json")
+_BYTES = ("content-type", "application/octet-stream")
+_JSON_STARTS = frozenset({b"{", b"["})
+_IS_LATE = (LATE, "1")
+_decode = json.JSONDecoder().decode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_RESERVED = ("ce_", "eventpub_")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One Kafka record as it is produced; `timestamp` in milliseconds."""
+
+    key: str | None
+    value: bytes | None
+    partition: int
+    timestamp: int
+    headers: list[Header]
+
+
+@dataclass(frozen=True)
+class DeadRow:
+    """A row that cannot be published, on its way to ``<topic>.dead``.
+
+    `reason` begins with an error code (``sink.record_refused: …``). `aggregate_id`, `version` and
+    `create_time` (µs) are None where the row has none that can be used.
+    """
+
+    aggregate_id: str | None
+    version: int | None
+    reason: str
+    payload: bytes | None = None
+    event_type: str | None = None
+    metadata: str | None = None
+    create_time: int | None = None
+
+
+def format_times(micros: npt.NDArray[np.int64]) -> list[bytes]:
+    """RFC 3339 in UTC with microseconds, as `ce_time` has it."""
+    text: Any = pa.array(micros).cast(pa.timestamp("us")).cast(pa.string())
+    text = pc.replace_substring(text, " ", "T")
+    return _bytes(pc.binary_join_element_wise(text, "Z", ""))
+
+
+def _bytes(strings: Any) -> list[bytes]:
+    # The client cuts a header's value at a NUL if it is given as text, not if it is bytes.
+    return strings.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
+
+
+def parse_times(texts: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The microseconds that `format_times` wrote.
+
+    Raises:
+        ValueError: a text is no such time.
+    """
+    plain = [t.removesuffix("Z") for t in texts]
+    return np.array(plain, dtype="datetime64[us]").astype(np.int64)
+
+
+def timestamps(micros: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Record timestamps, milliseconds."""
+    return np.maximum(micros // 1000, 1)
+
+
+def metadata_headers(text: str) -> list[Header]:
+    """The headers of one row's metadata (see the module's rules)."""
+    try:
+        data = _decode(text)
+    except (ValueError, RecursionError):
+        return [("metadata", text.encode(errors="replace"))]
+    if not isinstance(data, dict):
+        return [] if data is None else [("metadata", text.encode(errors="replace"))]
+    headers: list[Header] = [
+        (
+            f"metadata_{key}" if key.startswith(_RESERVED) else key,
+            # An escape can make half of a surrogate pair: valid JSON, and no valid UTF-8.
+            None if value is None else _text(value).encode(errors="replace"),
+        )
+        for key, value in data.items()
+    ]
+    if "\\u" in text:
+        headers = [(name.encode(errors="replace").decode(), value) for name, value in headers]
+    return headers
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return str(value) if type(value) is int else _encode(value)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Events as columns, ready for a tight loop: the i-th of each makes the i-th record."""
+
+    keys: list[str]
+    values: list[bytes | None]
+    partitions: npt.NDArray[np.int32]
+    timestamps: list[int]
+    headers: Iterable[list[Header]]
+
+    def records(self) -> list[Record]:
+        """The records one by one (for tests and tools; publishing loops over the columns)."""
+        return [
+            Record(k, v, int(p), t, h)
+            for k, v, p, t, h in zip(
+                self.keys,
+                self.values,
+                self.partitions,
+                self.timestamps,
+                self.headers,
+                strict=True,
+            )
+        ]
+
+
+def event_columns(
+    events: pa.Table | pa.RecordBatch,
+    source: str,
+    partitions: int,
+    late: npt.NDArray[np.bool_] | None = None,
+) -> Columns:
+    """Events (schema `EVENTS`) as records' columns.
+
+    Args:
+        events: the rows, in the order in which they shall stand in the topic.
+        source: the application's id, `ce_source`.
+        partitions: of the topic.
+        late: marks the rows that get the header `eventpub_late`.
+    """
+    ids_column: Any = events.column("aggregate_id")
+    versions_column: Any = events.column("version").cast(pa.string())
+    metadata_column = events.column("metadata")
+    micros: npt.NDArray[np.int64] = np.asarray(events.column("create_time"))
+    ids: list[str] = ids_column.to_pylist()
+    values: list[Any] = events.column("payload").to_pylist()
+    types = _bytes(events.column("event_type"))
+    encoded: Any = ids_column.dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.unify_dictionaries().combine_chunks()
+    of_each = topic_partitions(encoded.dictionary.to_pylist(), partitions)
+    placed = of_each[np.asarray(encoded.indices)]
+
+    specversion, ce_source = ("ce_specversion", "1.0"), ("ce_source", source)
+    type_headers = {t: ("ce_type", t) for t in set(types)}
+    # The constant part of all headers by C iterators: this is the publisher's hottest line.
+    fixed: Iterable[tuple[Header, ...]] = zip(
+        repeat(specversion),
+        zip(
+            repeat("ce_id"),
+            _bytes(pc.binary_join_element_wise(ids_column, versions_column, "/")),
+            strict=False,
+        ),
+        repeat(ce_source),
+        map(type_headers.__getitem__, types),
+        zip(repeat(TIME), format_times(micros), strict=False),
+        zip(repeat("ce_subject"), _bytes(ids_column), strict=False),
+        zip(repeat(SEQUENCE), _bytes(versions_column), strict=False),
+        strict=False,
+    )
+    metadata: Iterable[str | None] = repeat(None)
+    if metadata_column.null_count < len(ids):
+        metadata = metadata_column.to_pylist()
+    late_flags: Iterable[bool] = repeat(False) if late is None else late.tolist()
+    return Columns(
+        keys=ids,
+        values=values,
+        partitions=placed,
+        timestamps=timestamps(micros).tolist(),
+        headers=_headers(fixed, values, metadata, late_flags),
+    )
+
+
+def _headers(
+    fixed: Iterable[tuple[Header, ...]],
+    values: list[bytes | None],
+    metadata: Iterable[str | None],
+    late: Iterable[bool],
+) -> Iterator[list[Header]]:
+    for head, value, text, is_late in zip(fixed, values, metadata, late, strict=False):
+        headers = [*head]
+        named = False
+        if text:
+            headers += metadata_headers(text)
+            named = "content-type" in text and "content-type" in dict(headers)
+        if not named and value is not None:
+            headers.append(_JSON if value[:1] in _JSON_STARTS else _BYTES)
+        if is_late:
+            headers.append(_IS_LATE)
+        yield headers
+
+
+def _rfc3339(micros: int) -> str:
+    return format_times(np.array([micros], np.int64))[0].decode()
+
+
+def gap_record(gap: SkippedGap, partitions: int) -> Record:
+    """A skip as a record of ``<topic>.gaps``; its times are RFC 3339."""
+    value = {
+        "aggregate_id": gap.aggregate_id,
+        "from_version": gap.from_version,
+        "to_version": gap.to_version,
+        "first_seen": _rfc3339(gap.first_seen),
+        "skipped_at": _rfc3339(gap.skipped_at),
+        "attempts": gap.attempts,
+        "reason": gap.reason,
+    }
+    return Record(
+        key=gap.aggregate_id,
+        value=_encode(value).encode(),
+        partition=topic_partition(gap.aggregate_id, partitions),
+        timestamp=max(1, gap.skipped_at // 1000),
+        headers=[_JSON],
+    )
+
+
+def read_gap(value: bytes) -> SkippedGap:
+    """The skip that `gap_record` wrote.
+
+    Raises:
+        ValueError: the value is no such record.
+    """
+    try:
+        data = json.loads(value)
+        first_seen, skipped_at = parse_times([data["first_seen"], data["skipped_at"]]).tolist()
+        return SkippedGap(
+            aggregate_id=str(data["aggregate_id"]),
+            from_version=int(data["from_version"]),
+            to_version=int(data["to_version"]),
+            first_seen=first_seen,
+            skipped_at=skipped_at,
+            attempts=int(data["attempts"]),
+            reason=str(data["reason"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no skip: {error}") from error
+
+
+def dead_record(row: DeadRow, source: str, partitions: int, fallback_partition: int) -> Record:
+    """A refused row as a record of ``<topic>.dead``.
+
+    The value is the payload's bytes, except where the broker has refused the record itself: it
+    would refuse it here as well, so that only `eventpub_payload_bytes` tells its size (the row is
+    in the store). A row without an aggregate goes to `fallback_partition`.
+    """
+    headers: list[Header] = [
+        ("ce_specversion", "1.0"),
+        ("ce_source", source),
+        (REASON, row.reason.encode(errors="replace")),
+    ]
+    if row.aggregate_id is not None:
+        headers.append(("ce_subject", row.aggregate_id.encode()))
+    if row.version is not None:
+        headers.append(("ce_id", f"{row.aggregate_id}/{row.version}".encode()))
+        headers.append((SEQUENCE, str(row.version)))
+    if row.event_type is not None:
+        headers.append(("ce_type", row.event_type.encode(errors="replace")))
+    if row.create_time is not None:
+        headers.append((TIME, _rfc3339(row.create_time)))
+    if row.metadata is not None:
+        headers.append(("eventpub_metadata", row.metadata.encode(errors="replace")))
+    value = row.payload
+    if value is not None and row.reason.startswith(REFUSED):
+        headers.append(("eventpub_payload_bytes", str(len(value))))
+        value = None
+    return Record(
+        key=row.aggregate_id,
+        value=value,
+        partition=(
+            fallback_partition
+            if row.aggregate_id is None
+            else topic_partition(row.aggregate_id, partitions)
+        ),
+        timestamp=max(1, (row.create_time or 0) // 1000),
+        headers=headers,
+    )

@@ -1,0 +1,662 @@
+"""The transactional producer of one shard: a batch becomes visible whole, once, or not at all.
+
+Created fresh for each task, since Spark's workers are not sticky; ownership is by fencing. What
+must hold: nothing is produced outside a partition of the shard; the delivery reports counted before
+a commit equal the records produced; after an answer that leaves a doubt (the T-rule: an error, more
+than a second, a lost answer of the coordinator) the producer is never used again, because the
+client may have sent its `EndTxn` twice and the first may still arrive and end a later transaction.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from eventpub import config
+from eventpub.admission.model import Shard, SkippedGap
+from eventpub.errors import SinkError
+from eventpub.sink import client, faults, records
+from eventpub.sink.fold import FOLD_TIMEOUT, Fold, Place
+from eventpub.sink.records import DeadRow
+
+READY_TIMEOUT = 10.0
+"""Seconds that `init_transactions` may take before the broker counts as away."""
+COMMIT_TIMEOUT = 30.0
+"""Seconds until a commit without an answer is given up as indefinite."""
+ABORT_TIMEOUT = 5.0
+"""Seconds for an abort; what it leaves open, the next owner's `init_transactions` aborts."""
+DOUBT_AFTER = 1.0
+"""A commit or abort that took longer leaves a doubt (T-rule)."""
+
+_CONSEQUENCE = frozenset(
+    {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD}
+)
+
+_careful: set[tuple[str, str]] = set()
+"""Owners whose next sink sends each record by itself, to find the one that the broker refuses."""
+
+
+@dataclass(frozen=True)
+class PublishedBatch:
+    """What became visible. `events` counts the events only, not gaps, dead or diverted rows.
+
+    `next_offsets`: of every partition touched, the offset after the last record and its
+    transaction's marker. `lost`: events that were not delivered (only at most once).
+    """
+
+    events: int
+    next_offsets: dict[Place, int]
+    produce_seconds: float
+    commit_seconds: float
+    lost: int = 0
+
+
+def transactional_id(app_id: str, number: int | str) -> str:
+    """The id that a newer owner of the shard fences the older ones by."""
+    return f"eventpub.{app_id}.{number}"
+
+
+def fence_all(sink: config.Sink, app_id: str, upto: int) -> None:
+    """Fences the writers of shards 0 to `upto` − 1 and ends their transactions.
+
+    To be called at the start of a run, before any shard is folded, with the largest number of
+    shards that may have been used before: the topic's partitions are always enough. Without it, a
+    writer of a former number of shards could still write, or hold a transaction open, on
+    partitions that belong to another shard now.
+
+    Raises:
+        SinkError: as `ShardSink.ready`.
+    """
+    if sink.delivery != "exactly_once" or upto <= 0:
+        return
+
+    def fence(number: int) -> None:
+        client_log = client.ClientLog()
+        producer = client.producer(sink, transactional_id(app_id, number), client_log)
+        _init_transactions(sink, producer, client_log, lambda: False)
+
+    with ThreadPoolExecutor(min(upto, 8), thread_name_prefix="eventpub-fence") as pool:
+        for _ in pool.map(fence, range(upto)):
+            pass
+
+
+def try_transactions(sink: config.Sink, app_id: str) -> None:
+    """Takes a transactional id that no shard has, to see whether the broker lets us.
+
+    Raises:
+        SinkError: as `ShardSink.ready`.
+    """
+    client_log = client.ClientLog()
+    producer = client.producer(sink, transactional_id(app_id, "doctor"), client_log)
+    _init_transactions(sink, producer, client_log, lambda: False)
+
+
+def _init_transactions(
+    sink: config.Sink,
+    producer: Producer,
+    client_log: client.ClientLog,
+    cancelled: Callable[[], bool],
+) -> None:
+    started = time.monotonic()
+    doing = "taking over the shard"
+    while not cancelled():
+        try:
+            client.call(producer.init_transactions, 0.5)
+            return
+        except KafkaException as exception:
+            error = faults.kafka_error(exception)
+            if not error.retriable():
+                raise faults.fault(error, doing, sink) from exception
+            try:
+                client.call(producer.poll, 0)  # hands over what the client has heard
+            except KafkaException as fatal:
+                raise faults.fault(faults.kafka_error(fatal), doing, sink) from fatal
+            heard = client_log.last_error
+            if heard is not None and heard.code() in faults.AUTHENTICATION:
+                raise faults.auth_failed(sink, heard) from exception
+            waited = time.monotonic() - started
+            if waited > READY_TIMEOUT:
+                raise faults.unreachable(sink, doing, waited, heard or error) from exception
+
+
+def _aborted(error: KafkaError, sink: config.Sink) -> SinkError:
+    return SinkError(
+        "sink.aborted",
+        f"the transaction was aborted, nothing was published ({faults.says(error)})",
+        where=f"topic {sink.topic}",
+        retriable=True,
+    )
+
+
+def _no_crash(_point: str) -> None:
+    return
+
+
+class _Reports:
+    """Counts the delivery reports of one partition."""
+
+    __slots__ = ("count", "failed", "last")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: Any = None
+        self.failed: list[tuple[KafkaError, Any]] = []
+
+    def on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.count += 1
+            self.last = message
+        else:
+            self.failed.append((error, message))
+
+
+class _Batch:
+    """What one transaction shall make visible, and what came of it so far."""
+
+    def __init__(
+        self, columns: dict[str, records.Columns], side: list[tuple[str, records.Record]]
+    ) -> None:
+        self.columns = columns
+        self.side = side
+        self.produced = 0
+        self.reports: dict[Place, _Reports] = {}
+        self.refused: list[tuple[str, int, str]] = []
+        """Topic, row and reason of what the client itself has refused."""
+
+    def reports_of(self, topic: str, partition: int) -> _Reports:
+        return self.reports.setdefault((topic, partition), _Reports())
+
+    def failed(self) -> list[tuple[str, KafkaError, Any]]:
+        """The delivery reports that say no, without those that only follow from another's."""
+        return [
+            (topic, error, message)
+            for (topic, _), reports in self.reports.items()
+            for error, message in reports.failed
+            if error.code() not in _CONSEQUENCE
+        ]
+
+    def rows_of(self, failed: list[tuple[str, KafkaError, Any]]) -> list[tuple[str, int, str]]:
+        """Topic, row and reason of failed records; a report has no row, so content finds it."""
+        rows = []
+        for topic, error, message in failed:
+            reason = faults.says(error)
+            if topic not in self.columns:
+                rows.append((topic, 0, reason))
+                continue
+            key, value = message.key().decode(), message.value()
+            columns = self.columns[topic]
+            at = zip(columns.keys, columns.values, strict=True)
+            taken = {row for t, row, _ in rows if t == topic}
+            rows.append(
+                next(
+                    (topic, row, reason)
+                    for row, (k, v) in enumerate(at)
+                    if k == key and v == value and row not in taken
+                )
+            )
+        return rows
+
+
+class ShardSink:
+    """Publishes one shard's batches; owns the shard from `ready()` until another one is made.
+
+    Args:
+        sink: the configuration.
+        app_id: the application's id, part of the transactional id and `ce_source`.
+        shard: whose partitions this writes.
+
+    Attributes:
+        needs_replacement: True when this sink must not be used again: close it, make a new one,
+            fold, go on.
+    """
+
+    def __init__(self, sink: config.Sink, app_id: str, shard: Shard) -> None:
+        self._sink = sink
+        self._app_id = app_id
+        self._shard = shard
+        self._transactional = sink.delivery == "exactly_once"
+        self._id = transactional_id(app_id, shard.number) if self._transactional else None
+        self._log = client.ClientLog()
+        self._owner = (sink.bootstrap_servers, transactional_id(app_id, shard.number))
+        self._careful = self._owner in _careful
+        self._fold: Fold | None = None
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._producer: Producer | None = None
+        conf = client.producer_settings(sink, self._id)
+        self._commit_slice = min(5.0, int(conf["socket.timeout.ms"]) / 2000)
+        self._flush_timeout = (
+            int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]) / 1000 + 5.0
+        )
+        self.needs_replacement = False
+        self._starting = threading.Thread(
+            target=self._start, name=f"eventpub-sink-{shard.number}", daemon=True
+        )
+        self._starting.start()
+
+    def __enter__(self) -> ShardSink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        try:
+            producer = client.producer(self._sink, self._id, self._log, careful=self._careful)
+            if self._transactional:
+                try:
+                    _init_transactions(self._sink, producer, self._log, lambda: self._closed)
+                except SinkError as error:
+                    # A request that librdkafka repeats by itself may fence its own first try.
+                    if error.code != "sink.fenced":
+                        raise
+                    producer = client.producer(
+                        self._sink, self._id, self._log, careful=self._careful
+                    )
+                    _init_transactions(self._sink, producer, self._log, lambda: self._closed)
+            if not self._closed:
+                self._producer = producer
+        except BaseException as error:  # handed to the thread that asks ready()
+            self._failure = error
+
+    def ready(self) -> None:
+        """Waits until this sink owns its shard: older owners are fenced, their transactions over.
+
+        Raises:
+            SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized`,
+                `sink.transactions_refused`, `sink.fenced`, `sink.fatal`.
+        """
+        self._starting.join(READY_TIMEOUT + 10)
+        if self._starting.is_alive():
+            self.needs_replacement = True
+            raise faults.unreachable(self._sink, "taking over the shard", READY_TIMEOUT + 10, None)
+        if self._failure is not None:
+            self.needs_replacement = True
+            raise self._failure
+
+    def fold(self, saved: Mapping[Place, int], *, timeout: float = FOLD_TIMEOUT) -> Fold:
+        """Reads the shard's own partitions back from the saved next offsets to their end.
+
+        A partition that is not in `saved` is read from its beginning. Nothing to read costs one
+        request. What the iteration found besides is in `offsets`, `truncated` and `foreign`.
+
+        Raises:
+            SinkError: while iterating: `sink.hanging_transaction`, `sink.topic_recreated`,
+                `sink.topic_missing`, `sink.unreachable`, ….
+        """
+        self.ready()
+        self._fold = Fold(self._sink, self._shard, saved, timeout)
+        return self._fold
+
+    @property
+    def offsets(self) -> dict[Place, int]:
+        """The next offset of each own partition as the last fold left it."""
+        return dict(self._last_fold.offsets)
+
+    @property
+    def truncated(self) -> bool:
+        """True if retention had removed records before the last fold could read them."""
+        return self._last_fold.truncated
+
+    @property
+    def foreign(self) -> int:
+        """How many records the last fold passed over, since eventpub has not written them."""
+        return self._last_fold.foreign
+
+    @property
+    def _last_fold(self) -> Fold:
+        if self._fold is None:
+            raise RuntimeError("nothing was folded yet")
+        return self._fold
+
+    def publish(
+        self,
+        events: pa.Table | pa.RecordBatch,
+        *,
+        late: npt.NDArray[np.bool_] | None = None,
+        gaps: Sequence[SkippedGap] = (),
+        dead: Sequence[DeadRow] = (),
+        diverted: pa.Table | None = None,
+        crash_point: Callable[[str], None] = _no_crash,
+    ) -> PublishedBatch:
+        """Makes all of it visible in one transaction, in the given order.
+
+        Args:
+            events: rows of `EVENTS`, to the topic.
+            late: marks the events that get the header `eventpub_late`.
+            gaps: skips, to ``<topic>.gaps``.
+            dead: refused rows, to ``<topic>.dead``.
+            diverted: late rows of `EVENTS`, to ``<topic>.late``.
+            crash_point: called with the name of each step, for tests that die there.
+
+        Raises:
+            RecordRefusedError: some rows can never be published; nothing was. Name them dead, redo.
+            SinkError: `sink.aborted` (nothing was published; redo), `sink.fenced`,
+                `sink.indefinite`, `sink.unreachable`, `sink.fatal`, `sink.wrong_partition`, ….
+                Look at `needs_replacement` before the next call.
+        """
+        self.ready()
+        if self.needs_replacement:
+            raise SinkError("sink.fatal", "this sink had to be replaced", retriable=True)
+        if not (len(events) or gaps or dead or (diverted is not None and len(diverted))):
+            return PublishedBatch(0, {}, 0.0, 0.0)
+
+        started = time.perf_counter()
+        batch = self._batch(events, late, gaps, dead, diverted)
+        crash_point("before_begin")
+        self._begin()
+        crash_point("after_begin")
+        self._produce(batch)
+        crash_point("after_produce")
+        self._flush(batch)
+        crash_point("before_commit")
+        produced = time.perf_counter()
+        self._commit()
+        crash_point("after_commit")
+        committed = time.perf_counter()
+
+        marker = 1 if self._transactional else 0
+        lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
+        return PublishedBatch(
+            events=len(events) - lost,
+            next_offsets={
+                place: reports.last.offset() + 1 + marker
+                for place, reports in batch.reports.items()
+                if reports.last is not None and reports.last.offset() >= 0
+            },
+            produce_seconds=produced - started,
+            commit_seconds=committed - produced,
+            lost=lost,
+        )
+
+    def close(self) -> None:
+        """Lets go of the producer; an open transaction is left to the next owner, which aborts it.
+
+        Waits for nothing: it may be called at any time, more than once.
+        """
+        self._closed = True
+        self._producer = None
+
+    # -- the steps of a batch -------------------------------------------------------------------
+
+    def _batch(
+        self,
+        events: pa.Table | pa.RecordBatch,
+        late: npt.NDArray[np.bool_] | None,
+        gaps: Sequence[SkippedGap],
+        dead: Sequence[DeadRow],
+        diverted: pa.Table | None,
+    ) -> _Batch:
+        shard, sink, app = self._shard, self._sink, self._app_id
+        columns = {sink.topic: records.event_columns(events, app, shard.partitions, late)}
+        if diverted is not None and len(diverted):
+            marks = np.ones(len(diverted), np.bool_)
+            columns[sink.late_topic] = records.event_columns(diverted, app, shard.partitions, marks)
+        first = shard.topic_partitions()[0]
+        side = [(sink.gaps_topic, records.gap_record(g, shard.partitions)) for g in gaps]
+        side += [
+            (sink.dead_topic, records.dead_record(d, app, shard.partitions, first)) for d in dead
+        ]
+        partitions = np.concatenate(
+            [c.partitions for c in columns.values()]
+            + [np.array([r.partition for _, r in side], np.int32)]
+        )
+        foreign = partitions[partitions % shard.shards != shard.number]
+        if len(foreign):
+            raise SinkError(
+                "sink.wrong_partition",
+                f"shard {shard.number} of {shard.shards} was given records of partition"
+                f" {int(foreign[0])}",
+                where=f"topic {sink.topic}",
+                suggestion="this is a defect of eventpub; nothing was published",
+            )
+        return _Batch(columns, side)
+
+    def _begin(self) -> None:
+        self._serve()
+        self._log.forget()
+        if not self._transactional:
+            return
+        try:
+            client.call(self._client.begin_transaction)
+        except KafkaException as exception:
+            self.needs_replacement = True
+            error = faults.kafka_error(exception)
+            raise faults.fault(error, "beginning a transaction", self._sink) from exception
+
+    def _produce(self, batch: _Batch) -> None:
+        try:
+            for topic, columns in batch.columns.items():
+                self._produce_columns(topic, columns, batch)
+            for topic, r in batch.side:
+                on_delivery = batch.reports_of(topic, r.partition).on_delivery
+                self._produce_one(
+                    topic, r.value, r.key, r.partition, on_delivery, r.timestamp, r.headers
+                )
+                batch.produced += 1
+        except KafkaException as exception:
+            raise self._undo(faults.kafka_error(exception), "producing", batch) from exception
+        if batch.refused and self._sink.delivery != "at_most_once":
+            raise self._undo(None, "producing", batch)
+
+    def _produce_columns(self, topic: str, columns: records.Columns, batch: _Batch) -> None:
+        produce = self._client.produce
+        partitions = columns.partitions.tolist()
+        callbacks = {p: batch.reports_of(topic, p).on_delivery for p in set(partitions)}
+        refused_here = len(batch.refused)
+        rows = zip(
+            columns.keys,
+            columns.values,
+            partitions,
+            columns.timestamps,
+            columns.headers,
+            strict=True,
+        )
+        row = -1
+        for row, (key, value, partition, timestamp, headers) in enumerate(rows):
+            on_delivery = callbacks[partition]
+            try:
+                # By position: keywords cost more than the call.
+                produce(topic, value, key, partition, on_delivery, on_delivery, timestamp, headers)
+            except BufferError:
+                self._produce_one(topic, value, key, partition, on_delivery, timestamp, headers)
+            except KafkaException as exception:
+                error = faults.kafka_error(exception)
+                if error.code() not in faults.REFUSED_RECORD:
+                    raise
+                batch.refused.append((topic, row, faults.says(error)))
+                if self._sink.delivery == "at_least_once":
+                    break
+        batch.produced += row + 1 - (len(batch.refused) - refused_here)
+
+    def _produce_one(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: str | None,
+        partition: int,
+        on_delivery: Callable[[KafkaError | None, Message], None],
+        timestamp: int,
+        headers: list[records.Header],
+    ) -> None:
+        deadline = time.monotonic() + self._flush_timeout
+        while True:
+            try:
+                self._client.produce(
+                    topic, value, key, partition, on_delivery, on_delivery, timestamp, headers
+                )
+                return
+            except BufferError:
+                if time.monotonic() > deadline:
+                    self.needs_replacement = True
+                    raise faults.unreachable(
+                        self._sink, "producing", self._flush_timeout, self._log.last_error
+                    ) from None
+                client.call(self._client.poll, 0.05)
+
+    def _flush(self, batch: _Batch) -> None:
+        deadline = time.monotonic() + self._flush_timeout
+        try:
+            while (
+                client.call(self._client.flush, 0.1)
+                and not batch.failed()
+                and self._log.transaction_error is None
+                and time.monotonic() < deadline
+            ):
+                pass
+        except KafkaException as exception:
+            raise self._undo(faults.kafka_error(exception), "producing", batch) from exception
+        if self._sink.delivery == "at_most_once":
+            return
+        delivered = sum(r.count for r in batch.reports.values())
+        if delivered != batch.produced:
+            raise self._undo(None, "producing", batch)
+
+    def _commit(self) -> None:
+        if not self._transactional:
+            return
+        started = time.monotonic()
+        while True:
+            try:
+                client.call(self._client.commit_transaction, self._commit_slice)
+                break
+            except KafkaException as exception:
+                self.needs_replacement = True
+                error = faults.kafka_error(exception)
+                if error.retriable() and time.monotonic() - started < COMMIT_TIMEOUT:
+                    continue
+                if error.txn_requires_abort():
+                    raise (self._abort() or _aborted(error, self._sink)) from exception
+                raise self._indefinite(error) from exception
+        self._doubt(started)
+
+    def _doubt(self, started: float) -> None:
+        self._serve()
+        if time.monotonic() - started > DOUBT_AFTER or self._log.in_doubt:
+            self.needs_replacement = True
+
+    def _indefinite(self, error: KafkaError) -> SinkError:
+        mapped = faults.fault(error, "committing", self._sink)
+        if mapped.code in {"sink.unreachable", "sink.fatal"}:
+            return SinkError(
+                "sink.indefinite",
+                f"nobody knows whether the transaction was committed ({faults.says(error)})",
+                where=f"topic {self._sink.topic}",
+                suggestion="nothing to do: the topic is read back before anything is published",
+                retriable=True,
+            )
+        return mapped
+
+    def _undo(self, error: KafkaError | None, doing: str, batch: _Batch) -> SinkError:
+        """Aborts, and names the cause: the refused rows, else what failed first."""
+        worse = None if error is not None and error.fatal() else self._abort()
+        # An abort brings the last delivery reports.
+        self._serve()
+        cause = worse or self._cause(error, doing, batch)
+        if cause.code in {"sink.fenced", "sink.fatal"}:
+            self.needs_replacement = True
+        return cause
+
+    def _cause(self, error: KafkaError | None, doing: str, batch: _Batch) -> SinkError:
+        if not self._transactional:
+            # What is still queued must not be sent after the caller has begun again.
+            self.needs_replacement = True
+        failed = batch.failed()
+        if batch.refused or failed:
+            refusal = self._refusal(batch, failed)
+            if refusal is not None:
+                return refusal
+            topic, error, _ = failed[0]
+            if error.code() in faults.MISSING:
+                return faults.topic_missing(self._sink, topic, self._shard.partitions)
+        # What was said about the transaction as a whole explains more than what a call met.
+        error = self._log.transaction_error or error
+        if error is None:
+            self.needs_replacement = True
+            return SinkError(
+                "sink.delivery_lost",
+                f"{batch.produced} records were produced, but"
+                f" {sum(r.count for r in batch.reports.values())} delivery reports came within"
+                f" {self._flush_timeout:.0f} s; nothing was committed",
+                where=f"sink.bootstrap_servers = {self._sink.bootstrap_servers}",
+                retriable=True,
+            )
+        mapped = faults.fault(error, doing, self._sink)
+        if mapped.code == "sink.fatal" and not error.fatal():
+            return _aborted(error, self._sink)
+        return mapped
+
+    def _refusal(
+        self, batch: _Batch, failed: list[tuple[str, KafkaError, Any]]
+    ) -> SinkError | None:
+        """The rows that can never be published, if that is what went wrong."""
+        refused = list(batch.refused)
+        by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]
+        if by_broker and not refused:
+            if by_broker[0][1].code() in faults.SIZE and len(by_broker) > 1 and not self._careful:
+                # The broker refuses a batch of records as one; alone, only the guilty one fails.
+                _careful.add(self._owner)
+                self.needs_replacement = True
+                return _aborted(by_broker[0][1], self._sink)
+            refused = batch.rows_of(by_broker)
+        _careful.discard(self._owner)
+        if not refused:
+            return None
+        topic, _, reason = refused[0]
+        if topic not in batch.columns:
+            return SinkError(
+                "sink.side_record_refused",
+                f"{topic} does not take a record: {reason}",
+                where=f"topic {topic}",
+                suggestion=f"raise max.message.bytes of {topic}",
+            )
+        return faults.RecordRefusedError(
+            rows=[row for t, row, _ in refused if t == self._sink.topic],
+            diverted_rows=[row for t, row, _ in refused if t == self._sink.late_topic],
+            reason=reason,
+            topic=topic,
+        )
+
+    def _abort(self) -> SinkError | None:
+        """Aborts the transaction; the error is None unless it tells more than what led here."""
+        if not self._transactional:
+            return None
+        started = time.monotonic()
+        while True:
+            try:
+                client.call(self._client.abort_transaction, min(self._commit_slice, ABORT_TIMEOUT))
+                break
+            except KafkaException as exception:
+                self.needs_replacement = True
+                error = faults.kafka_error(exception)
+                if not error.retriable():
+                    mapped = faults.fault(error, "aborting", self._sink)
+                    return None if mapped.code == "sink.fatal" else mapped
+                if time.monotonic() - started > ABORT_TIMEOUT:
+                    return None
+        self._doubt(started)
+        return None
+
+    def _serve(self) -> None:
+        """Lets the client hand over its log lines, errors and delivery reports."""
+        try:
+            client.call(self._client.poll, 0)
+        except KafkaException as exception:
+            # A fatal error is raised here as well; the call that met it says so, too.
+            self.needs_replacement = True
+            client.log.info("poll: %s", faults.says(faults.kafka_error(exception)))
+
+    @property
+    def _client(self) -> Producer:
+        if self._producer is None:
+            raise SinkError("sink.fatal", "this sink is closed")
+        return self._producer

@@ -1,0 +1,77 @@
+"""A broker of the sink's own: with passwords, permissions, a proxy before it, little patience."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from eventpub.local import kafka
+from tests.sink.proxy import Proxy
+
+PASSWORDS = {"owner": "owner-word", "poor": "poor-word"}
+
+
+@dataclass(frozen=True)
+class OwnBroker:
+    """The addresses of one broker.
+
+    Attributes:
+        open: asks for nothing.
+        guarded: asks for a password, and for permissions.
+        proxied: leads through `proxy`.
+    """
+
+    open: str
+    guarded: str
+    proxied: str
+    proxy: Proxy
+
+
+@pytest.fixture(scope="session")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
+    """A broker with several doors."""
+    ports = dict(zip(["PLAINTEXT", "CONTROLLER", "GUARDED", "PROXIED"], free_ports(4), strict=True))
+    outside = free_ports(1)[0]
+    doors = {**ports, "PROXIED": outside}
+    users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    properties = {
+        "listeners": _listeners(ports),
+        "advertised.listeners": _listeners({k: v for k, v in doors.items() if k != "CONTROLLER"}),
+        "controller.quorum.voters": f"1@127.0.0.1:{ports['CONTROLLER']}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,"
+        "GUARDED:SASL_PLAINTEXT,PROXIED:PLAINTEXT",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.guarded.plain.sasl.jaas.config": f"{module} required {users};",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        # a transaction that has timed out is aborted at once, not up to 10 s later
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+        "super.users": "User:ANONYMOUS;User:owner",
+    }
+    folder = tmp_path_factory.mktemp("own")
+    with kafka(folder, port=ports["PLAINTEXT"], properties=properties):
+        proxy = Proxy(outside, ports["PROXIED"])
+        yield OwnBroker(
+            open=f"127.0.0.1:{ports['PLAINTEXT']}",
+            guarded=f"127.0.0.1:{ports['GUARDED']}",
+            proxied=f"127.0.0.1:{outside}",
+            proxy=proxy,
+        )
+        proxy.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses; found together, so that they differ."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _listeners(ports: dict[str, int]) -> str:
+    return ",".join(f"{door}://127.0.0.1:{port}" for door, port in ports.items())

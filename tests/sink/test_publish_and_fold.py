@@ -1,0 +1,596 @@
+"""Publishing to a real broker, and reading back what is visible, through crashes and rivals."""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from eventpub import config
+from eventpub.admission.model import Shard, SkippedGap
+from eventpub.errors import ConfigError, SinkError
+from eventpub.local import Kafka
+from eventpub.sink import (
+    DeadRow,
+    Fold,
+    RecordRefusedError,
+    ShardSink,
+    check_topics,
+    fence_all,
+)
+from tests.sink.conftest import OwnBroker
+from tests.sink.helpers import (
+    APP,
+    CREATED,
+    PARTITIONS,
+    WHOLE,
+    events,
+    identities,
+    ids_of,
+    read_topic,
+    settings,
+    some_events,
+)
+from tests.sink.mock_cluster import END_TXN
+
+Offsets = dict[tuple[str, int], int]
+
+
+class CrashError(Exception):
+    """Stands for the death of the process."""
+
+
+def crash_at(name: str) -> Callable[[str], None]:
+    def point(passed: str) -> None:
+        if passed == name:
+            raise CrashError
+
+    return point
+
+
+@pytest.fixture
+def servers(kafka_server: Kafka) -> str:
+    return kafka_server.bootstrap_servers
+
+
+@pytest.fixture
+def sink_config(servers: str, topic_name: str) -> config.Sink:
+    made = settings(topic_name, servers)
+    check_topics(made, late=True)
+    return made
+
+
+@pytest.fixture
+def new_sink(sink_config: config.Sink) -> Iterator[Callable[..., ShardSink]]:
+    made: list[ShardSink] = []
+
+    def new(shard: Shard = WHOLE, sink: config.Sink = sink_config) -> ShardSink:
+        made.append(ShardSink(sink, APP, shard))
+        made[-1].ready()
+        return made[-1]
+
+    yield new
+    for sink in made:
+        sink.close()
+
+
+def folded(sink: ShardSink, saved: Mapping[tuple[str, int], int]) -> tuple[set[Any], Fold]:
+    """Every (aggregate, version) of the topic that the fold gave."""
+    fold = sink.fold(saved)
+    found = set()
+    for part in fold:
+        if part.kind == "events":
+            found |= set(zip(part.aggregate_ids, part.versions.tolist(), strict=True))
+    return found, fold
+
+
+def as_set(table: Any) -> set[tuple[str, int]]:
+    return set(zip(table["aggregate_id"].to_pylist(), table["version"].to_pylist(), strict=True))
+
+
+def configure(servers: str, topic: str, key: str, value: str) -> None:
+    resource = ConfigResource("topic", topic)
+    resource.add_incremental_config(
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+    )
+    admin = AdminClient({"bootstrap.servers": servers})
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+    time.sleep(0.5)  # the broker answers before the partitions have heard of it
+
+
+def publish_all_but_refused(new_sink: Callable[..., ShardSink], table: pa.Table) -> list[int]:
+    """Publishes as a caller does, redoing what may be redone; the rows that were refused."""
+    sink = new_sink()
+    refused: list[int] = []
+    for _ in range(10):
+        keep = [n for n in range(table.num_rows) if n not in refused]
+        try:
+            sink.publish(table.take(keep))
+        except RecordRefusedError as refusal:
+            refused += [keep[n] for n in refusal.rows]
+        except SinkError as error:
+            if not error.retriable:
+                raise
+        else:
+            return refused
+        if sink.needs_replacement:
+            sink.close()
+            sink = new_sink()
+    raise AssertionError("the batch was never published")
+
+
+class TestPublish:
+    def test_a_consumer_sees_what_the_store_had(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        ids = ["order-1", "ä/ö'\" ", "A", "a\x00b", "x" * 255]
+        rows = [(a, v) for v in (1, 2) for a in ids]
+        payloads = [b'{"n":1}', b"", None, b"\xff\x00", b"x" * 100_000] * 2
+        table = events(rows, payload=payloads, metadata=['{"user":"u1"}'] * len(rows))
+        late = np.zeros(len(rows), np.bool_)
+        late[3] = True
+        batch = new_sink().publish(table, late=late)
+        assert batch.events == len(rows)
+
+        messages = read_topic(servers, sink_config.topic)
+        assert sorted(identities(messages)) == sorted(rows)
+        by_identity = {identities([m])[0]: m for m in messages}
+        for number, row in enumerate(rows):
+            message = by_identity[row]
+            headers = dict(message.headers())
+            assert message.value() == payloads[number]
+            assert message.partition() == zlib.crc32(row[0].encode()) % PARTITIONS
+            assert message.timestamp()[1] == CREATED // 1000
+            assert headers["ce_id"] == f"{row[0]}/{row[1]}".encode()
+            assert headers["ce_source"] == APP.encode()
+            assert headers["user"] == b"u1"
+            assert headers.get("eventpub_late") == (b"1" if number == 3 else None)
+
+    def test_the_order_of_a_batch_is_the_order_of_each_partition(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        table = some_events(WHOLE, 5_000)
+        new_sink().publish(table)
+        seen = identities(read_topic(servers, sink_config.topic))
+        for aggregate_id in set(table["aggregate_id"].to_pylist()):
+            versions = [v for a, v in seen if a == aggregate_id]
+            assert versions == list(range(1, len(versions) + 1))
+        assert set(seen) == as_set(table)
+        assert len(seen) == 5_000
+
+    def test_the_side_topics_are_part_of_the_transaction(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        gap = SkippedGap("order-1", 2, 3, CREATED, CREATED, 8, "gave up")
+        extra: dict[str, Any] = {
+            "gaps": [gap],
+            "dead": [DeadRow("order-2", 9, "sink.record_refused: too large", b"x")],
+            "diverted": events([("order-3", 4)]),
+        }
+        sink = new_sink()
+        with pytest.raises(CrashError):
+            sink.publish(some_events(WHOLE, 3), **extra, crash_point=crash_at("before_commit"))
+        sink.close()
+        sink = new_sink()
+        for topic in (sink_config.topic, sink_config.gaps_topic, sink_config.dead_topic):
+            assert read_topic(servers, topic) == []
+
+        batch = sink.publish(some_events(WHOLE, 3), **extra)
+        assert batch.events == 3
+        assert len(read_topic(servers, sink_config.topic)) == 3
+        assert len(read_topic(servers, sink_config.dead_topic)) == 1
+        assert identities(read_topic(servers, sink_config.late_topic)) == [("order-3", 4)]
+        kinds = {part.kind: part for part in sink.fold({})}
+        assert kinds["gaps"].gaps == [gap]
+        assert kinds["dead"].aggregate_ids == ["order-2"]
+        assert kinds["late"].versions.tolist() == [4]
+        assert {p: o for p, o in sink.offsets.items() if o} == batch.next_offsets | {
+            p: o for p, o in sink.offsets.items() if o and p not in batch.next_offsets
+        }
+
+    def test_a_batch_of_nothing_asks_the_broker_nothing(
+        self, new_sink: Callable[..., ShardSink]
+    ) -> None:
+        batch = new_sink().publish(events([]))
+        assert (batch.events, batch.next_offsets) == (0, {})
+
+    def test_a_record_of_another_shard_stops_everything(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        mine, theirs = Shard(0, 2, PARTITIONS), Shard(1, 2, PARTITIONS)
+        rows = [(ids_of(mine, 1)[0], 1), (ids_of(theirs, 1)[0], 1)]
+        with pytest.raises(SinkError) as caught:
+            new_sink(mine).publish(events(rows))
+        assert caught.value.code == "sink.wrong_partition"
+        assert read_topic(servers, sink_config.topic) == []
+
+    def test_more_rows_than_the_clients_queue_holds_wait_for_room(
+        self, servers: str, sink_config: config.Sink, new_sink: Callable[..., ShardSink]
+    ) -> None:
+        small = sink_config.model_copy(
+            update={"properties": {"queue.buffering.max.messages": "100"}}
+        )
+        assert new_sink(sink=small).publish(some_events(WHOLE, 3_000)).events == 3_000
+        assert len(read_topic(servers, sink_config.topic)) == 3_000
+
+
+class TestRefusedRecords:
+    def test_the_row_that_is_too_large_is_named_and_the_rest_goes_on(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        rows = [("order-1", 1), ("order-1", 2), ("order-1", 3), ("order-2", 1)]
+        payload: list[bytes] = [b"{}", b"x" * 3_000_000, b"{}", b"y" * 2_000_000]
+        table = events(rows, payload=payload)
+        sink = new_sink()
+        with pytest.raises(RecordRefusedError) as caught:
+            sink.publish(table)
+        assert caught.value.code == "sink.record_refused"
+        assert caught.value.rows == [1, 3]
+        assert read_topic(servers, sink_config.topic) == []
+        assert not sink.needs_replacement
+
+        dead = [
+            DeadRow(*rows[n], f"sink.record_refused: {caught.value.reason}", payload[n])
+            for n in caught.value.rows
+        ]
+        sink.publish(table.take([0, 2]), dead=dead)
+        assert identities(read_topic(servers, sink_config.topic)) == [rows[0], rows[2]]
+        refused = read_topic(servers, sink_config.dead_topic)
+        assert sorted(identities(refused)) == [rows[1], rows[3]]
+        assert {dict(m.headers())["eventpub_payload_bytes"] for m in refused} == {
+            b"3000000",
+            b"2000000",
+        }
+
+    def test_the_row_that_the_topic_does_not_take_is_found(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        configure(servers, sink_config.topic, "max.message.bytes", "20000")
+        noise = random.Random(1)
+        rows = [("order-1", v) for v in range(1, 101)]
+        payload = [noise.randbytes(500 if v != 70 else 40_000) for _, v in rows]
+        refused = publish_all_but_refused(new_sink, events(rows, payload=payload))
+        assert refused == [69]
+        seen = identities(read_topic(servers, sink_config.topic))
+        assert seen == [r for r in rows if r[1] != 70]
+
+    def test_a_time_that_the_broker_refuses_names_its_row(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        configure(servers, sink_config.topic, "message.timestamp.after.max.ms", "3600000")
+        far = CREATED + 400 * 86_400_000_000 * 100
+        table = events(
+            [("order-1", v) for v in range(1, 6)], create_time=[CREATED, CREATED, far, CREATED, far]
+        )
+        assert sorted(publish_all_but_refused(new_sink, table)) == [2, 4]
+        assert len(read_topic(servers, sink_config.topic)) == 3
+
+
+class TestFold:
+    def test_gives_back_everything_from_nothing(self, new_sink: Callable[..., ShardSink]) -> None:
+        table = some_events(WHOLE, 3_000)
+        sink = new_sink()
+        batch = sink.publish(table)
+        found, fold = folded(new_sink(), {})
+        assert found == as_set(table)
+        assert not fold.truncated
+        assert fold.foreign == 0
+        assert batch.next_offsets.items() <= fold.offsets.items()
+        created = np.concatenate([p.create_times for p in new_sink().fold({})])
+        assert sorted(created.tolist()) == table["create_time"].to_pylist()
+
+    def test_reads_nothing_after_a_batch_whose_offsets_were_saved(
+        self, new_sink: Callable[..., ShardSink]
+    ) -> None:
+        sink = new_sink()
+        saved: Offsets = {}
+        for version in range(1, 4):
+            list(sink.fold(saved))
+            saved = sink.offsets | sink.publish(some_events(WHOLE, 50, version)).next_offsets
+            found, fold = folded(new_sink(), saved)
+            assert found == set()
+            assert fold.records == 0
+            assert fold.offsets == saved
+            sink = new_sink()
+
+    def test_gives_back_what_was_committed_and_never_saved(
+        self, new_sink: Callable[..., ShardSink]
+    ) -> None:
+        first = new_sink()
+        saved = first.publish(some_events(WHOLE, 50)).next_offsets
+        second = some_events(WHOLE, 70, first_version=100)
+        with pytest.raises(CrashError):
+            first.publish(second, crash_point=crash_at("after_commit"))
+        found, fold = folded(new_sink(), saved)
+        assert found == as_set(second)
+        assert folded(new_sink(), fold.offsets)[0] == set()
+
+    @pytest.mark.parametrize("point", ["after_begin", "after_produce", "before_commit"])
+    def test_passes_over_what_was_never_committed(
+        self, new_sink: Callable[..., ShardSink], point: str
+    ) -> None:
+        visible = set()
+        for version in (1, 101, 201):
+            sink = new_sink()
+            with pytest.raises(CrashError):
+                sink.publish(some_events(WHOLE, 40, 10_000), crash_point=crash_at(point))
+            sink.close()
+            sink = new_sink()
+            table = some_events(WHOLE, 30, version)
+            sink.publish(table)
+            visible |= as_set(table)
+        sink = new_sink()
+        with pytest.raises(CrashError):
+            sink.publish(some_events(WHOLE, 40, 10_000), crash_point=crash_at(point))
+        found, fold = folded(new_sink(), {})
+        assert found == visible, "an aborted transaction at the end, too"
+        assert folded(new_sink(), fold.offsets)[1].records == 0
+
+    def test_reads_its_own_partitions_only(self, new_sink: Callable[..., ShardSink]) -> None:
+        shards = [Shard(n, 2, PARTITIONS) for n in range(2)]
+        tables = [some_events(s, 40) for s in shards]
+        for shard, table in zip(shards, tables, strict=True):
+            new_sink(shard).publish(table)
+        for shard, table in zip(shards, tables, strict=True):
+            found, fold = folded(new_sink(shard), {})
+            assert found == as_set(table)
+            assert {p % 2 for _, p in fold.offsets} == {shard.number}
+
+    def test_counts_what_others_have_written(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        other = Producer({"bootstrap.servers": servers})
+        other.produce(sink_config.topic, b"?", partition=0)
+        other.produce(sink_config.topic, b"?", "key", 0, headers={"ce_sequence": "seven"})
+        other.produce(sink_config.topic, b"?", b"\xff", 0, headers={"ce_sequence": "7"})
+        other.produce(sink_config.gaps_topic, b"?", "key", 0)
+        other.flush(10)
+        sink = new_sink()
+        sink.publish(some_events(WHOLE, 20))
+        found, fold = folded(sink, {})
+        assert len(found) == 20
+        assert fold.foreign == sink.foreign == 4
+
+    def test_says_when_retention_was_faster(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        sink = new_sink()
+        sink.publish(some_events(WHOLE, 100))
+        list(sink.fold({}))
+        saved = sink.offsets
+        last = some_events(WHOLE, 100, 1_000)
+        sink.publish(last)
+        admin = AdminClient({"bootstrap.servers": servers})
+        gone = [TopicPartition(t, p, o) for (t, p), o in saved.items() if t == sink_config.topic]
+        for future in admin.delete_records(gone).values():
+            future.result(10)
+
+        found, fold = folded(new_sink(), saved)
+        assert (found, fold.truncated) == (as_set(last), False), "what was read is not missed"
+        found, fold = folded(new_sink(), {})
+        assert (found, fold.truncated) == (as_set(last), True)
+
+    def test_a_topic_that_was_made_anew_is_an_error(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink
+    ) -> None:
+        with pytest.raises(SinkError) as caught:
+            folded(new_sink(), {(sink_config.topic, 0): 10})
+        assert caught.value.code == "sink.topic_recreated"
+        assert caught.value.suggestion
+
+    def test_without_a_late_topic_is_well(self, servers: str, topic_name: str) -> None:
+        sink_config = settings(topic_name, servers)
+        check_topics(sink_config)
+        with ShardSink(sink_config, APP, WHOLE) as sink:
+            sink.publish(some_events(WHOLE, 20))
+            found, fold = folded(sink, {})
+        assert len(found) == 20
+        assert {t for t, _ in fold.offsets} == {
+            sink_config.topic,
+            sink_config.gaps_topic,
+            sink_config.dead_topic,
+        }
+
+
+class TestRivals:
+    def test_a_zombie_is_fenced_and_nothing_of_it_is_seen(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        zombie = new_sink()
+
+        def overtaken(point: str) -> None:
+            if point == "before_commit":
+                new_sink().publish(some_events(WHOLE, 20))
+
+        with pytest.raises(SinkError) as caught:
+            zombie.publish(some_events(WHOLE, 30, 1_000), crash_point=overtaken)
+        assert caught.value.code == "sink.fenced"
+        assert zombie.needs_replacement
+        seen = identities(read_topic(servers, sink_config.topic))
+        assert sorted(seen) == sorted(as_set(some_events(WHOLE, 20)))
+
+    @pytest.mark.parametrize("when", ["before_begin", "after_begin", "after_produce"])
+    def test_a_zombie_that_wakes_up_earlier_is_fenced_as_well(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str, when: str
+    ) -> None:
+        zombie = new_sink()
+
+        def overtaken(point: str) -> None:
+            if point == when:
+                new_sink().publish(some_events(WHOLE, 20))
+
+        with pytest.raises(SinkError) as caught:
+            zombie.publish(some_events(WHOLE, 30, 1_000), crash_point=overtaken)
+        assert caught.value.code == "sink.fenced"
+        assert zombie.needs_replacement
+        assert len(read_topic(servers, sink_config.topic)) == 20
+
+    def test_a_writer_that_slept_through_its_timeout_has_published_nothing(
+        self, own_broker: OwnBroker, topic_name: str
+    ) -> None:
+        sink = settings(topic_name, own_broker.open, transaction_timeout="1s")
+        check_topics(sink)
+
+        def oversleep(point: str) -> None:
+            if point == "before_commit":
+                time.sleep(2.0)
+
+        with ShardSink(sink, APP, WHOLE) as sleeper:
+            with pytest.raises(SinkError) as caught:
+                sleeper.publish(some_events(WHOLE, 20), crash_point=oversleep)
+            assert caught.value.code in {"sink.fenced", "sink.fatal"}
+            assert sleeper.needs_replacement
+        with ShardSink(sink, APP, WHOLE) as awake:
+            assert folded(awake, {})[0] == set()
+            awake.publish(some_events(WHOLE, 20))
+        assert len(read_topic(own_broker.open, topic_name)) == 20
+
+    @pytest.mark.parametrize("rule", [True, False], ids=["new-sink", "same-sink"])
+    def test_an_end_that_arrives_late_ends_no_later_transaction(
+        self,
+        own_broker: OwnBroker,
+        topic_name: str,
+        rule: bool,
+    ) -> None:
+        """KAFKA-17754. With the same sink it does: the rule is needed, and this test can fail."""
+        sink_config = settings(topic_name, own_broker.proxied)
+        check_topics(sink_config)
+        first, second = some_events(WHOLE, 20), some_events(WHOLE, 20, 100)
+        proxy = own_broker.proxy
+        sink = ShardSink(sink_config, APP, WHOLE)
+        sink.ready()
+        proxy.hold_next(END_TXN)
+        assert sink.publish(first).events == 20, "the client has sent it again, unasked"
+        assert proxy.holds
+        assert sink.needs_replacement
+        if rule:
+            sink.close()
+            sink = ShardSink(sink_config, APP, WHOLE)
+        else:
+            sink.needs_replacement = False
+
+        def late(point: str) -> None:
+            if point == "before_commit":
+                proxy.release()
+                raise CrashError
+
+        with pytest.raises(CrashError):
+            sink.publish(second, crash_point=late)
+        sink.close()
+        with ShardSink(sink_config, APP, WHOLE) as after:
+            found, _ = folded(after, {})
+        if rule:
+            assert found == as_set(first), "nothing of what was never committed"
+        else:
+            assert found == as_set(first) | as_set(second)
+
+    def test_shards_do_not_fence_each_other(self, new_sink: Callable[..., ShardSink]) -> None:
+        shards = [Shard(n, 2, PARTITIONS) for n in range(2)]
+        sinks = [new_sink(shard) for shard in shards]
+        for version in (1, 100):
+            for sink, shard in zip(sinks, shards, strict=True):
+                assert sink.publish(some_events(shard, 10, version)).events == 10
+
+    def test_a_former_shards_open_transaction_is_ended_at_the_start(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink
+    ) -> None:
+        former = new_sink(Shard(3, 4, PARTITIONS))
+        with pytest.raises(CrashError):
+            former.publish(
+                some_events(Shard(3, 4, PARTITIONS), 10), crash_point=crash_at("before_commit")
+            )
+        sink = new_sink(Shard(1, 2, PARTITIONS))
+        with pytest.raises(SinkError) as caught:
+            list(sink.fold({}, timeout=1.0))
+        error = caught.value
+        assert (error.code, error.retriable) == ("sink.hanging_transaction", True)
+        for part in ("last stable offset 0", "high watermark 10", f"{sink_config.topic}[3]"):
+            assert part in error.message
+        assert "find-hanging" in (error.suggestion or "")
+
+        fence_all(sink_config, APP, PARTITIONS)
+        sink = new_sink(Shard(1, 2, PARTITIONS))
+        found, fold = folded(sink, {})
+        assert found == set()
+        assert fold.offsets[sink_config.topic, 3] == 11, "ten records and the marker of the abort"
+        with pytest.raises(SinkError) as caught:
+            former.publish(some_events(Shard(3, 4, PARTITIONS), 10))
+        assert former.needs_replacement
+
+
+class TestOtherDeliveries:
+    @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+    def test_publish_without_transactions(
+        self, sink_config: config.Sink, servers: str, delivery: str
+    ) -> None:
+        plain = sink_config.model_copy(update={"delivery": delivery})
+        with ShardSink(plain, APP, WHOLE) as sink:
+            batch = sink.publish(some_events(WHOLE, 500))
+            assert (batch.events, batch.lost) == (500, 0)
+            found, fold = folded(sink, {})
+            assert len(found) == 500
+            assert batch.next_offsets.items() <= fold.offsets.items()
+            assert folded(sink, fold.offsets)[1].records == 0
+        assert len(read_topic(servers, sink_config.topic)) == 500
+
+    def test_at_least_once_names_a_row_that_is_too_large(self, sink_config: config.Sink) -> None:
+        plain = sink_config.model_copy(update={"delivery": "at_least_once"})
+        table = events([("a", 1), ("a", 2), ("a", 3)], payload=[b"{}", b"x" * 2_000_000, b"{}"])
+        with ShardSink(plain, APP, WHOLE) as sink, pytest.raises(RecordRefusedError) as caught:
+            sink.publish(table)
+        assert caught.value.rows == [1]
+
+    def test_at_most_once_counts_what_it_loses(self, sink_config: config.Sink) -> None:
+        plain = sink_config.model_copy(update={"delivery": "at_most_once"})
+        table = events([("a", 1), ("a", 2), ("a", 3)], payload=[b"{}", b"x" * 2_000_000, b"{}"])
+        with ShardSink(plain, APP, WHOLE) as sink:
+            batch = sink.publish(table)
+        assert (batch.events, batch.lost) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"transactional.id": "mine"},
+        {"enable.idempotence": "false"},
+        {"acks": "1"},
+        {"max.in.flight": "6"},
+        {"isolation.level": "read_uncommitted"},
+        {"message.timeout.ms": "60000"},
+        {"log_level": "3"},
+        {"bootstrap.servers": "elsewhere:9092"},
+        {"no.such.property": "1"},
+    ],
+)
+def test_a_property_that_breaks_a_guarantee_is_refused_by_name(
+    sink_config: config.Sink, properties: dict[str, str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ShardSink(sink_config.model_copy(update={"properties": properties}), APP, WHOLE).ready()
+    key = next(iter(properties))
+    assert key in f"{caught.value.where} {caught.value.message}"
+
+
+def test_other_properties_reach_the_client(sink_config: config.Sink) -> None:
+    mine = sink_config.model_copy(
+        update={
+            "properties": {"compression.type": "zstd", "linger.ms": "0", "fetch.min.bytes": "1"}
+        }
+    )
+    with ShardSink(mine, APP, WHOLE) as sink:
+        sink.publish(some_events(WHOLE, 20))
+        assert len(folded(sink, {})[0]) == 20

@@ -1,0 +1,202 @@
+"""Topics that are missing or do not fit, brokers that are away or refuse us, and the doctor."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from eventpub import config
+from eventpub.errors import Check, SinkError
+from eventpub.local import Kafka
+from eventpub.sink import ShardSink, check_topics, checks, shard, topics
+from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings
+
+Make = Callable[..., None]
+
+
+@pytest.fixture
+def servers(kafka_server: Kafka) -> str:
+    return kafka_server.bootstrap_servers
+
+
+@pytest.fixture
+def make(servers: str) -> Make:
+    """Creates topics: name → partitions."""
+
+    def made(partitions: dict[str, int], **settings: str) -> None:
+        admin = AdminClient({"bootstrap.servers": servers})
+        named = {key.replace("_", "."): value for key, value in settings.items()}
+        new = [NewTopic(topic, count, 1, config=named) for topic, count in partitions.items()]
+        for future in admin.create_topics(new).values():
+            future.result(10)
+        deadline = time.monotonic() + 10
+        while not set(partitions) <= admin.list_topics(timeout=5).topics.keys():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    return made
+
+
+def nobody() -> str:
+    """An address where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def error_of(sink: config.Sink, **more: Any) -> SinkError:
+    with pytest.raises(SinkError) as caught:
+        check_topics(sink, **more)
+    return caught.value
+
+
+class TestCheckTopics:
+    def test_creates_what_is_missing_to_be_kept_for_good(
+        self, servers: str, topic_name: str
+    ) -> None:
+        sink = settings(topic_name, servers)
+        found = check_topics(sink, late=True)
+        side = (f"{topic_name}.gaps", f"{topic_name}.dead", f"{topic_name}.late")
+        assert (found.partitions, found.side_topics) == (PARTITIONS, side)
+        assert found.created == (topic_name, *side)
+        again = check_topics(sink, late=True)
+        assert (again.partitions, again.created) == (PARTITIONS, ())
+        kept = [c for c in checks(sink, APP, 1) if c.name == "topic settings"]
+        assert [c.status for c in kept] == ["ok"]
+
+    def test_side_topics_follow_the_topic_that_exists(
+        self, servers: str, topic_name: str, make: Make
+    ) -> None:
+        make({topic_name: 7})
+        assert check_topics(settings(topic_name, servers)).partitions == 7
+        assert topics.partition_counts(settings(topic_name, servers))[f"{topic_name}.gaps"] == 7
+
+    def test_says_how_to_create_what_it_may_not(self, servers: str, topic_name: str) -> None:
+        error = error_of(settings(topic_name, servers, create_topics=False))
+        assert error.code == "sink.topic_missing"
+        for part in ("kafka-topics.sh", servers, topic_name, f"--partitions {PARTITIONS}"):
+            assert part in (error.suggestion or "")
+
+    @pytest.mark.parametrize("count", [PARTITIONS - 1, PARTITIONS + 1])
+    def test_side_topics_must_have_as_many_partitions(
+        self, servers: str, topic_name: str, make: Make, count: int
+    ) -> None:
+        make({topic_name: PARTITIONS, f"{topic_name}.gaps": count})
+        error = error_of(settings(topic_name, servers))
+        assert error.code == "sink.partition_count"
+        assert f"{topic_name}.gaps" in error.message
+
+    def test_shards_need_a_partition_each(self, servers: str, topic_name: str) -> None:
+        error = error_of(settings(topic_name, servers), shards=PARTITIONS + 1)
+        assert (error.code, error.where) == ("sink.partition_count", "spark.shards")
+
+
+class TestBrokersThatDoNotAnswer:
+    def test_a_broker_that_is_away_is_named(self) -> None:
+        address = nobody()
+        started = time.monotonic()
+        error = error_of(settings("orders", address), timeout=1.0)
+        assert (error.code, error.retriable) == ("sink.unreachable", True)
+        assert address in (error.where or "")
+        assert time.monotonic() - started < 5
+
+    @pytest.mark.parametrize(
+        "properties",
+        [
+            {"security.protocol": "ssl"},
+            {
+                "security.protocol": "sasl_plaintext",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "eventpub",
+                "sasl.password": "a-secret-word",
+            },
+        ],
+        ids=["ssl", "sasl"],
+    )
+    def test_security_that_the_broker_does_not_speak_is_said_by_every_client(
+        self,
+        servers: str,
+        topic_name: str,
+        monkeypatch: pytest.MonkeyPatch,
+        properties: dict[str, str],
+    ) -> None:
+        sink = settings(topic_name, servers, properties=properties)
+        error = error_of(sink, timeout=1.0)
+        assert error.code == "sink.auth_failed"
+        assert "a-secret-word" not in str(error)
+        monkeypatch.setattr(shard, "READY_TIMEOUT", 1.0)
+        with ShardSink(sink, APP, WHOLE) as producer, pytest.raises(SinkError) as caught:
+            producer.ready()
+        assert caught.value.code == "sink.auth_failed"
+        assert "a-secret-word" not in str(caught.value)
+
+
+class TestDoctor:
+    def of(self, sink: config.Sink, shards: int = 2, **more: Any) -> dict[str, Check]:
+        return {check.name: check for check in checks(sink, APP, shards, **more)}
+
+    def test_finds_nothing_where_all_is_well(self, servers: str, topic_name: str) -> None:
+        sink = settings(topic_name, servers)
+        check_topics(sink)
+        found = self.of(sink)
+        assert {c.status for c in found.values()} == {"ok"}
+        assert set(found) == {
+            "broker",
+            "topic",
+            "side topic .gaps",
+            "side topic .dead",
+            "transactions",
+            "topic settings",
+            "broker settings",
+        }
+
+    def test_creates_nothing(self, servers: str, topic_name: str) -> None:
+        sink = settings(topic_name, servers)
+        assert self.of(sink)["topic"].status == "ok", "run will create it"
+        assert topic_name not in topics.partition_counts(sink)
+        forbidden = self.of(sink.model_copy(update={"create_topics": False}))
+        assert (forbidden["topic"].status, forbidden["topic"].code) == (
+            "wrong",
+            "sink.topic_missing",
+        )
+
+    def test_says_a_broker_that_is_away_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(topics, "REACH_TIMEOUT", 1.0)
+        address = nobody()
+        found = checks(settings("orders", address), APP, 2)
+        assert [(c.status, c.code) for c in found] == [("wrong", "sink.unreachable")]
+        assert address in found[0].message
+
+    def test_warns_of_a_topic_that_forgets(self, servers: str, topic_name: str, make: Make) -> None:
+        make({topic_name: PARTITIONS}, retention_ms="604800000", max_message_bytes="100000")
+        found = [
+            c for c in checks(settings(topic_name, servers), APP, 2) if c.name == "topic settings"
+        ]
+        assert [c.status for c in found] == ["warn", "warn"]
+        assert "7d" in found[0].message
+        assert "retention.ms=-1" in (found[0].suggestion or "")
+        assert "batch.size" in (found[1].suggestion or "")
+
+    def test_warns_of_a_compacted_topic(self, servers: str, topic_name: str, make: Make) -> None:
+        make({topic_name: PARTITIONS}, cleanup_policy="compact", retention_ms="-1")
+        found = self.of(settings(topic_name, servers))["topic settings"]
+        assert found.status == "warn"
+        assert "cleanup.policy=delete" in (found.suggestion or "")
+
+    def test_more_shards_than_partitions_are_wrong(
+        self, servers: str, topic_name: str, make: Make
+    ) -> None:
+        make({topic_name: 2})
+        found = self.of(settings(topic_name, servers), shards=3)["topic"]
+        assert (found.status, found.code) == ("wrong", "sink.partition_count")
+
+    def test_a_timeout_above_the_brokers_is_refused(self, servers: str, topic_name: str) -> None:
+        sink = settings(topic_name, servers)
+        too_long = sink.model_copy(update={"transaction_timeout": 1_800_000_000})
+        found = self.of(too_long)["transactions"]
+        assert (found.status, found.code) == ("wrong", "sink.transactions_refused")
