@@ -1,0 +1,193 @@
+"""The JVM of a Spark that runs on this machine, started directly.
+
+pyspark starts its JVM by a shell script and a second JVM that works out the command, and has all
+Python workers import pyspark from a zip, which every process compiles anew. Started directly and
+with an archive of the classes it loads (`python -m eventpub.spark.jvm` makes it, once a machine), a
+publisher needs about 9 instead of 28 s of CPU time until its first event on a small machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from eventpub.errors import StateError
+
+_START_TIMEOUT = 120.0
+
+# What Spark's own launcher adds (org.apache.spark.launcher.JavaModuleOptions).
+_OPENED = [
+    "java.base/java.lang",
+    "java.base/java.lang.invoke",
+    "java.base/java.lang.reflect",
+    "java.base/java.io",
+    "java.base/java.net",
+    "java.base/java.nio",
+    "java.base/java.util",
+    "java.base/java.util.concurrent",
+    "java.base/java.util.concurrent.atomic",
+    "java.base/jdk.internal.ref",
+    "java.base/sun.nio.ch",
+    "java.base/sun.nio.cs",
+    "java.base/sun.security.action",
+    "java.base/sun.util.calendar",
+    "java.security.jgss/sun.security.krb5",
+]
+
+
+class Jvm:
+    """A JVM that pyspark connects to instead of starting its own.
+
+    It ends when this process does, however that happens: its standard input is a pipe from here.
+
+    Args:
+        properties: Spark's properties that only the command line can set (memory, Java options).
+        log_file: takes what it and the Python workers print.
+        archive: make the archive of classes when it ends.
+
+    Raises:
+        StateError: spark.java_missing, spark.start_failed.
+    """
+
+    def __init__(
+        self, properties: Mapping[str, str], log_file: Path, *, archive: Path | None = None
+    ) -> None:
+        java = _find_java()
+        folder = Path(tempfile.mkdtemp(prefix="eventpub-"))
+        told = folder / "connection"
+        environment = {k: v for k, v in os.environ.items() if k != "SPARK_HOME"} | {
+            "SPARK_CONNECT_MODE": "0",
+            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
+        }
+        command = [java, *_java_options(java, properties, archive)]
+        command += ["org.apache.spark.deploy.SparkSubmit"]
+        for key, value in properties.items():
+            command += ["--conf", f"{key}={value}"]
+        try:
+            with log_file.open("wb") as log:
+                self.process = subprocess.Popen(
+                    [*command, "pyspark-shell"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    # Ctrl-C is for the driver, which lets the running batch finish.
+                    process_group=0,
+                )
+            port, secret = self._connection(told, log_file)
+        finally:
+            shutil.rmtree(folder)
+        os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
+        os.environ["PYSPARK_GATEWAY_SECRET"] = secret
+
+    def _connection(self, told: Path, log_file: Path) -> tuple[int, str]:
+        deadline = time.monotonic() + _START_TIMEOUT
+        while not told.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                words = log_file.read_text(errors="replace").strip().splitlines()
+                raise StateError(
+                    "spark.start_failed",
+                    f"the JVM of Spark does not start: {words[-1] if words else 'no reason given'}",
+                    where=str(log_file),
+                    suggestion="Java 17 or newer is needed; check JAVA_HOME and spark.properties",
+                )
+            time.sleep(0.02)
+        data = told.read_bytes()
+        size = int.from_bytes(data[4:8], "big")
+        return int.from_bytes(data[:4], "big"), data[8 : 8 + size].decode()
+
+    def close(self) -> None:
+        """End the JVM; pyspark may start or be given another one afterwards."""
+        from pyspark import SparkContext
+
+        gateway = SparkContext._gateway
+        if gateway is not None:
+            gateway.shutdown()
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+        os.environ.pop("PYSPARK_GATEWAY_PORT", None)
+        os.environ.pop("PYSPARK_GATEWAY_SECRET", None)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+
+def archive_file(java: str) -> Path:
+    """Where the archive of classes of this Spark and this Java is, if it was made."""
+    named = os.environ.get("EVENTPUB_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(named) if named else home / "eventpub"
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    match = re.search(r'version "([^"]+)"', told.stderr)
+    return cache / f"spark-{version('pyspark')}-java-{match[1] if match else 'unknown'}.jsa"
+
+
+def _java_options(java: str, properties: Mapping[str, str], archive: Path | None) -> list[str]:
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    jars = Path(spec.origin).parent / "jars"
+    options = ["-cp", f"{jars}{os.sep}*", f"-Xmx{properties['spark.driver.memory']}"]
+    options += ["-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UseSerialGC"]
+    # The JVM only plans; compiling its code better costs more than it brings.
+    options += ["-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:disable"]
+    options += [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+    options += ["-Dio.netty.tryReflectionSetAccessible=true", "--enable-native-access=ALL-UNNAMED"]
+    if archive is not None:
+        options.append(f"-XX:ArchiveClassesAtExit={archive}")
+    else:
+        made = archive_file(java)
+        if made.exists():
+            options.append(f"-XX:SharedArchiveFile={made}")
+    return [*options, *properties.get("spark.driver.extraJavaOptions", "").split()]
+
+
+def _find_java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    if home and (Path(home) / "bin" / "java").exists():
+        return str(Path(home) / "bin" / "java")
+    found = shutil.which("java")
+    if found:
+        return found
+    raise StateError(
+        "spark.java_missing",
+        "Spark needs Java 17 or newer, and there is no java on the PATH or in JAVA_HOME",
+        suggestion="install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME",
+    )
+
+
+def make_archive() -> Path:
+    """Run a small stream that loads what a publisher does, and keep its classes for later starts.
+
+    Returns:
+        the archive, about 160 MB; an existing one is kept.
+    """
+    from eventpub.spark.warm_up import stream_a_little
+
+    file = archive_file(_find_java())
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        stream_a_little(partial)
+        if partial.exists():
+            partial.rename(file)
+    return file
+
+
+if __name__ == "__main__":
+    print(archive_file(_find_java()) if "--where" in sys.argv else make_archive())

@@ -1,0 +1,115 @@
+"""What the publisher has done and where it is: for the terminal, logs and status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventpub.admission import Counts
+
+
+@dataclass
+class ShardReport:
+    """What one shard did in one micro-batch; a task returns it as JSON.
+
+    Attributes:
+        shard: its number.
+        counts: of the batch, by the names of `admission.Counts`.
+        published: records of events made visible.
+        position: everything created at or before is accounted for, µs.
+        low: from where a reader without an index must read again, µs.
+        holds: open holds.
+        next_due: when the next hold is due, µs; None: nothing is held.
+        folded: records that another process, or an earlier one, had published and this one read
+            back into the index.
+        replaced: producers that were given up after an indefinite answer.
+        skipped: gaps that were given up, by the fields of `admission.SkippedGap`.
+        seconds: by step.
+    """
+
+    shard: int
+    counts: dict[str, int] = field(default_factory=dict)
+    published: int = 0
+    position: int = 0
+    low: int = 0
+    holds: int = 0
+    next_due: int | None = None
+    folded: int = 0
+    replaced: int = 0
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Progress:
+    """The publisher as a whole. Counters are totals since the start of the process.
+
+    Attributes:
+        time: the database's time of the last look, µs.
+        position: everything created at or before is accounted for, µs.
+        lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
+        lag_events: how many there are; at most as many as are counted, see `run`.
+        rows_read: rows of windows.
+        published: events made visible on the topic.
+        holds_open: aggregates that wait for a version.
+        gaps_vanished: holds that ended because the events above the gap were deleted.
+        batch_seconds: the last micro-batch, by step, of the slowest shard; `total` is the whole.
+        per_shard: the last report of each shard, with its totals.
+        last_error: the last error that was met and waited out.
+        stopped_by: number of the signal that ended it; None: it ended by itself or runs.
+    """
+
+    time: int = 0
+    position: int = 0
+    lag_seconds: float = 0.0
+    lag_events: int = 0
+    rows_read: int = 0
+    published: int = 0
+    duplicates: int = 0
+    backtracked: int = 0
+    gaps_opened: int = 0
+    gaps_filled: int = 0
+    gaps_skipped: int = 0
+    gaps_vanished: int = 0
+    late: int = 0
+    dead: int = 0
+    refused: int = 0
+    folded: int = 0
+    replaced: int = 0
+    batches: int = 0
+    holds_open: int = 0
+    batch_seconds: dict[str, float] = field(default_factory=dict)
+    per_shard: list[dict[str, Any]] = field(default_factory=list)
+    last_error: str | None = None
+    stopped_by: int | None = None
+
+    def add(self, reports: list[ShardReport], total_seconds: float) -> None:
+        """Take over the reports of one micro-batch."""
+        counts = Counts()
+        for report in reports:
+            counts.add(Counts(**report.counts))
+            self.published += report.published
+            self.folded += report.folded
+            self.replaced += report.replaced
+        self.batches += 1
+        self.rows_read += counts.rows
+        self.duplicates += counts.duplicates
+        self.backtracked += counts.backtracked
+        self.gaps_opened += counts.gaps_opened
+        self.gaps_filled += counts.gaps_filled
+        self.gaps_skipped += counts.gaps_skipped
+        self.gaps_vanished += counts.gaps_vanished
+        self.late += counts.late
+        self.refused += counts.refused
+        self.position = min(r.position for r in reports)
+        self.holds_open = sum(r.holds for r in reports)
+        slowest = max(reports, key=lambda r: sum(r.seconds.values()))
+        self.batch_seconds = {**slowest.seconds, "total": total_seconds}
+        published = {s["shard"]: s["published_total"] for s in self.per_shard}
+        self.per_shard = [
+            {
+                **vars(r),
+                "published_total": published.get(r.shard, 0) + r.published,
+            }
+            for r in sorted(reports, key=lambda r: r.shard)
+        ]

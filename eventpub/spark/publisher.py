@@ -1,0 +1,370 @@
+"""The publisher: a streaming query whose micro-batches each publish one window, shard by shard.
+
+The driver decides nothing about events. It starts the query, collects what the shards report,
+writes `progress.json`, waits out what can be waited out, and stops cleanly on a signal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import structlog
+
+from eventpub.config import Config
+from eventpub.errors import ConfigError, EventpubError, StateError, find_marked, from_dict
+from eventpub.sink import check_topics, fence_all
+from eventpub.spark.progress import Progress, ShardReport
+from eventpub.spark.session import Session
+from eventpub.spark.shard import Job, publish_window
+from eventpub.spark.source import (
+    BEGINNING,
+    EventStoreDataSource,
+    options_of,
+    start_position,
+)
+from eventpub.spark.state import StateDir
+from eventpub.store import EventStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_LONGEST_WAIT = 30.0
+"""Seconds between two tries while a service is away."""
+
+_MOST_FAILURES = 5
+"""Failures of the query in a row, for a reason that eventpub does not know, before it gives up."""
+
+_MOST_LAG_EVENTS = 1_000_000
+"""Events that are counted, at most, to tell how far behind the reader is."""
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
+
+
+def run(
+    config: Config,
+    *,
+    available_now: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Publish until stopped.
+
+    SIGTERM and SIGINT finish the running batch, then this returns (when called in the main thread);
+    a second one ends the process at once, as a kill would.
+
+    Args:
+        config: the whole configuration.
+        available_now: publish every event that was committed before the call, holds included, then
+            return.
+        on_progress: called after each micro-batch and about every second in between.
+
+    Returns:
+        The totals at the end.
+
+    Raises:
+        StoreError, SinkError, StateError, ConfigError: what waiting cannot mend, and anything that
+            is wrong when it starts.
+    """
+    return _Publisher(config, available_now, on_progress or (lambda _: None)).run()
+
+
+class _Publisher:
+    def __init__(
+        self, config: Config, available_now: bool, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self._config = config
+        self._available_now = available_now
+        self._on_progress = on_progress
+        self._state = StateDir(config.app.state_dir)
+        self._progress = Progress()
+        self._stop = threading.Event()
+        self._until: int | None = None
+        self._boundary = 0
+        self._batch = threading.Lock()
+        self._closed = False
+        self._batches_done = -1
+        self._failure: EventpubError | None = None
+
+    # -- start -----------------------------------------------------------------------------------
+
+    def run(self) -> Progress:
+        self._state.lock()
+        restore = self._catch_signals()
+        try:
+            self._prepare()
+            with Session(self._config, self._state.spark_log) as spark:
+                self._catch_signals()  # pyspark has put a handler of its own in their place
+                spark.dataSource.register(EventStoreDataSource)
+                self._publish(spark)
+        finally:
+            restore()
+            self._state.unlock()
+        return self._progress
+
+    def _prepare(self) -> None:
+        """Everything that can be wrong is found here, before Spark takes its seconds."""
+        config = self._config
+        if config.gaps.policy == "hold_shard":
+            raise ConfigError(
+                "config.not_supported",
+                "the policy hold_shard does not exist yet",
+                where="gaps.policy",
+                suggestion="use hold_aggregate",
+            )
+        layout = EventStore.discover(config.store)
+        topics = check_topics(
+            config.sink, shards=config.spark.shards, late=config.gaps.late == "divert"
+        )
+        with EventStore(config.store, layout) as store:
+            start = self._start(store)
+            if self._available_now:
+                self._until = store.now()
+        before = self._state.read(self._state.progress_file) or {}
+        shards = max(config.spark.shards, before.get("shards", 0))
+        if shards > config.spark.shards:
+            fence_all(config.sink, config.app.id, shards)
+        self._low = before.get("low", start)
+        self._position = before.get("position", start)
+        self._job = Job(
+            config,
+            layout,
+            topics.partitions,
+            None if start == BEGINNING else start,
+            self._low,
+        )
+
+    def _start(self, store: EventStore) -> int:
+        """Where this publisher started: resolved once, and kept."""
+        configured = self._config.read.start
+        kept = self._state.read(self._state.start_file)
+        if kept is not None:
+            if kept["configured"] != configured:
+                log.warning(
+                    "read.start changed; the first start stays in force",
+                    configured=configured,
+                    first=kept["configured"],
+                )
+            return int(kept["position"])
+        position = start_position(self._config.read, store.now)
+        self._state.write(self._state.start_file, {"configured": configured, "position": position})
+        return position
+
+    def _catch_signals(self) -> Callable[[], None]:
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        numbers = (signal.SIGTERM, signal.SIGINT)
+
+        def stop(number: int, _: FrameType | None) -> None:
+            if self._stop.is_set():
+                os._exit(128 + number)  # asked twice: what is open is aborted by the next start
+            self._progress.stopped_by = number
+            self._stop.set()
+
+        before = {number: signal.signal(number, stop) for number in numbers}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        return restore
+
+    # -- publish ---------------------------------------------------------------------------------
+
+    def _publish(self, spark: SparkSession) -> None:
+        """Keep a query running: what retrying may mend is retried, longer and longer apart."""
+        wait = 0.25
+        failures = 0
+        while not self._stop.is_set():
+            done = self._batches_done
+            query = self._start_query(spark)
+            try:
+                finished = self._watch(query)
+            except Exception as error:
+                finished = False
+                failure = self._failure or _understood(error)
+                with self._state.spark_log.open("a") as log_file:
+                    log_file.write(f"{error}\n")
+                failures = 1 if self._batches_done > done else failures + 1
+                if not failure.retriable or (
+                    failure.code == "spark.query_failed" and failures > _MOST_FAILURES
+                ):
+                    raise failure from error
+                self._progress.last_error = str(failure)
+                log.debug("waiting", error=str(failure), seconds=wait)
+            finally:
+                self._end_query(query)
+            if finished:
+                return
+            wait = 0.25 if self._batches_done > done else min(wait * 2, _LONGEST_WAIT)
+            self._stop.wait(wait)
+
+    def _start_query(self, spark: SparkSession) -> StreamingQuery:
+        config = self._config
+        self._closed = False
+        self._failure = None
+        options = options_of(config.store, config.read) | {
+            "windows": "true",
+            "shards": str(config.spark.shards),
+            "partitions": str(self._job.partitions),
+            "position": str(self._position),
+            "wake_file": str(self._state.progress_file),
+        }
+        if self._until is not None:
+            options["until"] = str(self._until)
+        return (
+            spark.readStream.format("eventstore")
+            .options(**options)
+            .load()
+            .writeStream.foreachBatch(self._micro_batch)
+            .option("checkpointLocation", str(self._state.checkpoint))
+            .trigger(processingTime=f"{config.spark.trigger // 1000} milliseconds")
+            .start()
+        )
+
+    def _micro_batch(self, windows: DataFrame, batch_id: int) -> None:
+        """One window: every shard publishes its part, in one stage without a shuffle."""
+        with self._batch:
+            if self._closed:
+                raise StateError("run.stopping", "stopped before this batch", retriable=True)
+            started = time.perf_counter()
+            job = replace(self._job, low=self._low)
+            rows = windows.mapInArrow(_task(job), "report string").collect()
+            reports: list[ShardReport] = []
+            for row in rows:
+                outcome = json.loads(row["report"])
+                if "error" in outcome:
+                    self._failure = from_dict(outcome["error"])
+                    raise self._failure
+                reports.append(ShardReport(**outcome))
+            self._remember(reports)
+            self._progress.add(reports, time.perf_counter() - started)
+            self._batches_done = batch_id
+            if self._position >= self._boundary:
+                self._progress.lag_seconds, self._progress.lag_events = 0.0, 0
+            self._say_skips(reports)
+        self._on_progress(self._progress)
+
+    def _remember(self, reports: list[ShardReport]) -> None:
+        """Before Spark commits the batch: a later batch must not know less than the index."""
+        self._low = min(r.low for r in reports)
+        self._position = min(r.position for r in reports)
+        due = [r.next_due for r in reports if r.next_due is not None]
+        self._state.write(
+            self._state.progress_file,
+            {
+                "position": self._position,
+                "low": self._low,
+                "next_due": min(due, default=None),
+                "holds": sum(r.holds for r in reports),
+                "shards": self._config.spark.shards,
+                "partitions": self._job.partitions,
+            },
+        )
+
+    def _say_skips(self, reports: list[ShardReport]) -> None:
+        for gap in (gap for report in reports for gap in report.skipped):
+            log.warning("gap skipped", **gap)
+        vanished = sum(report.counts["gaps_vanished"] for report in reports)
+        if vanished:
+            log.warning("holds ended: the events above the gap were deleted", count=vanished)
+
+    # -- watch, stop -----------------------------------------------------------------------------
+
+    def _watch(self, query: StreamingQuery) -> bool:
+        """Wait until told to stop, or until everything is published where that was asked for."""
+        with EventStore(self._config.store, self._job.layout) as store:
+            looked = 0.0
+            while not self._stop.wait(0.05):
+                if not query.isActive:
+                    query.awaitTermination()
+                    return False
+                if self._everything_is_published():
+                    return True
+                if time.monotonic() - looked >= 1.0:
+                    looked = time.monotonic()
+                    self._look(store)
+                    self._on_progress(self._progress)
+        return True
+
+    def _everything_is_published(self) -> bool:
+        progress = self._progress
+        return (
+            self._until is not None
+            and progress.batches > 0
+            and progress.position >= self._until
+            and progress.holds_open == 0
+        )
+
+    def _look(self, store: EventStore) -> None:
+        """How far behind the database the reader is."""
+        progress = self._progress
+        try:
+            poll = store.poll(self._position, self._config.read.delay, _MOST_LAG_EVENTS)
+            progress.time, self._boundary = poll.now, poll.upper
+            if not poll.has_rows:
+                progress.lag_seconds, progress.lag_events = 0.0, 0
+                return
+            oldest, progress.lag_events = store.waiting(
+                self._position, poll.upper, _MOST_LAG_EVENTS
+            )
+            progress.lag_seconds = max(0.0, (poll.upper - oldest) / 1e6)
+        except EventpubError as error:
+            progress.last_error = str(error)
+
+    def _end_query(self, query: StreamingQuery) -> None:
+        """Let a running batch finish and be committed by Spark, then stop the query."""
+        with self._batch:
+            self._closed = True
+        done = self._batches_done
+        deadline = time.monotonic() + 5.0
+        while done >= 0 and query.isActive and time.monotonic() < deadline:
+            last = query.lastProgress
+            if last is not None and last["batchId"] >= done:
+                break
+            time.sleep(0.02)
+        query.stop()
+
+
+def _task(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that Spark runs for each shard's window."""
+
+    def publish(windows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in windows:
+            for window in batch.to_pylist():
+                outcome: dict[str, Any]
+                try:
+                    report = publish_window(job, window["shard"], window["after"], window["upto"])
+                    outcome = vars(report)
+                except EventpubError as error:
+                    outcome = {"error": error.to_dict()}
+                yield pa.RecordBatch.from_pydict({"report": [json.dumps(outcome)]})
+
+    return publish
+
+
+def _understood(error: Exception) -> EventpubError:
+    """What an exception that came through Spark means."""
+    if isinstance(error, EventpubError):
+        return error
+    text = str(error)
+    found = find_marked(text)
+    if found is not None:
+        return found
+    reasons = re.findall(r"^\s*([\w.]+(?:Error|Exception): .+)$", text, re.MULTILINE)
+    reason = reasons[-1] if reasons else text.strip().split("\n", 1)[0]
+    return StateError(
+        "spark.query_failed",
+        f"the micro-batch failed inside Spark: {reason}",
+        suggestion="the whole of it is in spark.log, in app.state_dir",
+        retriable=True,
+    )

@@ -1,0 +1,243 @@
+"""The `eventstore` source for Spark Structured Streaming: the dynamic boundary.
+
+    spark.dataSource.register(EventStoreDataSource)
+    spark.readStream.format("eventstore").option("url", "mysql+pymysql://…").load()
+
+One row an event: `aggregate_id string, version bigint, event_type string, payload binary, metadata
+string, create_time timestamp`, in windows of `create_time` that end at *database now − delay*, or
+at the `page_rows`-th row while the store is ahead. Rows that commit behind the window are not seen
+by this source alone: the publisher finds them by their versions.
+
+Options: the keys of `[store]` (`url`, `password`, `password_file`, `table`, `first_version`,
+`time_zone`, `columns.aggregate_id` …) and of `[read]` (`start`, `delay`, `page_rows`), by the names
+that they have in `eventpub.toml`, and `shards` (default 1), the number of Spark partitions;
+`partitions` (default: `shards`) is the number of Kafka partitions that they are shards of.
+
+The offset is ``{"position": µs, "tick": n}``: the upper bound of the last window in database time,
+UTC, and a count of batches that were asked for without any time having passed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from eventpub.admission import Shard
+from eventpub.config import Read, Store
+from eventpub.errors import ConfigError, EventpubError
+from eventpub.store import EventStore
+
+ROWS = (
+    "aggregate_id string, version bigint, event_type string, payload binary, metadata string, "
+    "create_time timestamp"
+)
+WINDOWS = "shard int, after bigint, upto bigint"
+
+BEGINNING = 0
+"""The position before every event: 1970."""
+
+Offset = dict[str, int]
+
+
+class SourceError(RuntimeError):
+    """Carries an `EventpubError` through Spark, which keeps only the text of an exception."""
+
+
+@dataclass
+class Window(InputPartition):
+    """One shard's part of a window: ``after < create_time <= upto``, in µs."""
+
+    shard: int
+    after: int
+    upto: int
+
+
+class EventStoreDataSource(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """`eventstore`"""
+        return "eventstore"
+
+    def schema(self) -> str:
+        """Rows of events; with the publisher's own option `windows`, one row a shard."""
+        return WINDOWS if "windows" in self.options else ROWS
+
+    def streamReader(self, schema: Any) -> EventStoreStreamReader:  # noqa: N802 (Spark's name)
+        """The reader of one streaming query."""
+        return EventStoreStreamReader(dict(self.options))
+
+
+class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans windows in Spark's driver and reads them in its tasks.
+
+    Three options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
+    which the publishing task then reads itself; `until` is the last position; `wake_file` names a
+    file with ``{"next_due": µs}``, the time at which a batch is wanted without any new row.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._store_config, self._read = _parse(options)
+        self._shards = int(options.get("shards", "1"))
+        self._partitions = int(options.get("partitions", str(self._shards)))
+        self._windows = "windows" in options
+        self._wake_file = Path(options["wake_file"]) if "wake_file" in options else None
+        self._until = int(options["until"]) if "until" in options else None
+        self._initial = int(options["position"]) if "position" in options else None
+        self._first = self._windows
+        self._store: EventStore | None = None
+
+    def _connected(self) -> EventStore:
+        if self._store is None:
+            self._store = EventStore(self._store_config, EventStore.discover(self._store_config))
+        return self._store
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Where a query without a checkpoint starts."""
+        if self._initial is None:
+            with _errors_through_spark():
+                self._initial = start_position(self._read, self._connected().now)
+        return {"position": self._initial, "tick": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Pages of `page_rows`."""
+        return ReadMaxRows(self._read.page_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Everything up to the boundary as it is now."""
+        with _errors_through_spark():
+            self._until = self._connected().now() - self._read.delay
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """The end of the next window, or `start` where no batch is wanted."""
+        after = start["position"]
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._read.page_rows
+        with _errors_through_spark():
+            poll = self._connected().poll(after, self._read.delay, rows)
+        end = poll.upper if poll.page_end is None else poll.page_end
+        if self._until is not None:
+            end = min(end, self._until)
+        asked = self._first or self._is_due(poll.now)
+        last = self._until is not None and poll.upper >= self._until
+        if end > after and (poll.has_rows or asked or last):
+            self._first = False
+            return {"position": end, "tick": 0}
+        if asked:
+            self._first = False
+            return {"position": after, "tick": start["tick"] + 1}
+        return start
+
+    def _is_due(self, now: int) -> bool:
+        if self._wake_file is None:
+            return False
+        try:
+            due = json.loads(self._wake_file.read_text())["next_due"]
+        except FileNotFoundError:
+            return False
+        return due is not None and due <= now
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """One per shard."""
+        if start == end:
+            return []
+        return [Window(n, start["position"], end["position"]) for n in range(self._shards)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one shard's window, as Arrow batches."""
+        assert isinstance(partition, Window)
+        if self._windows:
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "shard": pa.array([partition.shard], pa.int32()),
+                    "after": pa.array([partition.after], pa.int64()),
+                    "upto": pa.array([partition.upto], pa.int64()),
+                }
+            )
+            return
+        with _errors_through_spark(), self._connected() as store:
+            shard = Shard(partition.shard, self._shards, self._partitions)
+            for batch in store.window(partition.after, partition.upto, shard):
+                *others, created = batch.columns
+                # Named anew: Spark wants every column nullable.
+                yield pa.RecordBatch.from_arrays(
+                    [*others, created.cast(pa.timestamp("us", tz="UTC"))], batch.schema.names
+                )
+
+    def stop(self) -> None:
+        """Close the connection."""
+        if self._store is not None:
+            self._store.close()
+
+
+class _errors_through_spark:  # noqa: N801 (a context manager, used as a function)
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, EventpubError):
+            raise SourceError(error.marked()) from error
+
+
+def start_position(read: Read, now: Callable[[], int]) -> int:
+    """The position before the first event, µs: events created at or before it are baseline."""
+    if read.start == "beginning":
+        return BEGINNING
+    if read.start == "now":
+        return now()
+    started = datetime.fromisoformat(read.start) - datetime(1970, 1, 1, tzinfo=UTC)
+    return started // timedelta(microseconds=1)
+
+
+def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
+    """The sections `[store]` and `[read]` of flat options."""
+    own = {"shards", "partitions", "windows", "wake_file", "until", "position", "path"}
+    store: dict[str, Any] = {}
+    read: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
+    for key, value in options.items():
+        if key in Store.model_fields and key != "columns":
+            store[key] = value
+        elif key.startswith("columns."):
+            columns[key.removeprefix("columns.")] = value
+        elif key in Read.model_fields:
+            read[key] = value
+        elif key not in own:
+            raise ConfigError(
+                "config.unknown_key",
+                f"the eventstore source has no option '{key}'",
+                where=f"option {key}",
+                suggestion="the options are the keys of [store] and [read]",
+            )
+    if columns:
+        store["columns"] = columns
+    return Store(**store), Read(**read)
+
+
+def options_of(config_store: Store, config_read: Read) -> dict[str, str]:
+    """The options that say what these sections say."""
+    options: dict[str, str] = {}
+    for name, value in config_store.model_dump(exclude_defaults=True).items():
+        if name == "columns":
+            options |= {f"columns.{k}": "" if v is None else str(v) for k, v in value.items()}
+        elif name in {"url", "password"}:
+            options[name] = value.get_secret_value()
+        elif name == "connect_timeout":
+            options[name] = f"{value}us"
+        else:
+            options[name] = str(value)
+    options["delay"] = f"{config_read.delay}us"
+    options["page_rows"] = str(config_read.page_rows)
+    return options

@@ -1,0 +1,118 @@
+"""The state directory: who may use it, where the reader is, where it started.
+
+lock            held by the running publisher
+start.json      where this publisher started, resolved once
+progress.json   position and pending work after the last micro-batch
+checkpoint/     Spark's
+index/          one folder a shard, per number of shards
+spark.log       what Spark and its workers printed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+from eventpub.errors import StateError
+
+
+class StateDir:
+    """Paths and small files of one publisher's state.
+
+    Raises:
+        StateError: state.not_writable where the directory cannot be made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _mapped(error, self.root) from error
+        self.progress_file = self.root / "progress.json"
+        self.start_file = self.root / "start.json"
+        self.checkpoint = self.root / "checkpoint"
+        self.index = self.root / "index"
+        self.spark_log = self.root / "spark.log"
+        self.spark_scratch = self.root / "spark"
+        self._lock: IO[str] | None = None
+
+    def lock(self) -> None:
+        """Keep every other publisher on this machine out, until the process ends.
+
+        Raises:
+            StateError: state.locked, with the other's process id.
+        """
+        path = self.root / "lock"
+        try:
+            handle = path.open("a+")
+        except OSError as error:
+            raise _mapped(error, path) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            handle.seek(0)
+            pid = handle.read().strip() or "unknown"
+            raise StateError(
+                "state.locked",
+                f"another publisher (process {pid}) is running on this state directory",
+                where=str(self.root),
+                suggestion=f"stop process {pid}, or give this publisher another app.state_dir "
+                "and app.id",
+            ) from error
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        self._lock = handle
+        shutil.rmtree(self.spark_scratch, ignore_errors=True)
+
+    def unlock(self) -> None:
+        """Let others in."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def read(self, path: Path) -> dict[str, Any] | None:
+        """The object in one of the files; None where there is none."""
+        try:
+            data: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise StateError(
+                "state.corrupt",
+                "the file is not JSON",
+                where=str(path),
+                suggestion="delete it; it is made again, at the price of reading more of the store",
+            ) from error
+        return data
+
+    def write(self, path: Path, data: dict[str, Any]) -> None:
+        """Replace one of the files, whole or not at all."""
+        partial = path.with_suffix(".new")
+        try:
+            partial.write_text(json.dumps(data))
+            partial.rename(path)
+        except OSError as error:
+            raise _mapped(error, path) from error
+
+    def shard_index(self, shards: int, number: int) -> Path:
+        """The folder of a shard's index."""
+        return self.index / f"{shards}-shards" / str(number)
+
+
+def _mapped(error: OSError, path: Path) -> StateError:
+    full = error.errno in {28, 122}  # ENOSPC, EDQUOT
+    return StateError(
+        "state.disk_full" if full else "state.not_writable",
+        "no space is left on the disk" if full else f"cannot be written: {error.strerror}",
+        where=str(path),
+        suggestion="free space on the disk of app.state_dir"
+        if full
+        else "give the publisher's user write access, or set app.state_dir",
+        retriable=full,
+    )

@@ -1,0 +1,420 @@
+"""The installed command in its own process, and an independent look at what it did.
+
+Nothing here shares code with the publisher: the table is made by plain SQL, and the topic is read
+by a consumer of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from tests.conftest import FreshDatabase
+
+EVENTPUB = str(Path(sys.executable).with_name("eventpub"))
+
+TABLE = """
+CREATE TABLE {name} (
+  id           BIGINT AUTO_INCREMENT PRIMARY KEY,
+  aggregate_id VARCHAR(255) CHARACTER SET utf8mb4 COLLATE {collation} NOT NULL,
+  version      BIGINT NOT NULL,
+  event_type   VARCHAR(255) NOT NULL,
+  payload      LONGBLOB NULL,
+  metadata     JSON NULL,
+  create_time  {time} NOT NULL DEFAULT CURRENT_TIMESTAMP{precision},
+  UNIQUE KEY (aggregate_id, version),
+  KEY (create_time)
+)
+"""
+"""The table of INTERFACE.md and nothing added to it."""
+
+T = TypeVar("T")
+
+
+def create_table(
+    database: FreshDatabase,
+    name: str = "events",
+    *,
+    time: str = "TIMESTAMP(6)",
+    collation: str = "utf8mb4_0900_bin",
+) -> None:
+    """Make the event table."""
+    precision = "(" + time.partition("(")[2] if "(" in time else ""
+    database.execute(TABLE.format(name=name, time=time, precision=precision, collation=collation))
+
+
+def insert(
+    cursor: Any, aggregate_id: str, version: int, payload: bytes = b"{}", **columns: Any
+) -> None:
+    """Append one event, as any application would."""
+    values = {
+        "aggregate_id": aggregate_id,
+        "version": version,
+        "event_type": "happened",
+        "payload": payload,
+        **columns,
+    }
+    names = ", ".join(values)
+    marks = ", ".join(["%s"] * len(values))
+    cursor.execute(f"INSERT INTO events ({names}) VALUES ({marks})", list(values.values()))  # noqa: S608
+
+
+@contextmanager
+def transaction(database: FreshDatabase) -> Iterator[Any]:
+    """A transaction on a connection of its own; the test commits or rolls back."""
+    connection = database.connect(autocommit=False)
+    try:
+        with connection.cursor() as cursor:
+            yield cursor
+    finally:
+        connection.close()
+
+
+def eventually(what: Callable[[], T], timeout: float = 60.0, *, every: float = 0.1) -> T:
+    """Wait until something is true; return it."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = what()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout:.0f} s")
+        time.sleep(every)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of a topic, as a consumer sees it."""
+
+    key: str
+    version: int
+    partition: int
+    offset: int
+    value: bytes | None
+    timestamp: int
+    headers: dict[str, bytes]
+
+    @property
+    def late(self) -> bool:
+        """Whether it belongs to a gap that was skipped."""
+        return self.headers.get("eventpub_late") == b"1"
+
+
+@dataclass
+class Topic:
+    """Reads a topic as `read_committed`, always to the very end of every partition."""
+
+    bootstrap_servers: str
+    name: str
+
+    def read(self) -> list[Record]:
+        """All records."""
+        return list(self.stream())
+
+    def stream(self, patience: float = 60.0) -> Iterator[Record]:
+        """All records, each partition in its order.
+
+        A partition whose end cannot be read (an open transaction) fails, after so many seconds in
+        which nothing came.
+        """
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "group.id": "independent",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        try:
+            metadata = consumer.list_topics(self.name, timeout=10).topics[self.name]
+            if metadata.error is not None:
+                return
+            ends = {}
+            for partition in metadata.partitions:
+                place = TopicPartition(self.name, partition, 0)
+                _, ends[partition] = _when_led(consumer, place)
+            consumer.assign([TopicPartition(self.name, p, 0) for p, end in ends.items() if end])
+            reached = {p: 0 for p, end in ends.items() if end}
+            deadline = time.monotonic() + patience
+            while any(reached[p] < ends[p] for p in reached):
+                message: Any
+                for message in consumer.consume(10_000, 0.2):
+                    error = message.error()
+                    if error is None:
+                        deadline = time.monotonic() + patience
+                        yield _record(message)
+                        reached[message.partition()] = message.offset() + 1
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        reached[message.partition()] = message.offset()
+                    else:
+                        raise AssertionError(str(error))
+                if time.monotonic() > deadline:
+                    raise AssertionError(
+                        f"the end of {self.name} cannot be read: {reached}, {ends}"
+                    )
+        finally:
+            consumer.close()
+
+    def versions(self, aggregate_id: str) -> list[int]:
+        """The versions of one aggregate, in the order of the topic."""
+        return [r.version for r in self.read() if r.key == aggregate_id]
+
+    def partitions(self) -> int:
+        """How many partitions it has."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": "x"})
+        try:
+            return len(consumer.list_topics(self.name, timeout=10).topics[self.name].partitions)
+        finally:
+            consumer.close()
+
+
+def _when_led(consumer: Any, place: TopicPartition) -> tuple[int, int]:
+    """The watermarks of a partition, which has no leader for a moment after it was created."""
+    for _ in range(50):
+        try:
+            low, high = consumer.get_watermark_offsets(place, timeout=10)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                raise
+            time.sleep(0.2)
+            continue
+        return low, high
+    raise AssertionError(f"{place} has no leader")
+
+
+def _record(message: Any) -> Record:
+    headers = dict(message.headers() or [])
+    return Record(
+        key=message.key().decode(),
+        version=int(headers.get("ce_sequence", b"0")),
+        partition=message.partition(),
+        offset=message.offset(),
+        value=message.value(),
+        timestamp=message.timestamp()[1],
+        headers=headers,
+    )
+
+
+@dataclass
+class Differences:
+    """Store and topic compared: what a user of the topic would complain of."""
+
+    missing: list[tuple[str, int]] = field(default_factory=list)
+    repeated: list[tuple[str, int]] = field(default_factory=list)
+    out_of_order: list[tuple[str, int]] = field(default_factory=list)
+    unknown: list[tuple[str, int]] = field(default_factory=list)
+    wrong_partition: list[tuple[str, int]] = field(default_factory=list)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Missing, repeated, out of order."""
+        return len(self.missing), len(self.repeated), len(self.out_of_order)
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+
+def compare(database: FreshDatabase, topic: Topic, table: str = "events") -> Differences:
+    """Every committed event against every visible record."""
+    stored = set(database.execute(f"SELECT aggregate_id, version FROM {table}"))  # noqa: S608
+    return differences(stored, topic.stream(), topic.partitions())
+
+
+def differences(
+    stored: set[tuple[Any, ...]], records: Iterable[Record], partitions: int
+) -> Differences:
+    """See `compare`; the records of each partition come in its order."""
+    found = Differences()
+    seen: set[tuple[str, int]] = set()
+    last: dict[str, int] = {}
+    for record in records:
+        key = (record.key, record.version)
+        if zlib.crc32(record.key.encode()) % partitions != record.partition:
+            found.wrong_partition.append(key)
+        if key in seen:
+            found.repeated.append(key)
+            continue
+        seen.add(key)
+        if not record.late:
+            if record.version <= last.get(record.key, -1):
+                found.out_of_order.append(key)
+            last[record.key] = record.version
+    found.missing = sorted(stored - seen)
+    found.unknown = sorted(seen - stored)
+    return found
+
+
+class Publisher:
+    """`eventpub run`, configured for one database and topic."""
+
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        topic: str,
+        bootstrap_servers: str,
+        settings: dict[str, dict[str, Any]] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.state = folder / "state"
+        self.topic = Topic(bootstrap_servers, topic)
+        self.gaps = Topic(bootstrap_servers, f"{topic}.gaps")
+        self.settings: dict[str, dict[str, Any]] = {
+            "app": {"id": f"app-{topic}", "state_dir": str(self.state)},
+            "store": {"url": url},
+            "read": {},
+            "gaps": {},
+            "sink": {"topic": topic, "bootstrap_servers": bootstrap_servers, "partitions": 4},
+            "spark": {},
+            "ops": {"http": ""},
+        }
+        for section, keys in (settings or {}).items():
+            self.settings.setdefault(section, {}).update(keys)
+        self.environment = environment or {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "publisher.log"
+        self._starts = 0
+
+    @property
+    def config(self) -> Path:
+        """The configuration file, as the settings are now."""
+        path = self.folder / "eventpub.toml"
+        lines = []
+        for section, keys in self.settings.items():
+            lines.append(f"[{section}]")
+            lines += [f"{_key(k)} = {_value(v)}" for k, v in keys.items()]
+        path.write_text("\n".join(lines) + "\n")
+        tomllib.loads(path.read_text())
+        return path
+
+    def command(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run another command of eventpub with the same configuration."""
+        return subprocess.run(
+            [EVENTPUB, *arguments, "--config", str(self.config)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=self.folder,
+            env=self._environment(),
+            check=False,
+        )
+
+    def start(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        """Start `eventpub run`; does not wait."""
+        self._starts += 1
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [EVENTPUB, "run", *arguments, "--config", str(self.config)],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=self._environment() | (environment or {}),
+                start_new_session=True,
+            )
+
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("EVENTPUB_")}
+        cache = os.environ.get("EVENTPUB_CACHE")
+        return kept | ({"EVENTPUB_CACHE": cache} if cache else {}) | self.environment
+
+    def finish(self, timeout: float = 400.0) -> int:
+        """Wait for it to end; its exit status."""
+        assert self.process is not None
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s\n{self.words()}") from None
+
+    def publish_everything(self, timeout: float = 400.0) -> None:
+        """`run --available-now`, to its good end."""
+        self.start("--available-now")
+        status = self.finish(timeout)
+        assert status == 0, f"exit status {status}\n{self.words()}"
+
+    def words(self) -> str:
+        """The end of what it printed."""
+        return self.log.read_text()[-4000:] if self.log.exists() else ""
+
+    def until_published(self, aggregate_id: str, versions: list[int], timeout: float = 240) -> None:
+        """Wait for exactly these versions of an aggregate, in this order."""
+
+        def published() -> bool:
+            assert self.process is None or self.process.poll() is None, self.words()
+            return self.topic.versions(aggregate_id) == versions
+
+        try:
+            eventually(published, timeout, every=0.3)
+        except AssertionError as error:
+            found = self.topic.versions(aggregate_id)
+            raise AssertionError(
+                f"{aggregate_id}: {found}, not {versions}\n{self.words()}"
+            ) from error
+
+    def family(self) -> list[psutil.Process]:
+        """Its process and all that descend from it."""
+        assert self.process is not None
+        try:
+            driver = psutil.Process(self.process.pid)
+            return [driver, *driver.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that run the shards' tasks: forked from a daemon of the same name."""
+        named = {}
+        for process in self.family():
+            try:
+                if "eventpub.spark.daemon" in process.cmdline():
+                    named[process.pid] = process
+            except psutil.Error:
+                continue
+        return [process for process in named.values() if process.ppid() in named]
+
+    def kill(self) -> None:
+        """`kill -9` of the whole publisher: driver, JVM and workers."""
+        family = self.family()
+        for process in family:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        if self.process is not None:
+            self.process.wait(30)
+        psutil.wait_procs(family, timeout=30)
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 180.0) -> int:
+        """Ask it to stop; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.finish(timeout)
+
+
+def _key(name: str) -> str:
+    return f'"{name}"' if "." in name else name
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'

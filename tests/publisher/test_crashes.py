@@ -1,0 +1,181 @@
+"""Scenarios C: a publisher that dies, or loses what it knew, at a chosen point."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import (
+    Publisher,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
+
+STEPS = [
+    "before_begin",
+    "after_begin",
+    "after_produce",
+    "before_commit",
+    "after_commit",
+    "before_index",
+    "after_index",
+]
+
+
+def commit_some(database: FreshDatabase, versions: range, aggregates: int = 20) -> None:
+    """Several versions of several aggregates."""
+    with transaction(database) as cursor:
+        for version in versions:
+            for number in range(aggregates):
+                insert(cursor, f"a-{number}", version)
+        cursor.connection.commit()
+
+
+def assert_whole(database: FreshDatabase, publisher: Publisher) -> None:
+    """0 missing, 0 repeated, 0 out of order."""
+    differences = compare(database, publisher.topic)
+    assert not differences, differences
+
+
+def test_c1_killed_at_each_step_of_publishing(
+    publisher: Publisher, database: FreshDatabase, tmp_path: Path
+) -> None:
+    """The driver and all of its processes are killed while a worker stands at the step."""
+    for number, step in enumerate(STEPS):
+        commit_some(database, range(number * 2 + 1, number * 2 + 3))
+        marker = tmp_path / f"{step}.pid"
+        publisher.start(environment={"EVENTPUB_FAILPOINT": f"{step}:1:{marker}"})
+        eventually(marker.exists, 240)
+        stopped = psutil.Process(int(marker.read_text()))
+        assert stopped in publisher.family()
+        if step in {"after_commit", "before_index"}:
+            assert compare(database, publisher.topic).missing != []
+        publisher.kill()
+    commit_some(database, range(100, 101))
+    database.execute("DELETE FROM events WHERE version = 100")
+    publisher.publish_everything()
+    assert_whole(database, publisher)
+
+
+@pytest.mark.parametrize("step", ["before_commit", "after_commit"])
+def test_c1_a_worker_alone_is_killed_and_the_publisher_goes_on(
+    publisher: Publisher, database: FreshDatabase, tmp_path: Path, step: str
+) -> None:
+    commit_some(database, range(1, 4))
+    marker = tmp_path / "worker.pid"
+    publisher.start(environment={"EVENTPUB_FAILPOINT": f"{step}:1:{marker}"})
+    eventually(marker.exists, 240)
+    os.kill(int(marker.read_text()), signal.SIGKILL)
+    publisher.until_published("a-3", [1, 2, 3])
+    commit_some(database, range(4, 6))
+    publisher.until_published("a-3", [1, 2, 3, 4, 5])
+    assert publisher.stop() == 143
+    assert_whole(database, publisher)
+
+
+def test_c3_c10_what_is_lost_of_the_state_is_repaired_from_the_topic(
+    publisher: Publisher, database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Index deleted, replaced by an older copy; checkpoint deleted; everything deleted."""
+    index, older = publisher.state / "index", tmp_path / "older"
+    commit_some(database, range(1, 3))
+    publisher.publish_everything()
+    shutil.copytree(index, older)
+
+    commit_some(database, range(3, 5))
+    publisher.publish_everything()
+    shutil.rmtree(index)
+    commit_some(database, range(5, 7))
+    publisher.publish_everything()
+    assert_whole(database, publisher)
+
+    shutil.rmtree(index)
+    shutil.copytree(older, index)
+    commit_some(database, range(7, 9))
+    publisher.publish_everything()
+    assert_whole(database, publisher)
+
+    shutil.rmtree(publisher.state / "checkpoint")
+    commit_some(database, range(9, 11))
+    publisher.publish_everything()
+    assert_whole(database, publisher)
+
+    shutil.rmtree(publisher.state)
+    commit_some(database, range(11, 13))
+    publisher.publish_everything()
+    assert_whole(database, publisher)
+
+
+def test_c3_an_open_hold_survives_the_loss_of_the_index(
+    publisher: Publisher, database: FreshDatabase
+) -> None:
+    publisher.settings["gaps"] = {"backoff_base": "2s", "max_backoff": 8}
+    with transaction(database) as late:
+        insert(late, "held", 1)
+        with transaction(database) as cursor:
+            insert(cursor, "held", 2)
+            insert(cursor, "other", 1)
+            cursor.connection.commit()
+        publisher.start()
+        publisher.until_published("other", [1])
+        publisher.kill()
+        shutil.rmtree(publisher.state / "index")
+        late.connection.commit()
+    publisher.start()
+    publisher.until_published("held", [1, 2])
+    assert publisher.stop() == 143
+    assert_whole(database, publisher)
+
+
+def test_a10_a_hold_neither_restarts_nor_skips_at_once_after_a_restart(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "1s", "max_backoff": 5})
+    with transaction(database) as cursor:
+        insert(cursor, "a", 2)
+        insert(cursor, "other", 1)
+        cursor.connection.commit()
+    publisher.start()
+    publisher.until_published("other", [1])
+    publisher.kill()
+    publisher.publish_everything()
+    (gap,) = publisher.gaps.read()
+    assert gap.key == "a"
+    waited = database.execute(
+        "SELECT TIMESTAMPDIFF(MICROSECOND, %s, %s)",
+        (_datetime(gap.value, "first_seen"), _datetime(gap.value, "skipped_at")),
+    )[0][0]
+    assert waited / 1e6 >= 31
+    assert_whole(database, publisher)
+
+
+def _datetime(value: bytes | None, name: str) -> str:
+    import json
+
+    assert value is not None
+    text: str = json.loads(value)[name]
+    return text.replace("T", " ").rstrip("Z")
+
+
+def test_a_second_publisher_on_the_same_state_is_refused(
+    publisher: Publisher, database: FreshDatabase
+) -> None:
+    commit_some(database, range(1, 2))
+    publisher.start()
+    publisher.until_published("a-1", [1])
+    second = publisher.command("run", "--json")
+    assert second.returncode == 3
+    assert "state.locked" in second.stdout
+    assert publisher.stop(signal.SIGINT) == 130
+    assert_whole(database, publisher)

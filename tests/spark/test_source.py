@@ -1,0 +1,65 @@
+"""`spark.readStream.format("eventstore")` in a user's own job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventpub.errors import ConfigError
+from eventpub.spark.source import EventStoreStreamReader
+from tests.conftest import FreshDatabase
+from tests.publisher.harness import create_table, insert, transaction
+
+SCHEMA = (
+    "struct<aggregate_id:string,version:bigint,event_type:string,payload:binary,"
+    "metadata:string,create_time:timestamp>"
+)
+
+
+def run_job(database: FreshDatabase, checkpoint: Path) -> list[dict[str, Any]]:
+    """What the job prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.own_job", database.url, str(checkpoint)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_a_job_of_ones_own_reads_pages_and_goes_on_where_it_was(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    create_table(database)
+    with transaction(database) as cursor:
+        for version in range(1, 31):
+            insert(cursor, "a", version, b'{"n": 1}', metadata='{"tenant": "t"}')
+        cursor.connection.commit()
+    time.sleep(0.2)
+    schema, *events = run_job(database, tmp_path / "checkpoint")
+    assert schema["schema"] == SCHEMA
+    assert sorted(e["version"] for e in events) == list(range(2, 31))
+    assert len({e["batch"] for e in events}) == 3
+    assert events[0]["payload"] == '{"n": 1}'
+    with transaction(database) as cursor:
+        insert(cursor, "b", 2)
+        cursor.connection.commit()
+    time.sleep(0.2)
+    _, *events = run_job(database, tmp_path / "checkpoint")
+    assert [(e["aggregate_id"], e["version"]) for e in events] == [("b", 2)]
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError) as refused:
+        EventStoreStreamReader({"url": "mysql+pymysql://x@y/z", "pages": "3"})
+    assert refused.value.code == "config.unknown_key"
+    assert "pages" in refused.value.message
