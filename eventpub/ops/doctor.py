@@ -1,0 +1,143 @@
+"""`eventpub doctor`: everything that `run` needs, looked at before it runs.
+
+Nothing is changed. A check that cannot be made because a service is away says so once, and the
+others are still made.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from eventpub.config import Config
+from eventpub.errors import Check, EventpubError, SinkError, StoreError
+
+_LITTLE_SPACE = 1 << 30
+_NO_SPACE = 64 << 20
+_JAVA = 17
+_CANNOT_BE_REACHED = re.compile(
+    r"(store|sink)\.(unreachable|auth_failed|connection_lost|timeout|tls_failed|not_authorized)"
+)
+
+
+def examine(config: Config) -> list[Check]:
+    """Every check, in the order in which somebody would mend what is wrong."""
+    parts: list[tuple[str, Callable[[], Iterable[Check]]]] = [
+        ("event store", lambda: _store(config)),
+        ("topic", lambda: _sink(config)),
+        ("state", lambda: [state_dir(config.app.state_dir)]),
+        ("Spark", lambda: [java(os.environ), pyspark()]),
+    ]
+    # side by side: a database and a broker that are both away shall not take twice as long
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return [c for part in pool.map(_guarded, parts) for c in part]
+
+
+def unreachable(checks: Sequence[Check]) -> EventpubError | None:
+    """The error of the first service that could not be reached or refused us, or None."""
+    for check in checks:
+        if check.status == "wrong" and _CANNOT_BE_REACHED.fullmatch(check.code or ""):
+            kind = StoreError if str(check.code).startswith("store.") else SinkError
+            return kind(str(check.code), check.message, suggestion=check.suggestion)
+    return None
+
+
+def _guarded(part: tuple[str, Callable[[], Iterable[Check]]]) -> list[Check]:
+    name, checks = part
+    try:
+        return list(checks())
+    except EventpubError as e:
+        message = e.message if e.where is None else f"{e.message} ({e.where})"
+        return [Check(name, "wrong", message, e.suggestion, e.code)]
+
+
+def _store(config: Config) -> Iterable[Check]:
+    from eventpub import store
+
+    return store.checks(config.store)
+
+
+def _sink(config: Config) -> Iterable[Check]:
+    from eventpub import sink
+
+    diverted = config.gaps.late == "divert"
+    return sink.checks(config.sink, config.app.id, config.spark.shards, late=diverted)
+
+
+def state_dir(folder: Path) -> Check:
+    """Whether index and checkpoint can be written there."""
+    name = "state directory"
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        return Check(
+            name, "wrong", f"{there} is not a folder", "set app.state_dir", "state.not_writable"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check(
+            name,
+            "wrong",
+            f"{there} cannot be written by this account",
+            f"give it write access to {there}, or set app.state_dir",
+            "state.not_writable",
+        )
+    free = shutil.disk_usage(there).free
+    room = f"{free / (1 << 30):.1f} GiB free"
+    if free < _LITTLE_SPACE:
+        return Check(
+            name,
+            "wrong" if free < _NO_SPACE else "warn",
+            f"{folder}: only {room}",
+            "make room, or set app.state_dir to a larger disk",
+            "state.disk_full",
+        )
+    return Check(name, "ok", f"{folder}: {'there' if folder.exists() else 'to be made'}, {room}")
+
+
+def java(environ: os._Environ[str] | dict[str, str]) -> Check:
+    """Whether the Java that Spark would start is there and new enough."""
+    home = environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    mend = f"install a Java runtime, {_JAVA} or newer, and set JAVA_HOME if it is not on the PATH"
+    if not program or not Path(program).exists():
+        where = f"JAVA_HOME={home} has none" if home else "none on the PATH, JAVA_HOME is not set"
+        return Check("Java", "wrong", where, mend, "spark.java_missing")
+    try:
+        done = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return Check("Java", "wrong", f"{program}: {e}", mend, "spark.java_missing")
+    said = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
+    if not said:
+        return Check("Java", "wrong", f"{program} does not start", mend, "spark.java_missing")
+    if int(said[1]) < _JAVA:
+        return Check("Java", "wrong", f"{program} is version {said[1]}", mend, "spark.java_too_old")
+    return Check("Java", "ok", f"version {said[1]} ({program})")
+
+
+def pyspark() -> Check:
+    """Whether the pyspark beside us has what the source needs."""
+    try:
+        version = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        return Check(
+            "pyspark", "wrong", "not installed", "pip install 'pyspark>=4.2'", "spark.missing"
+        )
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < (4, 2):
+        return Check(
+            "pyspark",
+            "wrong",
+            f"version {version} has no admission control for Python sources",
+            "pip install 'pyspark>=4.2'",
+            "spark.too_old",
+        )
+    return Check("pyspark", "ok", f"version {version}")

@@ -1,0 +1,590 @@
+"""Comparing the event store with the topic: is everything published, once, in order, unaltered.
+
+Both sides are read once, cut down to hashes, and spread over bucket files by aggregate; then bucket
+after bucket is compared. Memory does not grow with the number of events, but with the largest
+aggregate. What must hold: no difference is passed over, and a row that commits while we look is not
+taken for one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from eventpub.admission.model import VersionRange
+from eventpub.config import Config, format_time, parse_time
+from eventpub.errors import ConfigError, StateError
+from eventpub.ops.spill import BUCKETS, Buckets, crc32s
+from eventpub.ops.topic import (
+    DEAD,
+    DIVERTED,
+    EVENT,
+    FAULTS,
+    GAP,
+    LATE,
+    NO_TIME,
+    TopicReader,
+    hash_of_metadata,
+)
+
+if TYPE_CHECKING:
+    from eventpub.store import EventStore
+
+SHOWN = 20
+"""Differences of a kind that are listed one by one."""
+
+KINDS = ("missing", "repeated", "out_of_order", "altered", "extra")
+
+_STORE_FIELDS = {
+    "version": np.int64,
+    "create_time": np.int64,
+    "payload": np.int64,
+    "type": np.int64,
+    "metadata": np.int64,
+}
+_TOPIC_FIELDS = _STORE_FIELDS | {
+    "to_version": np.int64,
+    "kind": np.int8,
+    "partition": np.int32,
+    "offset": np.int64,
+    "faults": np.int8,
+}
+_PAGE_ROWS = 500_000
+_SECOND_LOOKS = 10_000
+_DAY = 86_400_000_000
+
+Number = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One event about which store and topic do not agree; times in µs.
+
+    Args:
+        partition: where it is on the topic; None where it is not.
+        note: what exactly is wrong.
+    """
+
+    aggregate_id: str
+    version: int
+    create_time: int
+    partition: int | None = None
+    offset: int | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        time = None if self.create_time == NO_TIME else format_time(self.create_time)
+        return vars(self) | {"create_time": time}
+
+
+@dataclass
+class Verdict:
+    """What the comparison found.
+
+    Attributes:
+        first, last: the range of `create_time` that was compared, both included, µs.
+        events: rows of the store in the range.
+        records: records of events on the topic in the range, those marked late included.
+        counts: differences by kind, see `KINDS`.
+        examples: the earliest of each kind.
+        accounted: rows that are not on the topic for a recorded reason, and records exempt from
+            the order: "late", "dead", "diverted", "dropped" (late events, by configuration),
+            "arrived" (committed while we looked).
+        skips: gaps that were given up, on the topic of gaps.
+        notes: what a reader of the result should know.
+    """
+
+    first: int
+    last: int
+    events: int = 0
+    records: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    examples: dict[str, list[Difference]] = field(default_factory=lambda: {k: [] for k in KINDS})
+    accounted: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("late", "dead", "diverted", "dropped", "arrived"), 0)
+    )
+    skips: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return not any(self.counts.values())
+
+    def found(self, kind: str, count: int, examples: Sequence[Difference]) -> None:
+        """Count differences; the earliest stay as examples."""
+        self.counts[kind] += count
+        if examples:
+            known = [*self.examples[kind], *examples]
+            known.sort(key=lambda d: (d.create_time, d.aggregate_id, d.version))
+            self.examples[kind] = known[:SHOWN]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        return {
+            "from": format_time(self.first) if self.first > 0 else None,
+            "to": format_time(self.last),
+            "events": self.events,
+            "records": self.records,
+            **self.counts,
+            "accounted": self.accounted,
+            "skips": self.skips,
+            "examples": {k: [d.to_dict() for d in v] for k, v in self.examples.items()},
+            "notes": self.notes,
+        }
+
+
+def verify(
+    config: Config,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    patience: float = 15.0,
+    on_progress: Callable[[str, int], None] = lambda _what, _rows: None,
+) -> Verdict:
+    """Compare store and topic.
+
+    Args:
+        first: compare events created at or after, µs; None: from where the publisher started.
+        last: compare events created at or before, µs; None: up to where the publisher is, or to
+            the boundary where its state cannot be read.
+        patience: seconds to wait for open transactions on the topic to end.
+        on_progress: called with what is being done and how many rows of it are.
+
+    Raises:
+        ConfigError: there is nothing between `first` and `last`.
+        StoreError: the store cannot be read.
+        SinkError: the topic cannot be read to its end.
+        StateError: there is no disk space for what is compared.
+    """
+    from eventpub.store import EventStore
+
+    layout = EventStore.discover(config.store)
+    with EventStore(config.store, layout) as store:
+        after, upto, notes = _range(config, store, first, last)
+        verdict = Verdict(after + 1, upto, notes=notes)
+        folder = Path(tempfile.mkdtemp(prefix="eventpub-verify-"))
+        try:
+            rows = Buckets(folder / "store", _STORE_FIELDS)
+            records = Buckets(folder / "topic", _TOPIC_FIELDS)
+            reader = TopicReader(config.sink, config.app.id, patience)
+            reader.check()
+            # the store first: what is committed later may be on the topic already, and is looked
+            # up again; the other way round it would be taken for missing
+            _spill_store(store, after, upto, rows, on_progress)
+            _spill_topic(reader, after, upto, records, on_progress)
+            _compare_all(rows, records, reader.topic.partitions, config, store, verdict)
+        except OSError as e:
+            raise StateError(
+                "verify.no_space",
+                f"the rows to compare cannot be kept: {e.strerror}",
+                where=str(folder),
+                suggestion="free about 100 bytes an event there, or set TMPDIR to a larger disk",
+            ) from e
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    topic = reader.topic
+    if topic.foreign_count:
+        verdict.found(
+            "extra",
+            topic.foreign_count,
+            [
+                Difference(f.key, 0, NO_TIME, f.partition, f.offset, f"{f.topic}: {f.reason}")
+                for f in topic.foreign
+            ],
+        )
+    if topic.truncated:
+        verdict.notes.append(
+            f"{len(topic.truncated)} partitions of the topic no longer have their first records"
+            " (retention): what was published there counts as missing unless --from is later"
+        )
+    if layout.zone is None and (twice := rows.rows - verdict.events):
+        verdict.notes.append(f"{twice} rows repeat an (aggregate_id, version) within the store")
+    return verdict
+
+
+# --- the range
+
+
+def _range(
+    config: Config, store: EventStore, first: int | None, last: int | None
+) -> tuple[int, int, list[str]]:
+    notes: list[str] = []
+    start = _state(config, "start.json").get("position")
+    if first is not None:
+        after = first - 1
+    elif start is not None:
+        after = int(start)
+    elif config.read.start == "now":
+        raise ConfigError(
+            "verify.start_unknown",
+            "read.start is 'now' and the publisher's state does not say when that was",
+            where="app.state_dir",
+            suggestion="give --from, or run this where the publisher's app.state_dir is",
+        )
+    else:
+        after = 0 if config.read.start == "beginning" else parse_time(config.read.start)
+    progress = _state(config, "progress.json")
+    if last is not None:
+        upto = last
+    elif "position" in progress:
+        upto = int(progress["position"])
+        if holds := progress.get("holds"):
+            notes.append(f"{holds} aggregates are held: their events are not published yet")
+    else:
+        upto = store.now() - config.read.delay
+        notes.append(f"no publisher's state in {config.app.state_dir}: compared up to the boundary")
+    if upto <= after and first is not None and last is not None:
+        raise ConfigError(
+            "verify.empty_range",
+            f"nothing lies between {format_time(after + 1)} and {format_time(upto)}",
+            where="--from, --to",
+            suggestion="give a --from that is before --to",
+        )
+    return after, max(upto, after), notes
+
+
+def _state(config: Config, name: str) -> dict[str, Any]:
+    """One of the publisher's own notes; empty where there is none that can be read."""
+    try:
+        data = json.loads((config.app.state_dir / name).read_text())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+# --- reading
+
+
+def _spill_store(
+    store: EventStore,
+    after: int,
+    upto: int,
+    rows: Buckets,
+    on_progress: Callable[[str, int], None],
+) -> None:
+    """Page by page: no statement runs for hours, and no page crosses a change of the clocks."""
+    while after < upto:
+        poll = store.poll(after, 0, _PAGE_ROWS)
+        if not poll.has_rows:
+            break
+        end = min(poll.upper if poll.page_end is None else poll.page_end, upto)
+        for batch in store.window(after, end, None):
+            rows.add(*store_columns(batch))
+            on_progress("store", rows.rows)
+        after = end
+    rows.flush()
+
+
+def store_columns(batch: pa.RecordBatch) -> tuple[list[str], dict[str, Number]]:
+    """Rows of the store (schema `EVENTS`), with hashes in place of what may be long."""
+    n = batch.num_rows
+    ids: list[Any] = batch.column("aggregate_id").to_pylist()
+    payloads = batch.column("payload").to_pylist()
+    types = batch.column("event_type").dictionary_encode()
+    type_hashes = _hashes(types.dictionary.to_pylist())
+    metadata = batch.column("metadata")
+    if metadata.null_count == n:
+        of_metadata = np.full(n, hash_of_metadata(None), np.int64)
+    else:
+        of_metadata = np.fromiter(map(hash_of_metadata, metadata.to_pylist()), np.int64, n)
+    return ids, {
+        "version": batch.column("version").to_numpy(),
+        "create_time": batch.column("create_time").to_numpy(),
+        "payload": np.fromiter((1 if p is None else hash(p) for p in payloads), np.int64, n),
+        "type": type_hashes[types.indices.to_numpy()],
+        "metadata": of_metadata,
+    }
+
+
+def _hashes(texts: Sequence[Any]) -> Number:
+    return np.array([hash(t.encode()) for t in texts], np.int64)
+
+
+def _spill_topic(
+    reader: TopicReader,
+    after: int,
+    upto: int,
+    records: Buckets,
+    on_progress: Callable[[str, int], None],
+) -> None:
+    for chunk in reader.read():
+        times = chunk.columns["create_time"]
+        # a record with a wrong time is to be found as altered, so a margin is kept
+        near = (times == NO_TIME) | ((times > after - _DAY) & (times <= upto + _DAY))
+        if near.all():
+            records.add(chunk.ids, chunk.columns)
+        else:
+            kept = np.flatnonzero(near)
+            records.add(
+                [chunk.ids[i] for i in kept.tolist()],
+                {name: column[kept] for name, column in chunk.columns.items()},
+            )
+        on_progress("topic", reader.topic.read)
+    records.flush()
+
+
+# --- comparing
+
+
+def _compare_all(
+    rows: Buckets,
+    records: Buckets,
+    partitions: int,
+    config: Config,
+    store: EventStore,
+    verdict: Verdict,
+) -> None:
+    looks = _SECOND_LOOKS
+
+    def still_there(keys: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Which events are in the store by now, whatever their time; for the first few asked."""
+        nonlocal looks
+        asked = keys[: max(looks, 0)]
+        looks -= len(asked)
+        found = store.backtrack([VersionRange(a, v, v) for a, v in asked])
+        names: list[Any] = found.column("aggregate_id").to_pylist()
+        versions: list[Any] = found.column("version").to_pylist()
+        return set(zip(names, versions, strict=True))
+
+    for number in range(BUCKETS):
+        compare(
+            rows.read(number),
+            records.read(number),
+            verdict,
+            partitions=partitions,
+            late_policy=config.gaps.late,
+            still_there=still_there,
+        )
+        rows.remove(number)
+        records.remove(number)
+
+
+def compare(
+    rows: pa.Table,
+    records: pa.Table,
+    verdict: Verdict,
+    *,
+    partitions: int,
+    late_policy: Literal["publish", "divert", "drop"] = "publish",
+    still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]] = lambda _: set(),
+) -> None:
+    """Compare all rows and all records of some aggregates, and add what is found to the verdict.
+
+    Args:
+        rows: of the store, as `store_columns` makes them.
+        records: of all topics, as `TopicReader` gives them, each partition in its order.
+        partitions: of the topic.
+        late_policy: `gaps.late`.
+        still_there: which of some events the store has now; asked for those it did not have.
+    """
+    _Comparison(rows, records, verdict, partitions, late_policy, still_there).run()
+
+
+class _Comparison:
+    """One bucket: every event has a number, `key`, that ascends by aggregate, then by version."""
+
+    def __init__(
+        self,
+        rows: pa.Table,
+        records: pa.Table,
+        verdict: Verdict,
+        partitions: int,
+        late_policy: str,
+        still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]],
+    ) -> None:
+        self.verdict = verdict
+        self.late_policy = late_policy
+        self.still_there = still_there
+        ids = pa.chunked_array(
+            [
+                *rows.column("aggregate_id").chunks,
+                *records.column("aggregate_id").chunks,
+            ],
+            pa.string(),
+        )
+        encoded: Any = ids.combine_chunks().dictionary_encode()
+        self.names: list[str] = encoded.dictionary.to_pylist()
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        self.store = {name: _numpy(rows, name) for name in _STORE_FIELDS}
+        self.topic = {name: _numpy(records, name) for name in _TOPIC_FIELDS}
+        versions = np.concatenate([self.store["version"], self.topic["version"]])
+        distinct, places = np.unique(versions, return_inverse=True)
+        key = codes * max(len(distinct), 1) + places
+        split = rows.num_rows
+        self.store["code"], self.topic["code"] = codes[:split], codes[split:]
+        self.store["key"], self.topic["key"] = key[:split], key[split:]
+        self.partition_of = (crc32s(self.names) % partitions).astype(np.int32)
+
+    def run(self) -> None:
+        """Every kind of difference, one after the other."""
+        verdict, topic = self.verdict, self.topic
+        known, first_row, times_stored = np.unique(
+            self.store["key"], return_index=True, return_counts=True
+        )
+        verdict.events += len(known)
+        kind = topic["kind"]
+        verdict.skips += int((kind == GAP).sum())
+
+        is_event = (kind == EVENT) | (kind == LATE)
+        matched = np.isin(topic["key"], known)
+        times = topic["create_time"]
+        in_range = (times >= verdict.first) & (times <= verdict.last)
+        # in the order of publishing, per event: the first is right, the others are repeats
+        events = np.flatnonzero(is_event & (matched | in_range))
+        verdict.records += len(events)
+        events = events[np.lexsort((topic["offset"][events], topic["key"][events]))]
+        keys = topic["key"][events]
+        is_first = np.ones(len(events), bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        firsts = events[is_first]
+        verdict.accounted["late"] += int((kind[firsts] == LATE).sum())
+
+        self._report("repeated", events[~is_first], "published again")
+        self._order(firsts[kind[firsts] == EVENT])
+        self._altered(events[matched[events]], known, first_row, times_stored > 1)
+        self._extra(firsts[~matched[firsts]])
+        self._missing(first_row[~np.isin(known, keys)])
+
+    def _order(self, events: Number) -> None:
+        """Per aggregate, by offset: each version above all before it."""
+        code, offset = self.topic["code"][events], self.topic["offset"][events]
+        events = events[np.lexsort((offset, code))]
+        keys = self.topic["key"][events]
+        highest = np.maximum.accumulate(keys)
+        behind = np.flatnonzero(keys[1:] < highest[:-1]) + 1
+        # keys of another aggregate are lower for all of it: only within one do they go down
+        self._report("out_of_order", events[behind], "after a later version")
+
+    def _altered(self, events: Number, known: Number, first_row: Number, has_twin: Number) -> None:
+        topic, store = self.topic, self.store
+        places = np.searchsorted(known, topic["key"][events])
+        rows = first_row[places]
+        differs = {
+            name: topic[name][events] != store[name][rows]
+            for name in ("payload", "type", "create_time", "metadata")
+        }
+        differs["partition"] = (
+            topic["partition"][events] != self.partition_of[topic["code"][events]]
+        )
+        for bit, name in FAULTS.items():
+            differs[name] = (topic["faults"][events] & bit) != 0
+        wrong = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
+        excused = [has_twin[places[i]] and self._twin(events[i]) for i in wrong.tolist()]
+        wrong = wrong[~np.array(excused, bool)]
+        chosen = self._earliest(topic["create_time"][events[wrong]])
+        self.verdict.found(
+            "altered",
+            len(wrong),
+            [
+                self._of_topic(
+                    int(events[i]),
+                    ", ".join(name for name, flags in differs.items() if flags[i]),
+                )
+                for i in wrong[chosen].tolist()
+            ],
+        )
+
+    def _twin(self, event: int) -> bool:
+        """Whether another row of the same event is what was published.
+
+        Where clocks go back, the rows of the repeated hour are read at both of their times.
+        """
+        topic, store = self.topic, self.store
+        rows = np.flatnonzero(store["key"] == topic["key"][event])
+        if topic["faults"][event]:
+            return False
+        same = np.ones(len(rows), bool)
+        for name in ("payload", "type", "create_time", "metadata"):
+            same &= store[name][rows] == topic[name][event]
+        right = topic["partition"][event] == self.partition_of[topic["code"][event]]
+        return bool(same.any() and right)
+
+    def _extra(self, events: Number) -> None:
+        """On the topic, not in the store as it was read: it may have been committed since."""
+        if not len(events):
+            return
+        codes, versions = self.topic["code"][events], self.topic["version"][events]
+        keys = [(self.names[c], v) for c, v in zip(codes.tolist(), versions.tolist(), strict=True)]
+        arrived = self.still_there(keys)
+        there = np.fromiter((k in arrived for k in keys), bool, len(keys))
+        self.verdict.accounted["arrived"] += int(there.sum())
+        self._report("extra", events[~there], "not in the store")
+
+    def _missing(self, rows: Number) -> None:
+        """In the store, not on the topic: unless its absence is recorded."""
+        if not len(rows):
+            return
+        accounted, kind = self.verdict.accounted, self.topic["kind"]
+        for name, side in (("dead", DEAD), ("diverted", DIVERTED)):
+            there = np.isin(self.store["key"][rows], self.topic["key"][kind == side])
+            accounted[name] += int(there.sum())
+            rows = rows[~there]
+        skipped = self._in_skips(rows)
+        if self.late_policy == "drop":
+            accounted["dropped"] += int(skipped.sum())
+            rows, skipped = rows[~skipped], skipped[~skipped]
+        chosen = self._earliest(self.store["create_time"][rows])
+        self.verdict.found(
+            "missing",
+            len(rows),
+            [
+                Difference(
+                    self.names[int(self.store["code"][rows[i]])],
+                    int(self.store["version"][rows[i]]),
+                    int(self.store["create_time"][rows[i]]),
+                    note="its gap was skipped" if skipped[i] else "not on the topic",
+                )
+                for i in chosen.tolist()
+            ],
+        )
+
+    def _in_skips(self, rows: Number) -> npt.NDArray[np.bool_]:
+        gaps = np.flatnonzero(self.topic["kind"] == GAP)
+        result = np.zeros(len(rows), bool)
+        if not len(gaps):
+            return result
+        codes, versions = self.store["code"][rows], self.store["version"][rows]
+        for gap in gaps.tolist():
+            result |= (
+                (codes == self.topic["code"][gap])
+                & (versions >= self.topic["version"][gap])
+                & (versions <= self.topic["to_version"][gap])
+            )
+        return result
+
+    def _report(self, kind: str, events: Number, note: str) -> None:
+        chosen = events[self._earliest(self.topic["create_time"][events])]
+        self.verdict.found(kind, len(events), [self._of_topic(i, note) for i in chosen.tolist()])
+
+    def _earliest(self, times: Number) -> Number:
+        return np.argsort(times, kind="stable")[:SHOWN]
+
+    def _of_topic(self, event: int, note: str) -> Difference:
+        topic = self.topic
+        return Difference(
+            self.names[int(topic["code"][event])],
+            int(topic["version"][event]),
+            int(topic["create_time"][event]),
+            int(topic["partition"][event]),
+            int(topic["offset"][event]),
+            note,
+        )
+
+
+def _numpy(table: pa.Table, name: str) -> Number:
+    column = table.column(name)
+    if column.num_chunks == 0:
+        return np.empty(0, column.type.to_pandas_dtype())
+    array: Number = column.to_numpy()
+    return array

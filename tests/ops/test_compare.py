@@ -1,0 +1,374 @@
+"""What the comparison of store and topic finds, and what it does not take for a difference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from eventpub.admission.model import EVENTS
+from eventpub.config import format_time
+from eventpub.ops.spill import BUCKETS, Buckets
+from eventpub.ops.topic import _Rows, hash_of_metadata
+from eventpub.ops.verify import (
+    _STORE_FIELDS,
+    _TOPIC_FIELDS,
+    KINDS,
+    Verdict,
+    compare,
+    store_columns,
+)
+
+PARTITIONS = 8
+START = 1_760_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Event:
+    aggregate_id: str
+    version: int
+    time: int = START
+    payload: bytes | None = b"{}"
+    event_type: str = "Changed"
+    metadata: str | None = None
+
+
+class Message:
+    """A consumed record, as confluent_kafka shows it."""
+
+    def __init__(self, event: Event, offset: int, **changes: Any) -> None:
+        self._key = event.aggregate_id.encode()
+        self._value = changes.get("payload", event.payload)
+        self._offset = offset
+        self._time = max(1, changes.get("stamp", event.time) // 1000)
+        sequence = str(event.version).encode()
+        self._headers: list[tuple[str, bytes | None]] = [
+            ("ce_specversion", b"1.0"),
+            ("ce_id", changes.get("ce_id", self._key + b"/" + sequence)),
+            ("ce_source", b"orders"),
+            ("ce_type", changes.get("event_type", event.event_type).encode()),
+            ("ce_time", format_time(changes.get("time", event.time)).encode()),
+            ("ce_subject", self._key),
+            ("ce_sequence", sequence),
+        ]
+        if self._value is not None:
+            self._headers.append(("content-type", b"application/json"))
+        for name, value in changes.get("headers", {}).items():
+            self._headers.append((name, value))
+
+    def key(self) -> bytes:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._time
+
+    def partition(self) -> int:
+        return zlib.crc32(self._key) % PARTITIONS
+
+    def offset(self) -> int:
+        return self._offset
+
+
+class World:
+    """A store and a topic."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.store = list(events)
+        self.rows = _Rows()
+        self._offset = 0
+
+    def publish(
+        self, *events: Event, kind: int = 0, partition: int | None = None, **changes: Any
+    ) -> World:
+        for event in events:
+            message = Message(event, self._offset, **changes)
+            place = message.partition() if partition is None else partition
+            problem = self.rows.add(message, kind, place, self._offset, b"orders")
+            assert problem is None, problem
+            self._offset += 1
+        return self
+
+    def skip(self, aggregate_id: str, first: int, last: int) -> World:
+        value = {"aggregate_id": aggregate_id, "from_version": first, "to_version": last}
+
+        class Gap:
+            value = staticmethod(lambda: json.dumps(value).encode())
+            partition = staticmethod(lambda: 0)
+            offset = staticmethod(lambda: 0)
+
+        assert self.rows.add_gap(Gap()) is None
+        return self
+
+    def verify(self, **options: Any) -> Verdict:
+        verdict = Verdict(START - 1000, START + 1_000_000)
+        records = self.rows.records()
+        compare(
+            _table(*store_columns(_batch(self.store)), _STORE_FIELDS),
+            _table(records.ids, records.columns, _TOPIC_FIELDS),
+            verdict,
+            partitions=PARTITIONS,
+            **options,
+        )
+        return verdict
+
+
+def _batch(events: Sequence[Event]) -> pa.RecordBatch:
+    columns: list[list[Any]] = [
+        [e.aggregate_id for e in events],
+        [e.version for e in events],
+        [e.event_type for e in events],
+        [e.payload for e in events],
+        [e.metadata for e in events],
+        [e.time for e in events],
+    ]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, EVENTS, strict=True)], schema=EVENTS
+    )
+
+
+def _table(ids: list[str], columns: dict[str, Any], fields: dict[str, Any]) -> pa.Table:
+    return pa.table({"aggregate_id": pa.array(ids, pa.string())} | {n: columns[n] for n in fields})
+
+
+def found(verdict: Verdict) -> dict[str, list[tuple[str, int]]]:
+    return {
+        kind: [(d.aggregate_id, d.version) for d in verdict.examples[kind]]
+        for kind in KINDS
+        if verdict.counts[kind]
+    }
+
+
+A = [Event("a", v, START + v) for v in range(1, 6)]
+B = [Event("b", v, START + v) for v in range(1, 4)]
+
+
+def test_equal_sides_do_not_differ() -> None:
+    verdict = World(A + B).publish(*A[:2], *B, *A[2:]).verify()
+    assert verdict.ok
+    assert (verdict.events, verdict.records) == (8, 8)
+
+
+def test_empty_sides_do_not_differ() -> None:
+    assert World([]).verify().ok
+
+
+def test_a_row_that_was_not_published_is_missing() -> None:
+    verdict = World(A + B).publish(*A[:4], *B).verify()
+    assert found(verdict) == {"missing": [("a", 5)]}
+    assert verdict.examples["missing"][0].create_time == START + 5
+
+
+def test_nothing_published_is_all_missing() -> None:
+    assert World(A).verify().counts["missing"] == 5
+
+
+def test_a_second_record_is_repeated_and_not_out_of_order() -> None:
+    verdict = World(A).publish(*A, A[1], A[1]).verify()
+    assert verdict.counts == dict.fromkeys(KINDS, 0) | {"repeated": 2}
+    example = verdict.examples["repeated"][0]
+    assert (example.version, example.offset) == (2, 5)
+
+
+def test_a_version_after_a_later_one_is_out_of_order() -> None:
+    verdict = World(A + B).publish(A[0], A[2], B[0], A[1], A[3], A[4], B[1], B[2]).verify()
+    assert found(verdict) == {"out_of_order": [("a", 2)]}
+
+
+def test_late_records_are_exempt_from_the_order() -> None:
+    world = World(A).publish(A[0], A[2], A[3], A[4])
+    verdict = world.publish(A[1], headers={"eventpub_late": b"1"}).verify()
+    assert verdict.ok
+    assert verdict.accounted["late"] == 1
+
+
+def test_a_late_record_is_still_published_once() -> None:
+    verdict = World(A).publish(*A).publish(A[1], headers={"eventpub_late": b"1"}).verify()
+    assert found(verdict) == {"repeated": [("a", 2)]}
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({"payload": b"{ }"}, "payload"),
+        ({"payload": None}, "payload"),
+        ({"event_type": "changed"}, "type"),
+        ({"time": START + 1, "stamp": START + 1}, "create_time"),
+        ({"stamp": START + 1_000_000}, "timestamp"),
+        ({"headers": {"user": b"x"}}, "metadata"),
+        ({"ce_id": b"a/2"}, "ce_id"),
+        ({"partition": 0}, "partition"),
+    ],
+)
+def test_what_was_changed_is_named(change: dict[str, Any], note: str) -> None:
+    event = Event("a", 1)
+    verdict = World([event]).publish(event, **change).verify()
+    assert verdict.counts == dict.fromkeys(KINDS, 0) | {"altered": 1}
+    assert verdict.examples["altered"][0].note == note
+
+
+def test_an_empty_payload_is_not_a_null_one() -> None:
+    null, empty = Event("a", 1, payload=None), Event("a", 2, payload=b"")
+    assert World([null, empty]).publish(null, empty).verify().ok
+    world = World([null]).publish(replace(null, payload=b""))
+    assert found(world.verify()) == {"altered": [("a", 1)]}
+
+
+def test_metadata_are_headers() -> None:
+    text = json.dumps(
+        {"user": "ü", "n": 1.5, "none": None, "ce_x": {"a": [1]}, "content-type": "x"}
+    )
+    event = Event("a", 1, metadata=text)
+    headers = {"user": "ü".encode(), "n": b"1.5", "none": None, "metadata_ce_x": b'{"a":[1]}'}
+    assert World([event]).publish(event, headers=headers).verify().ok
+    assert not World([event]).publish(event).verify().ok
+    assert hash_of_metadata("{}") == hash_of_metadata(None) == hash_of_metadata("null")
+    plain = Event("a", 1, metadata="no JSON")
+    assert World([plain]).publish(plain, headers={"metadata": b"no JSON"}).verify().ok
+
+
+def test_a_record_without_a_row_is_extra() -> None:
+    assert found(World(A[:4]).publish(*A).verify()) == {"extra": [("a", 5)]}
+
+
+def test_a_row_that_committed_while_we_looked_is_not_extra() -> None:
+    verdict = World(A[:4]).publish(*A).verify(still_there=set)
+    assert verdict.ok
+    assert verdict.accounted["arrived"] == 1
+
+
+def test_records_outside_the_range_do_not_count() -> None:
+    outside = Event("a", 6, START + 2_000_000)
+    verdict = World(A).publish(*A, outside, outside).verify()
+    assert verdict.ok
+    assert verdict.records == 5
+
+
+def test_refused_and_diverted_rows_are_accounted_for() -> None:
+    verdict = World(A).publish(*A[:3]).publish(A[3], kind=2).publish(A[4], kind=3).verify()
+    assert verdict.ok
+    assert verdict.accounted["dead"] == verdict.accounted["diverted"] == 1
+
+
+def test_a_skipped_version_that_exists_is_missing_unless_late_events_are_dropped() -> None:
+    world = World(A).publish(A[0], A[3], A[4]).skip("a", 2, 3)
+    verdict = world.verify()
+    assert found(verdict) == {"missing": [("a", 2), ("a", 3)]}
+    assert verdict.examples["missing"][0].note == "its gap was skipped"
+    assert verdict.skips == 1
+    dropped = World(A).publish(A[0], A[3], A[4]).skip("a", 2, 3).verify(late_policy="drop")
+    assert dropped.ok
+    assert dropped.accounted["dropped"] == 2
+
+
+def test_ids_that_look_alike_are_not_the_same() -> None:
+    ids = ["a", "A", "a ", "ä", "a\u0308", "x" * 255, "'; DROP TABLE events; --", "日本"]
+    events = [Event(i, v) for i in ids for v in (1, 2)]
+    assert World(events).publish(*events).verify().ok
+
+
+def test_extreme_versions_are_compared() -> None:
+    events = [Event("a", v) for v in (-(2**63), 0, 2**63 - 1)]
+    assert World(events).publish(*events).verify().ok
+
+
+def test_an_hour_that_was_lived_twice_may_show_a_row_at_both_times() -> None:
+    hour = 900_000
+    world = World([A[0], replace(A[0], time=A[0].time + hour)])
+    verdict = world.publish(replace(A[0], time=A[0].time + hour)).verify()
+    assert verdict.ok
+    assert verdict.events == 1
+
+
+def test_only_the_earliest_are_listed() -> None:
+    events = [Event(f"x{n}", 1, START + 500 - n) for n in range(100)]
+    verdict = World(events).verify()
+    assert verdict.counts["missing"] == 100
+    assert [d.create_time for d in verdict.examples["missing"]] == list(
+        range(START + 401, START + 421)
+    )
+
+
+def test_foreign_records_are_named() -> None:
+    rows = _Rows()
+    message = Message(A[0], 0)
+    message._headers = []
+    assert rows.add(message, 0, 0, 0, b"orders") == "it has no header ce_sequence"
+    message = Message(A[0], 0)
+    message._headers[-2] = ("ce_sequence", b"one")
+    assert "ce_sequence" in str(rows.add(message, 0, 0, 0, b"orders"))
+
+
+def test_buckets_give_back_what_they_took(tmp_path: Path) -> None:
+    buckets = Buckets(tmp_path / "b", {"n": np.int64})
+    ids = [f"aggregate {n % 1000}" for n in range(250_000)]
+    for start in range(0, len(ids), 7_000):
+        part = ids[start : start + 7_000]
+        buckets.add(part, {"n": np.arange(start, start + len(part))})
+    buckets.flush()
+    seen: set[str] = set()
+    numbers: list[int] = []
+    for number in range(BUCKETS):
+        table = buckets.read(number)
+        names: set[Any] = set(table.column("aggregate_id").to_pylist())
+        assert not names & seen
+        seen |= names
+        values: list[Any] = table.column("n").to_pylist()
+        assert values == sorted(values)
+        numbers += values
+    assert sorted(numbers) == list(range(250_000))
+
+
+_MEMORY = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from eventpub.ops.spill import BUCKETS, Buckets
+from eventpub.ops.verify import _STORE_FIELDS, _TOPIC_FIELDS, Verdict, compare
+from eventpub.ops.spill import crc32s
+n, folder = int(sys.argv[1]), Path(sys.argv[2])
+rows, records = Buckets(folder / "s", _STORE_FIELDS), Buckets(folder / "t", _TOPIC_FIELDS)
+for start in range(0, n, 10_000):
+    ids = [f"aggregate-{(start + i) // 10:020}" for i in range(10_000)]
+    at = np.arange(start, start + 10_000)
+    common = {"version": at % 10 + 1, "create_time": at + 1, "payload": at, "type": at * 0,
+              "metadata": at * 0}
+    rows.add(ids, common)
+    records.add(ids, common | {"to_version": at * 0, "kind": at * 0, "offset": at,
+                "partition": crc32s(ids) % 8, "faults": at * 0})
+rows.flush(), records.flush()
+verdict = Verdict(1, n)
+for b in range(BUCKETS):
+    compare(rows.read(b), records.read(b), verdict, partitions=8)
+assert verdict.ok and verdict.events == verdict.records == n, verdict
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_number_of_events(tmp_path: Path) -> None:
+    peaks = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", _MEMORY, str(n), str(tmp_path / str(n))],
+                capture_output=True,
+                check=True,
+                text=True,
+            ).stdout
+        )
+        for n in (200_000, 1_000_000)
+    ]
+    assert peaks[1] < 1.1 * peaks[0], f"KiB at 200,000 and 1,000,000 events: {peaks}"

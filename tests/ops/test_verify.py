@@ -1,0 +1,268 @@
+"""`verify` on real servers: what was written by nobody's publisher but the test's own producer."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from eventpub.config import Config, parse_time
+from eventpub.errors import ConfigError, SinkError
+from eventpub.local import Kafka
+from eventpub.ops.verify import KINDS, verify
+from tests.conftest import FreshDatabase
+
+PARTITIONS = 4
+TABLE = """
+CREATE TABLE events (
+  id           BIGINT AUTO_INCREMENT PRIMARY KEY,
+  aggregate_id VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  version      BIGINT NOT NULL,
+  event_type   VARCHAR(255) NOT NULL,
+  payload      LONGBLOB NULL,
+  metadata     JSON NULL,
+  create_time  TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
+  UNIQUE KEY (aggregate_id, version), KEY (create_time)
+)
+"""
+Row = tuple[str, int, str, bytes | None, str | None, str]
+
+
+class World:
+    """A table, a topic, and a plain transactional producer that fills the one from the other."""
+
+    def __init__(self, database: FreshDatabase, broker: Kafka, topic: str, folder: Path) -> None:
+        self.database, self.broker, self.topic = database, broker, topic
+        self.config = Config.model_validate(
+            {
+                "app": {"id": "orders", "state_dir": folder / "state"},
+                "store": {"url": database.url},
+                "sink": {"topic": topic, "bootstrap_servers": broker.bootstrap_servers},
+            }
+        )
+        database.execute(TABLE)
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        names = [topic, f"{topic}.gaps", f"{topic}.dead", f"{topic}.late"]
+        for made in admin.create_topics([NewTopic(n, PARTITIONS, 1) for n in names]).values():
+            made.result()
+
+    def append(self, *keys: tuple[str, int]) -> None:
+        for aggregate_id, version in keys:
+            self.database.execute(
+                "INSERT INTO events (aggregate_id, version, event_type, payload, metadata)"
+                " VALUES (%s, %s, 'Changed', %s, %s)",
+                (aggregate_id, version, b"{\x00'%d'}" % version, '{"user": "u1"}'),
+            )
+
+    def rows(self) -> list[Row]:
+        return [
+            (str(a), int(v), str(t), p, str(m), str(c))
+            for a, v, t, p, m, c in self.database.execute(
+                "SELECT aggregate_id, version, event_type, payload, metadata, DATE_FORMAT("
+                "CONVERT_TZ(create_time, @@session.time_zone, '+00:00'), '%Y-%m-%dT%H:%i:%s.%fZ')"
+                " FROM events ORDER BY id"
+            )
+        ]
+
+    def producer(self, name: str = "writer") -> Producer:
+        made = Producer(
+            {
+                "bootstrap.servers": self.broker.bootstrap_servers,
+                "transactional.id": f"{self.topic}-{name}",
+                "transaction.timeout.ms": 60_000,
+            }
+        )
+        made.init_transactions(30)
+        return made
+
+    def produce(self, producer: Producer, rows: list[Row], side: str = "", **extra: str) -> None:
+        for aggregate_id, version, event_type, payload, metadata, created in rows:
+            key = aggregate_id.encode()
+            headers: list[tuple[str, str | bytes | None]] = [
+                ("ce_specversion", "1.0"),
+                ("ce_id", f"{aggregate_id}/{version}"),
+                ("ce_source", "orders"),
+                ("ce_type", event_type),
+                ("ce_time", created),
+                ("ce_subject", aggregate_id),
+                ("ce_sequence", str(version)),
+                ("content-type", "application/octet-stream"),
+                *json.loads(metadata or "{}").items(),
+                *extra.items(),
+            ]
+            producer.produce(
+                self.topic + side,
+                key=key,
+                value=payload,
+                partition=zlib.crc32(key) % PARTITIONS,
+                timestamp=parse_time(created) // 1000,
+                headers=headers,
+            )
+
+    def publish(self, rows: list[Row], side: str = "", **extra: str) -> None:
+        producer = self.producer()
+        producer.begin_transaction()
+        self.produce(producer, rows, side, **extra)
+        producer.commit_transaction(30)
+
+
+@pytest.fixture
+def world(
+    request: pytest.FixtureRequest,
+    database: FreshDatabase,
+    kafka_server: Kafka,
+    topic_name: str,
+    tmp_path: Path,
+) -> World:
+    return World(database, kafka_server, topic_name, tmp_path)
+
+
+EVENTS = [("a", 1), ("b", 1), ("a", 2), ("ä 'x'", 1), ("b", 2), ("a", 3)]
+
+
+def counts(world: World, **arguments: Any) -> dict[str, int]:
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), **arguments)
+    return {k: found.counts[k] for k in KINDS if found.counts[k]}
+
+
+@pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+def test_a_faithful_topic_has_no_difference(world: World) -> None:
+    world.append(*EVENTS)
+    rows = world.rows()
+    world.publish(rows[:2])
+    world.publish(rows[2:])
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"))
+    assert found.ok, found.to_dict()
+    assert found.events == found.records == len(EVENTS)
+
+
+def test_every_kind_of_difference_is_found(world: World) -> None:
+    world.append(*EVENTS, ("c", 1), ("c", 2), ("d", 1), ("e", 1))
+    rows = {(r[0], r[1]): r for r in world.rows()}
+    order = [("a", 1), ("b", 1), ("a", 3), ("a", 2), ("b", 2), ("b", 2), ("ä 'x'", 1)]
+    world.publish([rows[k] for k in order])
+    created = rows["a", 1][5]
+    world.publish([("ghost", 1, "Changed", b"", None, created)])
+    altered = list(rows["c", 1])
+    altered[3] = b"something else"
+    world.publish([tuple(altered)])  # type: ignore[list-item]
+    world.publish([rows["d", 1]], side=".dead")
+    world.publish([rows["e", 1]], side=".late")
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"))
+    assert found.counts == {
+        "missing": 1, "repeated": 1, "out_of_order": 1, "altered": 1, "extra": 1,
+    }  # fmt: skip
+    names = {k: [(d.aggregate_id, d.version) for d in v] for k, v in found.examples.items()}
+    assert names == {
+        "missing": [("c", 2)],
+        "repeated": [("b", 2)],
+        "out_of_order": [("a", 2)],
+        "altered": [("c", 1)],
+        "extra": [("ghost", 1)],
+    }
+    assert found.accounted["dead"] == found.accounted["diverted"] == 1
+
+
+def test_aborted_records_do_not_count(world: World) -> None:
+    world.append(*EVENTS)
+    rows = world.rows()
+    producer = world.producer("aborting")
+    producer.begin_transaction()
+    world.produce(producer, rows)
+    producer.flush(30)
+    producer.abort_transaction(30)
+    world.publish(rows)
+    producer.begin_transaction()
+    world.produce(producer, rows[:1])
+    producer.flush(30)
+    producer.abort_transaction(30)
+    assert counts(world) == {}
+
+
+def test_a_transaction_that_hangs_open_is_an_error(world: World) -> None:
+    world.append(*EVENTS)
+    rows = world.rows()
+    world.publish(rows[:3])
+    hanging = world.producer("hanging")
+    hanging.begin_transaction()
+    world.produce(hanging, rows[3:4])
+    hanging.flush(30)
+    with pytest.raises(SinkError) as caught:
+        verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), patience=1.0)
+    assert caught.value.code == "sink.hanging_transaction"
+    assert caught.value.where == world.topic
+    hanging.commit_transaction(30)
+    world.publish(rows[4:])
+    assert counts(world) == {}
+
+
+def test_the_range_is_by_create_time_and_includes_both_ends(world: World) -> None:
+    world.append(*EVENTS)
+    rows = world.rows()
+    world.publish(rows[1:5])
+    times = [parse_time(r[5]) for r in rows]
+    assert verify(world.config, first=times[1], last=times[4]).ok
+    assert verify(world.config, first=times[0], last=times[4]).counts["missing"] == 1
+    assert verify(world.config, first=times[1], last=times[5]).counts["missing"] == 1
+    with pytest.raises(ConfigError) as caught:
+        verify(world.config, first=times[4], last=times[1])
+    assert caught.value.code == "verify.empty_range"
+
+
+def test_the_publishers_state_gives_the_range(world: World) -> None:
+    world.append(*EVENTS)
+    rows = world.rows()
+    world.publish(rows[1:5])
+    state = world.config.app.state_dir
+    state.mkdir()
+    (state / "start.json").write_text(
+        json.dumps({"configured": "now", "position": parse_time(rows[0][5])})
+    )
+    (state / "progress.json").write_text(
+        json.dumps({"position": parse_time(rows[4][5]), "holds": 2})
+    )
+    found = verify(world.config)
+    assert found.ok, found.to_dict()
+    assert found.events == 4
+    assert any("2 aggregates are held" in note for note in found.notes)
+
+
+def test_a_foreign_record_is_extra(world: World) -> None:
+    producer = Producer({"bootstrap.servers": world.broker.bootstrap_servers})
+    producer.produce(world.topic, key=b"x", value=b"y", partition=1)
+    producer.flush(30)
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"))
+    assert found.counts["extra"] == 1
+    assert "ce_sequence" in found.examples["extra"][0].note
+
+
+def test_a_topic_that_is_not_there_is_named(world: World) -> None:
+    sink = world.config.sink.model_copy(update={"topic": "not.there"})
+    with pytest.raises(SinkError) as caught:
+        verify(world.config.model_copy(update={"sink": sink}))
+    assert caught.value.code == "sink.topic_missing"
+
+
+def test_a_broker_that_is_away_is_named(world: World) -> None:
+    sink = world.config.sink.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+    with pytest.raises(SinkError) as caught:
+        verify(world.config.model_copy(update={"sink": sink}))
+    assert caught.value.code == "sink.unreachable"
+    assert caught.value.retriable
+
+
+def test_nothing_is_left_on_the_disk(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    world.append(*EVENTS)
+    world.publish(world.rows())
+    assert counts(world) == {}
+    assert list(folder.iterdir()) == []
