@@ -1,0 +1,111 @@
+"""The command `eventpub`: thin; each command is one function of a room below.
+
+Rooms are imported inside the commands that need them: `eventpub --help` loads none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import IO
+
+import click
+
+from eventpub import __version__
+from eventpub.cli.commands import config, demo, doctor, migrate, run, verify
+from eventpub.cli.output import (
+    DONE,
+    WRONG_USE,
+    Report,
+    Stopped,
+    as_error,
+    only_stderr,
+    write_error,
+    write_json,
+    write_text,
+)
+from eventpub.masking import mask
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="eventpub %(version)s")
+def eventpub() -> None:
+    """Publish a MySQL event store to Kafka: complete, exactly once, in order per aggregate."""
+
+
+for _command in (migrate, doctor, run, verify, config, demo):
+    eventpub.add_command(_command)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: those of the command line; None means this process's own.
+
+    Returns:
+        The exit status: 0 done; 1 the answer is no; 2 wrong use or configuration; 3 a service
+        cannot be reached or refused us; 70 a defect; 130 or 143 stopped by a signal.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    threading.excepthook = _report_thread
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _stop)
+    try:
+        if "--json" not in arguments:
+            return _run(arguments, None)
+        with only_stderr() as out:
+            return _run(arguments, out)
+    except BrokenPipeError:
+        # the reader of our stdout has gone; Python would complain again when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+
+
+def _run(arguments: list[str], out: IO[str] | None) -> int:
+    try:
+        answer = eventpub.main(arguments, prog_name="eventpub", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as helped:
+        helped.show()
+        return WRONG_USE
+    except BrokenPipeError:
+        raise
+    except (Exception, KeyboardInterrupt, Stopped) as cause:
+        error, status = as_error(cause)
+        if out:
+            name = _command_name(arguments)
+            write_json(out, Report(name, False, mask(error.message), status=status, error=error))
+        else:
+            write_error(error, cause)
+        return status
+    if not isinstance(answer, Report):
+        return answer if isinstance(answer, int) else DONE
+    if out:
+        write_json(out, answer)
+    else:
+        write_text(answer)
+    return answer.exit_status
+
+
+def _command_name(arguments: list[str]) -> str:
+    """The command that was meant, for an answer that it could not give itself."""
+    words = []
+    group: click.Command | None = eventpub
+    for argument in arguments:
+        if isinstance(group, click.Group) and (found := group.commands.get(argument)):
+            words.append(argument)
+            group = found
+    return " ".join(words)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    if failed.exc_value is not None:
+        error, _ = as_error(failed.exc_value)
+        write_error(error, failed.exc_value)

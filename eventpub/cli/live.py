@@ -1,0 +1,238 @@
+"""`eventpub run`: the publisher with a view of what it does.
+
+On a terminal one panel on stderr that stays in place, log lines above it; elsewhere a log line
+every few seconds while something happens, and at once on anything that somebody should look at.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from eventpub.cli.output import Report
+from eventpub.config import Config, format_time
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from eventpub.spark import Progress
+
+LINE_SECONDS = 5.0
+IDLE_LINE_SECONDS = 60.0
+_RATE_SECONDS = 5.0
+
+COUNTERS = (
+    "published",
+    "backtracked",
+    "gaps_opened",
+    "gaps_filled",
+    "gaps_skipped",
+    "duplicates",
+    "late",
+    "dead",
+)
+_NOTEWORTHY = {
+    "gaps_skipped": "gaps were skipped: versions are missing for good, see the .gaps topic",
+    "late": "events arrived after their gap had been skipped",
+    "refused": "rows have versions below store.first_version: they are not published",
+    "dead": "rows were refused, see the .dead topic",
+    "replaced": "producers were replaced after an answer that never came",
+}
+
+
+def publish(config: Config, *, available_now: bool) -> Report:
+    """Run the publisher until it is done or told to stop.
+
+    Raises:
+        EventpubError: what stopped it.
+    """
+    with watching(config) as view:
+        from eventpub.spark.publisher import run
+
+        final = run(config, available_now=available_now, on_progress=view.see)
+    result = {name: getattr(final, name) for name in (*COUNTERS, "rows_read", "holds_open")}
+    position = format_time(final.position) if final.position > 0 else None
+    result["position"] = position
+    summary = f"published {final.published:,} events"
+    if position:
+        summary += f", everything up to {position}"
+    if final.stopped_by is not None:
+        return Report(
+            "run",
+            not available_now,
+            f"{summary}; stopped by signal {final.stopped_by}",
+            result,
+            status=128 + final.stopped_by,
+        )
+    return Report("run", True, summary, result)
+
+
+class View(Protocol):
+    """Takes each progress of the publisher."""
+
+    def see(self, progress: Progress) -> None:
+        """Called after each micro-batch and look; must return quickly."""
+
+
+@contextmanager
+def watching(config: Config) -> Iterator[View]:
+    """The view that suits where stderr goes."""
+    if sys.stderr.isatty() and config.ops.log != "json":
+        panel = Panel(f"{config.app.id}  {config.store.table} → {config.sink.topic}")
+        with in_place(panel):
+            yield panel
+    else:
+        yield Lines()
+
+
+@contextmanager
+def in_place(panel: Any) -> Iterator[None]:
+    """Redraw something on the terminal behind stderr; what is logged meanwhile stands above it.
+
+    The terminal is held by a descriptor of its own: while Spark starts, stderr goes to a file.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+        shown = Console(file=terminal, highlight=False)
+        with Live(panel, console=shown, refresh_per_second=4, redirect_stdout=False):
+            yield
+
+
+class Rate:
+    """Events a second over the last few seconds, from totals."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def add(self, at: float, total: int) -> None:
+        """Note a total, at a time in seconds."""
+        self._seen.append((at, total))
+        while len(self._seen) > 2 and self._seen[1][0] <= at - _RATE_SECONDS:
+            self._seen.popleft()
+
+    def at(self, now: float) -> float:
+        """The rate over what was noted; falls while nothing comes."""
+        if not self._seen:
+            return 0.0
+        (start, first), (_, last) = self._seen[0], self._seen[-1]
+        return (last - first) / max(now - start, 0.001)
+
+
+class Lines:
+    """A log line now and then."""
+
+    def __init__(self, clock: Any = time.monotonic) -> None:
+        self._log = structlog.get_logger("eventpub.run")
+        self._clock = clock
+        self._rate = Rate()
+        self._written = -IDLE_LINE_SECONDS
+        self._warned = -IDLE_LINE_SECONDS
+        self._last: dict[str, Any] = {}
+        self._said: dict[str, int] = {}
+        self._last_error: str | None = None
+
+    def see(self, progress: Progress) -> None:
+        """Write what is worth a line."""
+        now = self._clock()
+        facts = _facts(progress)
+        self._rate.add(now, progress.published)
+        if now - self._warned >= 1.0 or not self._last:
+            for name, message in _NOTEWORTHY.items():
+                if more := facts[name] - self._said.get(name, 0):
+                    self._log.warning(message, count=more, total=facts[name])
+                    self._said[name] = facts[name]
+                    self._warned = now
+        if progress.last_error and progress.last_error != self._last_error:
+            self._log.warning("waiting out an error", error=progress.last_error)
+        self._last_error = progress.last_error
+        busy = any(facts[c] != self._last.get(c) for c in (*COUNTERS, "holds_open"))
+        if now - self._written >= (LINE_SECONDS if busy else IDLE_LINE_SECONDS):
+            self._log.info("progress", **facts, rate=round(self._rate.at(now), 1))
+            self._written = now
+            self._last = facts
+
+
+def _facts(progress: Progress) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        name: getattr(progress, name, 0)
+        for name in (*COUNTERS, "holds_open", "refused", "replaced")
+    }
+    facts["position"] = format_time(progress.position) if progress.position > 0 else "beginning"
+    facts["lag_seconds"] = round(progress.lag_seconds, 3)
+    facts["lag_events"] = progress.lag_events
+    facts["batch_seconds"] = round(progress.batch_seconds.get("total", 0.0), 3)
+    return facts
+
+
+class Panel:
+    """The same facts in one place, redrawn."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._progress: Progress | None = None
+        self._rate = Rate()
+        self._started = time.monotonic()
+
+    def see(self, progress: Progress) -> None:
+        """Show these facts from the next redraw on."""
+        self._progress = progress
+        self._rate.add(time.monotonic(), progress.published)
+
+    def __rich__(self) -> RenderableType:
+        from rich.panel import Panel as Frame
+        from rich.text import Text
+
+        if self._progress is None:
+            waited = time.monotonic() - self._started
+            return Frame(Text(f"Spark is starting … {waited:.0f} s"), title=self._title)
+        body = facts_grid(self._progress, self._rate.at(time.monotonic()))
+        return Frame(body, title=self._title, subtitle="Ctrl-C stops after the running batch")
+
+
+def facts_grid(p: Progress, rate: float) -> RenderableType:
+    """What a person looks at: how fast, how far behind, what waits, what went wrong."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from eventpub.masking import mask
+
+    def count(value: int, bad: str = "") -> Text:
+        return Text(f"{value:,}", style=bad if value else "dim")
+
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        grid.add_column(justify="right", style="cyan")
+        grid.add_column(min_width=14)
+    behind = Text(f"{p.lag_seconds:.1f} s", style="yellow" if p.lag_seconds > 10 else "green")
+    grid.add_row(
+        "rate", f"{rate:,.0f}/s", "published", f"{p.published:,}", "lag", behind,
+    )  # fmt: skip
+    grid.add_row(
+        "gaps found", count(p.gaps_opened), "filled", count(p.gaps_filled, "green"),
+        "skipped", count(p.gaps_skipped, "bold red"),
+    )  # fmt: skip
+    grid.add_row(
+        "holds open", count(p.holds_open, "yellow"), "duplicates", count(p.duplicates),
+        "events behind", count(p.lag_events),
+    )  # fmt: skip
+    grid.add_row(
+        "fetched from behind", count(p.backtracked, "green"), "late", count(p.late, "yellow"),
+        "dead", count(p.dead, "bold red"),
+    )  # fmt: skip
+    outer = Table.grid()
+    outer.add_row(grid)
+    position = format_time(p.position) if p.position > 0 else "beginning"
+    steps = " ".join(f"{k} {1000 * v:.0f}" for k, v in p.batch_seconds.items())
+    outer.add_row(Text(f"position {position}   batch ms: {steps}", style="dim"))
+    if p.last_error:
+        outer.add_row(Text(mask(p.last_error), style="red"))
+    return outer

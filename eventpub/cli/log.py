@@ -1,0 +1,86 @@
+"""Log lines on stderr: text for people, JSON for machines; rooms log by `logging` or `structlog`.
+
+Every line passes the masking of secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Literal
+
+import structlog
+
+from eventpub.masking import mask_all
+
+_QUIET = ("pyspark", "alembic", "urllib3")
+
+
+class _Stderr(logging.Handler):
+    """Looks stderr up at each line, so that a live view can put the line above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except BrokenPipeError:
+            pass
+        except Exception:
+            self.handleError(record)
+
+
+def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    record = event.pop("_record", None)
+    hidden: dict[str, Any] = mask_all(event)
+    return hidden if record is None else hidden | {"_record": record}
+
+
+def configure(style: Literal["auto", "text", "json"], level: int = logging.INFO) -> None:
+    """Send all log lines of this process to stderr.
+
+    Args:
+        style: "auto" means text on a terminal, one JSON object a line otherwise.
+        level: the least severe that is written, of `logging`.
+    """
+    terminal = sys.stderr.isatty()
+    text = style == "text" or (style == "auto" and terminal)
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=terminal)
+        if text
+        else structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    handler = _Stderr()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                _masked,
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                renderer,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # it prints the trace of an error that reaches us as an exception anyway
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -1,0 +1,104 @@
+"""Flags that stand for configuration keys: one place gives each its key, and so its variable.
+
+`--config`, `--set` and these are the same everywhere; a command names the keys it offers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from eventpub.settings import Loaded
+
+FLAGS: dict[str, tuple[str, str]] = {
+    "app.id": ("--app-id", "Name of this publisher."),
+    "app.state_dir": ("--state-dir", "Folder of index and checkpoint."),
+    "store.url": ("--store-url", "The database: mysql+pymysql://user@host:3306/database."),
+    "store.table": ("--table", "The event table."),
+    "read.start": ("--start", "'beginning', 'now' or an RFC 3339 time."),
+    "read.delay": ("--delay", "How far behind the database's now the reader stays ('1s')."),
+    "read.page_rows": ("--page-rows", "Most rows of one window."),
+    "gaps.max_backoff": ("--max-backoff", "Attempts before a gap is skipped."),
+    "gaps.late": ("--late", "Late events: publish, divert or drop."),
+    "sink.bootstrap_servers": ("--bootstrap-servers", "Brokers: host:port, with commas."),
+    "sink.topic": ("--topic", "The topic."),
+    "sink.delivery": ("--delivery", "exactly_once, at_least_once or at_most_once."),
+    "spark.master": ("--master", "Where Spark runs ('local[*]')."),
+    "spark.shards": ("--shards", "Writers side by side; at most the topic's partitions."),
+    "ops.log": ("--log", "Log lines on stderr: auto, text or json."),
+}
+"""Configuration key → flag and its help."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line says about the configuration."""
+
+    file: Path | None
+    overrides: dict[str, Any]
+    flags: dict[str, str]
+
+    def load(self) -> Loaded:
+        """The effective configuration; from here on, logs are written as it says.
+
+        Raises:
+            ConfigError: see `eventpub.settings.load`.
+        """
+        from eventpub import settings
+        from eventpub.cli import log
+
+        loaded = settings.load(self.file, self.overrides, os.environ, flags=self.flags)
+        log.configure(loaded.config.ops.log)
+        return loaded
+
+
+def configured(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add `--config`, `--set` and the flags of these keys; the command gets a `request`."""
+    parameters = {FLAGS[key][0].lstrip("-").replace("-", "_"): key for key in keys}
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(config: Path | None, sets: tuple[str, ...], **rest: Any) -> Any:
+            overrides, flags = {}, {}
+            for item in sets:
+                key, equals, value = item.partition("=")
+                if not equals:
+                    raise click.UsageError(f"--set {item}: write it as --set section.key=value")
+                overrides[key.strip()] = value
+            for parameter, key in parameters.items():
+                if (value := rest.pop(parameter)) is not None:
+                    overrides[key], flags[key] = value, FLAGS[key][0]
+            return command(Request(config, overrides, flags), **rest)
+
+        wrapped.__name__ = command.__name__
+        wrapped.__doc__ = command.__doc__
+        wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+        for key in reversed(keys):
+            flag, text = FLAGS[key]
+            variable = "EVENTPUB_" + key.upper().replace(".", "__")
+            wrapped = click.option(flag, metavar="VALUE", help=f"{text}  [{key}, {variable}]")(
+                wrapped
+            )
+        wrapped = click.option(
+            "--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Any other key."
+        )(wrapped)
+        return click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Configuration file; default: EVENTPUB_CONFIG, or ./eventpub.toml.",
+        )(wrapped)
+
+    return decorate
+
+
+def reports(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--json`; `eventpub.cli.main` acts on it, for errors in the other flags as well."""
+    return click.option(
+        "--json", "as_json", is_flag=True, expose_value=False, help="One JSON object on stdout."
+    )(command)

@@ -1,0 +1,160 @@
+"""What a command leaves behind: its answer on stdout, everything else on stderr, an exit status.
+
+With ``--json`` stdout gets exactly one object, ``{"command", "ok", "summary", "result", "error"}``,
+whatever happens. Every text passes the masking of secrets here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from eventpub.errors import ConfigError, EventpubError, find_marked
+from eventpub.masking import mask, mask_all
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DONE = 0
+NO = 1
+WRONG_USE = 2
+UNEXPECTED = 70
+"""sysexits.h's EX_SOFTWARE: 1 would say that the answer is no."""
+
+
+@dataclass
+class Report:
+    """A command's answer.
+
+    Args:
+        command: its name, as the user typed it ("config show").
+        ok: whether the answer is yes.
+        summary: one sentence.
+        result: JSON-serializable details.
+        text: writes the answer for people; None: the summary alone.
+        status: the exit status; None: 0 or 1, by `ok`.
+        error: why there is no yes, where one error says it.
+    """
+
+    command: str
+    ok: bool
+    summary: str
+    result: dict[str, Any] = field(default_factory=dict)
+    text: Callable[[Console], None] | None = None
+    status: int | None = None
+    error: EventpubError | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """What the process ends with."""
+        return self.status if self.status is not None else (DONE if self.ok else NO)
+
+
+class Stopped(BaseException):
+    """A signal asks the process to end; whatever is open is closed on the way out."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.exit_status = 128 + signal_number
+
+
+@contextmanager
+def only_stderr() -> Iterator[IO[str]]:
+    """Give the caller stdout for itself: meanwhile all others, child processes too, write stderr.
+
+    Spark's and Ivy's output would otherwise stand beside the one object that scripts read.
+    """
+    sys.stdout.flush()
+    try:
+        own = os.dup(1)
+    except OSError:  # stdout is closed: nobody reads the answer
+        own = os.open(os.devnull, os.O_WRONLY)
+    before = sys.stdout
+    with os.fdopen(own, "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
+        try:
+            yield out
+        finally:
+            sys.stdout = before
+            out.flush()
+            os.dup2(own, 1)
+
+
+def write_json(out: IO[str], report: Report) -> None:
+    """The envelope."""
+    envelope = {
+        "command": report.command,
+        "ok": report.ok,
+        "summary": report.summary,
+        "result": report.result,
+        "error": report.error.to_dict() if report.error else None,
+    }
+    out.write(json.dumps(mask_all(envelope), ensure_ascii=False, default=str) + "\n")
+    out.flush()
+
+
+def write_text(report: Report) -> None:
+    """The answer for people, on stdout."""
+    if report.text is None:
+        sys.stdout.write(mask(report.summary) + "\n")
+    else:
+        report.text(console())
+    sys.stdout.flush()
+
+
+def write_error(error: EventpubError, cause: BaseException) -> None:
+    """An error for people, on stderr; with a traceback where nobody foresaw it."""
+    if error.code == "internal.unexpected":
+        lines = "".join(traceback.format_exception(cause))
+        sys.stderr.write(mask(lines))
+    problems: tuple[EventpubError, ...] = getattr(error, "problems", (error,))
+    for problem in problems:
+        sys.stderr.write(mask(f"error: {problem}") + "\n")
+    sys.stderr.flush()
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A terminal that hides secrets; plain text of any width where there is no terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    made = Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
+    if not stream.isatty() and "COLUMNS" not in os.environ:
+        made.width = 160
+    return made
+
+
+def as_error(cause: BaseException) -> tuple[EventpubError, int]:
+    """Any exception as an error with a code, and the exit status that belongs to it."""
+    match cause:
+        case EventpubError():
+            return cause, cause.exit_status
+        case Stopped():
+            error = EventpubError("cli.stopped", "stopped by a signal before it was done")
+            return error, cause.exit_status
+        case KeyboardInterrupt() | click.Abort():
+            return EventpubError("cli.stopped", "interrupted before it was done"), 130
+        case click.UsageError():
+            where = cause.ctx.command_path if cause.ctx else "eventpub"
+            message = cause.format_message()
+            usage = ConfigError("cli.usage", message, where=where, suggestion=f"{where} --help")
+            return usage, WRONG_USE
+        case click.ClickException():
+            return ConfigError("cli.usage", cause.format_message()), WRONG_USE
+    if marked := find_marked(str(cause)):
+        return marked, marked.exit_status
+    error = EventpubError(
+        "internal.unexpected",
+        f"{type(cause).__name__}: {cause}",
+        suggestion="this is a defect of eventpub; please report it with the traceback",
+    )
+    return error, UNEXPECTED

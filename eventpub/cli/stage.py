@@ -1,0 +1,276 @@
+"""`eventpub demo`: the newcomer's first minute, on servers of its own, judged by `verify`.
+
+Writers commit late, in reverse order, and sometimes never; the publisher works beside them; at the
+end the rest is published and store and topic are compared. Everything lives in one folder that is
+removed, and nothing is left running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eventpub.cli import live, verdict
+from eventpub.cli.output import Report, Stopped
+from eventpub.config import Config
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from eventpub.local import Database, Kafka
+    from eventpub.spark import Progress
+
+_LINE_SECONDS = 2.0
+_HABITS = {
+    "--aggregates": "1000",
+    "--events-per-transaction": "5",
+    "--open-fraction": "0.1",
+    "--rollback-fraction": "0.03",
+    "--gap-fraction": "0.005",
+    "--reversed-fraction": "0.05",
+    "--connections": "200",
+}
+"""One transaction in ten stays open for up to 3 s after its first insert; one version in some
+hundreds never comes."""
+
+
+def play(*, seconds: float | None, rate: int, keep: str | None) -> Report:
+    """Run the demo until the time is over or Ctrl-C, then publish the rest and compare.
+
+    Args:
+        seconds: how long the writers write beside the publisher; None: until Ctrl-C.
+        rate: events per second.
+        keep: a folder for data and logs that stays; None: a temporary one that goes.
+
+    Raises:
+        EventpubError: a server could not be started, or the publisher failed.
+    """
+    from eventpub.cli import log
+    from eventpub.spark.publisher import run
+
+    log.configure("auto", level=40)
+    with ExitStack() as stack:
+        folder = _folder(stack, keep)
+        database, broker = _servers(stack, folder)
+        config = _config(folder, database, broker)
+        _say(f"database {database.url()}   broker {broker.bootstrap_servers}")
+        _say("writers commit late and sometimes roll back; Ctrl-C stops and compares")
+        scene = Scene(config, seconds)
+        with _writers(database.url(), rate, scene), scene.shown():
+            done = run(config, available_now=False, on_progress=scene.see)
+        _say("writers have stopped; the publisher publishes the rest, holds included")
+        rest = run(config, available_now=True, on_progress=lambda _: None)
+        if rest.stopped_by:
+            raise Stopped(rest.stopped_by)
+        _say("comparing store and topic")
+        found = verdict.compare(config)
+    if keep:
+        _say(f"data and logs are in {folder}")
+    publisher = {name: getattr(done, name) + getattr(rest, name) for name in live.COUNTERS}
+    return Report(
+        "demo",
+        found.ok,
+        verdict.summary(found),
+        {"writers": scene.written, "publisher": publisher, "verify": found.to_dict()},
+        text=lambda console: _show(console, publisher, found),
+    )
+
+
+def _show(console: Console, publisher: dict[str, int], found: Any) -> None:
+    console.print(
+        f"published {publisher['published']:,} events, {publisher['backtracked']:,} of them fetched"
+        f" from behind the window; gaps found {publisher['gaps_opened']:,},"
+        f" filled {publisher['gaps_filled']:,}, skipped {publisher['gaps_skipped']:,}"
+    )
+    verdict.show(console, found)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"eventpub: {text}\n")
+    sys.stderr.flush()
+
+
+# --- the stage
+
+
+def _folder(stack: ExitStack, keep: str | None) -> Path:
+    if keep:
+        folder = Path(keep).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    folder = Path(tempfile.mkdtemp(prefix="eventpub-demo-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _servers(stack: ExitStack, folder: Path) -> tuple[Database, Kafka]:
+    from eventpub import local
+
+    java = local.find_java()
+    os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
+    with ThreadPoolExecutor(2) as pool:
+        starting_broker = pool.submit(local.kafka, folder / "kafka")
+        starting_database = pool.submit(local.mariadb, folder / "mariadb")
+        starting: list[Future[Any]] = [starting_broker, starting_database]
+        try:
+            wait(starting)
+        finally:
+            # whether one failed or Ctrl-C came: what is starting is waited for, and then stopped
+            wait(starting)
+            for started in starting:
+                if started.exception() is None:
+                    stack.enter_context(started.result())
+    broker, database = starting_broker.result(), starting_database.result()
+    with database.connect(None) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE IF NOT EXISTS eventpub")
+    return database, broker
+
+
+def _config(folder: Path, database: Database, broker: Kafka) -> Config:
+    from eventpub import settings, store
+
+    file = folder / "eventpub.toml"
+    file.write_text(
+        f"""[app]
+id = "demo"
+state_dir = {json.dumps(str(folder / "state"))}
+[store]
+url = "{database.url()}"
+[gaps]
+backoff_base = "100ms"  # give up a gap after 6 s, so that the demo shows it
+max_backoff = 6
+[sink]
+topic = "demo.events"
+bootstrap_servers = "{broker.bootstrap_servers}"
+[ops]
+http = ""
+""",
+        encoding="utf-8",
+    )
+    config = settings.load(file, {}, {}).config
+    store.migrate(config.store)
+    return config
+
+
+@contextmanager
+def _writers(url: str, rate: int, scene: Scene) -> Iterator[None]:
+    """Writers in a process of their own; at the end each aggregate gets one more event.
+
+    A last version that commits late has nothing behind it that would show the gap: until recount
+    exists, only a later event does.
+    """
+    command = [sys.executable, "-m", "eventpub.local.writers", "--url", url, "--json", "--live"]
+    command += ["--rate", str(rate), *(part for pair in _HABITS.items() for part in pair)]
+    # a session of its own: Ctrl-C is for us, who stop the publisher first
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    listener = threading.Thread(target=scene.listen, args=(child.stdout,), daemon=True)
+    listener.start()
+    try:
+        yield
+        child.send_signal(signal.SIGTERM)
+        child.wait(30)
+        listener.join(5)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+
+
+# --- the view
+
+
+class Scene:
+    """What writers and publisher are doing, side by side; ends the show when its time is over."""
+
+    def __init__(self, config: Config, seconds: float | None) -> None:
+        self._config = config
+        self._seconds = seconds
+        self._began: float | None = None
+        self._told = 0.0
+        self._progress: Progress | None = None
+        self._rate = live.Rate()
+        self._on_terminal = False
+        self.written: dict[str, Any] = {}
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """A panel that stays in place on a terminal; lines elsewhere."""
+        self._on_terminal = sys.stderr.isatty()
+        if not self._on_terminal:
+            yield
+            return
+        with live.in_place(self):
+            yield
+
+    def listen(self, lines: Iterator[str]) -> None:
+        """Take the writers' reports."""
+        for line in lines:
+            try:
+                self.written = json.loads(line)
+            except ValueError:
+                continue
+
+    def see(self, progress: Progress) -> None:
+        """Take the publisher's, and ask it to stop when the time is over."""
+        now = time.monotonic()
+        self._progress = progress
+        self._rate.add(now, progress.published)
+        if self._began is None and progress.published:
+            self._began = now
+        over = self._began is not None and now - self._began >= (self._seconds or now)
+        if self._seconds is not None and over:
+            self._seconds = None
+            os.kill(os.getpid(), signal.SIGTERM)
+        if not self._on_terminal and now - self._told >= _LINE_SECONDS:
+            self._told = now
+            _say(self._line(progress, now))
+
+    def _line(self, p: Progress, now: float) -> str:
+        return (
+            f"{now - (self._began or now):4.0f} s  written {self.written.get('events', 0):,}"
+            f"  published {p.published:,} ({self._rate.at(now):,.0f}/s)  lag {p.lag_seconds:.1f} s"
+            f"  fetched from behind {p.backtracked:,}"
+            f"  gaps found {p.gaps_opened:,} filled {p.gaps_filled:,} skipped {p.gaps_skipped:,}"
+        )
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        w = self.written
+        writers = Table.grid(padding=(0, 2))
+        writers.add_row(
+            *("committed", f"{w.get('events', 0):,}", "rate", f"{w.get('rate', 0):,.0f}/s"),
+            *("held open", f"{w.get('held_open', 0):,}", "reversed", f"{w.get('reversed', 0):,}"),
+            *("rolled back", f"{w.get('rolled_back', 0):,}"),
+            *("never come", f"{w.get('skipped_versions', 0):,}"),
+        )
+        if self._progress is None:
+            body: RenderableType = Text("the publisher is starting …", style="dim")
+        else:
+            body = live.facts_grid(self._progress, self._rate.at(time.monotonic()))
+        left = ""
+        if self._seconds is not None and self._began is not None:
+            left = f"{max(0.0, self._seconds - (time.monotonic() - self._began)):.0f} s left, "
+        return Group(
+            Panel(writers, title="writers: MariaDB"),
+            Panel(
+                body,
+                title=f"publisher → Kafka {self._config.sink.topic}",
+                subtitle=f"{left}Ctrl-C stops and compares",
+            ),
+        )

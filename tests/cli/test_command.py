@@ -1,0 +1,293 @@
+"""The command as scripts see it: one object on stdout, exit statuses, and no secret anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MAIN = "import sys; from eventpub.cli import main; sys.exit(main())"
+SECRET = "hunter2-hunter2"
+HEAVY = [
+    "pyspark",
+    "pyarrow",
+    "numpy",
+    "sqlalchemy",
+    "pymysql",
+    "confluent_kafka",
+    "rich",
+    "pydantic",
+    "structlog",
+]
+
+
+def eventpub(
+    *arguments: str, cwd: Path, before: str = "", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"{before}\n{MAIN}", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=_environ(environ),
+        timeout=60,
+        check=False,
+    )
+
+
+def _environ(more: dict[str, str]) -> dict[str, str]:
+    mine = {k: v for k, v in os.environ.items() if not k.startswith("EVENTPUB_")}
+    path = os.pathsep.join([str(Path(__file__).parents[2]), mine.get("PYTHONPATH", "")])
+    return mine | {"PYTHONPATH": path} | more
+
+
+def envelope(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, done.stdout + done.stderr
+    data: dict[str, Any] = json.loads(lines[0])
+    assert set(data) == {"command", "ok", "summary", "result", "error"}
+    return data
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Path:
+    (tmp_path / "eventpub.toml").write_text(
+        f"""
+        [app]
+        id = "orders"
+        [store]
+        url = "mysql+pymysql://reader:{SECRET}@127.0.0.1:1/shop"
+        [sink]
+        topic = "orders.events"
+        bootstrap_servers = "127.0.0.1:1"
+        [sink.properties]
+        "sasl.password" = "{SECRET}-kafka"
+        """
+    )
+    return tmp_path
+
+
+def test_help_loads_no_room(tmp_path: Path) -> None:
+    code = (
+        "import sys; from eventpub.cli import main; main(['--help']); main(['run', '--help']);"
+        f"print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=_environ({}),
+        check=True,
+    )
+    assert done.stderr.strip() == "[]"
+    for command in ("migrate", "doctor", "run", "verify", "config", "demo"):
+        assert command in done.stdout
+    assert "EVENTPUB_SINK__TOPIC" in done.stdout
+
+
+def test_no_command_shows_the_help_and_is_wrong_use(tmp_path: Path) -> None:
+    done = eventpub(cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Commands:" in done.stderr
+
+
+def test_the_version_is_said(tmp_path: Path) -> None:
+    assert eventpub("--version", cwd=tmp_path).stdout.startswith("eventpub 0.")
+
+
+def test_config_show_tells_each_value_and_where_it_came_from(configured: Path) -> None:
+    done = eventpub(
+        "config", "show", "--json", "--set", "read.delay=2s",
+        cwd=configured, EVENTPUB_GAPS__LATE="drop",
+    )  # fmt: skip
+    data = envelope(done)
+    keys = data["result"]["keys"]
+    assert data["command"] == "config show"
+    assert keys["read.delay"] == {"value": "2s", "origin": "flag --set read.delay"}
+    assert keys["gaps.late"] == {"value": "drop", "origin": "env EVENTPUB_GAPS__LATE"}
+    assert keys["store.url"]["value"] == "mysql+pymysql://reader:***@127.0.0.1:1/shop"
+    assert keys["sink.properties.sasl.password"]["value"] == "***"
+    text = eventpub("config", "show", cwd=configured)
+    assert SECRET not in done.stdout + done.stderr + text.stdout + text.stderr
+
+
+def test_an_unknown_key_is_wrong_use(configured: Path) -> None:
+    done = eventpub("config", "check", "--json", "--set", "sink.tpic=x", cwd=configured)
+    assert done.returncode == 2
+    data = envelope(done)
+    assert data["ok"] is False
+    assert data["error"]["code"] == "config.unknown_key"
+    assert data["error"]["where"] == "sink.tpic"
+    assert "sink.topic" in data["error"]["suggestion"]
+
+
+def test_several_problems_are_in_one_answer(configured: Path) -> None:
+    done = eventpub("config", "check", "--json", "--set", "a.b=1", "--set", "c.d=2", cwd=configured)
+    assert len(envelope(done)["error"]["problems"]) == 2
+    text = eventpub("config", "check", "--set", "a.b=1", "--set", "c.d=2", cwd=configured)
+    assert text.stdout == ""
+    assert text.stderr.count("error: config.unknown_key") == 2
+
+
+def test_a_flag_names_itself_in_errors(configured: Path) -> None:
+    done = eventpub("run", "--delay", "soon", cwd=configured)
+    assert done.returncode == 2
+    assert "(flag --delay)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["verify", "--json", "--nonsense"], "verify"),
+        (["--json", "verify", "--from"], "verify"),
+        (["config", "nonsense", "--json"], "config"),
+        (["nonsense", "--json"], ""),
+        (["verify", "--json", "--from", "yesterday"], "verify"),
+        (["verify", "--json", "--set", "nonsense"], "verify"),
+    ],
+)
+def test_wrong_use_is_in_the_envelope_too(
+    configured: Path, arguments: list[str], command: str
+) -> None:
+    done = eventpub(*arguments, cwd=configured)
+    assert done.returncode == 2
+    data = envelope(done)
+    assert data["error"]["code"] == "cli.usage"
+    assert data["command"] == command
+
+
+def test_a_database_that_is_away_is_status_3(configured: Path) -> None:
+    done = eventpub("verify", "--json", cwd=configured)
+    assert done.returncode == 3
+    data = envelope(done)
+    assert data["error"]["code"] == "store.unreachable"
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_what_nobody_foresaw_has_a_code_and_hides_secrets(configured: Path) -> None:
+    before = (
+        "import eventpub.ops.verify as v\n"
+        "def broken(config, **_):\n"
+        "    raise RuntimeError('cannot use ' + config.store.url.get_secret_value())\n"
+        "v.verify = broken"
+    )
+    done = eventpub("verify", "--json", cwd=configured, before=before)
+    assert done.returncode == 70
+    assert envelope(done)["error"]["code"] == "internal.unexpected"
+    assert "Traceback" not in done.stderr
+    text = eventpub("verify", cwd=configured, before=before)
+    assert text.returncode == 70
+    assert text.stdout == ""
+    assert "Traceback" in text.stderr
+    for output in (done.stdout, done.stderr, text.stderr):
+        assert SECRET not in output
+    assert "***" in text.stderr
+
+
+def test_whatever_others_print_stays_off_stdout(configured: Path) -> None:
+    before = (
+        "import os, subprocess, eventpub.ops.verify as v\n"
+        "def noisy(config, **_):\n"
+        "    print('by print'); os.write(1, b'by fd'); subprocess.run(['echo', 'by child'])\n"
+        "    return v.Verdict(1, 2)\n"
+        "v.verify = noisy"
+    )
+    done = eventpub("verify", "--json", cwd=configured, before=before)
+    assert done.returncode == 0
+    data = envelope(done)
+    assert data["ok"] is True
+    assert data["result"]["missing"] == 0
+    for text in ("by print", "by fd", "by child"):
+        assert text in done.stderr
+
+
+def test_a_difference_is_status_1(configured: Path) -> None:
+    before = (
+        "import eventpub.ops.verify as v\n"
+        "def differs(config, **_):\n"
+        "    found = v.Verdict(1, 2); found.found('missing', 3, [v.Difference('[red]x', 1, 1)])\n"
+        "    return found\n"
+        "v.verify = differs"
+    )
+    done = eventpub("verify", "--json", cwd=configured, before=before)
+    assert done.returncode == 1
+    data = envelope(done)
+    assert (data["ok"], data["error"], data["result"]["missing"]) == (False, None, 3)
+    text = eventpub("verify", cwd=configured, before=before)
+    assert text.returncode == 1
+    assert "[red]x/1" in text.stdout
+    assert "3 missing" in text.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"]
+)
+def test_a_signal_ends_a_command_cleanly(
+    configured: Path, number: signal.Signals, status: int
+) -> None:
+    before = (
+        "import time, eventpub.ops.verify as v\n"
+        "def slow(config, **_):\n"
+        "    try: open('started', 'w').close(); time.sleep(30)\n"
+        "    finally: open('cleaned', 'w').close()\n"
+        "v.verify = slow"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{before}\n{MAIN}", "verify", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=configured,
+        env=_environ({}),
+    )
+    deadline = time.monotonic() + 20
+    while not (configured / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(number)
+    out, _ = child.communicate(timeout=20)
+    assert child.returncode == status
+    assert json.loads(out)["error"]["code"] == "cli.stopped"
+    assert (configured / "cleaned").exists()
+
+
+def test_a_reader_that_leaves_is_no_error(configured: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -c '{MAIN}' config show | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=configured,
+        env=_environ({}),
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+def test_log_lines_hide_secrets(tmp_path: Path) -> None:
+    code = (
+        "import logging, structlog; from eventpub import masking; from eventpub.cli import log\n"
+        f"masking.remember('{SECRET}'); log.configure('json')\n"
+        f"structlog.get_logger('a').info('said', url='x:{SECRET}@y', more=['{SECRET}'])\n"
+        "try: 1 / 0\n"
+        f"except Exception: logging.getLogger('b').exception('with {SECRET}')\n"
+        f"try: raise ValueError('{SECRET}')\n"
+        "except Exception: structlog.get_logger().exception('failed')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=_environ({}), check=True
+    )
+    assert done.stdout == ""
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["event"] for line in lines] == ["said", "with ***", "failed"]
+    assert SECRET not in done.stderr
+    assert "ZeroDivisionError" in lines[1]["exception"]

@@ -1,0 +1,101 @@
+"""What `run` and `demo` say while they work."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import structlog
+from rich.console import Console
+from structlog.testing import capture_logs
+
+from eventpub.cli.live import Lines, Rate, facts_grid
+from eventpub.spark.progress import Progress
+
+
+@pytest.fixture(autouse=True)
+def _plain_structlog() -> Any:
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_rate_is_of_the_last_seconds_and_falls_when_nothing_comes() -> None:
+    rate = Rate()
+    for second in range(20):
+        rate.add(second, 100 * second)
+    assert rate.at(19) == pytest.approx(100)
+    assert rate.at(24) == pytest.approx(50)
+    assert Rate().at(1) == 0
+
+
+def test_a_busy_publisher_writes_a_line_every_few_seconds() -> None:
+    clock = Clock()
+    lines = Lines(clock)
+    with capture_logs() as logs:
+        for n in range(100):
+            lines.see(Progress(published=n * 100, position=1_760_000_000_000_000))
+            clock.now += 0.1
+    assert [entry["event"] for entry in logs] == ["progress", "progress"]
+    assert logs[1]["published"] == 5000
+    assert logs[1]["rate"] == pytest.approx(1000, rel=0.05)
+    assert logs[1]["position"] == "2025-10-09T08:53:20.000000Z"
+
+
+def test_an_idle_publisher_writes_a_line_a_minute() -> None:
+    clock = Clock()
+    lines = Lines(clock)
+    with capture_logs() as logs:
+        for _ in range(130):
+            lines.see(Progress(published=5))
+            clock.now += 1
+    assert len(logs) == 3
+
+
+def test_what_is_lost_is_said_at_once_and_only_once() -> None:
+    clock = Clock()
+    lines = Lines(clock)
+    with capture_logs() as logs:
+        for skipped in (0, 0, 1, 1, 1):
+            lines.see(Progress(gaps_skipped=skipped))
+            clock.now += 0.5
+    warnings = [e for e in logs if e["log_level"] == "warning"]
+    assert len(warnings) == 1
+    assert "skipped" in warnings[0]["event"]
+    assert (warnings[0]["count"], warnings[0]["total"]) == (1, 1)
+
+
+def test_an_error_that_is_waited_out_is_said_once() -> None:
+    lines = Lines(Clock())
+    with capture_logs() as logs:
+        for error in (None, "store.unreachable: …", "store.unreachable: …", None):
+            lines.see(Progress(last_error=error))
+    assert sum("error" in e for e in logs) == 1
+
+
+def test_the_panel_shows_what_a_person_looks_for() -> None:
+    progress = Progress(
+        published=12_345,
+        lag_seconds=2.5,
+        holds_open=3,
+        gaps_opened=9,
+        gaps_skipped=1,
+        batch_seconds={"read": 0.01, "total": 0.05},
+        last_error="sink.unreachable: no broker [bold]answers[/bold]",
+    )
+    out = io.StringIO()
+    Console(file=out, width=120).print(facts_grid(progress, 678.9))
+    shown = out.getvalue()
+    for text in ("12,345", "679/s", "2.5 s", "total 50", "beginning", "[bold]answers[/bold]"):
+        assert text in shown

@@ -1,0 +1,320 @@
+"""Loading the configuration: what wins, what is refused and by which words, what is never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventpub import masking
+from eventpub.config import PROTECTED_PROPERTIES, format_time, parse_time
+from eventpub.errors import ConfigError
+from eventpub.settings import KEYS, CombinedConfigError, default_of, load, shown
+
+ENOUGH = {
+    "app.id": "orders",
+    "store.url": "mysql+pymysql://reader@127.0.0.1:3306/shop",
+    "sink.topic": "orders.events",
+}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    masking.forget_all()
+
+
+def file(text: str) -> Path:
+    path = Path("eventpub.toml")
+    path.write_text(text)
+    return path
+
+
+def refused(
+    overrides: dict[str, object] | None = None,
+    environ: dict[str, str] | None = None,
+    path: Path | None = None,
+) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(path, ENOUGH | (overrides or {}), environ or {})
+    return caught.value
+
+
+def test_flag_beats_environment_beats_file_beats_default() -> None:
+    file('[app]\nid = "a"\n[read]\ndelay = "2s"\npage_rows = 5\n[spark]\nshards = 3\n')
+    loaded = load(
+        None,
+        ENOUGH | {"read.delay": "4s"},
+        {"EVENTPUB_READ__DELAY": "3s", "EVENTPUB_READ__PAGE_ROWS": "6"},
+        flags={"read.delay": "--delay"},
+    )
+    assert loaded.config.read.delay == 4_000_000
+    assert loaded.config.read.page_rows == 6
+    assert loaded.config.spark.shards == 3
+    assert loaded.origins["read.delay"] == "flag --delay"
+    assert loaded.origins["read.page_rows"] == "env EVENTPUB_READ__PAGE_ROWS"
+    assert loaded.origins["spark.shards"] == "file eventpub.toml"
+    assert loaded.origins["gaps.policy"] == "default"
+
+
+def test_the_environment_alone_is_enough() -> None:
+    loaded = load(
+        None,
+        {},
+        {
+            "EVENTPUB_APP__ID": "orders",
+            "EVENTPUB_STORE__URL": "mysql+pymysql://reader@h/shop",
+            "EVENTPUB_SINK__TOPIC": "t",
+            "EVENTPUB_STORE__COLUMNS__PAYLOAD": "body",
+            "EVENTPUB_SINK__CREATE_TOPICS": "false",
+            "EVENTPUB_SINK__PROPERTIES": '{"compression.type": "lz4"}',
+            "EVENTPUB_SINK__PROPERTIES__SASL_USERNAME": "me",
+        },
+    )
+    assert loaded.config.store.columns.payload == "body"
+    assert loaded.config.sink.create_topics is False
+    assert loaded.config.sink.properties == {"compression.type": "lz4", "sasl.username": "me"}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "suggested"),
+    [
+        ('[store]\ntabel = "x"', "store.tabel", "store.table"),
+        ('[stor]\nurl = "x"', "stor", "store"),
+        ('topic = "x"', "topic", "sink.topic"),
+        ('[read]\ntopic = "x"', "read.topic", "sink.topic"),
+        ('[store.columns]\naggregat_id = "x"', "store.columns.aggregat_id", "aggregate_id"),
+        ('[gaps]\nzzzzzz = "x"', "gaps.zzzzzz", "policy"),
+        ("[nonsense]\nzzzzzz = 1", "nonsense", "sections are app, store"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(text: str, key: str, suggested: str) -> None:
+    error = refused(path=file(text))
+    assert error.code == "config.unknown_key"
+    assert error.where == key
+    assert suggested in (error.suggestion or "")
+    assert "eventpub.toml" in error.message
+
+
+@pytest.mark.parametrize(
+    ("variable", "suggested"),
+    [
+        ("EVENTPUB_SINK_TOPIC", "EVENTPUB_SINK__TOPIC"),
+        ("EVENTPUB_STORE__PASWORD", "EVENTPUB_STORE__PASSWORD"),
+        ("EVENTPUB_DELAY", "EVENTPUB_READ__DELAY"),
+        ("EVENTPUB_DEBUG", "two underscores"),
+        ("EVENTPUB_sink__topic", "EVENTPUB_SINK__TOPIC"),
+    ],
+)
+def test_an_unknown_variable_is_refused(variable: str, suggested: str) -> None:
+    error = refused(environ={variable: "secret value"})
+    assert error.code == "config.unknown_environment"
+    assert error.where == variable
+    assert "secret value" not in str(error)
+    assert suggested in (error.suggestion or "")
+
+
+def test_variables_of_kubernetes_service_links_are_not_ours() -> None:
+    load(
+        None,
+        ENOUGH,
+        {
+            "EVENTPUB_SERVICE_HOST": "10.0.0.1",
+            "EVENTPUB_SERVICE_PORT_HTTP": "8077",
+            "EVENTPUB_PORT": "tcp://10.0.0.1:8077",
+            "EVENTPUB_PORT_8077_TCP_ADDR": "10.0.0.1",
+        },
+    )
+    assert refused(environ={"EVENTPUB_PORT": "8077"}).code == "config.unknown_environment"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("read.delay", "1", "unit"),
+        ("read.delay", "1 fortnight", "unit"),
+        ("read.delay", "-1s", "unit"),
+        ("recount.horizon", "-5m", "unit"),
+        ("read.start", "yesterday", "RFC 3339"),
+        ("read.start", "2026-01-31T09:30:00", "zone"),
+        ("read.start", "2026-13-31T09:30:00Z", "beginning"),
+        ("read.watermark", "on", "'auto' or 'off'"),
+        ("read.page_rows", "many", "integer"),
+        ("read.page_rows", "0", "greater than or equal to 1"),
+        ("gaps.late", "ignore", "'publish', 'divert' or 'drop'"),
+        ("store.first_version", "2", "less than or equal to 1"),
+        ("store.time_zone", "Middle/Earth", "IANA"),
+        ("store.url", "postgresql://h/x", "mysql+pymysql://"),
+        ("store.url", "mysql+pymysql://h", "database"),
+        ("sink.topic", "a topic", "A-Z"),
+        ("sink.bootstrap_servers", "a b", "host:port"),
+        ("ops.http", "8077", "127.0.0.1:8077"),
+        ("app.id", "", "1 to 200"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(key: str, value: str, allowed: str) -> None:
+    error = refused({key: value})
+    assert error.code == "config.invalid_value"
+    assert error.where == key
+    assert allowed in (error.suggestion or ""), error.suggestion
+    assert f"--set {key}" in error.message
+    assert value in error.message or key == "store.url"
+
+
+@pytest.mark.parametrize("key", ["app.id", "store.url", "sink.topic"])
+def test_what_must_be_set_says_every_place_that_was_tried(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, {k: v for k, v in ENOUGH.items() if k != key}, {})
+    error = caught.value
+    assert error.code == "config.missing_key"
+    assert error.where == key
+    assert "eventpub.toml (no such file)" in error.message
+    assert KEYS[key].variable in error.message
+
+
+def test_several_problems_are_reported_together() -> None:
+    error = refused({"read.delay": "1", "gaps.late": "no", "sink.tpoic": "x"})
+    assert isinstance(error, CombinedConfigError)
+    assert {p.where for p in error.problems} == {"read.delay", "gaps.late", "sink.tpoic"}
+    for text in ("read.delay", "gaps.late", "sink.tpoic"):
+        assert text in str(error)
+
+
+def test_a_missing_file_is_refused_only_when_it_was_named() -> None:
+    assert refused(path=Path("other.toml")).code == "config.file_missing"
+    assert refused(environ={"EVENTPUB_CONFIG": "other.toml"}).where == "EVENTPUB_CONFIG"
+    assert load(None, ENOUGH, {}).file is None
+
+
+def test_wrong_toml_is_refused_with_its_line() -> None:
+    error = refused(path=file('[app]\nid = "orders\n'))
+    assert error.code == "config.file_invalid"
+    assert "line 2" in error.message
+
+
+def test_a_section_that_is_a_value_is_refused() -> None:
+    assert refused(path=file('store = "x"')).code == "config.invalid_value"
+
+
+def test_both_passwords_contradict_each_other() -> None:
+    error = refused({"store.password": "hunter2hunter2", "store.password_file": "x"})
+    assert error.code == "config.contradiction"
+    assert "hunter2" not in str(error)
+
+
+def test_more_shards_than_stated_partitions_contradict_each_other() -> None:
+    error = refused({"spark.shards": "9", "sink.partitions": "8"})
+    assert error.code == "config.contradiction"
+    assert error.where == "spark.shards"
+    # unstated, the topic that exists decides
+    assert load(None, ENOUGH | {"spark.shards": "9"}, {}).config.spark.shards == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, "1") for name in sorted(PROTECTED_PROPERTIES)),
+        ("acks", "1"),
+        ("enable.idempotence", "false"),
+        ("max.in.flight", "6"),
+        ("retries", "0"),
+    ],
+)
+def test_properties_that_guarantees_stand_on_are_refused(name: str, value: str) -> None:
+    error = refused({f"sink.properties.{name}": value})
+    assert error.code == "config.contradiction"
+    assert error.where == f"sink.properties.{name}"
+
+
+def test_properties_may_say_what_holds_anyway() -> None:
+    said = {"sink.properties.acks": "all", "sink.properties.enable.idempotence": "true"}
+    assert load(None, ENOUGH | said, {}).config.sink.properties["acks"] == "all"
+    weak = {"sink.delivery": "at_most_once", "sink.properties.acks": "0"}
+    assert load(None, ENOUGH | weak, {}).config.sink.properties["acks"] == "0"
+
+
+def test_property_names_need_no_quotes_and_values_no_text() -> None:
+    path = file('[sink.properties]\ncompression.type = "lz4"\n"linger.ms" = 5\na.b = true\n')
+    properties = load(path, ENOUGH, {}).config.sink.properties
+    assert properties == {"compression.type": "lz4", "linger.ms": "5", "a.b": "true"}
+
+
+def test_properties_may_be_one_json_object() -> None:
+    text = '{"compression.type": "lz4", "linger.ms": 5}'
+    for loaded in (
+        load(None, ENOUGH | {"sink.properties": text}, {}),
+        load(None, ENOUGH, {"EVENTPUB_SINK__PROPERTIES": text}),
+    ):
+        properties = loaded.config.sink.properties
+        assert properties == {"compression.type": "lz4", "linger.ms": "5"}
+    environ = {"EVENTPUB_SINK__PROPERTIES__A": "b"}
+    assert refused({"sink.properties": "lz4"}, environ).code == "config.invalid_value"
+    assert refused(path=file('[sink]\nproperties = "lz4"')).where == "sink.properties"
+
+
+def test_the_password_file_is_read_without_its_line_end(tmp_path: Path) -> None:
+    (tmp_path / "pw").write_text("s3cret s3cret\n")
+    loaded = load(None, ENOUGH | {"store.password_file": str(tmp_path / "pw")}, {})
+    assert loaded.config.store.password is not None
+    assert loaded.config.store.password.get_secret_value() == "s3cret s3cret"
+    assert loaded.origins["store.password"] == f"file {tmp_path / 'pw'}"
+    assert refused({"store.password_file": "not there"}).code == "config.password_file"
+    (tmp_path / "pw").write_text("\n")
+    assert refused({"store.password_file": str(tmp_path / "pw")}).code == "config.password_file"
+
+
+def test_secrets_are_shown_nowhere() -> None:
+    secret = "hunter2/pass@word"
+    loaded = load(
+        None,
+        ENOUGH
+        | {
+            "store.url": "mysql+pymysql://reader:urlsecret1@h/shop",
+            "store.password": secret,
+            "sink.properties.sasl.password": "kafkasecret",
+            "sink.properties.ssl.key.password": "keysecret",
+            "sink.properties.sasl.oauthbearer.client.secret": "oauthsecret",
+        },
+        {},
+    )
+    everything = f"{shown(loaded)} {loaded} {loaded.config!r}"
+    for word in ("urlsecret1", secret, "kafkasecret", "keysecret", "oauthsecret"):
+        assert word not in everything
+        assert word not in masking.mask(f"Traceback: could not use {word}")
+    assert shown(loaded)["store.url"] == "mysql+pymysql://reader:***@h/shop"
+    assert masking.mask("hunter2%2Fpass%40word") == "***"
+
+
+def test_a_wrong_url_is_refused_without_its_password() -> None:
+    for url in (
+        "mysql://reader:urlsecret1@h/shop",
+        "mysql+pymysql://reader:url#secret1@h/shop",
+        "mysql+pymysql://reader:urlsecret1@h:port/shop",
+    ):
+        error = refused({"store.url": url})
+        assert error.code == "config.invalid_value"
+        assert "secret1" not in str(error)
+
+
+def test_effective_values_are_written_as_the_file_would() -> None:
+    values = shown(load(None, ENOUGH | {"read.delay": "1500ms"}, {}))
+    assert values["read.delay"] == "1500ms"
+    assert values["recount.horizon"] == "5m"
+    assert values["app.state_dir"] == "state"
+    assert default_of(KEYS["gaps.backoff_base"]) == "250ms"
+
+
+def test_every_default_can_be_written_into_the_file() -> None:
+    defaults = {k: str(v) for k in KEYS if (v := default_of(KEYS[k])) is not None}
+    del defaults["store.columns.id"]
+    assert load(None, ENOUGH | defaults, {}).config == load(None, ENOUGH, {}).config
+
+
+@pytest.mark.parametrize(
+    "text", ["1970-01-01T00:00:00.000001Z", "2026-01-31T09:30:00.123456Z", "1969-12-31T23:59:59.5Z"]
+)
+def test_times_survive(text: str) -> None:
+    assert parse_time(format_time(parse_time(text))) == parse_time(text)
+    assert parse_time("2026-01-31T11:30:00+02:00") == parse_time("2026-01-31T09:30:00Z")
