@@ -50,6 +50,17 @@ _SHARED_PROPERTIES = (
     "reconnect.", "retry.", "api.version.", "debug", "check.crcs", "max.partition.",
 )  # fmt: skip
 
+_MOMENTARY = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+    }
+)
+"""What a partition says until its leader is known to all."""
+
 _log = logging.getLogger("eventpub.verify")
 _client_log = logging.getLogger("eventpub.verify.client")
 _client_log.setLevel(logging.ERROR)
@@ -210,12 +221,23 @@ class TopicReader:
         spec: OffsetSpec,
         isolation: IsolationLevel,
     ) -> dict[tuple[str, int], int]:
-        asked = admin.list_offsets(
-            dict.fromkeys(partitions, spec),
-            isolation_level=isolation,
-            request_timeout=CALL_SECONDS,
-        )
-        return {(tp.topic, tp.partition): f.result().offset for tp, f in asked.items()}
+        deadline = time.monotonic() + CALL_SECONDS
+        found: dict[tuple[str, int], int] = {}
+        while True:
+            left = [tp for tp in partitions if (tp.topic, tp.partition) not in found]
+            asked = admin.list_offsets(
+                dict.fromkeys(left, spec), isolation_level=isolation, request_timeout=CALL_SECONDS
+            )
+            for tp, future in asked.items():
+                try:
+                    found[tp.topic, tp.partition] = future.result().offset
+                except KafkaException as e:
+                    # a topic that was just created, or a broker that was just started
+                    if e.args[0].code() not in _MOMENTARY or time.monotonic() > deadline:
+                        raise
+            if len(found) == len(partitions):
+                return found
+            time.sleep(0.1)
 
     def _ends(
         self, admin: AdminClient, partitions: list[TopicPartition]
