@@ -37,11 +37,11 @@ COUNTERS = (
     "duplicates",
     "late",
     "dead",
+    "recount_found",
 )
 _NOTEWORTHY = {
     "gaps_skipped": "gaps were skipped: versions are missing for good, see the .gaps topic",
     "late": "events arrived after their gap had been skipped",
-    "refused": "rows have versions below store.first_version: they are not published",
     "dead": "rows were refused, see the .dead topic",
     "replaced": "producers were replaced after an answer that never came",
 }
@@ -163,8 +163,7 @@ class Lines:
 
 def _facts(progress: Progress) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        name: getattr(progress, name, 0)
-        for name in (*COUNTERS, "holds_open", "refused", "replaced")
+        name: getattr(progress, name, 0) for name in (*COUNTERS, "holds_open", "replaced")
     }
     facts["position"] = format_time(progress.position) if progress.position > 0 else "beginning"
     facts["lag_seconds"] = round(progress.lag_seconds, 3)
