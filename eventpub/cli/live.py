@@ -60,7 +60,16 @@ def publish(config: Config, *, available_now: bool) -> Report:
     result = {name: getattr(final, name) for name in (*COUNTERS, "rows_read", "holds_open")}
     position = format_time(final.position) if final.position > 0 else None
     result["position"] = position
-    summary = f"published {final.published:,} events"
+    worth_saying = (
+        (final.gaps_skipped, "gaps skipped"),
+        (final.late, "late"),
+        (final.dead, "dead letters"),
+        (final.holds_open, "still held"),
+    )
+    summary = ", ".join(
+        [f"published {final.published:,} events"]
+        + [f"{number:,} {what}" for number, what in worth_saying if number]
+    )
     if position:
         summary += f", everything up to {position}"
     if final.stopped_by is not None:

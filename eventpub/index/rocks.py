@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -96,19 +96,21 @@ class Index:
         self._db.close()
 
     @staticmethod
-    def holds_in(directory: Path) -> list[Hold]:
-        """The open holds of an index that others may have open; none where there is no index."""
+    def glance(directory: Path) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:
+        """Open holds, and skipped versions that have not turned up since, per aggregate.
+
+        Of an index that another process may have open; nothing where there is none.
+        """
         reader = _open_read_only(directory)
         if reader is None:
-            return []
+            return [], {}
         try:
-            items: Any = reader.items(from_key=b"h")
-            found = []
-            for key, value in items:
-                if key[:1] != b"h":
-                    break
-                found.append(Hold(**json.loads(value)))
-            return found
+            holds = [Hold(**json.loads(value)) for _, value in _items(reader, b"h")]
+            skipped = {
+                key[1:].decode(): [(first, last) for first, last in json.loads(value)]
+                for key, value in _items(reader, b"s")
+            }
+            return holds, skipped
         finally:
             reader.close()
 
@@ -464,13 +466,14 @@ class Index:
         return list(found)
 
     def _scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        found: list[tuple[bytes, bytes]] = []
-        items: Any = self._db.items(from_key=prefix)
-        for key, value in items:
-            if key[:1] != prefix:
-                break
-            found.append((key, value))
-        return found
+        return list(_items(self._db, prefix))
+
+
+def _items(db: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in db.items(from_key=prefix):
+        if key[:1] != prefix:
+            return
+        yield key, value
 
 
 def _open_read_only(directory: Path) -> Rdict | None:

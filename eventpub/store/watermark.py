@@ -128,7 +128,7 @@ class Watermark:
         self._connection: Connection | None = None
         self._transactions = OpenTransactions(max_wait)
         self._looked = float("-inf")
-        self._fresh = time.monotonic()
+        self._stale_since: float | None = None
         self._denied = False
 
     @property
@@ -137,7 +137,8 @@ class Watermark:
         it is below the last look; "open" nothing holds it."""
         if self._denied:
             return "denied"
-        if time.monotonic() - self._fresh > self._max_wait / 1e6:
+        since = self._stale_since
+        if since is not None and time.monotonic() - since > self._max_wait / 1e6:
             return "stale"
         at, upto = self._transactions.looked_at, self._transactions.upto
         return "open" if at is not None and upto == at else "held"
@@ -191,8 +192,10 @@ class Watermark:
             raise
         self._looked = time.monotonic()
         if not any(nonce in query for _, _, _, _, query, *_ in rows):
+            if self._stale_since is None:
+                self._stale_since = self._looked
             return
-        self._fresh = self._looked
+        self._stale_since = None
         self._transactions.seen(
             int(rows[0][0]),
             [

@@ -128,8 +128,9 @@ def test_a4_an_event_whose_writer_stamped_a_time_in_the_past(
     database, publisher = world
     with transaction(database) as cursor:
         cursor.execute("SELECT NOW(6) - INTERVAL 25 SECOND")
-        (past,) = cursor.fetchone() or ()
-        insert(cursor, "a4-past", 1, create_time=str(past))
+        row = cursor.fetchone()
+        assert row is not None
+        insert(cursor, "a4-past", 1, create_time=str(row[0]))
         cursor.connection.commit()
     publisher.until_published("a4-past", [1], timeout=60)
 
