@@ -24,6 +24,10 @@ class ShardReport:
             back into the index.
         replaced: producers that were given up after an indefinite answer.
         skipped: gaps that were given up, by the fields of `admission.SkippedGap`.
+        offsets: [topic, partition, next offset] of the shard's partitions after the batch.
+        foreign: whether somebody has published behind `offsets` of the batch before.
+        baseline: events created at or before count as published, since index and topic have both
+            forgotten them, µs; None: nothing was forgotten.
         seconds: by step.
     """
 
@@ -37,6 +41,9 @@ class ShardReport:
     folded: int = 0
     replaced: int = 0
     skipped: list[dict[str, Any]] = field(default_factory=list)
+    offsets: list[tuple[str, int, int]] = field(default_factory=list)
+    foreign: bool = False
+    baseline: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,6 @@ _REDO = {
     "sink.aborted",
     "sink.delivery_lost",
     "sink.fatal",
-    "sink.fenced",
     "sink.indefinite",
 }
 _MOST_REDOS = 5
@@ -53,6 +52,7 @@ class Job:
     Attributes:
         start: events created at or before are not published, µs; None: all are.
         low: from where a shard without an index reads again, µs.
+        ends: by shard, where its last batch left its partitions; empty after anything went wrong.
     """
 
     config: Config
@@ -60,6 +60,7 @@ class Job:
     partitions: int
     start: int | None
     low: int
+    ends: dict[int, dict[tuple[str, int], int]] = field(default_factory=dict)
 
     def rules(self) -> admission.Rules:
         """What admission needs of the configuration."""
@@ -81,6 +82,7 @@ def publish_window(job: Job, number: int, after: int, upto: int) -> ShardReport:
     """
     with _ShardTask(job, number) as task:
         task.fold()
+        task.look_for_others()
         for rows in task.rows(after, upto):
             task.step(rows, position=rows.column("create_time")[-1].as_py() - 1)
         task.step(_NOTHING, position=upto, due=True)
@@ -160,7 +162,17 @@ class _ShardTask:
             if self._sink.offsets != self._index.offsets:
                 self._index.moved_to(self._sink.offsets)
             if was_new and self._sink.truncated:
-                self._index.set_baseline(self._lost_baseline(newest))
+                self._report.baseline = self._lost_baseline(newest)
+                self._index.set_baseline(self._report.baseline)
+
+    def look_for_others(self) -> None:
+        """Whether the first fold has read what this publisher has not written."""
+        ends = self._job.ends.get(self._shard.number)
+        self._report.foreign = (
+            ends is not None
+            and self._report.folded > 0
+            and any(self._sink.offsets.get(place, 0) > end for place, end in ends.items())
+        )
 
     def _lost_baseline(self, newest: int) -> int:
         """Up to where events count as published when both index and topic have forgotten them.
@@ -293,6 +305,7 @@ class _ShardTask:
         report.counts = vars(self._counts)
         report.position = upto
         report.low = min([upto, *(hold.since - 1 for hold in holds)])
+        report.offsets = [(*place, offset) for place, offset in self._index.offsets.items()]
         report.holds = len(holds)
         report.next_due = min((hold.next_attempt for hold in holds), default=None)
         return report
