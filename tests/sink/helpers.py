@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, topic_partition
+from eventpub.errors import SinkError
+from eventpub.sink import ShardSink
+from eventpub.spark.shard import _MOST_REDOS, _REDO
 
 PARTITIONS = 4
 APP = "orders"
@@ -114,3 +117,72 @@ def _at(consumer: Consumer) -> list[TopicPartition]:
 def identities(messages: Sequence[Any]) -> list[tuple[str, int]]:
     """(aggregate, version) of each message, in order."""
     return [(m.key().decode(), int(dict(m.headers())["ce_sequence"])) for m in messages]
+
+
+class Way:
+    """Publishes as a shard's task does: what is in doubt is replaced, folded, and done again.
+
+    Attributes:
+        told: the codes of the errors that were met.
+        sinks: how many sinks were made.
+    """
+
+    def __init__(self, sink: config.Sink) -> None:
+        self._config = sink
+        self._sink: ShardSink | None = None
+        self._published: set[tuple[str, int]] = set()
+        self.told: list[str] = []
+        self.sinks = 0
+
+    def publish(self, rows: pa.Table, crash_point: Callable[[str], None] = lambda _: None) -> None:
+        """Publishes what of these rows is not on the topic yet."""
+        for _ in range(_MOST_REDOS):
+            try:
+                self._own().publish(self._missing(rows), crash_point=crash_point)
+            except SinkError as error:
+                self.told.append(error.code)
+                if error.code not in _REDO and not error.retriable:
+                    raise
+                if error.code not in _REDO:
+                    self.close()  # the task fails, and another one takes its place
+                continue
+            self._published |= _pairs(rows)
+            return
+        raise AssertionError(f"given up: {self.told}")
+
+    def _own(self) -> ShardSink:
+        if self._sink is not None and not self._sink.needs_replacement:
+            return self._sink
+        self.close()
+        self._sink = ShardSink(self._config, APP, WHOLE)
+        self.sinks += 1
+        self._published = {
+            pair
+            for part in self._sink.fold({}, timeout=20)
+            if part.kind == "events"
+            for pair in zip(part.aggregate_ids, part.versions.tolist(), strict=True)
+        }
+        return self._sink
+
+    def _missing(self, rows: pa.Table) -> pa.Table:
+        pairs = zip(rows["aggregate_id"].to_pylist(), rows["version"].to_pylist(), strict=True)
+        return rows.filter(pa.array([pair not in self._published for pair in pairs]))
+
+    def close(self) -> None:
+        """Lets go of the sink."""
+        if self._sink is not None:
+            self._sink.close()
+        self._sink = None
+
+
+def _pairs(rows: pa.Table) -> set[tuple[str, int]]:
+    return set(zip(rows["aggregate_id"].to_pylist(), rows["version"].to_pylist(), strict=True))
+
+
+def assert_published_once(bootstrap_servers: str, topic: str, *batches: pa.Table) -> None:
+    """Each event is on the topic once and in order, and every partition can be read to its end."""
+    seen = identities(read_topic(bootstrap_servers, topic))
+    assert sorted(seen) == sorted(pair for rows in batches for pair in _pairs(rows))
+    for aggregate_id in {a for a, _ in seen}:
+        versions = [v for a, v in seen if a == aggregate_id]
+        assert versions == sorted(versions), aggregate_id
