@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     OffsetSpec,
@@ -101,13 +101,30 @@ def read_topic(bootstrap_servers: str, topic: str, timeout: float = 20.0) -> lis
         consumer.close()
 
 
-def _ends(bootstrap_servers: str, places: list[TopicPartition]) -> dict[int, int]:
+def _ends(
+    bootstrap_servers: str,
+    places: list[TopicPartition],
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[int, int]:
     # High watermarks: a `read_committed` consumer is told the last stable offsets instead, which
     # lag behind a commit that was answered a moment ago.
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = admin.list_offsets(dict.fromkeys(places, latest))
+    asked = admin.list_offsets(dict.fromkeys(places, latest), isolation_level=isolation)
     return {place.partition: future.result(10).offset for place, future in asked.items()}
+
+
+def high_watermarks(bootstrap_servers: str, topic: str) -> dict[int, int]:
+    """Of each partition."""
+    return _ends(bootstrap_servers, [TopicPartition(topic, p) for p in range(PARTITIONS)])
+
+
+def open_transactions(bootstrap_servers: str, topic: str) -> list[int]:
+    """The partitions whose last stable offset is below the high watermark."""
+    places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
+    stable = _ends(bootstrap_servers, places, IsolationLevel.READ_COMMITTED)
+    high = _ends(bootstrap_servers, places)
+    return [p for p in high if stable[p] < high[p]]
 
 
 def _at(consumer: Consumer) -> list[TopicPartition]:
@@ -145,10 +162,16 @@ class Way:
                     raise
                 if error.code not in _REDO:
                     self.close()  # the task fails, and another one takes its place
+                last_error = error
                 continue
-            self._published |= _pairs(rows)
+            self._published |= as_set(rows)
             return
-        raise AssertionError(f"given up: {self.told}")
+        raise last_error
+
+    def fold(self) -> set[tuple[str, int]]:
+        """What was on the topic when the shard was taken over."""
+        self._own()
+        return self._published
 
     def _own(self) -> ShardSink:
         if self._sink is not None and not self._sink.needs_replacement:
@@ -175,14 +198,16 @@ class Way:
         self._sink = None
 
 
-def _pairs(rows: pa.Table) -> set[tuple[str, int]]:
-    return set(zip(rows["aggregate_id"].to_pylist(), rows["version"].to_pylist(), strict=True))
+def as_set(rows: pa.Table) -> set[tuple[str, int]]:
+    """(aggregate, version) of each row."""
+    ids, versions = rows["aggregate_id"].to_pylist(), rows["version"].to_pylist()
+    return {(str(a), int(v or 0)) for a, v in zip(ids, versions, strict=True)}
 
 
 def assert_published_once(bootstrap_servers: str, topic: str, *batches: pa.Table) -> None:
     """Each event is on the topic once and in order, and every partition can be read to its end."""
     seen = identities(read_topic(bootstrap_servers, topic))
-    assert sorted(seen) == sorted(pair for rows in batches for pair in _pairs(rows))
+    assert sorted(seen) == sorted(pair for rows in batches for pair in as_set(rows))
     for aggregate_id in {a for a, _ in seen}:
         versions = [v for a, v in seen if a == aggregate_id]
         assert versions == sorted(versions), aggregate_id

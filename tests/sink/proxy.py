@@ -5,6 +5,7 @@
 | `held` | is delivered when `release()` is called, as is all that follows it | stays, silent |
 | `late` | is delivered when `release()` is called | is cut |
 | `lost` | is never delivered | is cut |
+| `muted` | is delivered, its answer is not | stays |
 | `unanswered` | is delivered, its answer is not | is cut when the broker has answered |
 """
 
@@ -17,7 +18,10 @@ import threading
 from dataclasses import dataclass, field
 from typing import Literal
 
-Fault = Literal["held", "late", "lost", "unanswered"]
+Fault = Literal["held", "late", "lost", "muted", "unanswered"]
+
+
+_KEPT: frozenset[Fault] = frozenset({"held", "late", "lost"})
 
 
 @dataclass
@@ -50,7 +54,6 @@ class Proxy:
 
     @property
     def has_struck(self) -> bool:
-        """Whether that request has come, and where it is `unanswered`, was answered."""
         struck = self._struck
         return struck is not None and (struck.fault != "unanswered" or struck.answered.is_set())
 
@@ -101,11 +104,11 @@ class Proxy:
                     break
                 if struck.fault == "late":
                     _cut(client)
-                if struck.fault != "unanswered":
+                if struck.fault in _KEPT:
                     struck.released.wait()
                 broker.sendall(frame)
                 struck.answered.wait(10)
-                if struck.fault != "held":
+                if struck.fault in {"late", "unanswered"}:
                     break
         _cut(client)
         _cut(broker)
@@ -121,8 +124,11 @@ class Proxy:
     def _answers(self, broker: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while (frame := _frame(broker)) is not None:
-                if self._answers_struck(frame, broker) == "unanswered":
+                fault = self._answers_struck(frame, broker)
+                if fault == "unanswered":
                     break
+                if fault == "muted":
+                    continue
                 with contextlib.suppress(OSError):  # the client may have gone before the request
                     client.sendall(frame)
         _cut(client)
