@@ -23,6 +23,7 @@ import structlog
 from eventpub.config import Config
 from eventpub.errors import ConfigError, EventpubError, StateError, find_marked, from_dict
 from eventpub.sink import check_topics, fence_all
+from eventpub.spark.failpoint import failpoint
 from eventpub.spark.progress import Progress, ShardReport
 from eventpub.spark.session import Session
 from eventpub.spark.shard import Job, publish_window
@@ -233,6 +234,7 @@ class _Publisher:
 
     def _micro_batch(self, windows: DataFrame, batch_id: int) -> None:
         """One window: every shard publishes its part, in one stage without a shuffle."""
+        failpoint("after_offset_log")
         with self._batch:
             if self._closed:
                 raise StateError("run.stopping", "stopped before this batch", retriable=True)
@@ -253,6 +255,7 @@ class _Publisher:
                 self._progress.lag_seconds, self._progress.lag_events = 0.0, 0
             self._say_skips(reports)
         self._on_progress(self._progress)
+        failpoint("before_commit_log")
 
     def _remember(self, reports: list[ShardReport]) -> None:
         """Before Spark commits the batch: a later batch must not know less than the index."""
