@@ -23,6 +23,7 @@ import structlog
 from eventpub.config import Config, format_time
 from eventpub.errors import EventpubError, SinkError, StateError, find_marked, from_dict
 from eventpub.sink import check_topics, fence_all
+from eventpub.spark.failpoint import failpoint
 from eventpub.spark.progress import Progress, ShardReport
 from eventpub.spark.recount import Recount, window_of
 from eventpub.spark.session import Session
@@ -264,6 +265,7 @@ class _Publisher:
 
     def _micro_batch(self, windows: DataFrame, batch_id: int) -> None:
         """One window: every shard publishes its part, in one stage without a shuffle."""
+        failpoint("after_offset_log")
         with self._batch:
             if self._closed:
                 raise StateError("run.stopping", "stopped before this batch", retriable=True)
@@ -316,6 +318,7 @@ class _Publisher:
                 )
                 raise self._failure
         self._on_progress(self._progress)
+        failpoint("before_commit_log")
 
     def _another_publisher_seen(self) -> bool:
         """Note it; whether it was seen so often that this publisher has to give way."""
