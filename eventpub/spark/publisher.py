@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -214,7 +215,7 @@ class _Publisher:
             except Exception as error:
                 finished = False
                 failure = self._failure or _understood(error)
-                with self._state.spark_log.open("a") as log_file:
+                with suppress(OSError), self._state.spark_log.open("a") as log_file:
                     log_file.write(f"{error}\n")
                 failures = 1 if self._batches_done > done else failures + 1
                 if failure.code == "sink.fenced" and not self._another_publisher_seen():
@@ -271,7 +272,11 @@ class _Publisher:
                     self._failure = from_dict(outcome["error"])
                     raise self._failure
                 reports.append(ShardReport(**outcome))
-            self._remember(reports)
+            try:
+                self._remember(reports)
+            except StateError as error:
+                self._failure = error
+                raise
             self._progress.add(reports, time.perf_counter() - started)
             self._batches_done = batch_id
             if self._position >= self._boundary:
@@ -420,6 +425,13 @@ def _understood(error: Exception) -> EventpubError:
     found = find_marked(text)
     if found is not None:
         return found
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return StateError(
+            "state.disk_full",
+            "no space is left for Spark's checkpoint",
+            suggestion="free space on the disk of app.state_dir; publishing goes on after it",
+            retriable=True,
+        )
     reasons = re.findall(r"^\s*([\w.]+(?:Error|Exception): .+)$", text, re.MULTILINE)
     reason = reasons[-1] if reasons else text.strip().split("\n", 1)[0]
     return StateError(
