@@ -153,9 +153,7 @@ class _Publisher:
             if self._available_now:
                 self._until = store.now()
         before = self._state.read(self._state.progress_file) or {}
-        shards = max(config.spark.shards, before.get("shards", 0))
-        if shards > config.spark.shards:
-            fence_all(config.sink, config.app.id, shards)
+        fence_all(config.sink, config.app.id, max(config.spark.shards, before.get("shards", 0)))
         self._low = before.get("low", start)
         self._position = before.get("position", start)
         self._job = Job(
