@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -157,8 +158,8 @@ class _Publisher:
                 self._until = store.now()
         before = self._state.read(self._state.progress_file) or {}
         former = before.get("shards", config.spark.shards)
+        fence_all(config.sink, config.app.id, max(former, config.spark.shards))
         if former != config.spark.shards:
-            fence_all(config.sink, config.app.id, max(former, config.spark.shards))
             # of an earlier run with this number: what the former run knows is newer
             self._state.forget_shards(config.spark.shards)
             self._former_shards = former
@@ -222,7 +223,7 @@ class _Publisher:
             except Exception as error:
                 finished = False
                 failure = self._failure or _understood(error)
-                with self._state.spark_log.open("a") as log_file:
+                with suppress(OSError), self._state.spark_log.open("a") as log_file:
                     log_file.write(f"{error}\n")
                 failures = 1 if self._batches_done > done else failures + 1
                 if failure.code == "sink.fenced" and not self._another_publisher_seen():
@@ -297,10 +298,14 @@ class _Publisher:
                     self._recount.heard(report.shard, buckets)
                 self._recount.compared(recheck)
             self._all_buckets = False
-            self._remember(reports)
-            for report in reports:
-                for request_id, outcome in report.answers.items():
-                    self._state.answer(request_id, outcome)
+            try:
+                self._remember(reports)
+                for report in reports:
+                    for request_id, outcome in report.answers.items():
+                        self._state.answer(request_id, outcome)
+            except StateError as error:
+                self._failure = error
+                raise
             self._progress.add(reports, time.perf_counter() - started)
             self._batches_done = batch_id
             if self._position >= self._boundary:
@@ -511,6 +516,13 @@ def _understood(error: Exception) -> EventpubError:
     found = find_marked(text)
     if found is not None:
         return found
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return StateError(
+            "state.disk_full",
+            "no space is left for Spark's checkpoint",
+            suggestion="free space on the disk of app.state_dir; publishing goes on after it",
+            retriable=True,
+        )
     reasons = re.findall(r"^\s*([\w.]+(?:Error|Exception): .+)$", text, re.MULTILINE)
     reason = reasons[-1] if reasons else text.strip().split("\n", 1)[0]
     return StateError(
