@@ -9,8 +9,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from eventpub import admission
-from eventpub.admission import Known, Rules
-from tests.admission.world import World
+from eventpub.admission import Known, Rules, values
+from tests.admission.world import World, table
 
 
 def test_contiguous_versions_go_out_at_once() -> None:
@@ -204,13 +204,96 @@ def test_first_version_zero() -> None:
     assert world.topic == [("a", 0), ("a", 1)]
 
 
-def test_a_version_below_the_first_is_refused_and_counted() -> None:
+def test_a_version_below_the_first_is_refused_once() -> None:
     world = World()
     world.commit("a", 0, at=1)
+    world.commit("a", -3, at=1)
     world.commit("a", 1, at=2)
     world.see()
+    world.see(everything=True)
     assert world.topic == [("a", 1)]
-    assert world.counts.refused == 1
+    assert world.refused == [("a", -3), ("a", 0)]
+    assert world.counts.refused == 2
+
+
+def test_a_second_row_of_one_version_is_refused_where_the_table_allows_it() -> None:
+    rows = table([("a", 1, 10), ("a", 1, 11), ("a", 2, 12)])
+    for unique, expected in ((True, None), (False, [11])):
+        rules = Rules(versions_are_unique=unique)
+        decision = admission.plan(rows, Known(), rules, now=0).decide(table([]))
+        assert values(decision.events, "create_time") == [10, 12]
+        refused = decision.refused and values(decision.refused[0], "create_time")
+        assert refused == expected
+
+
+def test_a_gap_is_not_skipped_while_a_transaction_that_was_open_then_is_open() -> None:
+    world = World(Rules(max_backoff=2, backoff_base=100))
+    world.commit("a", 2, at=10)
+    world.see(now=1000)
+    world.open_since = 900
+    for _ in range(10):
+        world.later(1000)
+    assert not world.gaps
+    world.open_since = 1100  # another one, which began after the gap was seen
+    world.later(1000)
+    assert [(g.from_version, g.to_version) for g in world.gaps] == [(1, 1)]
+    assert world.topic == [("a", 2)]
+
+
+def test_a_look_before_its_time_finds_what_is_there_and_costs_no_attempt() -> None:
+    world = World(Rules(max_backoff=1, backoff_base=1000))
+    world.commit("a", 2, at=10)
+    world.see(now=1000)
+    world.look("a")
+    assert world.holds["a"].attempts == 0
+    assert not world.gaps
+    world.commit("a", 1, at=5)
+    world.look("a")
+    assert world.topic == [("a", 1), ("a", 2)]
+    assert not world.holds
+
+
+def test_a_gap_is_given_up_when_somebody_asks_for_it() -> None:
+    world = World()
+    world.commit("a", 1, at=9)
+    world.commit("a", 4, at=10)
+    world.see(now=1000)
+    world.skip("a")
+    (gap,) = world.gaps
+    assert (gap.from_version, gap.to_version, gap.reason) == (2, 3, "requested")
+    assert world.topic == [("a", 1), ("a", 4)]
+
+
+def test_what_a_recount_does_not_know_is_what_was_never_decided() -> None:
+    world = World(Rules(max_backoff=1, backoff_base=100), baseline=5)
+    world.commit("old", 1, at=4)
+    world.commit("a", 1, at=10)
+    world.commit("held", 2, at=10)
+    world.commit("skipped", 2, at=10)
+    world.see(now=1000)
+    world.skip("skipped")
+    keys = [
+        ("old", 1, 4),
+        ("a", 1, 10),
+        ("a", 2, 11),
+        ("a", 3, 12),
+        ("a", 5, 12),
+        ("held", 2, 10),
+        ("held", 3, 11),
+        ("new", 1, 11),
+        ("skipped", 1, 9),
+        ("skipped", 2, 10),
+        ("zero", 0, 10),
+    ]
+    (batch,) = table(keys).select(["aggregate_id", "version", "create_time"]).to_batches()
+    found = admission.unknown(batch, world.known(), world.rules)
+    assert {(r.aggregate_id, r.first, r.last) for r in found} == {
+        ("a", 2, 3),
+        ("a", 5, 5),
+        ("held", 3, 3),
+        ("new", 1, 1),
+        ("skipped", 1, 1),
+    }
 
 
 def test_more_events_than_one_batch_may_fetch_come_in_several() -> None:

@@ -53,6 +53,8 @@ class World:
     holds: dict[str, Hold] = field(default_factory=dict)
     skipped: dict[str, list[Versions]] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+    refused: list[Key] = field(default_factory=list)
+    open_since: int | None = None
     now: int = 0
 
     def commit(self, aggregate_id: str, version: int, at: int) -> None:
@@ -83,11 +85,40 @@ class World:
         """The clock goes on, then `due`."""
         return self.due(self.now + micros)
 
-    def _step(self, rows: pa.Table, now: int) -> Decision:
+    def look(self, *aggregate_ids: str) -> Decision:
+        """Somebody asks to look for what these miss."""
+        return self._step(EVENTS.empty_table(), self.now, look_now=aggregate_ids)
+
+    def skip(self, *aggregate_ids: str) -> Decision:
+        """Somebody asks to give their gaps up."""
+        return self._step(EVENTS.empty_table(), self.now, skip_now=aggregate_ids)
+
+    def known(self) -> Known:
+        """What the index would answer."""
+        refused: dict[str, list[int]] = {}
+        for aggregate_id, version in self.refused:
+            refused.setdefault(aggregate_id, []).append(version)
+        return Known(self.last, self.holds, self.skipped, self.baseline, refused)
+
+    def _step(
+        self,
+        rows: pa.Table,
+        now: int,
+        look_now: tuple[str, ...] = (),
+        skip_now: tuple[str, ...] = (),
+    ) -> Decision:
         self.now = max(self.now, now)
-        known = Known(self.last, self.holds, self.skipped, self.baseline)
         due = [a for a, hold in self.holds.items() if hold.next_attempt <= self.now]
-        plan = admission.plan(rows, known, self.rules, self.now, due)
+        plan = admission.plan(
+            rows,
+            self.known(),
+            self.rules,
+            self.now,
+            due,
+            open_since=self.open_since,
+            look_now=look_now,
+            skip_now=skip_now,
+        )
         decision = plan.decide(self.fetch(plan.missing), self.below(plan.first_sights))
         self.record(decision)
         return decision
@@ -127,6 +158,8 @@ class World:
         if decision.diverted is not None:
             self.diverted += _keys(decision.diverted)
         self.gaps += decision.gaps
+        if decision.refused is not None:
+            self.refused += _keys(decision.refused[0])
         self.last |= decision.last
         self.skipped |= decision.skipped
         for aggregate_id, hold in decision.holds.items():

@@ -133,3 +133,90 @@ def test_what_was_recorded_survives_a_kill(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         assert index.known(["a"]).last == {"a": 3}
         assert index.offsets == {("t", 0): 5}
+
+
+def test_rows_of_time_buckets_add_up_with_the_position_and_can_be_set(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(), {}, 50, counted={7: 2, 8: 1})
+        index.record(decided(), {}, 60, counted={8: 4})
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.buckets == {7: 2, 8: 5}
+        assert index.rows_of(9) == 0
+        index.set_buckets({8: 3}, forget_below=8)
+        assert index.buckets == {8: 3}
+
+
+def test_refused_versions_are_remembered_and_folded(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        assert index.known(["a"]).refused == {}
+        index.record(decided(), {}, 1, refused={"a": [0]})
+        index.fold_refused({"a": [-1], "b": [0]}, {("orders.events.dead", 0): 5})
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.known(["a", "b", "c"]).refused == {"a": [-1, 0], "b": [0]}
+        assert index.offsets == {("orders.events.dead", 0): 5}
+
+
+def test_how_many_dead_letters_came_in_a_row_is_kept(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(), {}, 1, dead_run=3)
+        index.record(decided(), {}, 2)
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.dead_run == 3
+
+
+def fill(
+    directory: Path, ids: list[str], position: int, offsets: dict[tuple[str, int], int]
+) -> None:
+    """An index that knows version 5 of each aggregate, a skip and a hold of the first one."""
+    hold = Hold(ids[0], 6, 8, first_seen=1, attempts=1, next_attempt=2, since=1)
+    with Index(directory, IDENTITY) as index:
+        index.begin(None)
+        index.record(
+            decided(last=dict.fromkeys(ids, 5), holds={ids[0]: hold}, skipped={ids[0]: [(2, 2)]}),
+            offsets,
+            position,
+            refused={ids[0]: [0]},
+        )
+
+
+def test_indexes_of_another_number_of_shards_are_moved_aggregate_by_aggregate(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path / "0", ["a", "b"], 70, {("t", 0): 10, ("t", 2): 12})
+    fill(tmp_path / "1", ["c", "d"], 60, {("t", 1): 11, ("t", 3): 13})
+    with Index(tmp_path / "new", IDENTITY) as index:
+        index.move_from(
+            [tmp_path / "0", tmp_path / "1"], {"a", "d"}.__contains__, [("t", 0), ("t", 3)], 40
+        )
+        assert set(index.holds) == {"a"}
+    with Index(tmp_path / "new", IDENTITY) as index:
+        assert not index.is_new
+        known = index.known(["a", "b", "c", "d"])
+        assert known.last == {"a": 5, "d": 5}
+        assert known.skipped == {"a": [(2, 2)]}
+        assert known.refused == {"a": [0]}
+        assert set(index.holds) == {"a"}
+        assert index.offsets == {("t", 0): 10, ("t", 3): 13}
+        assert (index.position, index.baseline) == (60, 40)
+
+
+def test_where_one_of_the_former_indexes_is_gone_there_is_no_position(tmp_path: Path) -> None:
+    fill(tmp_path / "0", ["a"], 70, {("t", 0): 10})
+    with Index(tmp_path / "new", IDENTITY) as index:
+        index.move_from(
+            [tmp_path / "0", tmp_path / "1"], lambda _: True, [("t", 0), ("t", 1)], None
+        )
+        assert index.position is None
+        assert index.offsets == {("t", 0): 10}
+
+
+def test_holds_and_skips_are_seen_beside_the_process_that_has_the_index(tmp_path: Path) -> None:
+    fill(tmp_path / "0", ["a", "b"], 1, {})
+    with Index(tmp_path / "0", IDENTITY):
+        holds, skipped = Index.glance(tmp_path / "0")
+    assert [hold.aggregate_id for hold in holds] == ["a"]
+    assert skipped == {"a": [(2, 2)]}
+    assert Index.glance(tmp_path / "none") == ([], {})

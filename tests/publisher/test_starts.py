@@ -7,7 +7,7 @@ import time
 
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import create_table, insert, transaction
+from tests.publisher.harness import compare, create_table, insert, transaction
 
 
 def commit_at(database: FreshDatabase, aggregate_id: str, version: int, second: int) -> None:
@@ -86,3 +86,34 @@ def test_a12_a_gap_directly_above_the_start_is_skipped_and_a_restart_keeps_the_s
     assert "the first start stays in force" in publisher.words()
     assert publisher.topic.versions("before") == [2]
     assert publisher.topic.versions("gap") == [4, 5]
+
+
+def test_b7_rows_that_land_behind_the_reader_while_it_is_stopped(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Last versions and single events with times before the position: no gap shows them."""
+    create_table(database)
+    publisher = new_publisher(database)
+    with transaction(database) as late:
+        insert(late, "open-while-it-stopped", 1)
+        with transaction(database) as cursor:
+            insert(cursor, "a", 1)
+            insert(cursor, "later", 1)
+            cursor.connection.commit()
+        time.sleep(3)
+        with transaction(database) as cursor:
+            insert(cursor, "later", 2)
+            cursor.connection.commit()
+        publisher.start()
+        publisher.until_published("later", [1, 2])
+        assert publisher.stop() == 143
+        late.connection.commit()
+    with transaction(database) as cursor:
+        cursor.execute("SELECT NOW(6) - INTERVAL 60 SECOND")
+        row = cursor.fetchone()
+        assert row is not None
+        insert(cursor, "a", 2, create_time=str(row[0]))
+        cursor.connection.commit()
+    publisher.publish_everything()
+    differences = compare(database, publisher.topic)
+    assert not differences, differences

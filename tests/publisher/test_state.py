@@ -117,6 +117,24 @@ def test_c9_shards_4_8_2_with_one_shard_far_behind_and_a_hold_open(
     assert publisher.topic.versions("held") == [1, 2]
 
 
+def test_c9_what_the_index_knows_moves_with_the_shards_though_the_topic_was_emptied(
+    publisher: Publisher, database: FreshDatabase
+) -> None:
+    publisher.settings["spark"] = {"shards": 4}
+    commit(database, range(1, 4))
+    publisher.publish_everything()
+    empty_by_retention(publisher)
+    publisher.settings["spark"] = {"shards": 2}
+    commit(database, range(4, 5))
+    publisher.publish_everything()
+    publisher.settings["spark"] = {"shards": 4}
+    commit(database, range(5, 6))
+    publisher.publish_everything()
+    assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (4, 5))
+    assert "count as published" not in publisher.words()
+    assert {p.name for p in (publisher.state / "index").iterdir()} == {"4-shards"}
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with little room; needs the rights to mount one."""
