@@ -300,6 +300,10 @@ class Read(_Section):
     watermark: Literal["auto", "off"] = Field(
         "auto", description="hold the boundary below open transactions where they can be seen"
     )
+    max_wait: Micros = Field(
+        2_000_000,
+        description="a transaction that is open longer is passed by; recount finds its events",
+    )
 
 
 class Gaps(_Section):
@@ -321,7 +325,11 @@ class Gaps(_Section):
 class Recount(_Section):
     """`[recount]`"""
 
-    horizon: Micros = Field(300_000_000, description="how late a last commit is still found")
+    horizon: Micros = Field(
+        300_000_000,
+        le=86_400_000_000,
+        description="how late a commit may be and still be found without a later version; 0 = off",
+    )
 
 
 class Sink(_Section):
@@ -346,6 +354,9 @@ class Sink(_Section):
         ge=1_000_000,
         le=900_000_000,
         description="the broker aborts a transaction that is open longer; 1s to 15m",
+    )
+    dead_limit: int = Field(
+        100, ge=1, description="refused events in a row before the publisher stops and says why"
     )
     properties: Properties = Field(
         default_factory=dict, repr=False, description="passed to librdkafka as they are"

@@ -7,6 +7,7 @@ from eventpub.admission.decide import (
     Rules,
     first_sight_is_decided,
     plan,
+    unknown,
 )
 from eventpub.admission.model import (
     EVENTS,
@@ -37,6 +38,7 @@ __all__ = [
     "plan",
     "topic_partition",
     "topic_partitions",
+    "unknown",
     "values",
     "without",
 ]

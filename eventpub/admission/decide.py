@@ -40,6 +40,7 @@ class Rules:
         late: what happens to an event of a skipped gap.
         backtrack: False admits whatever is above the last version: loses events, for measuring.
         fetch_limit: most rows that one backtracked range may bring at once.
+        versions_are_unique: whether the table itself refuses a second row of one version.
     """
 
     first_version: int = 1
@@ -48,6 +49,7 @@ class Rules:
     late: Literal["publish", "divert", "drop"] = "publish"
     backtrack: bool = True
     fetch_limit: int = 10_000
+    versions_are_unique: bool = True
 
     def next_attempt(self, now: int, attempts: int) -> int:
         """When a gap is looked for again after so many attempts in vain."""
@@ -95,6 +97,7 @@ class Decision:
         last: new last version per aggregate.
         holds: holds that were opened or changed; None: closed.
         skipped: new skipped ranges per aggregate.
+        refused: rows that are no event, for the topic of dead letters, with the reason of each.
         counts: for metrics.
     """
 
@@ -105,12 +108,13 @@ class Decision:
     last: dict[str, int] = field(default_factory=dict)
     holds: dict[str, Hold | None] = field(default_factory=dict)
     skipped: dict[str, list[Versions]] = field(default_factory=dict)
+    refused: tuple[pa.Table, list[str]] | None = None
     counts: Counts = field(default_factory=Counts)
 
     @property
     def publishes(self) -> bool:
         """Whether the topics change at all."""
-        return bool(self.events.num_rows or self.gaps or self.diverted is not None)
+        return bool(self.events.num_rows or self.gaps or self.refused or self.diverted is not None)
 
 
 @dataclass
@@ -132,11 +136,24 @@ class _Walk:
 class Plan:
     """A batch between its two steps. Made by `plan`; see there."""
 
-    def __init__(self, rows: pa.Table, known: Known, rules: Rules, now: int) -> None:
+    def __init__(
+        self,
+        rows: pa.Table,
+        known: Known,
+        rules: Rules,
+        now: int,
+        open_since: int | None = None,
+        look_now: Collection[str] = (),
+        skip_now: Collection[str] = (),
+    ) -> None:
         self._rows = rows
         self._known = known
         self._rules = rules
         self._now = now
+        self._open_since = open_since
+        self._skip_now = skip_now
+        self._look_now = {*look_now, *skip_now}
+        self._refused: list[tuple[int, str]] = []
         self._counts = Counts(rows=rows.num_rows)
         self._last: dict[str, int] = {}
         self._skipped: dict[str, list[Versions]] = {}
@@ -169,7 +186,7 @@ class Plan:
                         {},
                         hold.seen,
                         hold.since,
-                        looked=hold.next_attempt <= self._now,
+                        looked=hold.next_attempt <= self._now or aggregate_id in self._look_now,
                     )
                 )
         for walk in self._walks:
@@ -196,10 +213,10 @@ class Plan:
             apart |= np.fromiter((a in known.holds for a in ids), dtype=bool, count=len(ids))
 
         order = np.lexsort((version, code))
-        refused = version[order] < rules.first_version
-        if refused.any():
-            self._counts.refused += int(refused.sum())
-            order = order[~refused]
+        below = version[order] < rules.first_version
+        if below.any():
+            self._refuse_below(order[below], ids, code, version)
+            order = order[~below]
         order = self._drop_known(order, ids, code, version, last)
 
         c, v, t = code[order], version[order], created[order]
@@ -230,6 +247,23 @@ class Plan:
         if not plain.all():
             self._set_apart(order[~plain], ids, code, version, created, known)
 
+    def _refuse_below(
+        self, order: np.ndarray, ids: list[str], code: np.ndarray, version: np.ndarray
+    ) -> None:
+        """Rows whose version lies below the first: each is refused once."""
+        refused = {a: set(versions) for a, versions in self._known.refused.items()}
+        for row in order.tolist():
+            aggregate_id, number = ids[int(code[row])], int(version[row])
+            of_aggregate = refused.setdefault(aggregate_id, set())
+            if number in of_aggregate:
+                self._counts.duplicates += 1
+                continue
+            of_aggregate.add(number)
+            first = self._rules.first_version
+            self._refused.append(
+                (row, f"admission.version_below_first: versions begin with {first}")
+            )
+
     def _drop_known(
         self,
         order: np.ndarray,
@@ -253,6 +287,11 @@ class Plan:
                     self._late.append(int(order[i]))
         dropped = old | repeated
         self._counts.duplicates += int(dropped.sum()) - len(self._late)
+        if not self._rules.versions_are_unique:
+            for row in order[repeated & ~old].tolist():
+                reason = "admission.repeated_version: an earlier row has this version"
+                self._refused.append((row, reason))
+                self._counts.duplicates -= 1
         left: np.ndarray = order[~dropped]
         return left
 
@@ -282,7 +321,9 @@ class Plan:
                     {},
                     seen=hold.seen if hold else 0,
                     since=hold.since if hold else int(created[row]),
-                    looked=hold is None or hold.next_attempt <= self._now,
+                    looked=hold is None
+                    or hold.next_attempt <= self._now
+                    or aggregate_id in self._look_now,
                 )
                 self._walks.append(walk)
             walk.rows[int(version[row])] = row
@@ -335,6 +376,10 @@ class Plan:
                 decision,
             )
         self._order_events(everything, created, decision)
+        if self._refused:
+            rows = [row for row, _ in self._refused]
+            decision.refused = everything.take(rows), [reason for _, reason in self._refused]
+            self._counts.refused += len(rows)
         decision.last = self._last
         decision.skipped = self._skipped
         return decision
@@ -391,13 +436,19 @@ class Plan:
                 )
                 break
             assert hold is not None
+            asked = aggregate_id in self._skip_now
+            if not asked and hold.next_attempt > now:  # looked for before its time
+                gap = replace(hold, seen=walk.seen, since=min(since, hold.since))
+                break
             attempts = hold.attempts + 1
-            if attempts < rules.max_backoff:
+            # A transaction that was open when the gap was seen may still fill it.
+            alive = self._open_since is not None and self._open_since <= hold.first_seen
+            if not asked and (attempts < rules.max_backoff or alive):
                 gap = replace(
                     hold,
                     seen=walk.seen,
                     attempts=attempts,
-                    next_attempt=rules.next_attempt(now, attempts),
+                    next_attempt=rules.next_attempt(now, min(attempts, rules.max_backoff - 1)),
                     since=min(since, hold.since),
                 )
                 break
@@ -415,7 +466,7 @@ class Plan:
                     hold.first_seen,
                     now,
                     attempts,
-                    "max_backoff",
+                    "requested" if asked else "max_backoff",
                 )
             )
             ranges = self._skipped.get(aggregate_id) or list(
@@ -500,6 +551,10 @@ def plan(
     rules: Rules,
     now: int,
     due: Collection[str] = (),
+    *,
+    open_since: int | None = None,
+    look_now: Collection[str] = (),
+    skip_now: Collection[str] = (),
 ) -> Plan:
     """First step: what of these rows is plain, and what must be looked for in the store.
 
@@ -509,10 +564,67 @@ def plan(
         rules: the configuration.
         now: the database's time.
         due: held aggregates to try again although the window may show nothing of them.
+        open_since: when the oldest transaction began that is open and may write, µs: a gap that
+            was seen after it is not skipped. None: there is none, or nobody can tell.
+        look_now: held aggregates to try although they are not due.
+        skip_now: held aggregates whose gap somebody asked to skip.
     """
-    made = Plan(rows, known, rules, now)
-    made._split(due)
+    made = Plan(rows, known, rules, now, open_since, look_now, skip_now)
+    made._split({*due, *look_now, *skip_now})
     return made
+
+
+def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRange]:
+    """Which of some rows of the store admission has not decided yet, or would publish as late.
+
+    Args:
+        keys: `aggregate_id`, `version` and `create_time` of rows, any order.
+        known: what the index knows of their aggregates.
+        rules: the configuration.
+    """
+    encoded: Any = keys.column("aggregate_id").dictionary_encode()
+    ids: list[Any] = encoded.dictionary.to_pylist()
+    code = encoded.indices.to_numpy().astype(np.int64)
+    version = keys.column("version").to_numpy()
+    decided = np.fromiter(
+        (
+            max(
+                known.last.get(a, rules.first_version - 1),
+                known.holds[a].seen if a in known.holds else rules.first_version - 1,
+            )
+            for a in ids
+        ),
+        np.int64,
+        len(ids),
+    )
+    wanted = version > decided[code]
+    if known.baseline is not None:
+        wanted &= keys.column("create_time").to_numpy() > known.baseline
+    found: dict[str, list[int]] = {}
+    for row in np.flatnonzero(wanted).tolist():
+        found.setdefault(ids[int(code[row])], []).append(int(version[row]))
+    if known.skipped:
+        skips = np.fromiter((a in known.skipped for a in ids), bool, len(ids))
+        for row in np.flatnonzero(skips[code] & ~wanted).tolist():
+            aggregate_id = ids[int(code[row])]
+            if in_ranges(int(version[row]), known.skipped[aggregate_id]):
+                found.setdefault(aggregate_id, []).append(int(version[row]))
+    return [
+        VersionRange(aggregate_id, first, end)
+        for aggregate_id, versions in found.items()
+        for first, end in _runs(sorted(set(versions)))
+    ]
+
+
+def _runs(versions: Sequence[int]) -> list[Versions]:
+    """Ascending versions as runs without holes."""
+    runs: list[Versions] = []
+    for version in versions:
+        if runs and runs[-1][1] == version - 1:
+            runs[-1] = (runs[-1][0], version)
+        else:
+            runs.append((version, version))
+    return runs
 
 
 def first_sight_is_decided(below: Sequence[tuple[int, int]], baseline: int, limit: int) -> bool:

@@ -49,12 +49,14 @@ class Known:
         holds: the open holds.
         skipped: per aggregate the skipped versions that have not turned up since.
         baseline: events created at or before this time count as published; None: there are none.
+        refused: per aggregate the versions below the first that were dead-lettered already.
     """
 
     last: Mapping[str, int] = field(default_factory=dict)
     holds: Mapping[str, Hold] = field(default_factory=dict)
     skipped: Mapping[str, Sequence[Versions]] = field(default_factory=dict)
     baseline: int | None = None
+    refused: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def in_ranges(version: int, ranges: Iterable[Versions]) -> bool:

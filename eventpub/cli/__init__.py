@@ -15,7 +15,7 @@ from typing import IO
 import click
 
 from eventpub import __version__
-from eventpub.cli.commands import config, demo, doctor, migrate, run, verify
+from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
 from eventpub.cli.output import (
     DONE,
     WRONG_USE,
@@ -36,7 +36,7 @@ def eventpub() -> None:
     """Publish a MySQL event store to Kafka: complete, exactly once, in order per aggregate."""
 
 
-for _command in (migrate, doctor, run, verify, config, demo):
+for _command in (migrate, doctor, run, gaps, verify, config, demo):
     eventpub.add_command(_command)
 
 

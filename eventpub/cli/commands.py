@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -139,6 +139,107 @@ def _time(text: str | None, flag: str) -> int | None:
         return parse_time(text)
     except ValueError as e:
         raise click.UsageError(f"{flag} {text}: it must be {e}") from None
+
+
+@click.group()
+def gaps() -> None:
+    """Versions that are missing: open holds and recorded skips."""
+
+
+@gaps.command("list")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Of each.")
+@reports
+@configured("app.id", "app.state_dir", *_SINK, "ops.log")
+def gaps_list(request: Request, limit: int) -> Report:
+    """Show the open holds, longest first, and the recorded skips, latest first."""
+    loaded = request.load()
+    from eventpub.ops.gaps import find
+
+    found = find(loaded.config)
+    missing = sum(still for _, still in found.skipped)
+    summary = (
+        f"{len(found.open)} aggregates are held, {len(found.skipped)} skips are recorded"
+        f" ({missing} still missing)"
+    )
+    held = [vars(hold) for hold in found.open[:limit]]
+    skipped = [vars(gap) | {"still_missing": still} for gap, still in found.skipped[:limit]]
+    result = {
+        "open": [_with_times(hold) for hold in held],
+        "open_count": len(found.open),
+        "skipped": [_with_times(gap) for gap in skipped],
+        "skipped_count": len(found.skipped),
+    }
+    return Report(
+        "gaps list",
+        not found.open,
+        summary,
+        result,
+        text=lambda console: _show_gaps(console, result, summary),
+    )
+
+
+def _with_times(fields: dict[str, Any]) -> dict[str, Any]:
+    from eventpub.config import format_time
+
+    times = {"first_seen", "next_attempt", "since", "skipped_at"}
+    return {k: format_time(v) if k in times else v for k, v in fields.items()}
+
+
+def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from eventpub.masking import mask
+
+    columns = {
+        "open": ("aggregate_id", "first_missing", "seen", "first_seen", "attempts", "next_attempt"),
+        "skipped": (
+            "aggregate_id", "from_version", "to_version", "skipped_at", "reason", "still_missing",
+        ),
+    }  # fmt: skip
+    for kind, names in columns.items():
+        if not result[kind]:
+            continue
+        table = Table(title=kind, title_justify="left", box=None, pad_edge=False)
+        for name in names:
+            table.add_column(name.replace("_", " "), overflow="fold")
+        for entry in result[kind]:
+            table.add_row(*(Text(mask(str(entry[name]))) for name in names))
+        console.print(table)
+    console.print(summary, markup=False)
+
+
+@gaps.command("retry")
+@click.argument("aggregate_id")
+@reports
+@configured("app.id", "app.state_dir", "ops.log")
+def gaps_retry(request: Request, aggregate_id: str) -> Report:
+    """Look now for what an aggregate misses: a held version, or one that was skipped."""
+    return _act(request, "retry", aggregate_id)
+
+
+@gaps.command("skip")
+@click.argument("aggregate_id")
+@reports
+@configured("app.id", "app.state_dir", "ops.log")
+def gaps_skip(request: Request, aggregate_id: str) -> Report:
+    """Give an open gap up now; it is recorded, and what waited for it is published."""
+    return _act(request, "skip", aggregate_id)
+
+
+def _act(request: Request, action: Literal["retry", "skip"], aggregate_id: str) -> Report:
+    loaded = request.load()
+    from eventpub.ops.gaps import act
+
+    outcome = act(loaded.config, action, aggregate_id)
+    done = outcome in {None, "found", "skipped"}
+    summary = (
+        f"{aggregate_id}: {outcome}"
+        if outcome
+        else f"{aggregate_id}: no publisher has answered; the next one that runs will do it"
+    )
+    result = {"aggregate_id": aggregate_id, "outcome": outcome or "asked"}
+    return Report(f"gaps {action}", done, summary, result)
 
 
 @click.group()

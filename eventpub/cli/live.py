@@ -37,11 +37,11 @@ COUNTERS = (
     "duplicates",
     "late",
     "dead",
+    "recount_found",
 )
 _NOTEWORTHY = {
     "gaps_skipped": "gaps were skipped: versions are missing for good, see the .gaps topic",
     "late": "events arrived after their gap had been skipped",
-    "refused": "rows have versions below store.first_version: they are not published",
     "dead": "rows were refused, see the .dead topic",
     "replaced": "producers were replaced after an answer that never came",
 }
@@ -60,7 +60,16 @@ def publish(config: Config, *, available_now: bool) -> Report:
     result = {name: getattr(final, name) for name in (*COUNTERS, "rows_read", "holds_open")}
     position = format_time(final.position) if final.position > 0 else None
     result["position"] = position
-    summary = f"published {final.published:,} events"
+    worth_saying = (
+        (final.gaps_skipped, "gaps skipped"),
+        (final.late, "late"),
+        (final.dead, "dead letters"),
+        (final.holds_open, "still held"),
+    )
+    summary = ", ".join(
+        [f"published {final.published:,} events"]
+        + [f"{number:,} {what}" for number, what in worth_saying if number]
+    )
     if position:
         summary += f", everything up to {position}"
     if final.stopped_by is not None:
@@ -163,8 +172,7 @@ class Lines:
 
 def _facts(progress: Progress) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        name: getattr(progress, name, 0)
-        for name in (*COUNTERS, "holds_open", "refused", "replaced")
+        name: getattr(progress, name, 0) for name in (*COUNTERS, "holds_open", "replaced")
     }
     facts["position"] = format_time(progress.position) if progress.position > 0 else "beginning"
     facts["lag_seconds"] = round(progress.lag_seconds, 3)

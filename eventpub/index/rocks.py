@@ -5,7 +5,12 @@ Keys are one letter and the aggregate's UTF-8 bytes:
     v  last version          8 bytes, little-endian, signed
     h  open hold             JSON
     s  skipped versions      JSON, list of [first, last]
-    m  facts of the shard    JSON, by name: offsets, position, baseline, skips, identity
+    r  refused versions      JSON, list: below the first version, on the topic of dead letters
+    m  facts of the shard    JSON, by name: offsets, position, baseline, skips, refusals, dead_run,
+                             identity
+
+and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian): how many rows of
+it have been accounted for (8 bytes, little-endian).
 
 What belongs together is written in one write batch, so that after a kill the index is either before
 or after a publication, never in between. The write-ahead log is not synced: after a crash of the
@@ -17,19 +22,21 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rocksdict import Options, Rdict, WriteBatch
+from rocksdict import AccessType, Options, Rdict, WriteBatch
 
 from eventpub.admission import Decision, Hold, Known, SkippedGap, after_fold, without
 from eventpub.errors import StateError
 
 FORMAT = 1
+_MOVED_AT_ONCE = 10_000
 _LAST = struct.Struct("<q")
+_BUCKET = struct.Struct(">q")
 
 Offsets = dict[tuple[str, int], int]
 """(topic, partition) → the offset of the next record."""
@@ -88,6 +95,25 @@ class Index:
         """Close it and release the lock."""
         self._db.close()
 
+    @staticmethod
+    def glance(directory: Path) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:
+        """Open holds, and skipped versions that have not turned up since, per aggregate.
+
+        Of an index that another process may have open; nothing where there is none.
+        """
+        reader = _open_read_only(directory)
+        if reader is None:
+            return [], {}
+        try:
+            holds = [Hold(**json.loads(value)) for _, value in _items(reader, b"h")]
+            skipped = {
+                key[1:].decode(): [(first, last) for first, last in json.loads(value)]
+                for key, value in _items(reader, b"s")
+            }
+            return holds, skipped
+        finally:
+            reader.close()
+
     # -- what it knows ---------------------------------------------------------------------------
 
     @property
@@ -114,6 +140,18 @@ class Index:
         """Events created at or before count as published; µs."""
         return self._facts.get("baseline")
 
+    @property
+    def dead_run(self) -> int:
+        """How many dead letters were written since the last event that was published."""
+        return int(self._facts.get("dead_run", 0))
+
+    @property
+    def buckets(self) -> dict[int, int]:
+        """How many rows of each time bucket were accounted for; see `record`."""
+        return {
+            _BUCKET.unpack(key[1:])[0]: _LAST.unpack(value)[0] for key, value in self._scan(b"c")
+        }
+
     def known(self, aggregate_ids: list[str]) -> Known:
         """What is known of these aggregates; one multi-get."""
         found = self._get(b"v", aggregate_ids)
@@ -131,7 +169,15 @@ class Index:
                 for a, value in zip(aggregate_ids, found, strict=True)
                 if value is not None
             }
-        return Known(last, self.holds, skipped, self.baseline)
+        refused: dict[str, list[int]] = {}
+        if self._facts.get("refusals"):
+            found = self._get(b"r", aggregate_ids)
+            refused = {
+                a: json.loads(value)
+                for a, value in zip(aggregate_ids, found, strict=True)
+                if value is not None
+            }
+        return Known(last, self.holds, skipped, self.baseline, refused)
 
     def due(self, now: int) -> list[str]:
         """Held aggregates whose next attempt is due."""
@@ -143,11 +189,75 @@ class Index:
         """Write the first facts of a new index; `baseline` as in `Known`."""
         self._write(WriteBatch(raw_mode=True), {"baseline": baseline, "offsets": {}})
 
+    def move_from(
+        self,
+        directories: Iterable[Path],
+        belongs: Callable[[str], bool],
+        places: Iterable[tuple[str, int]],
+        baseline: int | None,
+    ) -> None:
+        """Take over what indexes of another number of shards know of this shard's aggregates.
+
+        To be called instead of `begin`. Until it has returned, the index counts as new. Where one
+        of them is gone, what it knew is read back from the topic.
+
+        Args:
+            directories: of all the former indexes.
+            belongs: whether an aggregate is this shard's.
+            places: topics and partitions that are this shard's.
+            baseline: as in `begin`.
+        """
+        wanted = set(places)
+        offsets: dict[str, dict[str, int]] = {}
+        positions: list[int | None] = []
+        flags: dict[str, Any] = {}
+        for directory in directories:
+            former = _open_read_only(directory)
+            if former is None:
+                positions.append(None)
+                continue
+            batch, size = WriteBatch(raw_mode=True), 0
+            items: Any = former.items()
+            for key, value in items:
+                if key[:1] == b"m":
+                    name, fact = key[1:].decode(), json.loads(value)
+                    if name == "offsets":
+                        for topic, numbers in fact.items():
+                            for number, offset in numbers.items():
+                                if (topic, int(number)) in wanted:
+                                    offsets.setdefault(topic, {})[number] = offset
+                    elif name == "position":
+                        positions.append(fact)
+                    elif name in {"skips", "refusals"}:
+                        flags[name] = flags.get(name) or fact
+                    elif name == "baseline" and fact is not None:
+                        baseline = max(baseline or 0, fact)
+                elif key[:1] in {b"v", b"h", b"s", b"r"} and belongs(key[1:].decode()):
+                    batch.put(key, value)
+                    size += 1
+                    if key[:1] == b"h":
+                        hold = Hold(**json.loads(value))
+                        self.holds[hold.aggregate_id] = hold
+                if size >= _MOVED_AT_ONCE:
+                    self._db.write(batch)
+                    batch, size = WriteBatch(raw_mode=True), 0
+            self._db.write(batch)
+            former.close()
+        known = [p for p in positions if p is not None]
+        facts: dict[str, Any] = {"baseline": baseline, "offsets": offsets, **flags}
+        if known and len(known) == len(positions):
+            facts["position"] = min(known)
+        self._write(WriteBatch(raw_mode=True), facts)
+
     def record(
         self,
         decision: Decision,
         next_offsets: Mapping[tuple[str, int], int],
         position: int | None,
+        *,
+        refused: Mapping[str, Sequence[int]] | None = None,
+        dead_run: int | None = None,
+        counted: Mapping[int, int] | None = None,
     ) -> None:
         """Remember a decision after it was published, in one write batch.
 
@@ -155,8 +265,13 @@ class Index:
             decision: what was published and is pending.
             next_offsets: of the partitions that were written.
             position: see the property; never moved back here.
+            refused: all refused versions of the aggregates that have new ones.
+            dead_run: see the property; None: nothing was published.
+            counted: rows of each time bucket that were accounted for since the last call.
         """
         batch = WriteBatch(raw_mode=True)
+        for bucket, more in (counted or {}).items():
+            self._put_bucket(batch, bucket, self.rows_of(bucket) + more)
         pack = _LAST.pack
         for aggregate_id, last in decision.last.items():
             batch.put(b"v" + aggregate_id.encode(), pack(last))
@@ -169,7 +284,27 @@ class Index:
             facts["position"] = position
         if decision.skipped:
             facts["skips"] = True
+        if refused:
+            self._put_refused(batch, refused)
+            facts["refusals"] = True
+        if dead_run is not None and dead_run != self.dead_run:
+            facts["dead_run"] = dead_run
         self._write(batch, facts)
+
+    def set_buckets(self, rows: Mapping[int, int], forget_below: int) -> None:
+        """Note how many rows time buckets have, all of which are accounted for.
+
+        Args:
+            rows: per bucket.
+            forget_below: buckets of smaller numbers are not needed any more.
+        """
+        batch = WriteBatch(raw_mode=True)
+        for bucket, count in rows.items():
+            self._put_bucket(batch, bucket, count)
+        for bucket in self.buckets:
+            if bucket < forget_below:
+                batch.delete(b"c" + _BUCKET.pack(bucket))
+        self._write(batch, {})
 
     def fold_events(
         self,
@@ -196,6 +331,26 @@ class Index:
                 skipped[aggregate_id] = left
         raised = {a: v for a, v in last.items() if v > known.last.get(a, v - 1)}
         self._fold(raised, skipped, offsets, now)
+
+    def fold_refused(
+        self,
+        versions: Mapping[str, Iterable[int]],
+        offsets: Mapping[tuple[str, int], int],
+    ) -> None:
+        """Take over refused versions that were read back from the topic of dead letters.
+
+        Args:
+            versions: per aggregate those below the first version.
+            offsets: next offsets after what was read.
+        """
+        self._facts["refusals"] = self._facts.get("refusals") or bool(versions)
+        known = self.known(list(versions)).refused
+        batch = WriteBatch(raw_mode=True)
+        self._put_refused(batch, {a: {*known.get(a, ()), *v} for a, v in versions.items()})
+        facts: dict[str, Any] = {"offsets": self._merged(offsets)}
+        if versions:
+            facts["refusals"] = True
+        self._write(batch, facts)
 
     def fold_gaps(
         self,
@@ -272,6 +427,18 @@ class Index:
             else:
                 batch.delete(key)
 
+    def _put_refused(self, batch: Any, refused: Mapping[str, Iterable[int]]) -> None:
+        for aggregate_id, versions in refused.items():
+            batch.put(b"r" + aggregate_id.encode(), json.dumps(sorted(versions)).encode())
+
+    def rows_of(self, bucket: int) -> int:
+        """How many rows of a time bucket were accounted for."""
+        found: Any = self._db.get(b"c" + _BUCKET.pack(bucket))
+        return 0 if found is None else int(_LAST.unpack(found)[0])
+
+    def _put_bucket(self, batch: Any, bucket: int, rows: int) -> None:
+        batch.put(b"c" + _BUCKET.pack(bucket), _LAST.pack(rows))
+
     def _merged(self, offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
         merged: dict[str, dict[str, int]] = {
             topic: dict(partitions) for topic, partitions in self._facts.get("offsets", {}).items()
@@ -299,13 +466,24 @@ class Index:
         return list(found)
 
     def _scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        found: list[tuple[bytes, bytes]] = []
-        items: Any = self._db.items(from_key=prefix)
-        for key, value in items:
-            if key[:1] != prefix:
-                break
-            found.append((key, value))
-        return found
+        return list(_items(self._db, prefix))
+
+
+def _items(db: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in db.items(from_key=prefix):
+        if key[:1] != prefix:
+            return
+        yield key, value
+
+
+def _open_read_only(directory: Path) -> Rdict | None:
+    """An index beside whoever has it open; None where there is none."""
+    if not (directory / "CURRENT").exists():
+        return None
+    try:
+        return Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only())
+    except Exception as error:
+        raise _mapped(error, directory) from error
 
 
 def _open(directory: Path, lock_timeout: float) -> Rdict:

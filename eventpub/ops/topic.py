@@ -74,11 +74,8 @@ STALL_SECONDS = 60.0
 class Records:
     """Records of all topics, as columns; the i-th of each belongs to one record.
 
-        `kind` is one of OffsetSpec: Any = _OffsetSpec  # it has no types
-    Message = Any  # its types say None where there is always a value
-
-    EVENT, LATE, DEAD, DIVERTED and GAP. Of a gap, `version` and `to_version` are
-        its first and last one. `payload`, `type` and `metadata` are hashes of this process.
+    `kind` is one of EVENT, LATE, DEAD, DIVERTED and GAP. Of a gap, `version` and `to_version` are
+    its first and last one. `payload`, `type` and `metadata` are hashes of this process.
     """
 
     ids: list[str]

@@ -57,6 +57,13 @@ class Folded:
 class Fold(Iterator[Folded]):
     """Iterates over the chunks; what it found besides is known when it has ended.
 
+    Args:
+        sink: the configuration.
+        shard: whose partitions are read.
+        saved: next offsets; a partition without one is read from its beginning.
+        timeout: seconds without any progress after which it gives up.
+        only: read no other kind of topic.
+
     Attributes:
         offsets: the next offset of every own partition; to be saved with what was folded.
         truncated: True if retention has removed records that were never folded.
@@ -70,15 +77,17 @@ class Fold(Iterator[Folded]):
         shard: Shard,
         saved: Mapping[Place, int],
         timeout: float = FOLD_TIMEOUT,
+        only: Kind | None = None,
     ) -> None:
         self._sink = sink
         self._timeout = timeout
-        self._kinds: dict[str, Kind] = {
+        kinds: dict[str, Kind] = {
             sink.topic: "events",
             sink.gaps_topic: "gaps",
             sink.dead_topic: "dead",
             sink.late_topic: "late",
         }
+        self._kinds = {t: kind for t, kind in kinds.items() if only in {None, kind}}
         self._own = [(t, p) for t in self._kinds for p in shard.topic_partitions()]
         self._ends: dict[Place, int] = {}
         self._reading: set[Place] = set()

@@ -7,6 +7,8 @@ from typing import Any
 
 from eventpub.admission import Counts
 
+_NOT_SHOWN = {"buckets", "answers"}
+
 
 @dataclass
 class ShardReport:
@@ -24,6 +26,12 @@ class ShardReport:
             back into the index.
         replaced: producers that were given up after an indefinite answer.
         skipped: gaps that were given up, by the fields of `admission.SkippedGap`.
+        dead: refused rows that were dead-lettered, by `aggregate_id`, `version`, `reason`.
+        recount_found: events published that only a recount has found.
+        buckets: rows of time buckets that were accounted for, where the number has changed.
+        answers: what came of requests, by their ids.
+        watermark: as `store.Watermark.state`.
+        passed: transactions that the watermark did not wait for any longer.
         seconds: by step.
     """
 
@@ -37,6 +45,12 @@ class ShardReport:
     folded: int = 0
     replaced: int = 0
     skipped: list[dict[str, Any]] = field(default_factory=list)
+    dead: list[dict[str, Any]] = field(default_factory=list)
+    recount_found: int = 0
+    buckets: dict[int, int] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+    watermark: str = "off"
+    passed: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -51,6 +65,10 @@ class Progress:
         lag_events: how many there are; at most as many as are counted, see `run`.
         rows_read: rows of windows.
         published: events made visible on the topic.
+        dead: refused rows, dead-lettered.
+        recount_found: events that only a recount has found.
+        watermark: as `store.Watermark.state`.
+        passed: transactions that were open for longer than the watermark waits.
         holds_open: aggregates that wait for a version.
         gaps_vanished: holds that ended because the events above the gap were deleted.
         batch_seconds: the last micro-batch, by step, of the slowest shard; `total` is the whole.
@@ -73,7 +91,9 @@ class Progress:
     gaps_vanished: int = 0
     late: int = 0
     dead: int = 0
-    refused: int = 0
+    recount_found: int = 0
+    watermark: str = "off"
+    passed: int = 0
     folded: int = 0
     replaced: int = 0
     batches: int = 0
@@ -100,7 +120,10 @@ class Progress:
         self.gaps_skipped += counts.gaps_skipped
         self.gaps_vanished += counts.gaps_vanished
         self.late += counts.late
-        self.refused += counts.refused
+        self.dead += sum(len(r.dead) for r in reports)
+        self.recount_found += sum(r.recount_found for r in reports)
+        self.watermark = reports[0].watermark
+        self.passed = max(r.passed for r in reports)
         self.position = min(r.position for r in reports)
         self.holds_open = sum(r.holds for r in reports)
         slowest = max(reports, key=lambda r: sum(r.seconds.values()))
@@ -108,7 +131,7 @@ class Progress:
         published = {s["shard"]: s["published_total"] for s in self.per_shard}
         self.per_shard = [
             {
-                **vars(r),
+                **{k: v for k, v in vars(r).items() if k not in _NOT_SHOWN},
                 "published_total": published.get(r.shard, 0) + r.published,
             }
             for r in sorted(reports, key=lambda r: r.shard)

@@ -21,9 +21,10 @@ import pyarrow as pa
 import structlog
 
 from eventpub.config import Config
-from eventpub.errors import ConfigError, EventpubError, StateError, find_marked, from_dict
+from eventpub.errors import EventpubError, StateError, find_marked, from_dict
 from eventpub.sink import check_topics, fence_all
 from eventpub.spark.progress import Progress, ShardReport
+from eventpub.spark.recount import Recount, window_of
 from eventpub.spark.session import Session
 from eventpub.spark.shard import Job, publish_window
 from eventpub.spark.source import (
@@ -47,6 +48,17 @@ _MOST_FAILURES = 5
 
 _MOST_LAG_EVENTS = 1_000_000
 """Events that are counted, at most, to tell how far behind the reader is."""
+
+_CLOCK_STEP = 1_000_000
+"""µs by which the database's clock may go back without a word."""
+
+_WATERMARK = {
+    "denied": "the account may not see open transactions, so the boundary is the database's time"
+    " less read.delay; late commits are still found (GRANT PROCESS ON *.* lets it see them)",
+    "stale": "no fresh answer about open transactions, since something else reads"
+    " information_schema.innodb_trx too often; the boundary is the database's time less"
+    " read.delay, late commits are still found",
+}
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -93,6 +105,14 @@ class _Publisher:
         self._batch = threading.Lock()
         self._closed = False
         self._batches_done = -1
+        self._former_shards: int | None = None
+        self._next_due: int | None = None
+        self._holds = 0
+        self._all_buckets = True
+        self._files = threading.Lock()
+        self._recounting = threading.Lock()
+        self._watermark = ""
+        self._looked_at = 0
         self._failure: EventpubError | None = None
 
     # -- start -----------------------------------------------------------------------------------
@@ -114,13 +134,6 @@ class _Publisher:
     def _prepare(self) -> None:
         """Everything that can be wrong is found here, before Spark takes its seconds."""
         config = self._config
-        if config.gaps.policy == "hold_shard":
-            raise ConfigError(
-                "config.not_supported",
-                "the policy hold_shard does not exist yet",
-                where="gaps.policy",
-                suggestion="use hold_aggregate",
-            )
         layout = EventStore.discover(config.store)
         topics = check_topics(
             config.sink, shards=config.spark.shards, late=config.gaps.late == "divert"
@@ -130,11 +143,15 @@ class _Publisher:
             if self._available_now:
                 self._until = store.now()
         before = self._state.read(self._state.progress_file) or {}
-        shards = max(config.spark.shards, before.get("shards", 0))
-        if shards > config.spark.shards:
-            fence_all(config.sink, config.app.id, shards)
+        former = before.get("shards", config.spark.shards)
+        if former != config.spark.shards:
+            fence_all(config.sink, config.app.id, max(former, config.spark.shards))
+            # of an earlier run with this number: what the former run knows is newer
+            self._state.forget_shards(config.spark.shards)
+            self._former_shards = former
         self._low = before.get("low", start)
         self._position = before.get("position", start)
+        self._recount = Recount(config.recount.horizon, start)
         self._job = Job(
             config,
             layout,
@@ -237,7 +254,17 @@ class _Publisher:
             if self._closed:
                 raise StateError("run.stopping", "stopped before this batch", retriable=True)
             started = time.perf_counter()
-            job = replace(self._job, low=self._low)
+            with self._recounting:
+                recheck = self._recount.take()
+            requests = self._state.asked()
+            job = replace(
+                self._job,
+                low=self._low,
+                recheck=tuple(recheck),
+                all_buckets=self._all_buckets,
+                requests=tuple(requests),
+                former_shards=self._former_shards,
+            )
             rows = windows.mapInArrow(_task(job), "report string").collect()
             reports: list[ShardReport] = []
             for row in rows:
@@ -246,12 +273,21 @@ class _Publisher:
                     self._failure = from_dict(outcome["error"])
                     raise self._failure
                 reports.append(ShardReport(**outcome))
+            with self._recounting:
+                for report in reports:
+                    buckets = {int(b): rows for b, rows in report.buckets.items()}
+                    self._recount.heard(report.shard, buckets)
+                self._recount.compared(recheck)
+            self._all_buckets = False
             self._remember(reports)
+            for report in reports:
+                for request_id, outcome in report.answers.items():
+                    self._state.answer(request_id, outcome)
             self._progress.add(reports, time.perf_counter() - started)
             self._batches_done = batch_id
             if self._position >= self._boundary:
                 self._progress.lag_seconds, self._progress.lag_events = 0.0, 0
-            self._say_skips(reports)
+            self._say(reports)
         self._on_progress(self._progress)
 
     def _remember(self, reports: list[ShardReport]) -> None:
@@ -259,24 +295,42 @@ class _Publisher:
         self._low = min(r.low for r in reports)
         self._position = min(r.position for r in reports)
         due = [r.next_due for r in reports if r.next_due is not None]
-        self._state.write(
-            self._state.progress_file,
-            {
-                "position": self._position,
-                "low": self._low,
-                "next_due": min(due, default=None),
-                "holds": sum(r.holds for r in reports),
-                "shards": self._config.spark.shards,
-                "partitions": self._job.partitions,
-            },
-        )
+        self._next_due = min(due, default=None)
+        self._holds = sum(r.holds for r in reports)
+        self._write_progress()
+        if self._former_shards is not None:
+            self._state.forget_shards(self._former_shards)
+            self._former_shards = None
 
-    def _say_skips(self, reports: list[ShardReport]) -> None:
+    def _write_progress(self) -> None:
+        """Position and pending work, and when the source is to ask for a batch without new rows."""
+        wanted_now = self._recount.has_suspects() or bool(self._state.asked())
+        with self._files:
+            self._state.write(
+                self._state.progress_file,
+                {
+                    "position": self._position,
+                    "low": self._low,
+                    "next_due": 0 if wanted_now else self._next_due,
+                    "holds": self._holds,
+                    "shards": self._config.spark.shards,
+                    "partitions": self._job.partitions,
+                },
+            )
+
+    def _say(self, reports: list[ShardReport]) -> None:
         for gap in (gap for report in reports for gap in report.skipped):
             log.warning("gap skipped", **gap)
+        for row in (row for report in reports for row in report.dead):
+            log.warning("refused, written to the topic of dead letters", **row)
         vanished = sum(report.counts["gaps_vanished"] for report in reports)
         if vanished:
             log.warning("holds ended: the events above the gap were deleted", count=vanished)
+        state = reports[0].watermark
+        if state != self._watermark and state in _WATERMARK:
+            log.warning(_WATERMARK[state], state=state)
+        if state != "held":
+            self._watermark = state
 
     # -- watch, stop -----------------------------------------------------------------------------
 
@@ -288,13 +342,46 @@ class _Publisher:
                 if not query.isActive:
                     query.awaitTermination()
                     return False
-                if self._everything_is_published():
+                if self._everything_is_published() and not self._recount_finds(store, last=True):
                     return True
                 if time.monotonic() - looked >= 1.0:
                     looked = time.monotonic()
                     self._look(store)
+                    if self._recount_finds(store) or self._state.asked():
+                        self._write_progress()
                     self._on_progress(self._progress)
         return True
+
+    def _recount_finds(self, store: EventStore, *, last: bool = False) -> bool:
+        """Count what is due again; whether there are buckets that the shards have to compare.
+
+        Args:
+            last: count everything within the horizon, due or not.
+        """
+        with self._recounting:
+            recount = self._recount
+            if recount.has_suspects():
+                return True
+            try:
+                now = store.now()
+                if now < self._looked_at - _CLOCK_STEP:
+                    seconds = (self._looked_at - now) / 1e6
+                    log.warning("the database's clock went back", seconds=round(seconds, 3))
+                    recount.everything(now)
+                self._looked_at = now
+                if last:
+                    recount.due(now, self._position)
+                    recount.everything(now)
+                while buckets := recount.due(now, self._position):
+                    rows = store.counts([window_of(bucket) for bucket in buckets])
+                    recount.counted(now, dict(zip(buckets, rows, strict=True)))
+            except EventpubError as error:
+                self._progress.last_error = str(error)
+                return last
+            found = recount.has_suspects()
+        if found and last:
+            self._write_progress()
+        return found
 
     def _everything_is_published(self) -> bool:
         progress = self._progress
@@ -343,7 +430,14 @@ def _task(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBa
             for window in batch.to_pylist():
                 outcome: dict[str, Any]
                 try:
-                    report = publish_window(job, window["shard"], window["after"], window["upto"])
+                    report = publish_window(
+                        job,
+                        window["shard"],
+                        window["after"],
+                        window["upto"],
+                        window["open_since"],
+                    )
+                    report.watermark, report.passed = window["watermark"], window["passed"]
                     outcome = vars(report)
                 except EventpubError as error:
                     outcome = {"error": error.to_dict()}

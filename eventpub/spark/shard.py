@@ -9,12 +9,14 @@ the next task reads back, before it decides anything.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub import admission
@@ -22,10 +24,11 @@ from eventpub.admission import EVENTS, Decision, Known, Shard, values
 from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
 from eventpub.index import Index
-from eventpub.sink import ShardSink
+from eventpub.sink import DeadRow, RecordRefusedError, ShardSink
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.progress import ShardReport
-from eventpub.spark.state import StateDir
+from eventpub.spark.recount import WIDTH, bucket_of, window_of
+from eventpub.spark.state import Request, StateDir
 from eventpub.store import EventStore, Layout
 
 CHUNK_ROWS = 25_000
@@ -48,11 +51,15 @@ _NOTHING = EVENTS.empty_table()
 
 @dataclass(frozen=True)
 class Job:
-    """What a shard's task needs to know; made once by the driver, pickled with every task.
+    """What a shard's task needs to know; made by the driver, pickled with every task.
 
     Attributes:
         start: events created at or before are not published, µs; None: all are.
         low: from where a shard without an index reads again, µs.
+        recheck: time buckets whose keys are compared with the index; see `recount`.
+        all_buckets: report what was accounted for in all of them, not only in those that change.
+        requests: what users ask for.
+        former_shards: how many shards the run before had, where it was another number.
     """
 
     config: Config
@@ -60,6 +67,10 @@ class Job:
     partitions: int
     start: int | None
     low: int
+    recheck: tuple[int, ...] = ()
+    all_buckets: bool = False
+    requests: tuple[Request, ...] = ()
+    former_shards: int | None = None
 
     def rules(self) -> admission.Rules:
         """What admission needs of the configuration."""
@@ -70,26 +81,39 @@ class Job:
             backoff_base=gaps.backoff_base,
             late=gaps.late,
             backtrack=gaps.backtrack,
+            versions_are_unique=self.layout.key_is_unique,
         )
 
 
-def publish_window(job: Job, number: int, after: int, upto: int) -> ShardReport:
+def publish_window(
+    job: Job, number: int, after: int, upto: int, open_since: int | None = None
+) -> ShardReport:
     """Publish one shard's part of the window ``after < create_time <= upto``.
+
+    Args:
+        open_since: when the oldest open transaction began, µs; None: there is none, or nobody can
+            tell. A gap that was seen after it is not skipped.
 
     Raises:
         StoreError, SinkError, StateError: nothing was half done; the call may be repeated.
     """
-    with _ShardTask(job, number) as task:
+    with _ShardTask(job, number, open_since) as task:
         task.fold()
-        for rows in task.rows(after, upto):
-            task.step(rows, position=rows.column("create_time")[-1].as_py() - 1)
-        task.step(_NOTHING, position=upto, due=True)
-        return task.report(upto)
+        task.answer_requests()
+        task.publish(after, upto)
+        for bucket in job.recheck:
+            task.recheck(bucket)
+        return task.report(after, upto)
 
 
 class _ShardTask:
-    def __init__(self, job: Job, number: int) -> None:
+    def __init__(self, job: Job, number: int, open_since: int | None) -> None:
         config = job.config
+        self._open_since = open_since
+        self._holds_shard = config.gaps.policy == "hold_shard"
+        self._refused: dict[tuple[str, int], str] = {}
+        self._uncounted = np.empty(0, np.int64)
+        self._now = 0
         self._job = job
         self._shard = Shard(number, config.spark.shards, job.partitions)
         self._rules = job.rules()
@@ -142,9 +166,10 @@ class _ShardTask:
             self._sink.ready()
             was_new = self._index.is_new
             if was_new:
-                self._index.begin(self._job.start)
-            now = self._lookup.now()
+                self._begin_index()
+            self._now = now = self._lookup.now()
             newest = 0
+            first_version = self._rules.first_version
             for part in self._sink.fold(self._index.offsets):
                 if part.kind == "gaps":
                     self._index.fold_gaps(part.gaps, part.offsets, now)
@@ -152,15 +177,37 @@ class _ShardTask:
                 self._report.folded += len(part.aggregate_ids)
                 newest = max(newest, int(part.create_times.max(initial=0)))
                 versions: dict[str, list[int]] = {}
+                below: dict[str, list[int]] = {}
                 pairs = zip(part.aggregate_ids, part.versions.tolist(), strict=True)
                 for aggregate_id, version in pairs:
-                    versions.setdefault(aggregate_id, []).append(version)
+                    of = versions if version >= first_version else below
+                    of.setdefault(aggregate_id, []).append(version)
+                if below:
+                    self._index.fold_refused(below, part.offsets)
                 last = {a: max(v) for a, v in versions.items()}
                 self._index.fold_events(last, versions, part.offsets, now)
             if self._sink.offsets != self._index.offsets:
                 self._index.moved_to(self._sink.offsets)
-            if was_new and self._sink.truncated:
+            if was_new and self._sink.truncated and self._index.position is None:
                 self._index.set_baseline(self._lost_baseline(newest))
+
+    def _begin_index(self) -> None:
+        """A new index, from those of another number of shards where there are any."""
+        job, shard = self._job, self._shard
+        former = job.former_shards
+        if former is None:
+            self._index.begin(job.start)
+            return
+        state = StateDir(job.config.app.state_dir)
+        own = shard.topic_partitions()
+        sink = job.config.sink
+        topics = (sink.topic, sink.gaps_topic, sink.dead_topic, sink.late_topic)
+        self._index.move_from(
+            [state.shard_index(former, number) for number in range(former)],
+            lambda aggregate_id: admission.topic_partition(aggregate_id, job.partitions) in own,
+            [(topic, partition) for topic in topics for partition in own],
+            job.start,
+        )
 
     def _lost_baseline(self, newest: int) -> int:
         """Up to where events count as published when both index and topic have forgotten them.
@@ -175,11 +222,26 @@ class _ShardTask:
 
     # -- read ------------------------------------------------------------------------------------
 
+    def publish(self, after: int, upto: int) -> None:
+        """The window, what lies between it and where this index was last, and the holds due."""
+        if self._holds_shard:
+            self.step(_NOTHING, None, due=True)
+            if self._index.holds:
+                return  # the whole shard waits
+        for rows in self.rows(after, upto):
+            if not self.step(rows, rows.column("create_time")[-1].as_py() - 1):
+                return
+        self.step(_NOTHING, upto, due=not self._holds_shard)
+
     def rows(self, after: int, upto: int) -> Iterator[pa.Table]:
         """The window, and what lies between it and where this index was last, in chunks."""
         known_to = self._index.position
-        start = min(after, self._job.low if known_to is None else known_to)
+        horizon = self._job.config.recount.horizon
+        if known_to is None:
+            known_to = max(self._job.start or 0, self._job.low - horizon)
+        start = min(after, known_to)
         batches = self._reader.window(start, upto, self._shard)
+        counted_from = max(known_to, self._now - horizon) if horizon else upto
         chunk: list[pa.RecordBatch] = []
         size = 0
         while True:
@@ -189,34 +251,107 @@ class _ShardTask:
                 break
             chunk.append(batch)
             size += batch.num_rows
+            times = batch.column("create_time").to_numpy()
+            if times[-1] > counted_from:
+                self._uncounted = np.append(self._uncounted, times[times > counted_from])
             if size >= CHUNK_ROWS:
                 yield pa.Table.from_batches(chunk)
                 chunk, size = [], 0
         if chunk:
             yield pa.Table.from_batches(chunk)
 
+    def _take_counted(self, position: int | None) -> dict[int, int]:
+        """Rows per time bucket up to a position that are accounted for with it."""
+        if position is None or not len(self._uncounted):
+            return {}
+        ready = self._uncounted <= position
+        counted = Counter(((self._uncounted[ready] - 1) // WIDTH).tolist())
+        self._uncounted = self._uncounted[~ready]
+        return counted
+
+    # -- recount, requests -----------------------------------------------------------------------
+
+    def recheck(self, bucket: int) -> None:
+        """Compare a time bucket's keys with the index; what it does not know is admitted."""
+        total = 0
+        whole = True
+        before = self._counts.admitted + self._counts.late
+        for keys in self._lookup.keys(*window_of(bucket), self._shard):
+            total += keys.num_rows
+            ids: list[Any] = keys.column("aggregate_id").unique().to_pylist()
+            known = self._index.known(ids)
+            ranges = admission.unknown(keys, known, self._rules)
+            if ranges:
+                rows = self._reader.backtrack(ranges).sort_by("create_time")
+                whole = self.step(rows, None) and whole
+        self._report.recount_found += self._counts.admitted + self._counts.late - before
+        if whole:
+            oldest = bucket_of(self._now - self._job.config.recount.horizon)
+            self._index.set_buckets({bucket: total}, oldest)
+            self._report.buckets[bucket] = total
+
+    def answer_requests(self) -> None:
+        """Do what users ask for, with the aggregates of this shard."""
+        own = self._shard.topic_partitions()
+        for request in self._job.requests:
+            a = request.aggregate_id
+            if admission.topic_partition(a, self._shard.partitions) in own:
+                self._report.answers[request.id] = self._answer(request)
+
+    def _answer(self, request: Request) -> str:
+        a = request.aggregate_id
+        if a in self._index.holds:
+            version = self._index.holds[a].first_missing
+            if request.action == "skip":
+                self.step(_NOTHING, None, skip_now=[a])
+            else:
+                self.step(_NOTHING, None, look_now=[a])
+            hold = self._index.holds.get(a)
+            if hold is None or hold.first_missing > version:
+                return "skipped" if request.action == "skip" else "found"
+            return "still missing"
+        skipped = self._index.known([a]).skipped.get(a, ())
+        if request.action == "retry" and skipped:
+            ranges = [admission.VersionRange(a, first, last) for first, last in skipped]
+            rows = self._lookup.backtrack(ranges, self._rules.fetch_limit)
+            self.step(rows, None)
+            return "found" if rows.num_rows else "still missing"
+        return "nothing is held" if request.action == "skip" else "nothing is missing"
+
     # -- admit, backtrack, publish, remember -----------------------------------------------------
 
-    def step(self, rows: pa.Table, position: int, *, due: bool = False) -> None:
+    def step(
+        self,
+        rows: pa.Table,
+        position: int | None,
+        *,
+        due: bool = False,
+        look_now: Sequence[str] = (),
+        skip_now: Sequence[str] = (),
+    ) -> bool:
         """Decide and publish one chunk.
 
         Args:
             rows: of the window.
-            position: what the index has accounted for after it.
+            position: what the index has accounted for after it; None: as before.
             due: also try the holds that are due.
+            look_now, skip_now: as in `admission.plan`.
+
+        Returns:
+            False where the shard waits for a gap, and the rest of the chunk with it.
         """
-        for _ in range(_MOST_REDOS):
+        redos = 0
+        while True:
             if self._sink.needs_replacement:
                 self._replace_sink()
             try:
-                self._attempt(rows, position, due=due)
+                return self._attempt(rows, position, due, look_now, skip_now)
+            except RecordRefusedError:
+                continue  # its rows are dead letters now
             except SinkError as error:
-                if error.code not in _REDO:
+                redos += 1
+                if error.code not in _REDO or redos == _MOST_REDOS:
                     raise
-                last_error = error
-                continue
-            return
-        raise last_error
 
     def _replace_sink(self) -> None:
         self._report.replaced += 1
@@ -224,37 +359,157 @@ class _ShardTask:
         self._sink = self._new_sink()
         self.fold()
 
-    def _attempt(self, rows: pa.Table, position: int, *, due: bool) -> None:
+    def _attempt(
+        self,
+        rows: pa.Table,
+        position: int | None,
+        due: bool,
+        look_now: Sequence[str],
+        skip_now: Sequence[str],
+    ) -> bool:
         now = self._lookup.now()
         with self._timed("index"):
             ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
             known = self._index.known(ids)
             waiting = self._index.due(now) if due else []
-        with self._timed("admit"):
-            plan = admission.plan(rows, known, self._rules, now, waiting)
-        with self._timed("backtrack"):
-            found, below = self._backtrack(plan, known)
-        with self._timed("admit"):
-            decision = plan.decide(found, below)
-            _assert_order(decision, known)
+
+        def decide(some: pa.Table) -> Decision:
+            with self._timed("admit"):
+                plan = admission.plan(
+                    some,
+                    known,
+                    self._rules,
+                    now,
+                    waiting,
+                    open_since=self._open_since,
+                    look_now=look_now,
+                    skip_now=skip_now,
+                )
+            with self._timed("backtrack"):
+                found, below = self._backtrack(plan, known)
+            with self._timed("admit"):
+                return plan.decide(found, below)
+
+        decision = decide(rows)
+        whole = True
+        if self._holds_shard and rows.num_rows:
+            hold = min(filter(None, decision.holds.values()), key=_since, default=None)
+            if hold is not None:
+                whole = False
+                position = None if position is None else hold.since - 1
+                created = rows.column("create_time").to_numpy()
+                waits = rows.filter(pa.array(created == hold.since))
+                decision = decide(rows.filter(pa.array(created < hold.since)))
+                decision.holds[hold.aggregate_id] = _at_first_row(hold, waits)
+                decision.counts.gaps_opened += 1
+        _assert_order(decision, known)
+        self._publish(decision, known, position)
+        return whole
+
+    def _publish(self, decision: Decision, known: Known, position: int | None) -> None:
+        report, index = self._report, self._index
+        events, late, dead, dead_run = self._without_dead(decision)
+        diverted = decision.diverted
+        if diverted is not None:
+            diverted, _, dead_late = self._split_dead(diverted)
+            dead += dead_late
+        refused: dict[str, list[int]] = {}
+        if decision.refused is not None:
+            table, reasons = decision.refused
+            dead += _dead_rows(table, reasons)
+            for row in dead[-len(reasons) :]:
+                if row.version < self._rules.first_version:
+                    a = row.aggregate_id
+                    refused.setdefault(a, list(known.refused.get(a, ()))).append(row.version)
         offsets: dict[tuple[str, int], int] = {}
         if decision.publishes:
-            with self._timed("publish"):
-                published = self._sink.publish(
-                    decision.events,
-                    late=decision.late,
-                    gaps=decision.gaps,
-                    diverted=decision.diverted,
-                    crash_point=failpoint,
-                )
+            try:
+                with self._timed("publish"):
+                    published = self._sink.publish(
+                        events,
+                        late=late,
+                        gaps=decision.gaps,
+                        dead=dead,
+                        diverted=diverted,
+                        crash_point=failpoint,
+                    )
+            except RecordRefusedError as refusal:
+                self._note_refused(refusal, events, diverted)
+                raise
             offsets = published.next_offsets
-            self._report.published += published.events
-            self._report.skipped.extend(asdict(gap) for gap in decision.gaps)
+            report.published += published.events
+            report.skipped.extend(asdict(gap) for gap in decision.gaps)
+            report.dead.extend(
+                {"aggregate_id": d.aggregate_id, "version": d.version, "reason": d.reason}
+                for d in dead
+            )
         failpoint("before_index")
+        counted = self._take_counted(position)
         with self._timed("index"):
-            self._index.record(decision, offsets, position)
+            index.record(
+                decision, offsets, position, refused=refused, dead_run=dead_run, counted=counted
+            )
         failpoint("after_index")
+        for bucket in counted:
+            report.buckets[bucket] = index.rows_of(bucket)
         self._counts.add(decision.counts)
+
+    # -- dead letters ----------------------------------------------------------------------------
+
+    def _note_refused(
+        self, refusal: RecordRefusedError, events: pa.Table, diverted: pa.Table | None
+    ) -> None:
+        """What the broker will never take is a dead letter when the batch is done again."""
+        reason = f"{refusal.code}: {refusal.reason}"
+        before = len(self._refused)
+        for table, rows in ((events, refusal.rows), (diverted, refusal.diverted_rows)):
+            if table is None:
+                continue
+            some = table.take(rows)
+            for key in zip(values(some, "aggregate_id"), values(some, "version"), strict=True):
+                self._refused[key] = reason
+        if len(self._refused) == before:
+            raise StateError(
+                "publish.refused_twice",
+                "a record was refused that had been taken out of the batch",
+                where=refusal.where,
+                suggestion="please report this: it is a defect of eventpub",
+            ) from refusal
+
+    def _split_dead(self, events: pa.Table) -> tuple[pa.Table, npt.NDArray[np.bool_], list[Any]]:
+        """The events without those that were refused, which of them were, and their letters."""
+        keys = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
+        reasons = [self._refused.get(key) for key in keys]
+        is_dead = np.array([reason is not None for reason in reasons], bool)
+        letters = _dead_rows(
+            events.filter(pa.array(is_dead)), [reason for reason in reasons if reason is not None]
+        )
+        return events.filter(pa.array(~is_dead)), is_dead, letters
+
+    def _without_dead(
+        self, decision: Decision
+    ) -> tuple[pa.Table, npt.NDArray[np.bool_] | None, list[Any], int | None]:
+        """Events, which of them are late, dead letters, and how many of those came in a row."""
+        events, late = decision.events, decision.late
+        if not self._refused:
+            return events, late, [], 0 if events.num_rows else None
+        kept, is_dead, letters = self._split_dead(events)
+        run = longest = self._index.dead_run
+        for each in is_dead.tolist():
+            run = run + 1 if each else 0
+            longest = max(longest, run)
+        if longest > self._job.config.sink.dead_limit:
+            worst = letters[-1]
+            raise SinkError(
+                "sink.too_many_refused",
+                f"the broker refuses more than {self._job.config.sink.dead_limit} events in a row,"
+                f" as version {worst.version} of {worst.aggregate_id!r}: {worst.reason}",
+                where=f"sink.topic = {self._job.config.sink.topic}",
+                suggestion="if the topic's or the client's limits are too low, raise them"
+                " (max.message.bytes; message.max.bytes in [sink.properties]); if these events"
+                " shall be dead letters, raise sink.dead_limit. Nothing of them was published",
+            )
+        return kept, None if late is None else late[~is_dead], letters, run
 
     def _backtrack(self, plan: admission.Plan, known: Known) -> tuple[pa.Table, pa.Table]:
         found = below = _NOTHING
@@ -286,16 +541,47 @@ class _ShardTask:
 
     # -- report ----------------------------------------------------------------------------------
 
-    def report(self, upto: int) -> ShardReport:
+    def report(self, after: int, upto: int) -> ShardReport:
         """What was done, and what is pending."""
         holds = self._index.holds.values()
         report = self._report
         report.counts = vars(self._counts)
+        if self._holds_shard:
+            known_to = self._index.position
+            upto = min(upto, after if known_to is None else known_to)
+        if self._job.all_buckets:
+            report.buckets = self._index.buckets
         report.position = upto
         report.low = min([upto, *(hold.since - 1 for hold in holds)])
         report.holds = len(holds)
         report.next_due = min((hold.next_attempt for hold in holds), default=None)
         return report
+
+
+def _since(hold: admission.Hold) -> int:
+    return hold.since
+
+
+def _at_first_row(hold: admission.Hold, rows: pa.Table) -> admission.Hold:
+    """The hold, ending at its first event: where the shard waits, nothing later is known yet."""
+    pairs = zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True)
+    versions = [v for a, v in pairs if a == hold.aggregate_id and v > hold.first_missing]
+    return replace(hold, seen=min(versions, default=hold.seen))
+
+
+def _dead_rows(rows: pa.Table, reasons: Sequence[str]) -> list[DeadRow]:
+    return [
+        DeadRow(
+            aggregate_id=row["aggregate_id"],
+            version=row["version"],
+            reason=reason,
+            payload=row["payload"],
+            event_type=row["event_type"],
+            metadata=row["metadata"],
+            create_time=row["create_time"],
+        )
+        for row, reason in zip(rows.to_pylist(), reasons, strict=True)
+    ]
 
 
 def _assert_order(decision: Decision, known: Known) -> None:

@@ -9,9 +9,10 @@ at the `page_rows`-th row while the store is ahead. Rows that commit behind the 
 by this source alone: the publisher finds them by their versions.
 
 Options: the keys of `[store]` (`url`, `password`, `password_file`, `table`, `first_version`,
-`time_zone`, `columns.aggregate_id` …) and of `[read]` (`start`, `delay`, `page_rows`), by the names
-that they have in `eventpub.toml`, and `shards` (default 1), the number of Spark partitions;
-`partitions` (default: `shards`) is the number of Kafka partitions that they are shards of.
+`time_zone`, `columns.aggregate_id` …) and of `[read]` (`start`, `delay`, `page_rows`, `watermark`,
+`max_wait`), by the names that they have in `eventpub.toml`, and `shards` (default 1), the number of
+Spark partitions; `partitions` (default: `shards`) is the number of Kafka partitions that they are
+shards of.
 
 The offset is ``{"position": µs, "tick": n}``: the upper bound of the last window in database time,
 UTC, and a count of batches that were asked for without any time having passed.
@@ -37,13 +38,16 @@ from pyspark.sql.streaming.datasource import (
 from eventpub.admission import Shard
 from eventpub.config import Read, Store
 from eventpub.errors import ConfigError, EventpubError
-from eventpub.store import EventStore
+from eventpub.store import EventStore, Poll, Watermark
 
 ROWS = (
     "aggregate_id string, version bigint, event_type string, payload binary, metadata string, "
     "create_time timestamp"
 )
-WINDOWS = "shard int, after bigint, upto bigint"
+WINDOWS = "shard int, after bigint, upto bigint, open_since bigint, watermark string, passed bigint"
+
+_BEFORE_IT_SHOWS = 100_000
+"""µs in which a statement that has begun shows among the open transactions, with a wide margin."""
 
 BEGINNING = 0
 """The position before every event: 1970."""
@@ -57,11 +61,17 @@ class SourceError(RuntimeError):
 
 @dataclass
 class Window(InputPartition):
-    """One shard's part of a window: ``after < create_time <= upto``, in µs."""
+    """One shard's part of a window: ``after < create_time <= upto``, in µs.
+
+    `open_since`, `watermark` and `passed` are what `store.Watermark` said last.
+    """
 
     shard: int
     after: int
     upto: int
+    open_since: int | None = None
+    watermark: str = "off"
+    passed: int = 0
 
 
 class EventStoreDataSource(DataSource):
@@ -99,6 +109,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._initial = int(options["position"]) if "position" in options else None
         self._first = self._windows
         self._store: EventStore | None = None
+        self._watermark: Watermark | None = None
+        if self._read.watermark == "auto":
+            self._watermark = Watermark(self._store_config, self._read.max_wait)
 
     def _connected(self) -> EventStore:
         if self._store is None:
@@ -126,7 +139,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         after = start["position"]
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._read.page_rows
         with _errors_through_spark():
-            poll = self._connected().poll(after, self._read.delay, rows)
+            poll = self._poll(after, rows)
         end = poll.upper if poll.page_end is None else poll.page_end
         if self._until is not None:
             end = min(end, self._until)
@@ -139,6 +152,23 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._first = False
             return {"position": after, "tick": start["tick"] + 1}
         return start
+
+    def _poll(self, after: int, rows: int) -> Poll:
+        """How far the next window may reach; open transactions hold it back where they show."""
+        store, delay = self._connected(), self._read.delay
+        poll = store.poll(after, delay, rows)
+        asked = self._first or self._until is not None or self._is_due(poll.now)
+        if self._watermark is None or not (poll.has_rows or asked):
+            return poll
+        self._watermark.look()
+        upto = self._watermark.upto
+        if upto is None:
+            return poll
+        # what began its statement just before a look does not show in it yet
+        upto -= min(delay, _BEFORE_IT_SHOWS)
+        if upto >= (poll.upper if poll.page_end is None else poll.page_end):
+            return poll
+        return store.poll(after, delay, rows, max(upto, after))
 
     def _is_due(self, now: int) -> bool:
         if self._wake_file is None:
@@ -153,7 +183,16 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """One per shard."""
         if start == end:
             return []
-        return [Window(n, start["position"], end["position"]) for n in range(self._shards)]
+        watermark = self._watermark
+        return [
+            Window(
+                n,
+                start["position"],
+                end["position"],
+                *((watermark.open_since, watermark.state, watermark.passed) if watermark else ()),
+            )
+            for n in range(self._shards)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one shard's window, as Arrow batches."""
@@ -164,6 +203,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                     "shard": pa.array([partition.shard], pa.int32()),
                     "after": pa.array([partition.after], pa.int64()),
                     "upto": pa.array([partition.upto], pa.int64()),
+                    "open_since": pa.array([partition.open_since], pa.int64()),
+                    "watermark": pa.array([partition.watermark], pa.string()),
+                    "passed": pa.array([partition.passed], pa.int64()),
                 }
             )
             return
@@ -177,9 +219,11 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 )
 
     def stop(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         if self._store is not None:
             self._store.close()
+        if self._watermark is not None:
+            self._watermark.close()
 
 
 class _errors_through_spark:  # noqa: N801 (a context manager, used as a function)
@@ -240,4 +284,6 @@ def options_of(config_store: Store, config_read: Read) -> dict[str, str]:
             options[name] = str(value)
     options["delay"] = f"{config_read.delay}us"
     options["page_rows"] = str(config_read.page_rows)
+    options["watermark"] = config_read.watermark
+    options["max_wait"] = f"{config_read.max_wait}us"
     return options

@@ -2,6 +2,7 @@
 
 lock            held by the running publisher
 start.json      where this publisher started, resolved once
+requests/       what `eventpub gaps retry` and `skip` ask the publisher to do, and what came of it
 progress.json   position and pending work after the last micro-batch
 checkpoint/     Spark's
 index/          one folder a shard, per number of shards
@@ -13,11 +14,28 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from eventpub.errors import StateError
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody asks the publisher to do with one aggregate.
+
+    Attributes:
+        id: names it.
+        action: "retry" looks for what is missing now; "skip" gives the open gap up now.
+        aggregate_id: whose.
+    """
+
+    id: str
+    action: Literal["retry", "skip"]
+    aggregate_id: str
 
 
 class StateDir:
@@ -39,6 +57,7 @@ class StateDir:
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
         self.spark_scratch = self.root / "spark"
+        self.requests = self.root / "requests"
         self._lock: IO[str] | None = None
 
     def lock(self) -> None:
@@ -99,6 +118,51 @@ class StateDir:
             partial.rename(path)
         except OSError as error:
             raise _mapped(error, path) from error
+
+    def forget_shards(self, shards: int) -> None:
+        """Remove the indexes of a number of shards that is not used any more."""
+        shutil.rmtree(self.index / f"{shards}-shards", ignore_errors=True)
+
+    def ask(self, action: Literal["retry", "skip"], aggregate_id: str) -> Request:
+        """Leave a request for the publisher."""
+        request = Request(secrets.token_hex(8), action, aggregate_id)
+        self.requests.mkdir(exist_ok=True)
+        self.write(self.requests / f"{request.id}.json", asdict(request))
+        return request
+
+    def asked(self) -> list[Request]:
+        """The requests that nobody has answered, oldest first."""
+        try:
+            files = sorted(self.requests.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+        except FileNotFoundError:  # answered at this moment
+            return []
+        found = [self.read(file) for file in files]
+        return [Request(**data) for data in found if data is not None]
+
+    def answer(self, request_id: str, outcome: str) -> None:
+        """Say what came of a request, and take it away."""
+        self.write(self.requests / f"{request_id}.answer", {"outcome": outcome})
+        (self.requests / f"{request_id}.json").unlink(missing_ok=True)
+
+    def answer_of(self, request: Request) -> str | None:
+        """What came of a request, once; None: nothing yet."""
+        file = self.requests / f"{request.id}.answer"
+        data = self.read(file)
+        if data is None:
+            return None
+        file.unlink(missing_ok=True)
+        return str(data["outcome"])
+
+    def is_running(self) -> bool:
+        """Whether a publisher has this directory."""
+        try:
+            with (self.root / "lock").open("a+") as handle:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            raise _mapped(error, self.root) from error
+        return False
 
     def shard_index(self, shards: int, number: int) -> Path:
         """The folder of a shard's index."""

@@ -2,7 +2,8 @@
 
 It knows nothing of Kafka, Spark or the index: it finds out what the event table looks like
 (`EventStore.discover`), says how far it may be read (`poll`), reads it by time (`window`) and by
-key (`backtrack`, `below`), appends to it for whoever wants help (`append`), makes it (`migrate`)
+key (`backtrack`, `below`), counts it again (`counts`, `keys`), follows open transactions
+(`Watermark`), appends to it for whoever wants help (`append`), makes it (`migrate`)
 and says what is wrong with it (`checks`).
 """
 
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from eventpub.store.appending import NewEvent, append
 from eventpub.store.events import EventStore, Poll
 from eventpub.store.layout import Layout
+from eventpub.store.watermark import Watermark
 
 if TYPE_CHECKING:
     from eventpub.store.checking import checks
     from eventpub.store.migrating import migrate
 
-__all__ = ["EventStore", "Layout", "NewEvent", "Poll", "append", "checks", "migrate"]
+__all__ = ["EventStore", "Layout", "NewEvent", "Poll", "Watermark", "append", "checks", "migrate"]
 
 
 def __getattr__(name: str) -> Any:

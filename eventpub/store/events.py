@@ -90,12 +90,19 @@ class EventStore:
         with self._connection() as connection:
             return int(run(connection, statements.NOW)[0][0])
 
-    def poll(self, after: int, delay: int, page_rows: int) -> Poll:
-        """Looks how far a window that begins behind `after` may reach now."""
+    def poll(self, after: int, delay: int, page_rows: int, at_most: int | None = None) -> Poll:
+        """Looks how far a window that begins behind `after` may reach now.
+
+        Args:
+            after: the position, µs.
+            delay: between the boundary and the database's time, µs.
+            page_rows: most rows of the window.
+            at_most: the boundary is never above it, µs.
+        """
         layout = self._layout
         with self._connection() as connection:
             now = int(run(connection, statements.NOW)[0][0])
-            boundary = now - delay
+            boundary = now - delay if at_most is None else min(now - delay, at_most)
             if layout.unit > 1:  # the last value whose time has passed as a whole
                 boundary = boundary // layout.unit * layout.unit - layout.unit
             # Local time repeats itself where the clocks go back: a window ends before that.
@@ -143,9 +150,38 @@ class EventStore:
             for block in stream(connection, statement, rows=batch_rows, size=_BATCH_BYTES):
                 yield record_batch(layout, block, after, upto)
 
-    def keys(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
-        """All events of ``after < create_time ≤ upto``, for comparing them with the topic."""
-        return self.window(after, upto, None)
+    def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """How many rows each of some windows ``(after, upto]`` has, of all shards."""
+        found = [0] * len(ranges)
+        values = {
+            number: local
+            for number, (after, upto) in enumerate(ranges)
+            if (local := statements.local_range(self._layout, after, upto)) is not None
+        }
+        numbers = list(values)
+        with self._connection() as connection:
+            for at in range(0, len(numbers), _UNIONS_PER_STATEMENT):
+                some = numbers[at : at + _UNIONS_PER_STATEMENT]
+                sql = statements.counts(self._layout, [values[n] for n in some])
+                for number, count in run(connection, sql):
+                    found[some[int(number)]] = int(count)
+        return found
+
+    def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
+        """`aggregate_id`, `version` and `create_time` of the rows of a window (of one shard)."""
+        layout = self._layout
+        values = statements.local_range(layout, after, upto)
+        if values is None:
+            return
+        with self._connection() as connection:
+            statement = statements.keys(layout, *values, shard)
+            for ids, versions, times in stream(
+                connection, statement, rows=100_000, size=_BATCH_BYTES
+            ):
+                nothing = pa.nulls(len(ids), pa.binary())
+                rows = [ids, versions, nothing, nothing, nothing, times]
+                batch = record_batch(layout, rows, after, upto)
+                yield batch.select(["aggregate_id", "version", "create_time"])
 
     def backtrack(self, ranges: Sequence[VersionRange], limit: int | None = None) -> pa.Table:
         """The events of version ranges, whatever their `create_time`, by aggregate and version.

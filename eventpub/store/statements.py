@@ -45,6 +45,24 @@ def window(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
     )
 
 
+def keys(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
+    """Aggregate, version and time of the rows of a `local_range`."""
+    return (
+        f"SELECT {layout.aggregate_id}, {layout.version}, {layout.create_time} FROM {layout.table}"
+        f" FORCE INDEX ({layout.time_index})"
+        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)}"
+    )
+
+
+def counts(layout: Layout, ranges: Sequence[tuple[int, int]]) -> str:
+    """How many rows each of some ranges of values has, in their order, by the index alone."""
+    return " UNION ALL ".join(
+        f"SELECT {number}, COUNT(*) FROM {layout.table} FORCE INDEX ({layout.time_index})"
+        f" WHERE {between(layout, first, last)}"
+        for number, (first, last) in enumerate(ranges)
+    )
+
+
 def nth_time(layout: Layout, first: int, last: int, n: int) -> str:
     """The `create_time` of the n-th row (from 1) of a range, by the index alone."""
     return (

@@ -93,6 +93,48 @@ def test_a2_a_transaction_of_500_rows_whose_tail_commits_after_the_window(
     publisher.until_published("a2", list(range(1, 502)))
 
 
+def test_a3_the_last_version_of_an_aggregate_commits_late(
+    world: tuple[FreshDatabase, Publisher],
+) -> None:
+    database, publisher = world
+    commit(database, "a3", 1, 2)
+    publisher.until_published("a3", [1, 2])
+    with transaction(database) as cursor:
+        insert(cursor, "a3", 3)
+        insert(cursor, "a3", 4)
+        time.sleep(3.5)
+        commit(database, "a3-other", 1)
+        publisher.until_published("a3-other", [1])
+        cursor.connection.commit()
+    publisher.until_published("a3", [1, 2, 3, 4], timeout=30)
+
+
+def test_a4_single_event_aggregates_commit_late(world: tuple[FreshDatabase, Publisher]) -> None:
+    database, publisher = world
+    with transaction(database) as cursor:
+        for number in range(50):
+            insert(cursor, f"a4-{number}", 1)
+        time.sleep(3.5)
+        commit(database, "a4-other", 1)
+        publisher.until_published("a4-other", [1])
+        cursor.connection.commit()
+    for number in range(50):
+        publisher.until_published(f"a4-{number}", [1], timeout=30)
+
+
+def test_a4_an_event_whose_writer_stamped_a_time_in_the_past(
+    world: tuple[FreshDatabase, Publisher],
+) -> None:
+    database, publisher = world
+    with transaction(database) as cursor:
+        cursor.execute("SELECT NOW(6) - INTERVAL 25 SECOND")
+        row = cursor.fetchone()
+        assert row is not None
+        insert(cursor, "a4-past", 1, create_time=str(row[0]))
+        cursor.connection.commit()
+    publisher.until_published("a4-past", [1], timeout=60)
+
+
 def test_a5_the_first_version_commits_after_the_second_is_visible(
     world: tuple[FreshDatabase, Publisher],
 ) -> None:

@@ -267,4 +267,4 @@ def test_what_waits_is_counted_and_dated(database: FreshDatabase) -> None:
 
 def test_an_empty_window_has_the_schema_of_events(database: FreshDatabase) -> None:
     store = open_store(create(database))
-    assert pa.Table.from_batches(store.keys(0, NOON), EVENTS).num_rows == 0
+    assert pa.Table.from_batches(store.window(0, NOON, None), EVENTS).num_rows == 0

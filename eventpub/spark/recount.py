@@ -1,0 +1,121 @@
+"""Recount: rows that commit behind the reader, with no later version that would show a gap.
+
+An aggregate's last event, or its only one, may commit after its window was read. So the rows of
+each second (a time bucket) are counted again in the database at growing ages (2, 4, 8, … s, up to
+the horizon) and compared with how many the shards have accounted for; where the numbers differ, the
+shards compare the bucket's keys with their index, and what they do not know goes through
+admission. The cost of a row is one index entry counted per age: it grows with log(horizon).
+
+A number that is wrong costs a comparison and nothing else: the comparison sets it right. It must
+never be too high, since that would hide a row, and so rows count when a window shows them for the
+first time, and not when they come by another way.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+
+WIDTH = 1_000_000
+"""µs of a time bucket: bucket b has the rows of ``b * WIDTH < create_time <= (b + 1) * WIDTH``."""
+
+_FIRST_AGE = 2_000_000
+_MOST_ROWS = 200_000
+_MOST_BUCKETS = 600
+
+
+def bucket_of(create_time: int) -> int:
+    """The number of a row's bucket."""
+    return (create_time - 1) // WIDTH
+
+
+def window_of(bucket: int) -> tuple[int, int]:
+    """A bucket's bounds ``(after, upto]``, µs."""
+    return bucket * WIDTH, (bucket + 1) * WIDTH
+
+
+class Recount:
+    """When each bucket is counted, and which buckets to compare. Pure: times are arguments, µs.
+
+    Args:
+        horizon: how old a bucket may be and still be counted; 0: none ever is.
+        start: nothing at or before is of interest.
+    """
+
+    def __init__(self, horizon: int, start: int) -> None:
+        self._horizon = horizon
+        self._next = bucket_of(start + 1)
+        self._first_look = True
+        self._due: list[tuple[int, int]] = []
+        self._accounted: dict[int, dict[int, int]] = {}
+        self._suspects: dict[int, int] = {}
+
+    def heard(self, shard: int, buckets: Mapping[int, int]) -> None:
+        """Take over a shard's numbers of rows, per bucket that has changed."""
+        self._accounted.setdefault(shard, {}).update(buckets)
+
+    def due(self, now: int, position: int) -> list[int]:
+        """The buckets to count now, all of which lie below the position.
+
+        Args:
+            now: the database's time.
+            position: up to where all shards have read.
+        """
+        if not self._horizon:
+            return []
+        oldest = bucket_of(now - self._horizon)
+        self._forget(oldest)
+        complete = min(position // WIDTH, bucket_of(now - _FIRST_AGE) + 1)
+        for bucket in range(max(self._next, oldest), complete):
+            # after a start nobody knows what has come in the meantime
+            due = now if self._first_look else (bucket + 1) * WIDTH + _FIRST_AGE
+            heapq.heappush(self._due, (due, bucket))
+        self._next = max(self._next, complete)
+        self._first_look = False
+        found: set[int] = set()
+        while self._due and self._due[0][0] <= now and len(found) < _MOST_BUCKETS:
+            found.add(heapq.heappop(self._due)[1])
+        return sorted(found)
+
+    def counted(self, now: int, rows: Mapping[int, int]) -> None:
+        """Compare the database's numbers of rows with what was accounted for."""
+        for bucket, count in rows.items():
+            if count != sum(of.get(bucket, 0) for of in self._accounted.values()):
+                self._suspects[bucket] = count
+            end = (bucket + 1) * WIDTH
+            age = _FIRST_AGE
+            while end + age <= now:
+                age *= 2
+            last = end + self._horizon
+            if now < last:
+                heapq.heappush(self._due, (min(end + age, last), bucket))
+
+    def everything(self, now: int) -> None:
+        """Count every bucket of the horizon again, now: the clock was set, or it is the end."""
+        oldest = bucket_of(now - self._horizon)
+        self._due = [(now, bucket) for bucket in range(oldest, self._next)] if self._horizon else []
+
+    def has_suspects(self) -> bool:
+        """Whether there are buckets to compare."""
+        return bool(self._suspects)
+
+    def take(self) -> list[int]:
+        """The next buckets to compare: some, so that a batch stays small. See `compared`."""
+        taken: list[int] = []
+        rows = 0
+        for bucket, count in sorted(self._suspects.items()):
+            if taken and rows + count > _MOST_ROWS:
+                break
+            taken.append(bucket)
+            rows += count
+        return taken
+
+    def compared(self, buckets: Iterable[int]) -> None:
+        """All shards have compared these."""
+        for bucket in buckets:
+            self._suspects.pop(bucket, None)
+
+    def _forget(self, oldest: int) -> None:
+        for of in self._accounted.values():
+            for bucket in [b for b in of if b < oldest]:
+                del of[bucket]

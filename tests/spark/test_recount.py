@@ -1,0 +1,80 @@
+"""When time buckets are counted again, and which are compared."""
+
+from __future__ import annotations
+
+from eventpub.spark.recount import WIDTH, Recount, bucket_of, window_of
+
+HORIZON = 60_000_000
+SECOND = 1_000_000
+
+
+def looks(recount: Recount, bucket: int, until: int, rows: int = 0) -> list[int]:
+    """The seconds at which a bucket is counted, with the reader one second behind."""
+    found = []
+    for second in range(1, until):
+        due = recount.due(second * SECOND, (second - 1) * SECOND)
+        if bucket in due:
+            found.append(second)
+        recount.counted(second * SECOND, dict.fromkeys(due, rows))
+    return found
+
+
+def test_a_bucket_is_counted_at_growing_ages_up_to_the_horizon() -> None:
+    recount = Recount(HORIZON, start=0)
+    assert looks(recount, bucket=9, until=100) == [12, 14, 18, 26, 42, 70]
+
+
+def test_after_a_start_every_bucket_of_the_horizon_is_counted_at_once() -> None:
+    recount = Recount(HORIZON, start=0)
+    assert recount.due(1000 * SECOND, 990 * SECOND) == list(range(939, 990))
+    assert recount.due(1000 * SECOND, 990 * SECOND) == []
+
+
+def test_nothing_older_than_the_start_is_counted() -> None:
+    assert Recount(HORIZON, start=980 * SECOND).due(1000 * SECOND, 990 * SECOND) == list(
+        range(980, 990)
+    )
+
+
+def test_a_horizon_of_zero_counts_nothing() -> None:
+    assert Recount(0, start=0).due(1000 * SECOND, 990 * SECOND) == []
+
+
+def test_only_buckets_whose_numbers_differ_are_compared_and_only_until_they_were() -> None:
+    recount = Recount(HORIZON, start=0)
+    recount.heard(0, {5: 3, 6: 1})
+    recount.heard(1, {5: 4, 7: 2})
+    recount.counted(20 * SECOND, {5: 7, 6: 2, 7: 1, 8: 0, 9: 1})
+    assert recount.take() == [6, 7, 9]
+    recount.compared([6, 7])
+    assert recount.take() == [9]
+    recount.compared([9])
+    assert not recount.has_suspects()
+
+
+def test_a_shards_later_number_replaces_its_earlier_one() -> None:
+    recount = Recount(HORIZON, start=0)
+    recount.heard(0, {5: 3})
+    recount.heard(0, {5: 9})
+    recount.counted(20 * SECOND, {5: 9})
+    assert not recount.has_suspects()
+
+
+def test_many_rows_are_compared_in_several_batches() -> None:
+    recount = Recount(HORIZON, start=0)
+    recount.counted(20 * SECOND, dict.fromkeys(range(10), 50_000))
+    assert recount.take() == [0, 1, 2, 3]
+
+
+def test_a_row_lies_in_the_window_of_its_bucket() -> None:
+    for created in (1, WIDTH - 1, WIDTH, WIDTH + 1, 7 * WIDTH):
+        after, upto = window_of(bucket_of(created))
+        assert after < created <= upto
+
+
+def test_after_the_clock_was_set_everything_is_counted_again() -> None:
+    recount = Recount(HORIZON, start=0)
+    due = recount.due(1000 * SECOND, 990 * SECOND)
+    recount.counted(1000 * SECOND, dict.fromkeys(due, 0))
+    recount.everything(970 * SECOND)
+    assert recount.due(970 * SECOND, 990 * SECOND) == list(range(909, 990))
