@@ -1,4 +1,4 @@
-"""A modelled Kafka: transactions, fencing, markers, and clients with the real ones' calls and errors.
+"""A modelled Kafka: transactions, fencing, markers, and clients with the real calls and errors.
 
 As a broker behaves towards librdkafka 2.x: a transactional id's epoch is raised by
 `init_transactions` only; a commit is answered before its markers are written (`lazy_markers`); a

@@ -56,13 +56,16 @@ class WriteBatch:
 class Rdict:
     """rocksdict.Rdict in raw mode: a lock, sorted keys, atomic write batches."""
 
-    def __init__(self, directory: str, options: object = None) -> None:
+    def __init__(self, directory: str, options: object = None, access_type: Any = None) -> None:
         del options
         self._world: World = world()
+        self._reads_only = access_type is not None
         self._world.point("index.open")
         databases = self._world.disk.databases
         key = (self._world.process.executor, directory)
         self._database = databases.setdefault(key, Database())
+        if self._reads_only:
+            return
         if self._database.locked:
             self._world.counts["locked indexes"] += 1
             raise OSError(f"IO error: lock hold by another process: {directory}/LOCK")
@@ -70,14 +73,17 @@ class Rdict:
 
     def close(self) -> None:
         """As there; also what the system does for a process that died."""
-        self._database.locked = False
+        if not self._reads_only:
+            self._database.locked = False
 
-    def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """As there."""
+    def get(self, keys: Any) -> Any:
+        """As there: of one key or of many."""
         data = self._database.data
+        if isinstance(keys, bytes):
+            return data.get(keys)
         return [data.get(key) for key in keys]
 
-    def items(self, from_key: bytes) -> list[tuple[bytes, bytes]]:
+    def items(self, from_key: bytes = b"") -> list[tuple[bytes, bytes]]:
         """As there, from a key on."""
         return sorted((k, v) for k, v in self._database.data.items() if k >= from_key)
 
@@ -112,6 +118,14 @@ class File:
         """Any."""
         return self
 
+    def __truediv__(self, name: str) -> File:
+        return File(f"{self.name}/{name}")
+
+    def exists(self) -> bool:
+        """Only asked of a file in a database's directory."""
+        key = (world().process.executor, self.name.removesuffix("/CURRENT"))
+        return key in world().disk.databases
+
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Nothing to do."""
 
@@ -140,6 +154,17 @@ class StateDir:
         """As there."""
         world().point(f"write {path}")
         world().files[path.name] = data
+
+    def forget_shards(self, shards: int) -> None:
+        """As there: on the driver's disk only."""
+        databases = world().disk.databases
+        for at, path in list(databases):
+            if at == 0 and path.startswith(f"{shards}-shards/"):
+                del databases[at, path]
+
+    def asked(self) -> list[Any]:
+        """Nobody asks for anything."""
+        return []
 
     def shard_index(self, shards: int, number: int) -> File:
         """As there."""

@@ -98,6 +98,7 @@ def installed() -> Iterator[None]:
             Rdict=disk.Rdict,
             WriteBatch=disk.WriteBatch,
             Options=_NoOptions,
+            AccessType=SimpleNamespace(read_only=lambda: True),
         )
         put(
             task,

@@ -1,4 +1,4 @@
-"""Schedules that failed once. `kept.json` has each shrunk, so that it outlives its seed's meaning."""
+"""Schedules that failed once: `kept.json` has each, shrunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real code with one invariant broken at a time, at run time: what the simulation must catch."""
+"""The real code with one invariant broken at a time: what the simulation must catch."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ shrunk and kept without it:
     batch SHIFT TURN POINTS   one micro-batch; at the n-th passing of a point, a step happens in it
     restart SHARDS LOSE   the publisher stops and starts, perhaps with other shards or lost files
     lose E, older E N     the index of an executor is deleted, or set back by N writes
+    look                  the driver counts again what is due
     resume W N            a stalled worker goes on
     timeout, markers, late_end   what the broker does in its own time
 """
@@ -133,6 +134,7 @@ class _Maker:
             late=pick(["publish", "publish", "divert", "drop"]),
             max_backoff=pick([1, 2, 3]),
             backoff_base=pick([250_000, 1_000_000]),
+            horizon=pick([60_000_000, 60_000_000, 8_000_000, 0]),
             executors=2 if rng.random() < 0.3 or "stall" in self._swarm else 1,
             lazy_markers=rng.random() < 0.3,
             eager_send=rng.random() < 0.5,
@@ -151,6 +153,8 @@ class _Maker:
                 steps += self._writing()
             steps += self._between()
             steps.append(self._batch())
+            if rng.random() < 0.5:
+                steps.append(["look"])
         return Schedule(self._setup, steps)
 
     def _writing(self) -> list[Step]:

@@ -28,7 +28,7 @@ class Stopped(Exception):  # noqa: N818 (what a schedule meets, not what went wr
     """The publisher has given up for good."""
 
 
-class ExecutorLost(RuntimeError):
+class ExecutorLost(RuntimeError):  # noqa: N818 (it is what happens)
     """What Spark raises in the driver when a task's process is gone."""
 
 
@@ -64,6 +64,7 @@ class _Reader(EventStoreStreamReader):
         self._initial = position
         self._first = True
         self._store: Any = EventStore(None, None)
+        self._watermark = None
 
 
 class _Rows:
@@ -185,6 +186,19 @@ class Driver:
             this.process = Process()
         return True
 
+    def look(self) -> None:
+        """What the driver's main thread does every second: the recount."""
+        if self._publisher is None or not hasattr(self._publisher, "_job"):
+            return
+        process = self.world.process
+        self.world.process = Process()
+        try:
+            self.world.counts["looks"] += 1
+            if self._publisher._recount_finds(EventStore(None, None)):
+                self._publisher._write_progress()
+        finally:
+            self.world.process = process
+
     def _start(self) -> None:
         config = config_of(self.world.setup, self.shards)
         self._publisher = _Publisher(config, False, lambda _: None)
@@ -209,6 +223,7 @@ class Driver:
                 return False
             this.point("offsets")
             self.offsets[number] = end
+        this.reached = max(this.reached, self.offsets[number]["position"])
         this.point("planned")
         windows: Any = reader.partitions(self._end_of(number - 1), self.offsets[number])
         self._publisher._micro_batch(_Frame(self, list(windows)), number)

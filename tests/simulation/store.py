@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -44,6 +45,7 @@ class EventStore:
     def discover(config: object) -> Any:
         """Nothing to discover."""
         del config
+        return SimpleNamespace(key_is_unique=True)
 
     def __init__(self, config: object, layout: object) -> None:
         del config, layout
@@ -68,22 +70,40 @@ class EventStore:
         self._statement("now")
         return self._world.clock
 
-    def poll(self, after: int, delay: int, page_rows: int) -> Poll:
+    def poll(self, after: int, delay: int, page_rows: int, at_most: int | None = None) -> Poll:
         """As there."""
         self._statement("poll")
         now = self._world.clock
-        upper = now - delay
+        upper = now - delay if at_most is None else min(now - delay, at_most)
         times = sorted(
             r.create_time for r in self._world.committed.values() if after < r.create_time <= upper
         )
         page_end = times[page_rows - 1] if len(times) >= page_rows else None
         return Poll(now, upper, page_end, bool(times))
 
+    def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """As there."""
+        self._statement("counts")
+        times = [r.create_time for r in self._world.committed.values()]
+        return [sum(after < t <= upto for t in times) for after, upto in ranges]
+
+    def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
+        """As there."""
+        self._statement("keys")
+        size = self._world.setup.batch_rows
+        for batch in self._window(after, upto, shard, size):
+            yield batch.select(["aggregate_id", "version", "create_time"])
+
     def window(
         self, after: int, upto: int, shard: Shard | None, batch_rows: int = 0
     ) -> Iterator[pa.RecordBatch]:
         """As there."""
         self._statement("window")
+        return self._window(after, upto, shard, batch_rows or self._world.setup.batch_rows)
+
+    def _window(
+        self, after: int, upto: int, shard: Shard | None, size: int
+    ) -> Iterator[pa.RecordBatch]:
         rows = [
             r
             for r in self._world.committed.values()
@@ -94,7 +114,6 @@ class EventStore:
             )
         ]
         rows.sort(key=lambda r: (r.create_time, r.payload))
-        size = batch_rows or self._world.setup.batch_rows
         for at in range(0, len(rows), size):
             self._statement("rows")
             yield record_batch(rows[at : at + size])
