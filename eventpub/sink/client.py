@@ -305,12 +305,16 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog) -> Any:
 _admins: dict[tuple[int, frozenset[tuple[str, str]]], tuple[AdminClient, ClientLog]] = {}
 
 
-def admin(sink: config.Sink) -> tuple[AdminClient, ClientLog]:
-    """This process's admin client for these servers (it holds no state but its connections)."""
+def admin(sink: config.Sink, *, anew: bool = False) -> tuple[AdminClient, ClientLog]:
+    """This process's admin client for these servers.
+
+    Args:
+        anew: make a new one; the old one's idea of who leads a partition stays for 15 minutes.
+    """
     conf = _admin_settings(sink)
     key = (os.getpid(), frozenset((k, str(v)) for k, v in conf.items()))
     found = _admins.get(key)
-    if found is None:
+    if found is None or anew:
         client_log = ClientLog()
         found = _admins[key] = (_made(AdminClient, conf, client_log), client_log)
     return found

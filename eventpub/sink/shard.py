@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,12 @@ def _aborted(error: KafkaError, sink: config.Sink) -> SinkError:
 
 def _no_crash(_point: str) -> None:
     return
+
+
+def _passing(crash_point: Callable[[str], None], name: str) -> Iterator[Any]:
+    """Nothing, to be chained between rows: what it costs, it costs once."""
+    crash_point(name)
+    yield from ()
 
 
 class _Reports:
@@ -355,7 +362,7 @@ class ShardSink:
         crash_point("before_begin")
         self._begin()
         crash_point("after_begin")
-        self._produce(batch)
+        self._produce(batch, crash_point)
         crash_point("after_produce")
         self._flush(batch)
         crash_point("before_commit")
@@ -433,10 +440,10 @@ class ShardSink:
             error = faults.kafka_error(exception)
             raise faults.fault(error, "beginning a transaction", self._sink) from exception
 
-    def _produce(self, batch: _Batch) -> None:
+    def _produce(self, batch: _Batch, crash_point: Callable[[str], None]) -> None:
         try:
             for topic, columns in batch.columns.items():
-                self._produce_columns(topic, columns, batch)
+                self._produce_columns(topic, columns, batch, crash_point)
             for topic, r in batch.side:
                 on_delivery = batch.reports_of(topic, r.partition).on_delivery
                 self._produce_one(
@@ -448,7 +455,13 @@ class ShardSink:
         if batch.refused and self._sink.delivery != "at_most_once":
             raise self._undo(None, "producing", batch)
 
-    def _produce_columns(self, topic: str, columns: records.Columns, batch: _Batch) -> None:
+    def _produce_columns(
+        self,
+        topic: str,
+        columns: records.Columns,
+        batch: _Batch,
+        crash_point: Callable[[str], None],
+    ) -> None:
         produce = self._client.produce
         partitions = columns.partitions.tolist()
         callbacks = {p: batch.reports_of(topic, p).on_delivery for p in set(partitions)}
@@ -462,7 +475,9 @@ class ShardSink:
             strict=True,
         )
         row = -1
-        for row, (key, value, partition, timestamp, headers) in enumerate(rows):
+        first_half = islice(rows, len(partitions) // 2)
+        rows_and_point = chain(first_half, _passing(crash_point, "during_produce"), rows)
+        for row, (key, value, partition, timestamp, headers) in enumerate(rows_and_point):
             on_delivery = callbacks[partition]
             try:
                 # By position: keywords cost more than the call.

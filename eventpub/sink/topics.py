@@ -215,4 +215,5 @@ def list_offsets(
                     raise faults.fault(error, "asking for offsets", sink) from exception
         if asking:
             time.sleep(0.05)
+            admin, client_log = client.admin(sink, anew=True)
     return offsets

@@ -2,8 +2,9 @@
 
 Off, and free of cost, unless ``EVENTPUB_FAILPOINT=name:hit:file`` is in the environment: the
 `hit`-th time that any process passes `name`, it writes its process id to `file` and waits to be
-killed. A file that exists already has been used: the failpoint stays off then, so that a restarted
-publisher passes.
+killed, or until there is a file of that name with ``.go`` added: then it goes on, as a process that
+was stalled does. A file that exists already has been used: the failpoint stays off then, so that a
+restarted publisher passes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def _stop_here(name: str) -> None:
     partial = Path(f"{file}.{os.getpid()}")
     partial.write_text(str(os.getpid()))
     partial.rename(file)
-    while True:
-        time.sleep(60)
+    while not Path(f"{file}.go").exists():
+        time.sleep(0.05)
 
 
 def _pass(name: str) -> None:

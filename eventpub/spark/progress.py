@@ -32,6 +32,10 @@ class ShardReport:
         answers: what came of requests, by their ids.
         watermark: as `store.Watermark.state`.
         passed: transactions that the watermark did not wait for any longer.
+        offsets: [topic, partition, next offset] of the shard's partitions after the batch.
+        foreign: whether somebody has published behind `offsets` of the batch before.
+        baseline: events created at or before count as published, since index and topic have both
+            forgotten them, µs; None: nothing was forgotten.
         seconds: by step.
     """
 
@@ -51,6 +55,9 @@ class ShardReport:
     answers: dict[str, str] = field(default_factory=dict)
     watermark: str = "off"
     passed: int = 0
+    offsets: list[tuple[str, int, int]] = field(default_factory=list)
+    foreign: bool = False
+    baseline: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 

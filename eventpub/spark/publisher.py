@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import structlog
 
-from eventpub.config import Config
-from eventpub.errors import EventpubError, StateError, find_marked, from_dict
+from eventpub.config import Config, format_time
+from eventpub.errors import EventpubError, SinkError, StateError, find_marked, from_dict
 from eventpub.sink import check_topics, fence_all
 from eventpub.spark.progress import Progress, ShardReport
 from eventpub.spark.recount import Recount, window_of
@@ -45,6 +45,15 @@ _LONGEST_WAIT = 30.0
 
 _MOST_FAILURES = 5
 """Failures of the query in a row, for a reason that eventpub does not know, before it gives up."""
+
+_TAKEOVER = 20.0
+"""Seconds after its first batch in which a publisher leaves it to an older one to notice both."""
+
+_MOST_SIGHTINGS = 3
+"""Batches in which another publisher shows, within `_SIGHTINGS_WITHIN`, before this one stops. One
+may be a task of our own that had stalled."""
+
+_SIGHTINGS_WITHIN = 600.0
 
 _MOST_LAG_EVENTS = 1_000_000
 """Events that are counted, at most, to tell how far behind the reader is."""
@@ -114,6 +123,9 @@ class _Publisher:
         self._watermark = ""
         self._looked_at = 0
         self._failure: EventpubError | None = None
+        self._ends: dict[int, dict[tuple[str, int], int]] = {}
+        self._first_batch: float | None = None
+        self._sightings: list[float] = []
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -212,6 +224,8 @@ class _Publisher:
                 with self._state.spark_log.open("a") as log_file:
                     log_file.write(f"{error}\n")
                 failures = 1 if self._batches_done > done else failures + 1
+                if failure.code == "sink.fenced" and not self._another_publisher_seen():
+                    failure.retriable = True
                 if not failure.retriable or (
                     failure.code == "spark.query_failed" and failures > _MOST_FAILURES
                 ):
@@ -264,7 +278,9 @@ class _Publisher:
                 all_buckets=self._all_buckets,
                 requests=tuple(requests),
                 former_shards=self._former_shards,
+                ends=self._ends,
             )
+            self._ends = {}
             rows = windows.mapInArrow(_task(job), "report string").collect()
             reports: list[ShardReport] = []
             for row in rows:
@@ -288,7 +304,27 @@ class _Publisher:
             if self._position >= self._boundary:
                 self._progress.lag_seconds, self._progress.lag_events = 0.0, 0
             self._say(reports)
+            self._ends = {r.shard: {(t, p): end for t, p, end in r.offsets} for r in reports}
+            self._first_batch = self._first_batch or time.monotonic()
+            if any(r.foreign for r in reports) and self._another_publisher_seen():
+                self._failure = SinkError(
+                    "sink.fenced",
+                    "another publisher with the same app.id is publishing to this topic; nothing "
+                    "was lost or repeated, and this one, the older, stops",
+                    where=f"app.id = {self._config.app.id}, topic {self._config.sink.topic}",
+                    suggestion="let only one publisher run for an app.id",
+                )
+                raise self._failure
         self._on_progress(self._progress)
+
+    def _another_publisher_seen(self) -> bool:
+        """Note it; whether it was seen so often that this publisher has to give way."""
+        now = time.monotonic()
+        if self._first_batch is None or now - self._first_batch < _TAKEOVER:
+            return False
+        recent = [seen for seen in self._sightings if now - seen < _SIGHTINGS_WITHIN]
+        self._sightings = [*recent, now]
+        return len(self._sightings) >= _MOST_SIGHTINGS
 
     def _remember(self, reports: list[ShardReport]) -> None:
         """Before Spark commits the batch: a later batch must not know less than the index."""
@@ -323,6 +359,14 @@ class _Publisher:
             log.warning("gap skipped", **gap)
         for row in (row for report in reports for row in report.dead):
             log.warning("refused, written to the topic of dead letters", **row)
+        for report in reports:
+            if report.baseline is not None:
+                log.warning(
+                    "the topic was cut by retention and the index is new: events created before "
+                    "count as published",
+                    shard=report.shard,
+                    before=format_time(report.baseline),
+                )
         vanished = sum(report.counts["gaps_vanished"] for report in reports)
         if vanished:
             log.warning("holds ended: the events above the gap were deleted", count=vanished)
@@ -365,8 +409,12 @@ class _Publisher:
             try:
                 now = store.now()
                 if now < self._looked_at - _CLOCK_STEP:
-                    seconds = (self._looked_at - now) / 1e6
-                    log.warning("the database's clock went back", seconds=round(seconds, 3))
+                    log.warning(
+                        "the database's clock went back: what is created until it has caught up "
+                        "lies behind the position, where the recount finds it",
+                        seconds=round((self._looked_at - now) / 1e6, 3),
+                        position=format_time(self._position),
+                    )
                     recount.everything(now)
                 self._looked_at = now
                 if last:
@@ -426,12 +474,18 @@ def _task(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBa
     """The function that Spark runs for each shard's window."""
 
     def publish(windows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        again = context is not None and context.attemptNumber() > 0
+        # what the attempt before has published is no other publisher's
+        ours = replace(job, ends={}) if again else job
         for batch in windows:
             for window in batch.to_pylist():
                 outcome: dict[str, Any]
                 try:
                     report = publish_window(
-                        job,
+                        ours,
                         window["shard"],
                         window["after"],
                         window["upto"],

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,6 @@ _REDO = {
     "sink.aborted",
     "sink.delivery_lost",
     "sink.fatal",
-    "sink.fenced",
     "sink.indefinite",
 }
 _MOST_REDOS = 5
@@ -60,6 +59,7 @@ class Job:
         all_buckets: report what was accounted for in all of them, not only in those that change.
         requests: what users ask for.
         former_shards: how many shards the run before had, where it was another number.
+        ends: by shard, where its last batch left its partitions; empty after anything went wrong.
     """
 
     config: Config
@@ -71,6 +71,7 @@ class Job:
     all_buckets: bool = False
     requests: tuple[Request, ...] = ()
     former_shards: int | None = None
+    ends: dict[int, dict[tuple[str, int], int]] = field(default_factory=dict)
 
     def rules(self) -> admission.Rules:
         """What admission needs of the configuration."""
@@ -99,6 +100,7 @@ def publish_window(
     """
     with _ShardTask(job, number, open_since) as task:
         task.fold()
+        task.look_for_others()
         task.answer_requests()
         task.publish(after, upto)
         for bucket in job.recheck:
@@ -189,7 +191,17 @@ class _ShardTask:
             if self._sink.offsets != self._index.offsets:
                 self._index.moved_to(self._sink.offsets)
             if was_new and self._sink.truncated and self._index.position is None:
-                self._index.set_baseline(self._lost_baseline(newest))
+                self._report.baseline = self._lost_baseline(newest)
+                self._index.set_baseline(self._report.baseline)
+
+    def look_for_others(self) -> None:
+        """Whether the first fold has read what this publisher has not written."""
+        ends = self._job.ends.get(self._shard.number)
+        self._report.foreign = (
+            ends is not None
+            and self._report.folded > 0
+            and any(self._sink.offsets.get(place, 0) > end for place, end in ends.items())
+        )
 
     def _begin_index(self) -> None:
         """A new index, from those of another number of shards where there are any."""
@@ -553,6 +565,7 @@ class _ShardTask:
             report.buckets = self._index.buckets
         report.position = upto
         report.low = min([upto, *(hold.since - 1 for hold in holds)])
+        report.offsets = [(*place, offset) for place, offset in self._index.offsets.items()]
         report.holds = len(holds)
         report.next_due = min((hold.next_attempt for hold in holds), default=None)
         return report

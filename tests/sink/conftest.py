@@ -22,20 +22,23 @@ class OwnBroker:
         open: asks for nothing.
         guarded: asks for a password, and for permissions.
         proxied: leads through `proxy`.
+        to_itself: a proxy before what the broker sends to itself, such as a transaction's markers.
     """
 
     open: str
     guarded: str
     proxied: str
     proxy: Proxy
+    to_itself: Proxy
 
 
 @pytest.fixture(scope="session")
 def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
     """A broker with several doors."""
-    ports = dict(zip(["PLAINTEXT", "CONTROLLER", "GUARDED", "PROXIED"], free_ports(4), strict=True))
-    outside = free_ports(1)[0]
-    doors = {**ports, "PROXIED": outside}
+    names = ["PLAINTEXT", "CONTROLLER", "GUARDED", "PROXIED", "ITSELF"]
+    *inside, outside, around = free_ports(len(names) + 2)
+    ports = dict(zip(names, inside, strict=True))
+    doors = {**ports, "PROXIED": outside, "ITSELF": around}
     users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     properties = {
@@ -43,8 +46,8 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
         "advertised.listeners": _listeners({k: v for k, v in doors.items() if k != "CONTROLLER"}),
         "controller.quorum.voters": f"1@127.0.0.1:{ports['CONTROLLER']}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,"
-        "GUARDED:SASL_PLAINTEXT,PROXIED:PLAINTEXT",
-        "inter.broker.listener.name": "PLAINTEXT",
+        "GUARDED:SASL_PLAINTEXT,PROXIED:PLAINTEXT,ITSELF:PLAINTEXT",
+        "inter.broker.listener.name": "ITSELF",
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.guarded.plain.sasl.jaas.config": f"{module} required {users};",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -53,15 +56,17 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
         "super.users": "User:ANONYMOUS;User:owner",
     }
     folder = tmp_path_factory.mktemp("own")
+    proxy, to_itself = Proxy(outside, ports["PROXIED"]), Proxy(around, ports["ITSELF"])
     with kafka(folder, port=ports["PLAINTEXT"], properties=properties):
-        proxy = Proxy(outside, ports["PROXIED"])
         yield OwnBroker(
             open=f"127.0.0.1:{ports['PLAINTEXT']}",
             guarded=f"127.0.0.1:{ports['GUARDED']}",
             proxied=f"127.0.0.1:{outside}",
             proxy=proxy,
+            to_itself=to_itself,
         )
         proxy.close()
+        to_itself.close()
 
 
 def free_ports(count: int) -> list[int]:

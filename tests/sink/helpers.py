@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     OffsetSpec,
@@ -15,6 +15,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, topic_partition
+from eventpub.errors import SinkError
+from eventpub.sink import ShardSink
+from eventpub.spark.shard import _MOST_REDOS, _REDO
 
 PARTITIONS = 4
 APP = "orders"
@@ -98,13 +101,30 @@ def read_topic(bootstrap_servers: str, topic: str, timeout: float = 20.0) -> lis
         consumer.close()
 
 
-def _ends(bootstrap_servers: str, places: list[TopicPartition]) -> dict[int, int]:
+def _ends(
+    bootstrap_servers: str,
+    places: list[TopicPartition],
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[int, int]:
     # High watermarks: a `read_committed` consumer is told the last stable offsets instead, which
     # lag behind a commit that was answered a moment ago.
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = admin.list_offsets(dict.fromkeys(places, latest))
+    asked = admin.list_offsets(dict.fromkeys(places, latest), isolation_level=isolation)
     return {place.partition: future.result(10).offset for place, future in asked.items()}
+
+
+def high_watermarks(bootstrap_servers: str, topic: str) -> dict[int, int]:
+    """Of each partition."""
+    return _ends(bootstrap_servers, [TopicPartition(topic, p) for p in range(PARTITIONS)])
+
+
+def open_transactions(bootstrap_servers: str, topic: str) -> list[int]:
+    """The partitions whose last stable offset is below the high watermark."""
+    places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
+    stable = _ends(bootstrap_servers, places, IsolationLevel.READ_COMMITTED)
+    high = _ends(bootstrap_servers, places)
+    return [p for p in high if stable[p] < high[p]]
 
 
 def _at(consumer: Consumer) -> list[TopicPartition]:
@@ -114,3 +134,80 @@ def _at(consumer: Consumer) -> list[TopicPartition]:
 def identities(messages: Sequence[Any]) -> list[tuple[str, int]]:
     """(aggregate, version) of each message, in order."""
     return [(m.key().decode(), int(dict(m.headers())["ce_sequence"])) for m in messages]
+
+
+class Way:
+    """Publishes as a shard's task does: what is in doubt is replaced, folded, and done again.
+
+    Attributes:
+        told: the codes of the errors that were met.
+        sinks: how many sinks were made.
+    """
+
+    def __init__(self, sink: config.Sink) -> None:
+        self._config = sink
+        self._sink: ShardSink | None = None
+        self._published: set[tuple[str, int]] = set()
+        self.told: list[str] = []
+        self.sinks = 0
+
+    def publish(self, rows: pa.Table, crash_point: Callable[[str], None] = lambda _: None) -> None:
+        """Publishes what of these rows is not on the topic yet."""
+        for _ in range(_MOST_REDOS):
+            try:
+                self._own().publish(self._missing(rows), crash_point=crash_point)
+            except SinkError as error:
+                self.told.append(error.code)
+                if error.code not in _REDO and not error.retriable:
+                    raise
+                if error.code not in _REDO:
+                    self.close()  # the task fails, and another one takes its place
+                last_error = error
+                continue
+            self._published |= as_set(rows)
+            return
+        raise last_error
+
+    def fold(self) -> set[tuple[str, int]]:
+        """What was on the topic when the shard was taken over."""
+        self._own()
+        return self._published
+
+    def _own(self) -> ShardSink:
+        if self._sink is not None and not self._sink.needs_replacement:
+            return self._sink
+        self.close()
+        self._sink = ShardSink(self._config, APP, WHOLE)
+        self.sinks += 1
+        self._published = {
+            pair
+            for part in self._sink.fold({}, timeout=20)
+            if part.kind == "events"
+            for pair in zip(part.aggregate_ids, part.versions.tolist(), strict=True)
+        }
+        return self._sink
+
+    def _missing(self, rows: pa.Table) -> pa.Table:
+        pairs = zip(rows["aggregate_id"].to_pylist(), rows["version"].to_pylist(), strict=True)
+        return rows.filter(pa.array([pair not in self._published for pair in pairs]))
+
+    def close(self) -> None:
+        """Lets go of the sink."""
+        if self._sink is not None:
+            self._sink.close()
+        self._sink = None
+
+
+def as_set(rows: pa.Table) -> set[tuple[str, int]]:
+    """(aggregate, version) of each row."""
+    ids, versions = rows["aggregate_id"].to_pylist(), rows["version"].to_pylist()
+    return {(str(a), int(v or 0)) for a, v in zip(ids, versions, strict=True)}
+
+
+def assert_published_once(bootstrap_servers: str, topic: str, *batches: pa.Table) -> None:
+    """Each event is on the topic once and in order, and every partition can be read to its end."""
+    seen = identities(read_topic(bootstrap_servers, topic))
+    assert sorted(seen) == sorted(pair for rows in batches for pair in as_set(rows))
+    for aggregate_id in {a for a, _ in seen}:
+        versions = [v for a, v in seen if a == aggregate_id]
+        assert versions == sorted(versions), aggregate_id

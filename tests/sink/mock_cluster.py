@@ -78,6 +78,10 @@ class MockCluster:
         """The broker is back."""
         self._lib.rd_kafka_mock_broker_set_up(self._cluster, ctypes.c_int32(1))
 
+    def topic_error(self, topic: str, error: int) -> None:
+        """What the broker says of a topic from now on; 0 is that all is well."""
+        self._lib.rd_kafka_mock_topic_set_error(self._cluster, topic.encode(), ctypes.c_int(error))
+
     def forget_requests(self) -> None:
         """Counts from zero again."""
         self._lib.rd_kafka_mock_clear_requests(self._cluster)

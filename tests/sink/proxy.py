@@ -1,8 +1,12 @@
-"""A proxy before a broker that knows where a Kafka request begins: it can hold one back.
+"""A proxy before a broker that knows where a request begins, and does to one what a network may.
 
-`hold_next(api)` takes the next request of a kind out of the stream and cuts the client's
-connection, as a network does that loses a connection but not what was sent on it; `release()`
-delivers it.
+| fault | the request | the client's connection |
+|---|---|---|
+| `held` | is delivered when `release()` is called, as is all that follows it | stays, silent |
+| `late` | is delivered when `release()` is called | is cut |
+| `lost` | is never delivered | is cut |
+| `muted` | is delivered, its answer is not | stays |
+| `unanswered` | is delivered, its answer is not | is cut when the broker has answered |
 """
 
 from __future__ import annotations
@@ -11,6 +15,24 @@ import contextlib
 import socket
 import struct
 import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+Fault = Literal["held", "late", "lost", "muted", "unanswered"]
+
+
+_KEPT: frozenset[Fault] = frozenset({"held", "late", "lost"})
+
+
+@dataclass
+class _Struck:
+    """A request that a fault has met."""
+
+    fault: Fault
+    broker: socket.socket
+    correlation: int
+    released: threading.Event = field(default_factory=threading.Event)
+    answered: threading.Event = field(default_factory=threading.Event)
 
 
 class Proxy:
@@ -18,37 +40,34 @@ class Proxy:
 
     def __init__(self, port: int, broker_port: int) -> None:
         self._broker = ("127.0.0.1", broker_port)
-        self._hold: int | None = None
-        self._held: bytes | None = None
+        self._next: tuple[int, Fault] | None = None
+        self._struck: _Struck | None = None
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", port))
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
-    def hold_next(self, api: int) -> None:
-        """The next request of this kind is kept, and its connection cut."""
-        self._hold = api
+    def strike_next(self, api: int, fault: Fault) -> None:
+        """The next request of this kind meets the fault."""
+        self._struck, self._next = None, (api, fault)
 
     @property
-    def holds(self) -> bool:
-        """Whether a request was kept."""
-        return self._held is not None
+    def has_struck(self) -> bool:
+        struck = self._struck
+        return struck is not None and (struck.fault != "unanswered" or struck.answered.is_set())
 
-    def release(self) -> int:
-        """Delivers the request that was kept; returns the broker's error code."""
-        assert self._held is not None
-        with socket.create_connection(self._broker, timeout=10) as broker:
-            broker.sendall(self._held)
-            answer = _frame(broker)
-        assert answer is not None
-        # length, correlation id, throttle time, error code: EndTxn v1
-        code: int = struct.unpack_from(">h", answer, 12)[0]
-        return code
+    def release(self) -> None:
+        """Delivers the request that was kept; returns when the broker has answered it."""
+        assert self._struck is not None
+        self._struck.released.set()
+        assert self._struck.answered.wait(10), "the broker has not answered the late request"
 
     def close(self) -> None:
         """Cuts everything and ends the threads."""
-        self._listener.close()
+        _cut(self._listener)
+        if self._struck is not None:
+            self._struck.released.set()
         with self._lock:
             for each in self._sockets:
                 _cut(each)
@@ -59,7 +78,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                broker = socket.create_connection(self._broker)
+                try:
+                    broker = socket.create_connection(self._broker)
+                except OSError:  # not started yet
+                    _cut(client)
+                    continue
                 with self._lock:
                     self._sockets |= {client, broker}
                 for target, source, to in (
@@ -73,19 +96,51 @@ class Proxy:
     def _requests(self, client: socket.socket, broker: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while (frame := _frame(client)) is not None:
-                if struct.unpack_from(">h", frame, 4)[0] == self._hold:
-                    self._hold, self._held = None, frame
+                struck = self._strike(frame, broker)
+                if struck is None:
+                    broker.sendall(frame)
+                    continue
+                if struck.fault == "lost":
                     break
+                if struck.fault == "late":
+                    _cut(client)
+                if struck.fault in _KEPT:
+                    struck.released.wait()
                 broker.sendall(frame)
+                struck.answered.wait(10)
+                if struck.fault in {"late", "unanswered"}:
+                    break
         _cut(client)
         _cut(broker)
 
+    def _strike(self, frame: bytes, broker: socket.socket) -> _Struck | None:
+        api, _, correlation = struct.unpack_from(">hhi", frame, 4)
+        with self._lock:
+            if self._next is None or self._next[0] != api:
+                return None
+            self._struck, self._next = _Struck(self._next[1], broker, correlation), None
+            return self._struck
+
     def _answers(self, broker: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := broker.recv(65536):
-                client.sendall(data)
+            while (frame := _frame(broker)) is not None:
+                fault = self._answers_struck(frame, broker)
+                if fault == "unanswered":
+                    break
+                if fault == "muted":
+                    continue
+                with contextlib.suppress(OSError):  # the client may have gone before the request
+                    client.sendall(frame)
         _cut(client)
         _cut(broker)
+
+    def _answers_struck(self, frame: bytes, broker: socket.socket) -> Fault | None:
+        struck = self._struck
+        (correlation,) = struct.unpack_from(">i", frame, 4)
+        if struck is None or struck.broker is not broker or struck.correlation != correlation:
+            return None
+        struck.answered.set()
+        return struck.fault
 
 
 def _cut(each: socket.socket) -> None:

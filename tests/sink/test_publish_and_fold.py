@@ -473,9 +473,9 @@ class TestRivals:
         proxy = own_broker.proxy
         sink = ShardSink(sink_config, APP, WHOLE)
         sink.ready()
-        proxy.hold_next(END_TXN)
+        proxy.strike_next(END_TXN, "late")
         assert sink.publish(first).events == 20, "the client has sent it again, unasked"
-        assert proxy.holds
+        assert proxy.has_struck
         assert sink.needs_replacement
         if rule:
             sink.close()
