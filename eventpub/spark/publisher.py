@@ -155,9 +155,10 @@ class _Publisher:
             if self._available_now:
                 self._until = store.now()
         before = self._state.read(self._state.progress_file) or {}
+        # whatever number of shards has run last: that it did may not have come to be remembered
+        fence_all(config.sink, config.app.id, topics.partitions)
         former = before.get("shards", config.spark.shards)
         if former != config.spark.shards:
-            fence_all(config.sink, config.app.id, max(former, config.spark.shards))
             # of an earlier run with this number: what the former run knows is newer
             self._state.forget_shards(config.spark.shards)
             self._former_shards = former
