@@ -421,8 +421,9 @@ class _Publisher:
                 if last:
                     recount.due(now, self._position)
                     recount.everything(now)
-                while buckets := recount.due(now, self._position):
-                    rows = store.counts([window_of(bucket) for bucket in buckets])
+                position = self._position
+                while buckets := recount.due(now, position):
+                    rows = store.counts([window_of(bucket, position) for bucket in buckets])
                     recount.counted(now, dict(zip(buckets, rows, strict=True)))
             except EventpubError as error:
                 self._progress.last_error = str(error)

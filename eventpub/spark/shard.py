@@ -288,7 +288,9 @@ class _ShardTask:
         total = 0
         whole = True
         before = self._counts.admitted + self._counts.late
-        for keys in self._lookup.keys(*window_of(bucket), self._shard):
+        position = self._index.position
+        assert position is not None
+        for keys in self._lookup.keys(*window_of(bucket, position), self._shard):
             total += keys.num_rows
             ids: list[Any] = keys.column("aggregate_id").unique().to_pylist()
             known = self._index.known(ids)

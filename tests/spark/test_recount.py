@@ -30,6 +30,13 @@ def test_after_a_start_every_bucket_of_the_horizon_is_counted_at_once() -> None:
     assert recount.due(1000 * SECOND, 990 * SECOND) == []
 
 
+def test_the_bucket_that_an_idle_reader_has_stopped_in_is_counted_as_far_as_it_was_read() -> None:
+    recount = Recount(HORIZON, start=900 * SECOND)
+    position = 990 * SECOND + SECOND // 3
+    assert recount.due(993 * SECOND, position)[-1] == 990
+    assert window_of(990, position) == (990 * SECOND, position)
+
+
 def test_nothing_older_than_the_start_is_counted() -> None:
     assert Recount(HORIZON, start=980 * SECOND).due(1000 * SECOND, 990 * SECOND) == list(
         range(980, 990)
@@ -68,7 +75,7 @@ def test_many_rows_are_compared_in_several_batches() -> None:
 
 def test_a_row_lies_in_the_window_of_its_bucket() -> None:
     for created in (1, WIDTH - 1, WIDTH, WIDTH + 1, 7 * WIDTH):
-        after, upto = window_of(bucket_of(created))
+        after, upto = window_of(bucket_of(created), 100 * WIDTH)
         assert after < created <= upto
 
 
