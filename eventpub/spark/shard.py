@@ -384,8 +384,9 @@ class _ShardTask:
         now = self._lookup.now()
         with self._timed("index"):
             ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
-            known = self._index.known(ids)
             waiting = self._index.due(now) if due else []
+            # of those that wait, too: what was skipped of them before stays skipped
+            known = self._index.known(list(dict.fromkeys([*ids, *waiting, *look_now, *skip_now])))
 
         def decide(some: pa.Table) -> Decision:
             with self._timed("admit"):
