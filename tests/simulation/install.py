@@ -109,6 +109,7 @@ def installed() -> Iterator[None]:
         )
         put(
             publisher,
+            time=_time,
             EventStore=store.EventStore,
             StateDir=disk.StateDir,
             log=SimpleNamespace(warning=_nothing, debug=_nothing, info=_nothing),

@@ -42,6 +42,7 @@ CRASH_POINTS = [
     "kafka.committed",
     "before_begin",
     "after_begin",
+    "during_produce",
     "after_produce",
     "before_commit",
     "after_commit",
@@ -142,6 +143,7 @@ class _Maker:
         )
         self._aggregates = rng.randint(1, 4)
         self._transactions = rng.randint(1, 4)
+        self._reuse = pick([0.1, 0.3, 0.6])
         self._ties = rng.random() < 0.3
         self._open: list[int] = []
 
@@ -178,13 +180,13 @@ class _Maker:
 
     def _write(self, transaction: int) -> Step:
         rng = self._rng
-        reuse = int(rng.random() < 0.3)
+        reuse = int(rng.random() < self._reuse)
         return ["write", transaction, rng.randrange(self._aggregates), reuse, rng.choice([1, 1, 2])]
 
     def _ending(self) -> Step:
         rng = self._rng
         number = self._open.pop(rng.randrange(len(self._open)))
-        if "rollback" in self._swarm and rng.random() < 0.4:
+        if "rollback" in self._swarm and rng.random() < 0.5:
             return ["rollback", number]
         return ["commit", number]
 

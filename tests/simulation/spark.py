@@ -177,7 +177,10 @@ class Driver:
             cause = error.__cause__ if isinstance(error, SourceError) else error
             assert isinstance(cause, EventpubError)
             this.counts[f"error {cause.code}"] += 1
-            if not cause.retriable:
+            waits = cause.retriable or (
+                cause.code == "sink.fenced" and not self._publisher._another_publisher_seen()
+            )
+            if not waits:
                 self.stop()
                 raise Stopped(f"{cause.code}: {cause}") from error
             if self._publisher is not None and not hasattr(self._publisher, "_job"):
