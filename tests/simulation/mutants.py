@@ -63,29 +63,20 @@ def no_hold() -> Iterator[None]:
 @contextmanager
 def index_before_commit() -> Iterator[None]:
     """The index remembers a batch before its transaction is committed."""
-    decide = Plan.decide
-    attempt = task._ShardTask._attempt
-    decided: list[Any] = []
+    publish = task._ShardTask._publish
 
-    def deciding(self: Any, *tables: Any) -> Any:
-        decided[:] = [decide(self, *tables)]
-        return decided[0]
-
-    def attempting(self: Any, rows: Any, position: int, *, due: bool) -> None:
+    def publishing(self: Any, decision: Any, known: Any, position: int | None) -> None:
         failpoint = task.failpoint
 
         def early(name: str) -> None:
             if name == "before_commit":
-                self._index.record(decided[0], {}, position)
+                self._index.record(decision, {}, position)
             failpoint(name)
 
         with patch.object(task, "failpoint", early):
-            attempt(self, rows, position, due=due)
+            publish(self, decision, known, position)
 
-    with (
-        patch.object(Plan, "decide", deciding),
-        patch.object(task._ShardTask, "_attempt", attempting),
-    ):
+    with patch.object(task._ShardTask, "_publish", publishing):
         yield
 
 
@@ -120,6 +111,13 @@ def no_count() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def no_recount() -> Iterator[None]:
+    """Nothing is counted again."""
+    with patch.object(publisher._Publisher, "_recount_finds", lambda *_, **__: False):
+        yield
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     f.__name__: f
     for f in (
@@ -127,6 +125,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         no_dedupe,
         no_hold,
         index_before_commit,
+        no_recount,
         no_replacement,
         no_fence,
         no_count,

@@ -121,7 +121,7 @@ class _Maker:
                 "late_end",
                 "timeout",
             )
-            if rng.random() < 0.35
+            if rng.random() < (0.6 if name == "rollback" else 0.3)
         }
         self._setup = Setup(
             partitions=partitions,
@@ -133,7 +133,8 @@ class _Maker:
             delay=pick([0, 500_000, 1_000_000]),
             start=pick(["beginning", "beginning", "now"]),
             late=pick(["publish", "publish", "divert", "drop"]),
-            max_backoff=pick([1, 2, 3]),
+            policy="hold_shard" if rng.random() < 0.15 else "hold_aggregate",
+            max_backoff=pick([1, 1, 2, 3]),
             backoff_base=pick([250_000, 1_000_000]),
             horizon=pick([60_000_000, 60_000_000, 8_000_000, 0]),
             executors=2 if rng.random() < 0.3 or "stall" in self._swarm else 1,

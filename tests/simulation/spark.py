@@ -46,6 +46,7 @@ def config_of(setup: Setup, shards: int) -> Config:
                 "max_backoff": setup.max_backoff,
                 "backoff_base": f"{setup.backoff_base}us",
                 "late": setup.late,
+                "policy": setup.policy,
             }
         ),
         recount=Recount.model_validate({"horizon": f"{setup.horizon}us"}),

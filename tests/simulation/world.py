@@ -46,6 +46,7 @@ class Setup:
     delay: int = 0
     start: str = "beginning"
     late: str = "publish"
+    policy: str = "hold_aggregate"
     max_backoff: int = 2
     backoff_base: int = 250_000
     horizon: int = 60_000_000
