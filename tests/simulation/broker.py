@@ -19,6 +19,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from tests.simulation.world import World, world
 
 Place = tuple[str, int]
+_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False)
@@ -428,13 +429,13 @@ class Admin:
         this.point("kafka.offsets")
         broker = this.broker
         away = this.fault("offsets away")
-        answers = {}
+        answers: dict[TopicPartition, _Future] = {}
         for place, spec in wanted.items():
             key = (place.topic, place.partition)
             if away or key not in broker.log:
                 code = KafkaError._TRANSPORT if away else KafkaError.UNKNOWN_TOPIC_OR_PART
                 answers[place] = _Refused(code)
-            elif spec is OffsetSpec.earliest():
+            elif spec is _EARLIEST:
                 answers[place] = _Future(0)
             elif isolation_level == IsolationLevel.READ_COMMITTED:
                 answers[place] = _Future(broker.stable(key))

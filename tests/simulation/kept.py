@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.simulation.schedule import Schedule
 
@@ -37,6 +38,6 @@ def keep(seed: int, was: str, schedule: Schedule) -> None:
     _FILE.write_text(f"[\n{text}\n]\n")
 
 
-def _entries() -> list[dict[str, object]]:
-    entries: list[dict[str, object]] = json.loads(_FILE.read_text())
+def _entries() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(_FILE.read_text())
     return entries

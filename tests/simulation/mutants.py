@@ -11,10 +11,12 @@ from unittest.mock import patch
 import numpy as np
 
 from eventpub.admission import Plan
+from eventpub.sink import client
 from eventpub.sink import shard as sink
 from eventpub.sink.fold import Fold
 from eventpub.spark import publisher
 from eventpub.spark import shard as task
+from tests.simulation.world import world
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def index_before_commit() -> Iterator[None]:
     publish = task._ShardTask._publish
 
     def publishing(self: Any, decision: Any, known: Any, position: int | None) -> None:
-        failpoint = task.failpoint
+        failpoint = world().point
 
         def early(name: str) -> None:
             if name == "before_commit":
@@ -104,7 +106,7 @@ def no_count() -> Iterator[None]:
     """Delivery reports are not counted before a commit."""
 
     def flush(self: Any, batch: Any) -> None:
-        sink.client.call(self._client.flush, 0.1)
+        client.call(self._client.flush, 0.1)
         batch.produced = 0
 
     with patch.object(sink.ShardSink, "_flush", flush):

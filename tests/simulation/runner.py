@@ -110,7 +110,7 @@ def _heal(world: World, driver: Driver) -> int | None:
     position = world.files.get("progress.json", {}).get("position", 0)
     world.clock = max(world.clock, newest, position) + 1
     horizon = world.setup.horizon
-    counted_from = world.clock - horizon + _BUCKETS
+    counted_from: int | None = world.clock - horizon + _BUCKETS
     if not horizon:
         counted_from = None
         # Whatever committed behind the window shows when a later version arrives.
@@ -166,7 +166,7 @@ def sweep(first: int, count: int, mutant: str | None = None) -> tuple[Counter[st
 def sweep_all(
     first: int, count: int, jobs: int, mutant: str | None = None, chunk: int = 500
 ) -> Iterator[tuple[int, Counter[str], list[Failure]]]:
-    """`sweep` in so many processes; yields, chunk by chunk, the number of schedules that were run."""
+    """`sweep` in so many processes; yields, chunk by chunk, how many schedules were run."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_calm_collector) as pool:
         sizes = {

@@ -103,7 +103,6 @@ class _Maker:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         pick = rng.choice
-        partitions = pick([1, 1, 1, 2, 2, 3, 4])
         self._swarm = {
             name
             for name in (
@@ -123,6 +122,8 @@ class _Maker:
             )
             if rng.random() < (0.6 if name == "rollback" else 0.3)
         }
+        several = "rescale" in self._swarm
+        partitions = pick([2, 2, 3, 4] if several else [1, 1, 1, 2, 3])
         self._setup = Setup(
             partitions=partitions,
             shards=rng.randint(1, partitions),
@@ -151,14 +152,25 @@ class _Maker:
     def make(self) -> Schedule:
         rng = self._rng
         steps: list[Step] = []
-        for _ in range(rng.randint(2, 5)):
+        for _ in range(rng.randint(1, 4)):
             for _ in range(rng.randint(1, 5)):
                 steps += self._writing()
             steps += self._between()
             steps.append(self._batch())
             if rng.random() < 0.5:
                 steps.append(["look"])
+        if self._open and rng.random() < 0.3:
+            steps += self._outlasting()
         return Schedule(self._setup, steps)
+
+    def _outlasting(self) -> list[Step]:
+        """Transactions that stay open until what they hold back is skipped, and then commit."""
+        steps: list[Step] = []
+        for attempt in range(self._setup.max_backoff):
+            steps.append(["time", self._setup.backoff_base << attempt])
+            steps.append(self._batch())
+        steps += [["commit", number] for number in self._open]
+        return steps
 
     def _writing(self) -> list[Step]:
         rng = self._rng
@@ -204,7 +216,7 @@ class _Maker:
             steps.append(["lose", rng.randrange(self._setup.executors)])
         if "older" in swarm and rng.random() < 0.3:
             steps.append(["older", rng.randrange(self._setup.executors), rng.randint(1, 4)])
-        rescaled = "rescale" in swarm and rng.random() < 0.4
+        rescaled = "rescale" in swarm and rng.random() < (0.7 if "stall" in swarm else 0.4)
         lost = "checkpoint" in swarm and rng.random() < 0.3
         if rescaled or lost:
             shards = rng.randint(1, self._setup.partitions) if rescaled else 0
