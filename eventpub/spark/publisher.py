@@ -291,10 +291,13 @@ class _Publisher:
                     raise self._failure
                 reports.append(ShardReport(**outcome))
             with self._recounting:
+                unfinished: set[int] = set()
                 for report in reports:
                     buckets = {int(b): rows for b, rows in report.buckets.items()}
                     self._recount.heard(report.shard, buckets)
-                self._recount.compared(recheck)
+                    unfinished.update({*recheck} - buckets.keys())
+                again = min((r.next_due for r in reports if r.next_due is not None), default=0)
+                self._recount.compared(recheck, unfinished, again)
             self._all_buckets = False
             self._remember(reports)
             for report in reports:

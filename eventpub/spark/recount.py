@@ -112,10 +112,20 @@ class Recount:
             rows += count
         return taken
 
-    def compared(self, buckets: Iterable[int]) -> None:
-        """All shards have compared these."""
+    def compared(
+        self, buckets: Iterable[int], unfinished: Iterable[int] = (), again: int = 0
+    ) -> None:
+        """All shards have compared these.
+
+        Args:
+            buckets: which were compared.
+            unfinished: those of which a shard that waits has left something.
+            again: when these are counted again, µs, however old they are then.
+        """
         for bucket in buckets:
             self._suspects.pop(bucket, None)
+        for bucket in unfinished:
+            heapq.heappush(self._due, (again, bucket))
 
     def _forget(self, oldest: int) -> None:
         for of in self._accounted.values():

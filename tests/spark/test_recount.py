@@ -85,3 +85,13 @@ def test_after_the_clock_was_set_everything_is_counted_again() -> None:
     recount.counted(1000 * SECOND, dict.fromkeys(due, 0))
     recount.everything(970 * SECOND)
     assert recount.due(970 * SECOND, 990 * SECOND) == list(range(909, 990))
+
+
+def test_what_a_waiting_shard_has_left_is_counted_again_however_old_it_is_then() -> None:
+    recount = Recount(HORIZON, start=0)
+    recount.heard(0, {5: 1})
+    recount.counted(70 * SECOND, {5: 2})
+    recount.compared([5], unfinished=[5], again=90 * SECOND)
+    assert not recount.has_suspects()
+    assert 5 not in recount.due(89 * SECOND, 80 * SECOND)
+    assert 5 in recount.due(90 * SECOND, 80 * SECOND)
