@@ -133,8 +133,10 @@ def _heal(world: World, driver: Driver) -> int | None:
             world.clock = min(world.clock + age, end)
             driver.look()
         else:
-            world.broker.settle()
-            return counted_from
+            driver.look()
+            if world.files["progress.json"]["next_due"] is None:
+                world.broker.settle()
+                return counted_from
     raise ViolationError("does not settle", f"{world.files.get('progress.json')}")
 
 
