@@ -6,7 +6,7 @@
 | `sink.auth_failed`, `sink.not_authorized` | the broker refused us | stops |
 | `sink.topic_missing` | a topic is gone | stops |
 | `sink.transactions_refused` | the broker does not do our transactions | stops |
-| `sink.fenced` | another publisher owns the shard now | replaces the sink once, folds |
+| `sink.fenced` | another publisher owns the shard now | fails; the driver counts and tries again |
 | `sink.indefinite` | nobody knows whether the transaction was committed | replaces, folds, redoes |
 | `sink.aborted` | the transaction was aborted for good | redoes the batch |
 | `sink.record_refused` | a record that the broker will never take | dead-letters it, redoes |

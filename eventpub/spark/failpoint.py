@@ -4,28 +4,41 @@ Off, and free of cost, unless ``EVENTPUB_FAILPOINT=name:hit:file`` is in the env
 `hit`-th time that any process passes `name`, it writes its process id to `file` and waits to be
 killed, or until there is a file of that name with ``.go`` added: then it goes on, as a process that
 was stalled does. A file that exists already has been used: the failpoint stays off then, so that a
-restarted publisher passes.
+restarted publisher passes. Of several, with commas between, each one is on when those before it
+were used.
+
+| name | the process stands |
+|---|---|
+| `before_offset_log` | in the source, with a new window that Spark has not written down |
+| `after_offset_log` | in the driver, with a window that Spark has written down |
+| `before_begin`, `after_begin` | at a shard's transaction |
+| `during_produce`, `after_produce` | where half of a batch, all of it was given to the client |
+| `before_commit`, `after_commit` | where all of it was delivered, is visible |
+| `before_index`, `after_index` | at the index's write |
+| `before_commit_log` | in the driver, with the window published and remembered |
+| `source_commit` | in the source, where Spark has committed the window |
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 _SPEC = os.environ.get("EVENTPUB_FAILPOINT")
-_hits = 0
+_hits: Counter[str] = Counter()
 
 
 def _stop_here(name: str) -> None:
-    global _hits  # noqa: PLW0603 (counts over the life of the process)
     assert _SPEC is not None
-    wanted, hit, file = _SPEC.split(":", 2)
-    if name != wanted or Path(file).exists():
+    specs = (spec.split(":", 2) for spec in _SPEC.split(","))
+    wanted, hit, file = next((s for s in specs if not Path(s[2]).exists()), ("", "", ""))
+    if name != wanted:
         return
-    _hits += 1
-    if _hits < int(hit):
+    _hits[file] += 1
+    if _hits[file] < int(hit):
         return
     partial = Path(f"{file}.{os.getpid()}")
     partial.write_text(str(os.getpid()))

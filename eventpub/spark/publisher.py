@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ import structlog
 from eventpub.config import Config, format_time
 from eventpub.errors import EventpubError, SinkError, StateError, find_marked, from_dict
 from eventpub.sink import check_topics, fence_all
+from eventpub.spark.failpoint import failpoint
 from eventpub.spark.progress import Progress, ShardReport
 from eventpub.spark.recount import Recount, window_of
 from eventpub.spark.session import Session
@@ -158,6 +160,7 @@ class _Publisher:
         # whatever number of shards has run last: that it did may not have come to be remembered
         fence_all(config.sink, config.app.id, topics.partitions)
         former = before.get("shards", config.spark.shards)
+        fence_all(config.sink, config.app.id, max(former, config.spark.shards))
         if former != config.spark.shards:
             # of an earlier run with this number: what the former run knows is newer
             self._state.forget_shards(config.spark.shards)
@@ -222,7 +225,7 @@ class _Publisher:
             except Exception as error:
                 finished = False
                 failure = self._failure or _understood(error)
-                with self._state.spark_log.open("a") as log_file:
+                with suppress(OSError), self._state.spark_log.open("a") as log_file:
                     log_file.write(f"{error}\n")
                 failures = 1 if self._batches_done > done else failures + 1
                 if failure.code == "sink.fenced" and not self._another_publisher_seen():
@@ -265,6 +268,7 @@ class _Publisher:
 
     def _micro_batch(self, windows: DataFrame, batch_id: int) -> None:
         """One window: every shard publishes its part, in one stage without a shuffle."""
+        failpoint("after_offset_log")
         with self._batch:
             if self._closed:
                 raise StateError("run.stopping", "stopped before this batch", retriable=True)
@@ -299,10 +303,14 @@ class _Publisher:
                 again = min((r.next_due for r in reports if r.next_due is not None), default=0)
                 self._recount.compared(recheck, unfinished, again)
             self._all_buckets = False
-            self._remember(reports)
-            for report in reports:
-                for request_id, outcome in report.answers.items():
-                    self._state.answer(request_id, outcome)
+            try:
+                self._remember(reports)
+                for report in reports:
+                    for request_id, outcome in report.answers.items():
+                        self._state.answer(request_id, outcome)
+            except StateError as error:
+                self._failure = error
+                raise
             self._progress.add(reports, time.perf_counter() - started)
             self._batches_done = batch_id
             if self._position >= self._boundary:
@@ -320,6 +328,7 @@ class _Publisher:
                 )
                 raise self._failure
         self._on_progress(self._progress)
+        failpoint("before_commit_log")
 
     def _another_publisher_seen(self) -> bool:
         """Note it; whether it was seen so often that this publisher has to give way."""
@@ -513,6 +522,13 @@ def _understood(error: Exception) -> EventpubError:
     found = find_marked(text)
     if found is not None:
         return found
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return StateError(
+            "state.disk_full",
+            "no space is left for Spark's checkpoint",
+            suggestion="free space on the disk of app.state_dir; publishing goes on after it",
+            retriable=True,
+        )
     reasons = re.findall(r"^\s*([\w.]+(?:Error|Exception): .+)$", text, re.MULTILINE)
     reason = reasons[-1] if reasons else text.strip().split("\n", 1)[0]
     return StateError(

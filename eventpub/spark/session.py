@@ -55,7 +55,7 @@ def Session(  # noqa: N802 (reads as what it is)
         except Exception as error:
             raise StateError(
                 "spark.start_failed",
-                f"Spark does not start: {str(error).splitlines()[0]}",
+                f"Spark does not start: {_reason(error)}",
                 where=f"spark.master = {config.spark.master}",
                 suggestion="check spark.master and spark.properties; Spark's own words are in "
                 f"{log_file}",
@@ -70,6 +70,12 @@ def Session(  # noqa: N802 (reads as what it is)
     finally:
         if jvm is not None:
             jvm.close()
+
+
+def _reason(error: Exception) -> str:
+    """What the JVM says, not what called it."""
+    lines = str(error).splitlines()
+    return next((line[2:] for line in lines if line.startswith(": ")), lines[0])
 
 
 @contextmanager

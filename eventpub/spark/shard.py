@@ -195,10 +195,14 @@ class _ShardTask:
                 self._index.set_baseline(self._report.baseline)
 
     def look_for_others(self) -> None:
-        """Whether the first fold has read what this publisher has not written."""
+        """Whether the first fold has read what this publisher has not written.
+
+        Only a transaction's offsets are known for sure, so only with them can that be told.
+        """
         ends = self._job.ends.get(self._shard.number)
         self._report.foreign = (
             ends is not None
+            and self._job.config.sink.delivery == "exactly_once"
             and self._report.folded > 0
             and any(self._sink.offsets.get(place, 0) > end for place, end in ends.items())
         )

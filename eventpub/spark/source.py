@@ -38,6 +38,7 @@ from pyspark.sql.streaming.datasource import (
 from eventpub.admission import Shard
 from eventpub.config import Read, Store
 from eventpub.errors import ConfigError, EventpubError
+from eventpub.spark.failpoint import failpoint
 from eventpub.store import EventStore, Poll, Watermark
 
 ROWS = (
@@ -147,6 +148,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         last = self._until is not None and poll.upper >= self._until
         if end > after and (poll.has_rows or asked or last):
             self._first = False
+            failpoint("before_offset_log")
             return {"position": end, "tick": 0}
         if asked:
             self._first = False
@@ -219,6 +221,11 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 yield pa.RecordBatch.from_arrays(
                     [*others, created.cast(pa.timestamp("us", tz="UTC"))], batch.schema.names
                 )
+
+    def commit(self, end: Offset) -> None:
+        """Spark has committed everything up to `end`; nothing to do, the index knows its own."""
+        del end
+        failpoint("source_commit")
 
     def stop(self) -> None:
         """Close the connections."""

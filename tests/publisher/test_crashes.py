@@ -160,6 +160,43 @@ def test_a10_a_hold_neither_restarts_nor_skips_at_once_after_a_restart(
     assert_whole(database, publisher)
 
 
+def test_a8_a_gap_across_two_windows_and_a_restart_is_filled_in_two_parts(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Above the hole there are events of the window before the kill and of one after it."""
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "1s", "max_backoff": 8})
+
+    def commit(*versions: int, other: str) -> None:
+        with transaction(database) as cursor:
+            for version in versions:
+                insert(cursor, "a", version)
+            insert(cursor, other, 1)
+            cursor.connection.commit()
+
+    with transaction(database) as early, transaction(database) as later:
+        insert(early, "a", 2)
+        insert(later, "a", 3)
+        commit(1, 4, other="first-window")
+        publisher.start()
+        publisher.until_published("first-window", [1])
+        publisher.kill()
+        commit(6, other="second-window")
+        publisher.start()
+        publisher.until_published("second-window", [1])
+        assert publisher.topic.versions("a") == [1]
+        early.connection.commit()
+        publisher.until_published("a", [1, 2])
+        commit(5, other="third-window")
+        publisher.until_published("third-window", [1])
+        assert publisher.topic.versions("a") == [1, 2]
+        later.connection.commit()
+    publisher.until_published("a", [1, 2, 3, 4, 5, 6])
+    assert publisher.gaps.read() == []
+    assert publisher.stop() == 143
+    assert_whole(database, publisher)
+
+
 def _datetime(value: bytes | None, name: str) -> str:
     import json
 
@@ -168,7 +205,7 @@ def _datetime(value: bytes | None, name: str) -> str:
     return text.replace("T", " ").rstrip("Z")
 
 
-def test_a_second_publisher_on_the_same_state_is_refused(
+def test_c8_a_second_publisher_on_the_same_state_is_refused(
     publisher: Publisher, database: FreshDatabase
 ) -> None:
     commit_some(database, range(1, 2))

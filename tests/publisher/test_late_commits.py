@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -173,6 +174,25 @@ def test_a6_a_version_that_never_comes_is_skipped_once_and_nobody_else_waits(
     assert gap["first_seen"] < gap["skipped_at"]
 
 
+def test_a6_the_first_version_of_many_aggregates_never_comes(
+    world: tuple[FreshDatabase, Publisher],
+) -> None:
+    """As where a consumer's history begins later: each is skipped once, none for another."""
+    database, publisher = world
+    ids = [f"a6-many-{number}" for number in range(300)]
+    with transaction(database) as cursor:
+        for aggregate_id in ids:
+            insert(cursor, aggregate_id, 3)
+            insert(cursor, aggregate_id, 5)
+        cursor.connection.commit()
+    publisher.until_published(ids[-1], [3, 5])
+    published = [(r.key, r.version) for r in publisher.topic.read() if r.key in ids]
+    assert sorted(published) == sorted((a, v) for a in ids for v in (3, 5))
+    skipped = [json.loads(r.value) for r in publisher.gaps.read() if r.key in ids and r.value]
+    found = sorted((g["aggregate_id"], g["from_version"], g["to_version"]) for g in skipped)
+    assert found == sorted((a, *gap) for a in ids for gap in ((1, 2), (4, 4)))
+
+
 def test_a7_a_skipped_version_that_comes_after_all_is_published_as_late(
     world: tuple[FreshDatabase, Publisher],
 ) -> None:
@@ -203,6 +223,25 @@ def test_a8_several_gaps_in_one_aggregate_and_one_filled_in_two_parts(
         publisher.until_published("a8", [1, 2, 3])
         later.connection.commit()
     publisher.until_published("a8", [1, 2, 3, 4, 5, 6, 7])
+
+
+def test_a9_after_an_idle_time_a_gap_waits_its_full_time(
+    world: tuple[FreshDatabase, Publisher],
+) -> None:
+    """Measured from its first sight, on the database's time; not from when something last came."""
+    database, publisher = world
+    time.sleep(8.0)  # longer than the 3.1 s after which a gap is skipped
+    (before,) = database.execute("SELECT UTC_TIMESTAMP(6)")[0]
+    commit(database, "a9", 2)
+    publisher.until_published("a9", [2])
+    (gap,) = gaps_of(publisher, "a9")
+    first_seen, skipped_at = (
+        datetime.fromisoformat(gap[name]).replace(tzinfo=None)
+        for name in ("first_seen", "skipped_at")
+    )
+    assert first_seen >= before
+    assert (skipped_at - first_seen).total_seconds() >= 3.1
+    assert gap["attempts"] == 5
 
 
 def test_a11_a_session_that_stays_open_delays_nobody_else(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from tests.conftest import FreshDatabase
@@ -58,3 +59,30 @@ def test_a12_from_now_and_the_start_stays_where_it_was(
         cursor.connection.commit()
     publisher.publish_everything()
     assert {(r.key, r.version) for r in publisher.topic.read()} == {("both", 2), ("new", 1)}
+
+
+def test_a12_a_gap_directly_above_the_start_is_skipped_and_a_restart_keeps_the_start(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """What lies at or before the start is never missed, also where the configured start moves."""
+    create_table(database)
+    publisher = new_publisher(database, read={"start": "2026-01-01T00:00:10Z"})
+    for version, second in ((1, 1), (2, 10), (4, 11), (5, 12)):
+        commit_at(database, "gap", version, second)
+    commit_at(database, "new", 2, 11)  # no baseline: its first version is missing
+    commit_at(database, "before", 1, 10)
+    publisher.publish_everything()
+    assert publisher.topic.versions("gap") == [4, 5]
+    assert publisher.topic.versions("new") == [2]
+    found = [json.loads(r.value) for r in publisher.gaps.read() if r.value]
+    skipped = {(g["aggregate_id"], g["from_version"], g["to_version"]) for g in found}
+    assert skipped == {("gap", 3, 3), ("new", 1, 1)}
+
+    publisher.settings["read"]["start"] = "beginning"
+    with transaction(database) as cursor:
+        insert(cursor, "before", 2)
+        cursor.connection.commit()
+    publisher.publish_everything()
+    assert "the first start stays in force" in publisher.words()
+    assert publisher.topic.versions("before") == [2]
+    assert publisher.topic.versions("gap") == [4, 5]

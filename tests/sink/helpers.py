@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -101,6 +102,11 @@ def read_topic(bootstrap_servers: str, topic: str, timeout: float = 20.0) -> lis
         consumer.close()
 
 
+@cache
+def _admin(bootstrap_servers: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap_servers})
+
+
 def _ends(
     bootstrap_servers: str,
     places: list[TopicPartition],
@@ -108,7 +114,7 @@ def _ends(
 ) -> dict[int, int]:
     # High watermarks: a `read_committed` consumer is told the last stable offsets instead, which
     # lag behind a commit that was answered a moment ago.
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin = _admin(bootstrap_servers)
     latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     asked = admin.list_offsets(dict.fromkeys(places, latest), isolation_level=isolation)
     return {place.partition: future.result(10).offset for place, future in asked.items()}
@@ -119,12 +125,16 @@ def high_watermarks(bootstrap_servers: str, topic: str) -> dict[int, int]:
     return _ends(bootstrap_servers, [TopicPartition(topic, p) for p in range(PARTITIONS)])
 
 
+def stable_offsets(bootstrap_servers: str, topic: str) -> dict[int, int]:
+    """The last stable offset of each partition."""
+    places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
+    return _ends(bootstrap_servers, places, IsolationLevel.READ_COMMITTED)
+
+
 def open_transactions(bootstrap_servers: str, topic: str) -> list[int]:
     """The partitions whose last stable offset is below the high watermark."""
-    places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
-    stable = _ends(bootstrap_servers, places, IsolationLevel.READ_COMMITTED)
-    high = _ends(bootstrap_servers, places)
-    return [p for p in high if stable[p] < high[p]]
+    stable = stable_offsets(bootstrap_servers, topic)
+    return [p for p, high in high_watermarks(bootstrap_servers, topic).items() if stable[p] < high]
 
 
 def _at(consumer: Consumer) -> list[TopicPartition]:

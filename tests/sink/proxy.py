@@ -29,8 +29,10 @@ class _Struck:
     """A request that a fault has met."""
 
     fault: Fault
+    client_port: int
     broker: socket.socket
     correlation: int
+    dropped: bool = False
     released: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
 
@@ -57,17 +59,29 @@ class Proxy:
         struck = self._struck
         return struck is not None and (struck.fault != "unanswered" or struck.answered.is_set())
 
+    @property
+    def client_port(self) -> int:
+        """The port that the struck request came from."""
+        assert self._struck is not None
+        return self._struck.client_port
+
     def release(self) -> None:
         """Delivers the request that was kept; returns when the broker has answered it."""
         assert self._struck is not None
         self._struck.released.set()
         assert self._struck.answered.wait(10), "the broker has not answered the late request"
 
+    def drop(self) -> None:
+        """The request that was kept is never delivered; its connection is cut."""
+        assert self._struck is not None
+        self._struck.dropped = True
+        self._struck.released.set()
+
     def close(self) -> None:
         """Cuts everything and ends the threads."""
         _cut(self._listener)
         if self._struck is not None:
-            self._struck.released.set()
+            self.drop()
         with self._lock:
             for each in self._sockets:
                 _cut(each)
@@ -96,7 +110,7 @@ class Proxy:
     def _requests(self, client: socket.socket, broker: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while (frame := _frame(client)) is not None:
-                struck = self._strike(frame, broker)
+                struck = self._strike(frame, client, broker)
                 if struck is None:
                     broker.sendall(frame)
                     continue
@@ -106,6 +120,8 @@ class Proxy:
                     _cut(client)
                 if struck.fault in _KEPT:
                     struck.released.wait()
+                if struck.dropped:
+                    break
                 broker.sendall(frame)
                 struck.answered.wait(10)
                 if struck.fault in {"late", "unanswered"}:
@@ -113,12 +129,13 @@ class Proxy:
         _cut(client)
         _cut(broker)
 
-    def _strike(self, frame: bytes, broker: socket.socket) -> _Struck | None:
+    def _strike(self, frame: bytes, client: socket.socket, broker: socket.socket) -> _Struck | None:
         api, _, correlation = struct.unpack_from(">hhi", frame, 4)
         with self._lock:
             if self._next is None or self._next[0] != api:
                 return None
-            self._struck, self._next = _Struck(self._next[1], broker, correlation), None
+            fault, self._next = self._next[1], None
+            self._struck = _Struck(fault, client.getpeername()[1], broker, correlation)
             return self._struck
 
     def _answers(self, broker: socket.socket, client: socket.socket) -> None:

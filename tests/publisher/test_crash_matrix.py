@@ -1,0 +1,365 @@
+"""Scenario C1 at every step of publishing: killed midway, one after another, and in pairs.
+
+The publisher stands at a named place (`eventpub/spark/failpoint.py`), or waits for the answer to
+its `EndTxn`, which a proxy keeps. What must be true at that moment is asserted before it is killed.
+While it stands, rows are committed into its window and after it, so that what it does again has
+more rows (C2). A consumer reads through all of it; at the end another one must have seen the same.
+
+`EVENTPUB_TEST_PAIRS=all` kills the whole publisher at each pair of steps, too: about an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from eventpub.index import Index
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import FAST
+from tests.publisher.harness import (
+    Publisher,
+    Topic,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
+from tests.sink.conftest import OwnBroker, own_broker  # noqa: F401 (a fixture)
+from tests.sink.helpers import high_watermarks, stable_offsets
+from tests.sink.mock_cluster import END_TXN
+
+PARTITIONS = 4
+AGGREGATES = 12
+
+IN_THE_SHARD = [
+    "before_begin",
+    "after_begin",
+    "during_produce",
+    "after_produce",
+    "before_commit",
+    "commit_sent",
+    "commit_unanswered",
+    "after_commit",
+    "before_index",
+    "after_index",
+]
+IN_THE_DRIVER = ["before_offset_log", "after_offset_log", "before_commit_log", "source_commit"]
+BY_THE_PROXY = {"commit_sent": "held", "commit_unanswered": "muted"}
+NOT_VISIBLE = IN_THE_SHARD[:6]
+
+
+def every_pair(steps: list[str]) -> list[str]:
+    """A walk in which each step follows each step, itself too, once (Hierholzer)."""
+    left = {step: list(steps) for step in steps}
+    walk, stack = [], [steps[0]]
+    while stack:
+        if left[stack[-1]]:
+            stack.append(left[stack[-1]].pop())
+        else:
+            walk.append(stack.pop())
+    return walk[::-1]
+
+
+class Reader:
+    """A `read_committed` consumer that reads on while everything around it is killed."""
+
+    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+        self._servers, self._topic = bootstrap_servers, topic
+        self.seen: dict[int, list[tuple[int, str, int]]] = {p: [] for p in range(PARTITIONS)}
+        self._reached = dict.fromkeys(self.seen, 0)
+        self._failure: KafkaError | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._servers,
+                "group.id": "through-it-all",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.assign([TopicPartition(self._topic, p, 0) for p in self.seen])
+        while not self._done.is_set():
+            message: Any
+            for message in consumer.consume(1000, 0.05):
+                error, partition = message.error(), message.partition()
+                if error is None:
+                    version = int(dict(message.headers())["ce_sequence"])
+                    row = (message.offset(), message.key().decode(), version)
+                    self.seen[partition].append(row)
+                    self._reached[partition] = message.offset() + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    self._reached[partition] = message.offset()
+                else:
+                    self._failure = error
+        consumer.close()
+
+    def identities(self) -> set[tuple[str, int]]:
+        """What is visible now."""
+        stable = stable_offsets(self._servers, self._topic)
+        eventually(lambda: all(self._reached[p] >= stable[p] for p in stable), every=0.02)
+        assert self._failure is None, self._failure
+        return {(key, version) for rows in self.seen.values() for _, key, version in rows}
+
+    def close(self) -> None:
+        """Ends."""
+        self._done.set()
+        self._thread.join(30)
+
+
+class World:
+    """One publisher, its store and its topic."""
+
+    def __init__(
+        self, database: FreshDatabase, broker: OwnBroker, topic: str, folder: Path
+    ) -> None:
+        self.database, self.broker, self.topic = database, broker, topic
+        self.folder = folder
+        create_table(database)
+        settings = {**FAST, "spark": {"shards": 1}, "sink": {"partitions": PARTITIONS}}
+        self.publisher = Publisher(
+            folder / "publisher", database.url, topic, broker.proxied, settings
+        )
+        self.version = 0
+        self.commit(now_only=True)
+        self.publisher.publish_everything()
+        self.commit()
+        self.reader = Reader(broker.open, topic)
+
+    def commit(self, *, now_only: bool = False) -> None:
+        """One more version of each aggregate at the end of the last window, and one created now."""
+        with transaction(self.database) as cursor:
+            cursor.execute("SET time_zone = '+00:00'")
+            for at in [None] if now_only else [self.window_end(), None]:
+                self.version += 1
+                for number in range(AGGREGATES):
+                    columns = {} if at is None else {"create_time": _text(at)}
+                    insert(cursor, f"a-{number}", self.version, **columns)
+            cursor.connection.commit()
+
+    def window_end(self) -> int:
+        """The upper bound of the newest window that Spark has written down, µs."""
+        newest = self.logged("offsets")
+        lines = (self.publisher.state / "checkpoint" / "offsets" / str(newest)).read_text()
+        return int(json.loads(lines.splitlines()[-1])["position"])
+
+    def logged(self, log: str) -> int:
+        """The newest batch in Spark's log of offsets, or of commits."""
+        names = (self.publisher.state / "checkpoint" / log).glob("[0-9]*")
+        return max((int(path.name) for path in names), default=-1)
+
+    def batch_runs(self) -> bool:
+        """Whether Spark has written down a window that it has not committed."""
+        return self.logged("offsets") > self.logged("commits")
+
+    def stored(self) -> set[tuple[str, int]]:
+        """The events in the store."""
+        rows = self.database.execute("SELECT aggregate_id, version FROM events")
+        return {(str(a), int(v)) for a, v in rows}
+
+    def in_the_window(self) -> set[tuple[str, int]]:
+        """Those up to the end of the newest window, and those that backtracking finds below."""
+        newest = self.database.execute(
+            "SELECT MAX(version) FROM events"
+            " WHERE CAST(UNIX_TIMESTAMP(create_time) * 1000000 AS SIGNED) <= %s",
+            (self.window_end(),),
+        )[0][0]
+        return {(a, v) for a, v in self.stored() if v <= newest}
+
+    def open_records(self) -> int:
+        """Records of transactions that are not ended."""
+        stable = stable_offsets(self.broker.open, self.topic)
+        high = high_watermarks(self.broker.open, self.topic)
+        return sum(high[p] - stable[p] for p in high)
+
+    # -- kill ------------------------------------------------------------------------------------
+
+    def arm(self, step: str) -> None:
+        """The next `EndTxn` is kept, where that is the step."""
+        if step in BY_THE_PROXY:
+            self.broker.proxy.strike_next(END_TXN, BY_THE_PROXY[step])  # type: ignore[arg-type]
+
+    def standing(self, step: str, marker: Path) -> psutil.Process:
+        """Waits until a process stands at the step, and proves it; that process."""
+
+        def reached() -> bool:
+            process = self.publisher.process
+            assert process is not None
+            assert process.poll() is None, self.publisher.words()
+            return self.broker.proxy.has_struck if step in BY_THE_PROXY else marker.exists()
+
+        eventually(reached, 60, every=0.02)
+        self.prove(step)
+        if step not in BY_THE_PROXY:
+            return psutil.Process(int(marker.read_text()))
+        marker.touch()
+        port = self.broker.proxy.client_port
+        (standing,) = (
+            worker
+            for worker in self.publisher.workers()
+            if any(c.laddr.port == port for c in worker.net_connections())
+        )
+        return standing
+
+    def prove(self, step: str) -> None:
+        """What is true at a step, and neither before it nor after it."""
+        if step == "source_commit":
+            assert self.logged("commits") >= self.logged("offsets") - 1
+            return
+        if step == "before_offset_log":
+            assert self.logged("offsets") == self.logged("commits")
+            assert self.stored() - self.reader.identities()
+            return
+        assert self.batch_runs()
+        if step == "commit_unanswered":
+            eventually(lambda: self.open_records() == 0)
+        unseen = self.in_the_window() - self.reader.identities()
+        if step in NOT_VISIBLE or step == "after_offset_log":
+            assert unseen, "there is something to publish"
+        else:
+            assert not unseen, "all of the window is visible"
+        if step in {"before_begin", "after_begin"}:
+            assert self.open_records() == 0
+        elif step == "during_produce":
+            eventually(lambda: 0 < self.open_records() < len(unseen), 10)
+        elif step == "after_produce":
+            eventually(lambda: self.open_records() == len(unseen), 10)
+        elif step in NOT_VISIBLE:
+            assert self.open_records() == len(unseen)
+        elif step != "after_offset_log":
+            assert self.open_records() == 0
+        remembered = json.loads((self.publisher.state / "progress.json").read_text())["position"]
+        assert (remembered >= self.window_end()) is (step == "before_commit_log")
+
+    def prove_index(self, step: str) -> None:
+        """What the dead publisher's index knows of the topic."""
+        app, path = self.publisher.settings["app"]["id"], self.publisher.state / "index"
+        identity = {"app": app, "topic": self.topic, "partitions": PARTITIONS, "shard": [0, 1]}
+        with Index(path / "1-shards" / "0", identity) as index:
+            known = {p: index.offsets[self.topic, p] for p in range(PARTITIONS)}
+        high = high_watermarks(self.broker.open, self.topic)
+        if step in {"commit_unanswered", "after_commit", "before_index"}:
+            assert known != high, "visible, not remembered"
+        elif step in {"after_index", "before_commit_log"}:
+            assert known == high, "remembered, and Spark does not know"
+
+    def kill_all_at(self, steps: list[str]) -> None:
+        """Each step in a run of its own, ended by `kill -9` of driver, JVM and workers."""
+        for number, step in enumerate(steps):
+            self.arm(step)
+            marker = self.folder / f"all-{number}.pid"
+            self.publisher.start(environment=_spec([(step, marker)]))
+            standing = self.standing(step, marker)
+            self.commit()
+            assert standing in self.publisher.family()
+            self.publisher.kill()
+            self.let_go(step, delivered=number % 2 == 0)
+            self.prove_index(step)
+
+    def kill_workers_at(self, groups: list[list[str]]) -> None:
+        """All in one run: Spark gives the task to another worker, which meets the next step.
+
+        After each group, which may have at most one step less than a task may fail, a batch is
+        allowed to succeed: until then the next group's steps are off.
+        """
+        places = [
+            (step, self.folder / f"worker-{number}-{place}.pid")
+            for number, group in enumerate(groups)
+            for place, step in enumerate([*group, "a batch succeeds"])
+        ]
+        self.arm(groups[0][0])
+        self.publisher.start(environment=_spec(places))
+        for number, (step, marker) in enumerate(places):
+            following = places[number + 1][0] if number + 1 < len(places) else ""
+            if step == "a batch succeeds":
+                eventually(lambda: not self.batch_runs(), 60, every=0.02)
+                self.arm(following)
+                marker.touch()
+                self.commit()
+                continue
+            standing = self.standing(step, marker)
+            self.commit()
+            standing.suspend()
+            self.let_go(step, delivered=number % 2 == 0)
+            self.arm(following)
+            standing.kill()
+
+    def let_go(self, step: str, *, delivered: bool) -> None:
+        """The `EndTxn` of a process that does not run any more arrives after all, or never."""
+        if step == "commit_sent" and delivered:
+            self.broker.proxy.release()
+        elif step == "commit_sent":
+            self.broker.proxy.drop()
+
+    def assert_whole(self) -> None:
+        """Both consumers saw the same: each event once, in order, to the end of each partition."""
+        topic = Topic(self.broker.open, self.topic)
+        differences = compare(self.database, topic)
+        assert not differences, differences
+        assert self.open_records() == 0
+        assert self.reader.identities() == self.stored()
+        afterwards: dict[int, list[tuple[int, str, int]]] = {p: [] for p in range(PARTITIONS)}
+        for record in topic.read():
+            afterwards[record.partition].append((record.offset, record.key, record.version))
+        assert self.reader.seen == afterwards
+
+
+@pytest.fixture
+def world(
+    database: FreshDatabase,
+    own_broker: OwnBroker,  # noqa: F811
+    topic_name: str,
+    tmp_path: Path,
+) -> Iterator[World]:
+    with _world(database, own_broker, topic_name, tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def _world(database: FreshDatabase, broker: OwnBroker, topic: str, folder: Path) -> Iterator[World]:
+    made = World(database, broker, topic, folder)
+    yield made
+    made.reader.close()
+    if made.publisher.process is not None:
+        made.publisher.kill()
+
+
+def test_c1_c2_the_whole_publisher_is_killed_at_every_step(world: World) -> None:
+    every = IN_THE_SHARD + IN_THE_DRIVER
+    world.kill_all_at(
+        every_pair(every) if os.environ.get("EVENTPUB_TEST_PAIRS") == "all" else every
+    )
+    world.publisher.publish_everything()
+    world.assert_whole()
+
+
+def test_c1_c2_a_worker_is_killed_at_every_pair_of_steps(world: World) -> None:
+    walk = every_pair(IN_THE_SHARD)
+    world.kill_workers_at([walk[n : n + 3] for n in range(0, len(walk) - 1, 2)])
+    assert world.publisher.stop() == 143
+    world.publisher.publish_everything()
+    world.assert_whole()
+
+
+def _spec(places: list[tuple[str, Path]]) -> dict[str, str]:
+    return {"EVENTPUB_FAILPOINT": ",".join(f"{step}:1:{marker}" for step, marker in places)}
+
+
+def _text(micros: int) -> str:
+    seconds, fraction = divmod(micros, 1_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{fraction:06d}"

@@ -1,0 +1,206 @@
+"""Scenarios C5 and C6: the broker or the database is away, answers nothing, or breaks off."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pymysql
+import pytest
+
+from eventpub.local import Database, Kafka, kafka, mysql
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import FAST
+from tests.publisher.harness import Publisher, compare, create_table, eventually, insert
+
+AWAY = 6.0
+"""Seconds; longer than the transaction's timeout and than those of the clients."""
+
+SETTINGS = FAST | {
+    "sink": {
+        "partitions": 4,
+        "transaction_timeout": "5s",
+        "properties": {"socket.timeout.ms": 3000},
+    },
+    "store": {"connect_timeout": "3s"},
+}
+
+
+class World:
+    """A broker and a database of their own, and one publisher between them."""
+
+    def __init__(self, broker: Kafka, server: Database, publisher: Publisher) -> None:
+        self.broker, self.server, self.publisher = broker, server, publisher
+        self.database = FreshDatabase(server, "eventpub")
+        self._commits = 0
+
+    def is_running(self) -> bool:
+        """Whether the publisher's process is still there."""
+        process = self.publisher.process
+        return process is not None and process.poll() is None
+
+    def position(self) -> int:
+        """Up to where the publisher says that everything is published, µs."""
+        state = json.loads((self.publisher.state / "progress.json").read_text())
+        return int(state["position"])
+
+    @contextmanager
+    def writer(self) -> Iterator[None]:
+        """Commits an event every few milliseconds, and the same one again after an error."""
+        self._commits += 1
+        stop, name = threading.Event(), f"writer-{self._commits}"
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                try:
+                    with self.database.connect(connect_timeout=2) as connection:
+                        while not stop.wait(0.005):
+                            with connection.cursor() as cursor:
+                                insert(cursor, f"{name}-{number % 20}", number // 20 + 1)
+                            number += 1
+                except pymysql.err.IntegrityError:  # the last answer was lost, the event was not
+                    number += 1
+                except pymysql.err.MySQLError:
+                    stop.wait(0.1)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def catches_up(self) -> None:
+        """Everything that is committed gets published, exactly once, by the same process."""
+        upto = self.database.execute(
+            "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+        )[0][0]
+        insert_one(self.database, f"marker-{upto}")
+        self.publisher.until_published(f"marker-{upto}", [1])
+        eventually(lambda: self.position() >= upto, 60)
+        differences = compare(self.database, self.publisher.topic)
+        assert not differences, differences
+        assert self.is_running()
+
+
+def insert_one(database: FreshDatabase, aggregate_id: str) -> None:
+    """One event of an aggregate of its own, committed at once."""
+    with database.connect() as connection, connection.cursor() as cursor:
+        insert(cursor, aggregate_id, 1)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One publisher for all outages of this file."""
+    with (
+        kafka(tmp_path_factory.mktemp("kafka")) as broker,
+        mysql(tmp_path_factory.mktemp("mysql"), options=["--skip-log-bin"]) as server,
+    ):
+        database = FreshDatabase(server, "eventpub")
+        create_table(database)
+        # an account of its own, so that its connections can be told from the writers'
+        database.execute("CREATE USER reader@'%' IDENTIFIED BY 'secret'")
+        database.execute("GRANT SELECT ON eventpub.events TO reader@'%'")
+        publisher = Publisher(
+            tmp_path_factory.mktemp("outages"),
+            database.url_of("reader", "secret"),
+            "outages",
+            broker.bootstrap_servers,
+            {**SETTINGS, "store": SETTINGS["store"] | {"url": database.url_of("reader", "secret")}},
+        )
+        world = World(broker, server, publisher)
+        publisher.start()
+        insert_one(database, "warm-up")
+        publisher.until_published("warm-up", [1])
+        yield world
+        assert publisher.stop() == 143
+
+
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+def test_c5_kafka_is_away_and_comes_back(world: World, how: str) -> None:
+    """The position stands still meanwhile: it is never ahead of what is published."""
+    broker = world.broker
+    with world.writer():
+        time.sleep(1.0)
+        (broker.pause if how == "hangs" else broker.kill)()
+        time.sleep(1.0)  # a batch that was being committed gets to its end
+        before = world.position()
+        time.sleep(AWAY)
+        assert world.position() == before
+        assert world.is_running()
+        (broker.resume if how == "hangs" else broker.start)()
+    world.catches_up()
+
+
+def test_c5_killed_while_kafka_is_away_the_position_is_not_ahead_of_the_topic(
+    world: World,
+) -> None:
+    with world.writer():
+        time.sleep(1.0)
+        world.broker.kill()
+        time.sleep(2.0)
+        world.publisher.kill()
+        position = world.position()
+    world.broker.start()
+    stored = world.database.execute(
+        "SELECT aggregate_id, version FROM events WHERE"
+        " TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', CONVERT_TZ(create_time,"
+        " @@session.time_zone, '+00:00')) <= %s",
+        (position,),
+    )
+    published = {(r.key, r.version) for r in world.publisher.topic.stream()}
+    assert stored
+    assert set(stored) <= published
+    world.publisher.start()
+    world.catches_up()
+
+
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+def test_c6_mysql_is_away_and_comes_back(world: World, how: str) -> None:
+    server = world.server
+    with world.writer():
+        time.sleep(1.0)
+        (server.pause if how == "hangs" else server.kill)()
+        time.sleep(AWAY / 2)
+        assert world.is_running()
+        (server.resume if how == "hangs" else server.start)()
+    world.catches_up()
+
+
+def test_c6_connections_that_die_in_the_middle_of_a_result(world: World) -> None:
+    """Every connection of the publisher, again and again while it drains a backlog."""
+    database = world.database
+    for number in range(20):
+        database.execute(
+            "INSERT INTO events (aggregate_id, version, event_type, payload)"
+            " WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 1000)"
+            " SELECT CONCAT('backlog-', %s, '-', a.n %% 100),"
+            " 1 + (a.n - 1) DIV 100 + 10 * (b.n - 1), 'happened', REPEAT('x', 500)"
+            " FROM n AS a JOIN n AS b ON b.n <= 5",
+            (number,),
+        )
+    in_the_middle = 0
+    with world.server.connect() as connection, connection.cursor() as cursor:
+        deadline = time.monotonic() + 12
+        while time.monotonic() < deadline and in_the_middle < 5:
+            time.sleep(0.02)
+            cursor.execute(
+                "SELECT id, COALESCE(info, '') FROM information_schema.processlist"
+                " WHERE user = 'reader'"
+            )
+            found = cursor.fetchall()
+            reading = [i for i, text in found if " BETWEEN " in text and "ORDER BY" in text]
+            if not reading:
+                continue
+            in_the_middle += 1
+            for number, _ in found:
+                with suppress(pymysql.err.MySQLError):
+                    cursor.execute(f"KILL {int(number)}")
+            time.sleep(0.3)
+    assert in_the_middle >= 1
+    world.catches_up()

@@ -1,0 +1,183 @@
+"""Scenario C12: a cluster's executors die while shards move between them.
+
+Once on Spark's own cluster in one process tree (`local-cluster`), once on a standalone cluster of
+two workers, one of which dies for good. State is also lost: the index of a shard is removed with
+its executor, as where each executor has a disk of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pyspark
+import pytest
+
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import (
+    Publisher,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
+
+SHARDS = 4
+SPARK = {
+    "shards": SHARDS,
+    "properties": {
+        "spark.executor.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    },
+}
+
+
+def commit(database: FreshDatabase, version: int) -> None:
+    """The next version of many aggregates, and some that come once."""
+    with transaction(database) as cursor:
+        for number in range(40):
+            insert(cursor, f"a-{number}", version)
+            insert(cursor, f"once-{version}-{number}", 1)
+        cursor.connection.commit()
+
+
+def executors(parents: list[psutil.Process]) -> list[psutil.Process]:
+    """The JVMs of executors below these processes."""
+    found = {}
+    for parent in parents:
+        with suppress(psutil.Error):
+            for process in parent.children(recursive=True):
+                with suppress(psutil.Error):
+                    if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
+                        found[process.pid] = process
+    return list(found.values())
+
+
+def kill(process: psutil.Process) -> None:
+    """`kill -9` of it and of the Python workers that it has."""
+    with suppress(psutil.Error):
+        for each in [process, *process.children(recursive=True)]:
+            with suppress(psutil.Error):
+                each.kill()
+
+
+def lose_index(publisher: Publisher, shard: int) -> None:
+    """As if it had lain on the disk of a machine that is gone."""
+    shutil.rmtree(publisher.state / "index" / f"{SHARDS}-shards" / str(shard), ignore_errors=True)
+
+
+def publish_while_executors_die(
+    publisher: Publisher, database: FreshDatabase, parents: list[psutil.Process]
+) -> None:
+    """Four times: new events, an executor dies, the index of a shard is lost."""
+    commit(database, 1)
+    publisher.until_published("a-39", [1])
+    for turn in range(4):
+        version = turn + 2
+        victims = eventually(lambda: executors(parents), 120)
+        commit(database, version)
+        time.sleep(0.3 * turn)
+        kill(victims[turn % len(victims)])
+        lose_index(publisher, turn % SHARDS)
+        publisher.until_published("a-39", list(range(1, version + 1)))
+    assert publisher.stop() == 143
+    differences = compare(database, publisher.topic)
+    assert not differences, differences
+
+
+def test_c12_executors_of_a_local_cluster_are_killed(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, spark=SPARK | {"master": "local-cluster[2,1,512]"})
+    publisher.start()
+    assert publisher.process is not None
+    publish_while_executors_die(publisher, database, [psutil.Process(publisher.process.pid)])
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
+    """A master and two workers: its URL, and the workers."""
+    home = Path(pyspark.__file__).parent
+    java = f"{os.environ['JAVA_HOME']}/bin/java" if "JAVA_HOME" in os.environ else "java"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    started: list[psutil.Popen] = []
+
+    def start(name: str, *arguments: str) -> psutil.Popen:
+        log = (tmp_path / f"{name}.log").open("wb")
+        started.append(
+            psutil.Popen(
+                [java, "-Xmx256m", "-cp", f"{home}/jars/*", *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # what Spark's own start scripts set
+                env=os.environ | {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"},
+                cwd=tmp_path,
+            )
+        )
+        log.close()
+        return started[-1]
+
+    deploy = "org.apache.spark.deploy"
+    start(
+        "master",
+        f"{deploy}.master.Master",
+        *("--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"),
+    )
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    eventually(listens, 120)
+    workers = [
+        start(
+            f"worker-{number}",
+            f"{deploy}.worker.Worker",
+            *("--host", "127.0.0.1", "--cores", "2", "--memory", "1g", "--webui-port", "0"),
+            *("--work-dir", str(tmp_path / f"work-{number}"), url),
+        )
+        for number in range(2)
+    ]
+    yield url, list(workers)
+    for process in started:
+        kill(process)
+    psutil.wait_procs(started, timeout=20)
+
+
+def test_c12_executors_and_a_worker_of_a_standalone_cluster_are_killed(
+    database: FreshDatabase,
+    new_publisher: NewPublisher,
+    standalone: tuple[str, list[psutil.Process]],
+) -> None:
+    url, workers = standalone
+    create_table(database)
+    publisher = new_publisher(database, spark=SPARK | {"master": url})
+    publisher.start()
+    commit(database, 1)
+    publisher.until_published("a-39", [1])
+    kill(workers[0])
+    commit(database, 2)
+    publisher.until_published("a-39", [1, 2])
+    for version in (3, 4):
+        (victim, *_) = eventually(lambda: executors(workers[1:]), 120)
+        commit(database, version)
+        kill(victim)
+        lose_index(publisher, version % SHARDS)
+        publisher.until_published("a-39", list(range(1, version + 1)))
+    assert publisher.stop() == 143
+    differences = compare(database, publisher.topic)
+    assert not differences, differences

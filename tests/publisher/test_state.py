@@ -1,0 +1,168 @@
+"""Scenarios C7, C9, C11: what the publisher keeps when topic, shards or disk change under it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import (
+    Publisher,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
+
+
+def commit(database: FreshDatabase, versions: range, aggregates: int = 40) -> None:
+    """Several versions of several aggregates."""
+    with transaction(database) as cursor:
+        for version in versions:
+            for number in range(aggregates):
+                insert(cursor, f"a-{number}", version)
+        cursor.connection.commit()
+
+
+def empty_by_retention(publisher: Publisher) -> None:
+    """All records of the topic are removed; offsets go on from where they were."""
+    admin = AdminClient({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    everything = [
+        TopicPartition(publisher.topic.name, p, -1) for p in range(publisher.topic.partitions())
+    ]
+    for future in admin.delete_records(everything).values():
+        future.result(30)
+
+
+def keys_and_versions(publisher: Publisher) -> list[tuple[str, int]]:
+    """What a new reader of the topic sees, without an order."""
+    return sorted((r.key, r.version) for r in publisher.topic.read())
+
+
+def test_c7_the_topic_is_emptied_by_retention(
+    publisher: Publisher, database: FreshDatabase
+) -> None:
+    """With its index the publisher knows what it has published.
+
+    Without, what is older than its position counts as published, and that is said: a topic that
+    forgets and an index that is lost cannot tell.
+    """
+    commit(database, range(1, 4))
+    publisher.publish_everything()
+    empty_by_retention(publisher)
+    assert keys_and_versions(publisher) == []
+
+    commit(database, range(4, 6))
+    publisher.publish_everything()
+    assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (4, 5))
+    assert "count as published" not in publisher.words()
+
+    empty_by_retention(publisher)
+    shutil.rmtree(publisher.state / "index")
+    commit(database, range(6, 8))
+    publisher.publish_everything()
+    assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (6, 7))
+    assert "count as published" in publisher.words()
+    assert publisher.gaps.read() == []
+
+
+def test_c9_shards_4_8_2_with_one_shard_far_behind_and_a_hold_open(
+    database: FreshDatabase, new_publisher: NewPublisher, tmp_path: Path
+) -> None:
+    """One of four shards is stopped before its first record; the rest of the window is out."""
+    create_table(database)
+    patience = {"backoff_base": "2s", "max_backoff": 8}
+    publisher = new_publisher(database, gaps=patience, sink={"partitions": 8})
+    with transaction(database) as late:
+        insert(late, "held", 1)
+        commit(database, range(1, 26))
+        with transaction(database) as cursor:
+            insert(cursor, "held", 2)
+            insert(cursor, "other", 1)
+            cursor.connection.commit()
+
+        publisher.settings["spark"] = {"shards": 4}
+        marker = tmp_path / "behind.pid"
+        publisher.start(environment={"EVENTPUB_FAILPOINT": f"before_begin:1:{marker}"})
+        eventually(marker.exists, 240)
+        assert psutil.Process(int(marker.read_text())) in publisher.family()
+        eventually(lambda: len({r.partition % 4 for r in publisher.topic.read()}) == 3, 60)
+        publisher.kill()
+        assert len(compare(database, publisher.topic).missing) >= 25
+
+        publisher.settings["spark"] = {"shards": 8}
+        commit(database, range(26, 31))
+        publisher.start()
+        publisher.until_published("a-7", list(range(1, 31)))
+        publisher.until_published("other", [1])
+        assert publisher.stop() == 143
+        assert publisher.topic.versions("held") == []
+        late.connection.commit()
+
+    publisher.settings["spark"] = {"shards": 2}
+    commit(database, range(31, 33))
+    publisher.publish_everything()
+    differences = compare(database, publisher.topic)
+    assert not differences, differences
+    assert publisher.topic.versions("held") == [1, 2]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with little room; needs the rights to mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    options = [mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)]
+    if subprocess.run(options, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_c11_the_disk_is_full_under_index_and_checkpoint(
+    database: FreshDatabase, new_publisher: NewPublisher, small_disk: Path
+) -> None:
+    """It says so and waits, or stops with status 3; when there is space again, it goes on."""
+    create_table(database)
+    publisher = new_publisher(database, app={"state_dir": str(small_disk / "state")})
+    publisher.state = small_disk / "state"
+    commit(database, range(1, 3))
+    publisher.start()
+    publisher.until_published("a-1", [1, 2])
+
+    ballast = small_disk / "ballast"
+    with ballast.open("wb") as out:
+        try:
+            while True:
+                out.write(b"\0" * 65536)
+                out.flush()
+        except OSError:
+            pass
+    for version in range(3, 30):
+        commit(database, range(version, version + 1))
+    eventually(lambda: "disk_full" in publisher.words(), 60)
+    assert publisher.process is not None
+    stopped = publisher.process.poll()
+    assert stopped in {None, 3}, publisher.words()
+    assert "free space" in publisher.words()
+
+    ballast.unlink()
+    if stopped is not None:
+        publisher.start()
+    publisher.until_published("a-1", list(range(1, 30)))
+    assert publisher.stop() == 143
+    differences = compare(database, publisher.topic)
+    assert not differences, differences

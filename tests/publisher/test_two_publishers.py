@@ -1,0 +1,118 @@
+"""Scenarios C4 and C8: somebody else publishes, or a worker wakes up too late."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import (
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
+
+
+def commit(database: FreshDatabase, versions: range, aggregates: int = 20) -> None:
+    """Several versions of several aggregates."""
+    with transaction(database) as cursor:
+        for version in versions:
+            for number in range(aggregates):
+                insert(cursor, f"a-{number}", version)
+        cursor.connection.commit()
+
+
+@contextmanager
+def a_stream_of_events(database: FreshDatabase) -> Iterator[None]:
+    """Twenty commits a second."""
+    stop = threading.Event()
+
+    def write() -> None:
+        version = 0
+        while not stop.wait(0.05):
+            version += 1
+            with transaction(database) as cursor:
+                for number in range(10):
+                    insert(cursor, f"stream-{number}", version)
+                cursor.connection.commit()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_c4_a_stalled_worker_wakes_up_after_its_shard_was_published_by_another(
+    database: FreshDatabase, new_publisher: NewPublisher, tmp_path: Path
+) -> None:
+    """Its machine hangs before the commit; when it goes on, another has done the work."""
+    create_table(database)
+    first, successor = new_publisher(database), new_publisher(database)
+    commit(database, range(1, 4))
+    marker = tmp_path / "stalled.pid"
+    first.start(environment={"EVENTPUB_FAILPOINT": f"before_commit:1:{marker}"})
+    eventually(marker.exists, 240)
+    machine = first.family()
+    assert int(marker.read_text()) in {process.pid for process in machine}
+    for process in machine:
+        process.suspend()
+
+    successor.publish_everything()
+    before = successor.topic.read()
+    assert not compare(database, successor.topic)
+
+    Path(f"{marker}.go").touch()
+    for process in machine:
+        process.resume()
+    eventually(lambda: "sink.fenced" in first.words(), 60)
+    assert successor.topic.read() == before
+    commit(database, range(4, 6))
+    first.until_published("a-1", [1, 2, 3, 4, 5])
+    assert first.stop() == 143
+    differences = compare(database, first.topic)
+    assert not differences, differences
+
+
+def test_c8_of_two_publishers_with_one_application_id_the_older_one_stops(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """On two state directories they are told apart by the topic, which stays as it must be.
+
+    Workers that are killed between their commits, and their successors, are not another publisher.
+    """
+    create_table(database)
+    first, second = new_publisher(database), new_publisher(database)
+    with a_stream_of_events(database):
+        first.start()
+        eventually((first.state / "progress.json").exists, 240)
+        time.sleep(20.0)
+        for _ in range(5):
+            for worker in eventually(first.workers, 60):
+                with suppress(psutil.NoSuchProcess):
+                    worker.kill()
+            time.sleep(1.5)
+        assert first.process is not None
+        assert first.process.poll() is None, first.words()
+
+        second.start()
+        assert first.finish(240) == 3
+        assert "sink.fenced" in first.words()
+        assert "only one publisher" in first.words()
+        time.sleep(3.0)
+        assert second.process is not None
+        assert second.process.poll() is None, second.words()
+    assert second.stop() == 143
+    second.publish_everything()
+    differences = compare(database, second.topic)
+    assert not differences, differences
