@@ -597,15 +597,16 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
         np.int64,
         len(ids),
     )
-    wanted = version > decided[code]
+    fresh = np.ones(len(version), bool)
     if known.baseline is not None:
-        wanted &= keys.column("create_time").to_numpy() > known.baseline
+        fresh = keys.column("create_time").to_numpy() > known.baseline
+    wanted = fresh & (version > decided[code])
     found: dict[str, list[int]] = {}
     for row in np.flatnonzero(wanted).tolist():
         found.setdefault(ids[int(code[row])], []).append(int(version[row]))
     if known.skipped:
         skips = np.fromiter((a in known.skipped for a in ids), bool, len(ids))
-        for row in np.flatnonzero(skips[code] & ~wanted).tolist():
+        for row in np.flatnonzero(fresh & skips[code] & ~wanted).tolist():
             aggregate_id = ids[int(code[row])]
             if in_ranges(int(version[row]), known.skipped[aggregate_id]):
                 found.setdefault(aggregate_id, []).append(int(version[row]))

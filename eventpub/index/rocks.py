@@ -216,6 +216,7 @@ class Index:
             if former is None:
                 positions.append(None)
                 continue
+            position = None
             batch, size = WriteBatch(raw_mode=True), 0
             items: Any = former.items()
             for key, value in items:
@@ -227,7 +228,7 @@ class Index:
                                 if (topic, int(number)) in wanted:
                                     offsets.setdefault(topic, {})[number] = offset
                     elif name == "position":
-                        positions.append(fact)
+                        position = fact
                     elif name in {"skips", "refusals"}:
                         flags[name] = flags.get(name) or fact
                     elif name == "baseline" and fact is not None:
@@ -239,10 +240,11 @@ class Index:
                         hold = Hold(**json.loads(value))
                         self.holds[hold.aggregate_id] = hold
                 if size >= _MOVED_AT_ONCE:
-                    self._db.write(batch)
+                    self._put(batch)
                     batch, size = WriteBatch(raw_mode=True), 0
-            self._db.write(batch)
+            self._put(batch)
             former.close()
+            positions.append(position)
         known = [p for p in positions if p is not None]
         facts: dict[str, Any] = {"baseline": baseline, "offsets": offsets, **flags}
         if known and len(known) == len(positions):
@@ -452,11 +454,14 @@ class Index:
             facts = {"identity": self._facts["identity"], **facts}
         for name, value in facts.items():
             batch.put(b"m" + name.encode(), json.dumps(value).encode())
+        self._put(batch)
+        self._facts.update(facts)
+
+    def _put(self, batch: Any) -> None:
         try:
             self._db.write(batch)
         except Exception as error:
             raise _mapped(error, self.directory) from error
-        self._facts.update(facts)
 
     def _get(self, prefix: bytes, aggregate_ids: list[str]) -> list[bytes | None]:
         if not aggregate_ids:

@@ -157,6 +157,8 @@ class _Publisher:
             if self._available_now:
                 self._until = store.now()
         before = self._state.read(self._state.progress_file) or {}
+        # whatever number of shards has run last: that it did may not have come to be remembered
+        fence_all(config.sink, config.app.id, topics.partitions)
         former = before.get("shards", config.spark.shards)
         fence_all(config.sink, config.app.id, max(former, config.spark.shards))
         if former != config.spark.shards:
@@ -293,10 +295,13 @@ class _Publisher:
                     raise self._failure
                 reports.append(ShardReport(**outcome))
             with self._recounting:
+                unfinished: set[int] = set()
                 for report in reports:
                     buckets = {int(b): rows for b, rows in report.buckets.items()}
                     self._recount.heard(report.shard, buckets)
-                self._recount.compared(recheck)
+                    unfinished.update({*recheck} - buckets.keys())
+                again = min((r.next_due for r in reports if r.next_due is not None), default=0)
+                self._recount.compared(recheck, unfinished, again)
             self._all_buckets = False
             try:
                 self._remember(reports)
@@ -428,8 +433,9 @@ class _Publisher:
                 if last:
                     recount.due(now, self._position)
                     recount.everything(now)
-                while buckets := recount.due(now, self._position):
-                    rows = store.counts([window_of(bucket) for bucket in buckets])
+                position = self._position
+                while buckets := recount.due(now, position):
+                    rows = store.counts([window_of(bucket, position) for bucket in buckets])
                     recount.counted(now, dict(zip(buckets, rows, strict=True)))
             except EventpubError as error:
                 self._progress.last_error = str(error)

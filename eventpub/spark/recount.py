@@ -29,9 +29,10 @@ def bucket_of(create_time: int) -> int:
     return (create_time - 1) // WIDTH
 
 
-def window_of(bucket: int) -> tuple[int, int]:
-    """A bucket's bounds ``(after, upto]``, µs."""
-    return bucket * WIDTH, (bucket + 1) * WIDTH
+def window_of(bucket: int, position: int) -> tuple[int, int]:
+    """What of a bucket lies up to a position: ``(after, upto]``, µs."""
+    after = bucket * WIDTH
+    return after, max(after, min(after + WIDTH, position))
 
 
 class Recount:
@@ -55,7 +56,7 @@ class Recount:
         self._accounted.setdefault(shard, {}).update(buckets)
 
     def due(self, now: int, position: int) -> list[int]:
-        """The buckets to count now, all of which lie below the position.
+        """The buckets to count now, each as far as it lies up to the position.
 
         Args:
             now: the database's time.
@@ -65,12 +66,13 @@ class Recount:
             return []
         oldest = bucket_of(now - self._horizon)
         self._forget(oldest)
-        complete = min(position // WIDTH, bucket_of(now - _FIRST_AGE) + 1)
-        for bucket in range(max(self._next, oldest), complete):
+        # the position's own bucket, too: an idle reader stays within it
+        end = min(bucket_of(position), bucket_of(now - _FIRST_AGE)) + 1
+        for bucket in range(max(self._next, oldest), end):
             # after a start nobody knows what has come in the meantime
             due = now if self._first_look else (bucket + 1) * WIDTH + _FIRST_AGE
             heapq.heappush(self._due, (due, bucket))
-        self._next = max(self._next, complete)
+        self._next = max(self._next, end)
         self._first_look = False
         found: set[int] = set()
         while self._due and self._due[0][0] <= now and len(found) < _MOST_BUCKETS:
@@ -110,10 +112,20 @@ class Recount:
             rows += count
         return taken
 
-    def compared(self, buckets: Iterable[int]) -> None:
-        """All shards have compared these."""
+    def compared(
+        self, buckets: Iterable[int], unfinished: Iterable[int] = (), again: int = 0
+    ) -> None:
+        """All shards have compared these.
+
+        Args:
+            buckets: which were compared.
+            unfinished: those of which a shard that waits has left something.
+            again: when these are counted again, µs, however old they are then.
+        """
         for bucket in buckets:
             self._suspects.pop(bucket, None)
+        for bucket in unfinished:
+            heapq.heappush(self._due, (again, bucket))
 
     def _forget(self, oldest: int) -> None:
         for of in self._accounted.values():

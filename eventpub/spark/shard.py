@@ -292,7 +292,10 @@ class _ShardTask:
         total = 0
         whole = True
         before = self._counts.admitted + self._counts.late
-        for keys in self._lookup.keys(*window_of(bucket), self._shard):
+        position = self._index.position
+        if position is None:
+            return  # a new index of a shard that waits: nothing is read yet
+        for keys in self._lookup.keys(*window_of(bucket, position), self._shard):
             total += keys.num_rows
             ids: list[Any] = keys.column("aggregate_id").unique().to_pylist()
             known = self._index.known(ids)
@@ -386,8 +389,9 @@ class _ShardTask:
         now = self._lookup.now()
         with self._timed("index"):
             ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
-            known = self._index.known(ids)
             waiting = self._index.due(now) if due else []
+            # of those that wait, too: what was skipped of them before stays skipped
+            known = self._index.known(list(dict.fromkeys([*ids, *waiting, *look_now, *skip_now])))
 
         def decide(some: pa.Table) -> Decision:
             with self._timed("admit"):
@@ -415,8 +419,10 @@ class _ShardTask:
                 position = None if position is None else hold.since - 1
                 created = rows.column("create_time").to_numpy()
                 waits = rows.filter(pa.array(created == hold.since))
+                hold, whole_decision = _at_first_row(hold, waits), decision
                 decision = decide(rows.filter(pa.array(created < hold.since)))
-                decision.holds[hold.aggregate_id] = _at_first_row(hold, waits)
+                hold = _with_unpublished(hold, whole_decision, decision)
+                decision.holds[hold.aggregate_id] = hold
                 decision.counts.gaps_opened += 1
         _assert_order(decision, known)
         self._publish(decision, known, position)
@@ -584,6 +590,26 @@ def _at_first_row(hold: admission.Hold, rows: pa.Table) -> admission.Hold:
     pairs = zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True)
     versions = [v for a, v in pairs if a == hold.aggregate_id and v > hold.first_missing]
     return replace(hold, seen=min(versions, default=hold.seen))
+
+
+def _with_unpublished(hold: admission.Hold, whole: Decision, published: Decision) -> admission.Hold:
+    """The hold, beginning with what lies below the gap and does not go out before the shard waits.
+
+    Such events have the time of the held one, or a later one, or came by the backtrack.
+    """
+    below = _versions(whole, hold) - _versions(published, hold)
+    if not below:
+        return hold
+    return replace(hold, first_missing=min(below), next_attempt=hold.first_seen, catching_up=True)
+
+
+def _versions(decision: Decision, hold: admission.Hold) -> set[int]:
+    """The versions below a hold's gap that a decision publishes in their order."""
+    events = decision.events
+    if decision.late is not None:
+        events = events.filter(pa.array(~decision.late))
+    pairs = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
+    return {v for a, v in pairs if a == hold.aggregate_id and v < hold.first_missing}
 
 
 def _dead_rows(rows: pa.Table, reasons: Sequence[str]) -> list[DeadRow]:

@@ -182,9 +182,11 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return due is not None and due <= now
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """One per shard."""
-        if start == end:
-            return []
+        """One per shard, even of a window that holds nothing.
+
+        Spark runs its first batch again from `initialOffset`, which a publisher that had finished
+        that batch has moved to its end.
+        """
         watermark = self._watermark
         return [
             Window(

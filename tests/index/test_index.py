@@ -220,3 +220,15 @@ def test_holds_and_skips_are_seen_beside_the_process_that_has_the_index(tmp_path
     assert [hold.aggregate_id for hold in holds] == ["a"]
     assert skipped == {"a": [(2, 2)]}
     assert Index.glance(tmp_path / "none") == ([], {})
+
+
+def test_a_moved_index_has_read_only_as_far_as_all_that_it_came_from(tmp_path: Path) -> None:
+    for number, position in ((0, 70), (1, None)):
+        with Index(tmp_path / f"2-shards-{number}", IDENTITY) as former:
+            former.begin(None)
+            former.record(decided(last={f"a{number}": 1}), {}, position)
+    with Index(tmp_path / "1-shards-0", IDENTITY) as index:
+        directories = [tmp_path / f"2-shards-{number}" for number in (0, 1)]
+        index.move_from(directories, lambda _: True, [], None)
+        assert index.known(["a0", "a1"]).last == {"a0": 1, "a1": 1}
+        assert index.position is None

@@ -30,6 +30,13 @@ def test_after_a_start_every_bucket_of_the_horizon_is_counted_at_once() -> None:
     assert recount.due(1000 * SECOND, 990 * SECOND) == []
 
 
+def test_the_bucket_that_an_idle_reader_has_stopped_in_is_counted_as_far_as_it_was_read() -> None:
+    recount = Recount(HORIZON, start=900 * SECOND)
+    position = 990 * SECOND + SECOND // 3
+    assert recount.due(993 * SECOND, position)[-1] == 990
+    assert window_of(990, position) == (990 * SECOND, position)
+
+
 def test_nothing_older_than_the_start_is_counted() -> None:
     assert Recount(HORIZON, start=980 * SECOND).due(1000 * SECOND, 990 * SECOND) == list(
         range(980, 990)
@@ -68,7 +75,7 @@ def test_many_rows_are_compared_in_several_batches() -> None:
 
 def test_a_row_lies_in_the_window_of_its_bucket() -> None:
     for created in (1, WIDTH - 1, WIDTH, WIDTH + 1, 7 * WIDTH):
-        after, upto = window_of(bucket_of(created))
+        after, upto = window_of(bucket_of(created), 100 * WIDTH)
         assert after < created <= upto
 
 
@@ -78,3 +85,13 @@ def test_after_the_clock_was_set_everything_is_counted_again() -> None:
     recount.counted(1000 * SECOND, dict.fromkeys(due, 0))
     recount.everything(970 * SECOND)
     assert recount.due(970 * SECOND, 990 * SECOND) == list(range(909, 990))
+
+
+def test_what_a_waiting_shard_has_left_is_counted_again_however_old_it_is_then() -> None:
+    recount = Recount(HORIZON, start=0)
+    recount.heard(0, {5: 1})
+    recount.counted(70 * SECOND, {5: 2})
+    recount.compared([5], unfinished=[5], again=90 * SECOND)
+    assert not recount.has_suspects()
+    assert 5 not in recount.due(89 * SECOND, 80 * SECOND)
+    assert 5 in recount.due(90 * SECOND, 80 * SECOND)

@@ -1,0 +1,450 @@
+"""A modelled Kafka: transactions, fencing, markers, and clients with the real calls and errors.
+
+As a broker behaves towards librdkafka 2.x: a transactional id's epoch is raised by
+`init_transactions` only; a commit is answered before its markers are written (`lazy_markers`); a
+marker takes an offset; readers of committed records stop before the first open transaction; and an
+EndTxn that was sent twice may arrive much later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from tests.simulation.world import World, world
+
+Place = tuple[str, int]
+_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+
+
+@dataclass(eq=False)
+class Transaction:
+    """What one producer has written since it began, and how it ended."""
+
+    places: dict[Place, int] = field(default_factory=dict)
+    """place → first offset"""
+    outcome: str | None = None
+    """committed, aborted; None: open"""
+
+
+@dataclass(eq=False)
+class Owner:
+    """A transactional id."""
+
+    epoch: int = -1
+    transaction: Transaction | None = None
+    ending: Transaction | None = None
+    """decided, its markers not yet written"""
+
+
+class Message:
+    """confluent_kafka.Message."""
+
+    __slots__ = ("_error", "_headers", "_key", "_offset", "_place", "_value", "looked")
+
+    def __init__(
+        self,
+        place: Place,
+        key: str | None,
+        value: bytes | None,
+        headers: list[Any],
+        error: KafkaError | None = None,
+        offset: int = -1,
+    ) -> None:
+        self._place = place
+        self._key = None if key is None else key.encode()
+        self._value = value
+        self._headers = [(k, v.encode() if isinstance(v, str) else v) for k, v in headers]
+        self._error = error
+        self._offset = offset
+        self.looked = 0
+
+    def error(self) -> KafkaError | None:
+        """As there."""
+        return self._error
+
+    def topic(self) -> str:
+        """As there."""
+        return self._place[0]
+
+    def partition(self) -> int:
+        """As there."""
+        return self._place[1]
+
+    def offset(self) -> int:
+        """As there."""
+        return self._offset
+
+    def key(self) -> bytes | None:
+        """As there."""
+        return self._key
+
+    def value(self) -> bytes | None:
+        """As there."""
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        """As there."""
+        return self._headers
+
+    def at(self, offset: int) -> Message:
+        """The message where it was appended."""
+        self._offset = offset
+        return self
+
+
+Entry = tuple[Transaction, Message | None]
+"""A record, or with None the marker of its transaction."""
+
+
+class Broker:
+    """The topics and the transaction coordinator."""
+
+    def __init__(self, this: World, topics: list[str]) -> None:
+        self._world = this
+        self.topics = topics
+        self.log: dict[Place, list[Entry]] = {
+            (t, p): [] for t in topics for p in range(this.setup.partitions)
+        }
+        self.owners: dict[str, Owner] = {}
+        self.late_ends: list[tuple[str, int]] = []
+
+    # -- transactions ----------------------------------------------------------------------------
+
+    def take(self, name: str) -> int:
+        """InitProducerId: whoever had this id is fenced, what it left open is aborted."""
+        owner = self.owners.setdefault(name, Owner())
+        self._settle(owner)
+        if owner.epoch >= 0 and owner.transaction is not None:
+            self._world.counts["left open, aborted"] += 1
+            self._end(owner, "aborted")
+            self._settle(owner)
+        owner.epoch += 1
+        return owner.epoch
+
+    def append(self, name: str, epoch: int, message: Message, begin: bool) -> int:
+        """Produce, and AddPartitionsToTxn where it is the first to the partition."""
+        owner = self.owners[name]
+        if owner.epoch != epoch:
+            self._world.counts["fenced"] += 1
+            raise _error(KafkaError.INVALID_PRODUCER_EPOCH)
+        if begin:
+            self._settle(owner)  # the coordinator says CONCURRENT_TRANSACTIONS until then
+        if owner.transaction is None:
+            if not begin:
+                raise _error(KafkaError.INVALID_TXN_STATE, abort=True)
+            owner.transaction = Transaction()
+        place = message.topic(), message.partition()
+        log = self.log[place]
+        owner.transaction.places.setdefault(place, len(log))
+        log.append((owner.transaction, message))
+        return len(log) - 1
+
+    def end(self, name: str, epoch: int, outcome: str) -> None:
+        """EndTxn; answered before the markers are written."""
+        owner = self.owners[name]
+        if owner.epoch != epoch:
+            self._world.counts["fenced"] += 1
+            raise _error(KafkaError._FENCED, fatal=True)
+        if owner.transaction is None:
+            raise _error(KafkaError.INVALID_TXN_STATE, fatal=True)
+        self._end(owner, outcome)
+        if not self._world.setup.lazy_markers:
+            self._settle(owner)
+
+    def _end(self, owner: Owner, outcome: str) -> None:
+        self._settle(owner)
+        assert owner.transaction is not None
+        owner.transaction.outcome = outcome
+        owner.ending, owner.transaction = owner.transaction, None
+
+    def _settle(self, owner: Owner) -> None:
+        if owner.ending is not None:
+            for place in owner.ending.places:
+                self.log[place].append((owner.ending, None))
+            owner.ending = None
+
+    def settle(self) -> None:
+        """Time passes: all markers are written."""
+        for owner in self.owners.values():
+            self._settle(owner)
+
+    def time_out(self) -> None:
+        """Open transactions have become too old: they are aborted, their producers fenced."""
+        for owner in self.owners.values():
+            if owner.transaction is not None:
+                self._world.counts["transactions timed out"] += 1
+                owner.epoch += 1
+                self._end(owner, "aborted")
+
+    def deliver_late_ends(self) -> None:
+        """Second copies of an EndTxn arrive, and end whatever is open under their epoch."""
+        for name, epoch in self.late_ends:
+            owner = self.owners[name]
+            self._world.counts["late EndTxn"] += 1
+            if owner.epoch == epoch and owner.transaction is not None:
+                self._world.counts["late EndTxn that ended another transaction"] += 1
+                self._end(owner, "committed")
+        self.late_ends.clear()
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def high(self, place: Place) -> int:
+        """The high watermark."""
+        return len(self.log[place])
+
+    def stable(self, place: Place) -> int:
+        """The last stable offset."""
+        end = len(self.log[place])
+        for owner in self.owners.values():
+            for transaction in (owner.transaction, owner.ending):
+                if transaction is not None and place in transaction.places:
+                    end = min(end, transaction.places[place])
+        return end
+
+    def read(self, place: Place, start: int) -> list[Message]:
+        """The committed records from an offset to the last stable one."""
+        return [
+            message.at(offset)
+            for offset, (transaction, message) in enumerate(
+                self.log[place][start : self.stable(place)], start
+            )
+            if message is not None and transaction.outcome == "committed"
+        ]
+
+
+def _error(
+    code: int, *, fatal: bool = False, retriable: bool = False, abort: bool = False
+) -> KafkaException:
+    return KafkaException(KafkaError(code, "simulated", fatal, retriable, abort))
+
+
+class Producer:
+    """confluent_kafka.Producer, transactional."""
+
+    def __init__(self, name: str, log: Any) -> None:
+        self._world = world()
+        self._broker = self._world.broker
+        self._name = name
+        self._log = log
+        self._epoch = -1
+        self._queue: list[tuple[Message, Callable[..., None]]] = []
+        self._unreported: list[tuple[Callable[..., None], KafkaError | None, Message]] = []
+        self._places: set[Place] = set()
+        self._answered = False
+
+    def init_transactions(self, timeout: float) -> None:
+        """As there."""
+        self._world.point("kafka.init")
+        if self._world.fault("init slow"):
+            self._world.monotonic += timeout
+            raise _error(KafkaError._TIMED_OUT, retriable=True)
+        self._epoch = self._broker.take(self._name)
+        self._world.point("kafka.taken")
+
+    def begin_transaction(self) -> None:
+        """As there."""
+        self._places = set()
+        self._answered = False
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: str | None,
+        partition: int,
+        callback: Callable[..., None],
+        on_delivery: Callable[..., None],
+        timestamp: int,
+        headers: list[Any],
+    ) -> None:
+        """As there; sent at once or with `flush`."""
+        del callback, timestamp
+        message = Message((topic, partition), key, value, headers)
+        message.looked = self._world.process.looked
+        self._queue.append((message, on_delivery))
+        if self._world.setup.eager_send:
+            self._send()
+
+    def _send(self) -> None:
+        queue, self._queue = self._queue, []
+        for message, on_delivery in queue:
+            place = message.topic(), message.partition()
+            if self._world.fault("record rejected"):
+                self._unreported.append(
+                    (on_delivery, _error(KafkaError._MSG_TIMED_OUT).args[0], message)
+                )
+                continue
+            try:
+                begin = place not in self._places
+                message.at(self._broker.append(self._name, self._epoch, message, begin))
+            except KafkaException as exception:
+                self._unreported.append((on_delivery, exception.args[0], message))
+                continue
+            self._places.add(place)
+            if not self._world.fault("report lost"):
+                self._unreported.append((on_delivery, None, message))
+
+    def poll(self, timeout: float) -> int:
+        """As there: delivery reports."""
+        del timeout
+        reports, self._unreported = self._unreported, []
+        for on_delivery, error, message in reports:
+            on_delivery(error, message)
+        return len(reports)
+
+    def flush(self, timeout: float) -> int:
+        """As there."""
+        self._world.point("kafka.flush")
+        self._send()
+        self._world.point("kafka.flushed")
+        self.poll(timeout)
+        return 0
+
+    def commit_transaction(self, timeout: float) -> None:
+        """As there, with the ways in which its answer may be lost or refused."""
+        if self._answered:  # asked again after a time-out: the first answer has come since
+            return
+        this = self._world
+        this.point("kafka.commit")
+        if this.fault("commit refused"):
+            raise _error(KafkaError.COORDINATOR_NOT_AVAILABLE, abort=True)
+        if this.fault("commit lost"):
+            raise _error(KafkaError._STATE, fatal=True)
+        self._broker.end(self._name, self._epoch, "committed")
+        this.point("kafka.committed")
+        if this.fault("commit unanswered"):
+            raise _error(KafkaError._FAIL, fatal=True)
+        if this.fault("commit times out"):
+            this.monotonic += timeout
+            self._answered = True
+            raise _error(KafkaError._TIMED_OUT, retriable=True)
+        self._log.log(7, "", "SEND", "", "Sent EndTxnRequest")
+        if this.fault("commit sent twice"):
+            self._broker.late_ends.append((self._name, self._epoch))
+            self._log.log(7, "", "SEND", "", "Sent EndTxnRequest")
+        self._log.log(7, "", "RECV", "", "Received EndTxnResponse")
+
+    def abort_transaction(self, timeout: float) -> None:
+        """As there."""
+        del timeout
+        self._world.point("kafka.abort")
+        self._queue.clear()
+        if self._broker.owners[self._name].transaction is None and not self._places:
+            return
+        self._broker.end(self._name, self._epoch, "aborted")
+
+
+class Consumer:
+    """confluent_kafka.Consumer, assigned its partitions, of committed records."""
+
+    def __init__(self) -> None:
+        self._world = world()
+        self._broker = self._world.broker
+        self._at: dict[Place, int] = {}
+        self._buffer: list[Message] = []
+        self._ended: dict[Place, int] = {}
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        """As there."""
+        self._at = {
+            (p.topic, p.partition): p.offset
+            for p in sorted(places, key=lambda p: (p.topic, p.partition))
+        }
+        self._buffer.clear()
+        self._ended.clear()
+
+    def _fetch(self) -> None:
+        for place, at in self._at.items():
+            stable = self._broker.stable(place)
+            self._buffer += self._broker.read(place, at)
+            self._at[place] = max(at, stable)
+            if self._ended.get(place) != self._at[place]:
+                self._ended[place] = self._at[place]
+                end = KafkaError(KafkaError._PARTITION_EOF)
+                self._buffer.append(Message(place, None, None, [], end, self._at[place]))
+
+    def poll(self, timeout: float) -> Message | None:
+        """As there."""
+        del timeout
+        self._world.point("kafka.read")
+        if not self._buffer:
+            self._fetch()
+        if not self._buffer:
+            self._world.monotonic += 5.0  # shorter than any real wait is dear
+            self._broker.settle()
+            return None
+        return self._buffer.pop(0)
+
+    def consume(self, most: int, timeout: float) -> list[Message]:
+        """As there."""
+        del timeout
+        size = min(most, self._world.setup.fetch)
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        return taken
+
+    def close(self) -> None:
+        """As there."""
+
+
+class _Future:
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def result(self, timeout: float) -> Any:
+        del timeout
+        return SimpleNamespace(offset=self._offset)
+
+
+class Admin:
+    """confluent_kafka.admin.AdminClient."""
+
+    def poll(self, timeout: float) -> int:
+        """As there."""
+        del timeout
+        return 0
+
+    def list_topics(self, topic: object, timeout: float) -> Any:
+        """As there."""
+        del topic, timeout
+        this = world()
+        partitions = dict.fromkeys(range(this.setup.partitions))
+        return SimpleNamespace(
+            topics={
+                t: SimpleNamespace(error=None, partitions=partitions) for t in this.broker.topics
+            }
+        )
+
+    def list_offsets(
+        self, wanted: dict[TopicPartition, Any], isolation_level: Any, request_timeout: float
+    ) -> dict[TopicPartition, _Future]:
+        """As there."""
+        del request_timeout
+        this = world()
+        this.point("kafka.offsets")
+        broker = this.broker
+        away = this.fault("offsets away")
+        answers: dict[TopicPartition, _Future] = {}
+        for place, spec in wanted.items():
+            key = (place.topic, place.partition)
+            if away or key not in broker.log:
+                code = KafkaError._TRANSPORT if away else KafkaError.UNKNOWN_TOPIC_OR_PART
+                answers[place] = _Refused(code)
+            elif spec is _EARLIEST:
+                answers[place] = _Future(0)
+            elif isolation_level == IsolationLevel.READ_COMMITTED:
+                answers[place] = _Future(broker.stable(key))
+            else:
+                answers[place] = _Future(broker.high(key))
+        return answers
+
+
+class _Refused(_Future):
+    def result(self, timeout: float) -> Any:
+        del timeout
+        raise _error(self._offset)

@@ -1,0 +1,171 @@
+"""Disks of executors: a stand-in for the calls of RocksDB that the index makes, and state files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.simulation.world import World, world
+
+
+class Database:
+    """What one directory holds, and what it held before each write."""
+
+    def __init__(self) -> None:
+        self.data: dict[bytes, bytes] = {}
+        self.history: list[dict[bytes, bytes]] = []
+        self.locked = False
+
+
+class Disk:
+    """(executor, directory) → database."""
+
+    def __init__(self) -> None:
+        self.databases: dict[tuple[int, str], Database] = {}
+
+    def lose(self, executor: int) -> None:
+        """Delete the directories of an executor that nobody has open."""
+        for key in [k for k, d in self.databases.items() if k[0] == executor and not d.locked]:
+            del self.databases[key]
+
+    def set_back(self, executor: int, writes: int) -> None:
+        """Put older copies in the place of an executor's directories."""
+        for (at, _), database in self.databases.items():
+            if at == executor and not database.locked and database.history:
+                kept = max(0, len(database.history) - writes)
+                database.data = database.history[kept] if kept < len(database.history) else {}
+                del database.history[kept:]
+
+
+class WriteBatch:
+    """rocksdict.WriteBatch."""
+
+    def __init__(self, raw_mode: bool = False) -> None:
+        assert raw_mode
+        self.changes: list[tuple[bytes, bytes | None]] = []
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """As there."""
+        self.changes.append((key, value))
+
+    def delete(self, key: bytes) -> None:
+        """As there."""
+        self.changes.append((key, None))
+
+
+class Rdict:
+    """rocksdict.Rdict in raw mode: a lock, sorted keys, atomic write batches."""
+
+    def __init__(self, directory: str, options: object = None, access_type: Any = None) -> None:
+        del options
+        self._world: World = world()
+        self._reads_only = access_type is not None
+        self._world.point("index.open")
+        databases = self._world.disk.databases
+        key = (self._world.process.executor, directory)
+        self._database = databases.setdefault(key, Database())
+        if self._reads_only:
+            return
+        if self._database.locked:
+            self._world.counts["locked indexes"] += 1
+            raise OSError(f"IO error: lock hold by another process: {directory}/LOCK")
+        self._database.locked = True
+
+    def close(self) -> None:
+        """As there; also what the system does for a process that died."""
+        if not self._reads_only:
+            self._database.locked = False
+
+    def get(self, keys: Any) -> Any:
+        """As there: of one key or of many."""
+        data = self._database.data
+        if isinstance(keys, bytes):
+            return data.get(keys)
+        return [data.get(key) for key in keys]
+
+    def items(self, from_key: bytes = b"") -> list[tuple[bytes, bytes]]:
+        """As there, from a key on."""
+        return sorted((k, v) for k, v in self._database.data.items() if k >= from_key)
+
+    def write(self, batch: WriteBatch) -> None:
+        """As there."""
+        self._world.point("index.write")
+        if self._world.fault("disk full"):
+            raise OSError("IO error: No space left on device")
+        database = self._database
+        database.history.append(database.data)
+        data = dict(database.data)
+        for key, value in batch.changes:
+            if value is None:
+                data.pop(key, None)
+            else:
+                data[key] = value
+        database.data = data
+        self._world.point("index.written")
+
+
+class File:
+    """A path of the state directory, as far as the real code uses paths."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def parent(self) -> File:
+        """Any."""
+        return self
+
+    def __truediv__(self, name: str) -> File:
+        return File(f"{self.name}/{name}")
+
+    def exists(self) -> bool:
+        """Only asked of a file in a database's directory."""
+        key = (world().process.executor, self.name.removesuffix("/CURRENT"))
+        return key in world().disk.databases
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Nothing to do."""
+
+    def read_text(self) -> str:
+        """The file's JSON."""
+        data = world().files.get(self.name)
+        if data is None:
+            raise FileNotFoundError(self.name)
+        return json.dumps(data)
+
+
+class StateDir:
+    """eventpub.spark.state.StateDir on the simulated disk."""
+
+    progress_file = File("progress.json")
+    start_file = File("start.json")
+
+    def __init__(self, root: object) -> None:
+        del root
+
+    def read(self, path: File) -> dict[str, Any] | None:
+        """As there."""
+        return world().files.get(path.name)
+
+    def write(self, path: File, data: dict[str, Any]) -> None:
+        """As there."""
+        world().point(f"write {path}")
+        world().files[path.name] = data
+
+    def forget_shards(self, shards: int) -> None:
+        """As there: on the driver's disk only."""
+        databases = world().disk.databases
+        for at, path in list(databases):
+            if at == 0 and path.startswith(f"{shards}-shards/"):
+                del databases[at, path]
+
+    def asked(self) -> list[Any]:
+        """Nobody asks for anything."""
+        return []
+
+    def shard_index(self, shards: int, number: int) -> File:
+        """As there."""
+        return File(f"{shards}-shards/{number}")

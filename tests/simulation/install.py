@@ -1,0 +1,132 @@
+"""Puts the modelled store, broker, disk and time under the real code, and takes them away again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from eventpub.index import rocks
+from eventpub.sink import client, fold, shard, topics
+from eventpub.spark import publisher
+from eventpub.spark import shard as task
+from tests.simulation import broker, disk, store
+from tests.simulation.world import world
+
+
+def _sleep(seconds: float) -> None:
+    world().monotonic += max(seconds, 2.0)  # whoever waits, waits in few steps
+    world().broker.settle()
+
+
+_time = SimpleNamespace(monotonic=lambda: world().monotonic, perf_counter=lambda: 0.0, sleep=_sleep)
+
+
+class _Thread:
+    """threading.Thread without a thread: its work is done when it starts, or when it is joined."""
+
+    def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
+        del name, daemon
+        self._target: Callable[[], None] | None = target
+
+    def start(self) -> None:
+        if not world().setup.slow_start:
+            self.join()
+
+    def join(self, timeout: float | None = None) -> None:
+        del timeout
+        target, self._target = self._target, None
+        if target is not None:
+            target()
+
+    def is_alive(self) -> bool:
+        return self._target is not None
+
+
+class _Pool:
+    """A pool that does one thing after the other."""
+
+    def __init__(self, size: int, thread_name_prefix: str) -> None:
+        del size, thread_name_prefix
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        return [work(item) for item in items]
+
+
+def _producer(_sink: object, name: str, log: Any, *, careful: bool = False) -> broker.Producer:
+    del careful
+    return broker.Producer(name, log)
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """The real code runs in the current `World` inside of this."""
+    admin = (broker.Admin(), client.ClientLog())
+    quiet = logging.getLogger("eventpub.sink")
+    level, quiet.disabled = quiet.disabled, True
+    with ExitStack() as stack:
+
+        def put(module: Any, **names: Any) -> None:
+            stack.enter_context(patch.multiple(module, **names))
+
+        put(
+            client,
+            producer=_producer,
+            consumer=lambda *_: broker.Consumer(),
+            admin=lambda _: admin,
+        )
+        put(
+            shard,
+            time=_time,
+            threading=SimpleNamespace(Thread=_Thread),
+            ThreadPoolExecutor=_Pool,
+        )
+        put(fold, time=_time)
+        put(topics, time=_time)
+        put(
+            rocks,
+            time=_time,
+            Rdict=disk.Rdict,
+            WriteBatch=disk.WriteBatch,
+            Options=_NoOptions,
+            AccessType=SimpleNamespace(read_only=lambda: True),
+        )
+        put(
+            task,
+            time=_time,
+            EventStore=store.EventStore,
+            StateDir=disk.StateDir,
+            failpoint=lambda name: world().point(name),
+        )
+        put(
+            publisher,
+            time=_time,
+            EventStore=store.EventStore,
+            StateDir=disk.StateDir,
+            log=SimpleNamespace(warning=_nothing, debug=_nothing, info=_nothing),
+        )
+        try:
+            yield
+        finally:
+            quiet.disabled = level
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+class _NoOptions:
+    def __init__(self, raw_mode: bool) -> None:
+        del raw_mode
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return _nothing

@@ -1,0 +1,136 @@
+"""The real code with one invariant broken at a time: what the simulation must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from eventpub.admission import Plan
+from eventpub.sink import client
+from eventpub.sink import shard as sink
+from eventpub.sink.fold import Fold
+from eventpub.spark import publisher
+from eventpub.spark import shard as task
+from tests.simulation.world import world
+
+
+@contextmanager
+def no_fold() -> Iterator[None]:
+    """The topic is not read back: a fold says that it has reached every end and gives nothing."""
+
+    def read(self: Any) -> Iterator[Any]:
+        self.offsets = self._list_ends()
+        yield from ()
+
+    with patch.object(Fold, "_read", read):
+        yield
+
+
+@contextmanager
+def no_dedupe() -> Iterator[None]:
+    """What is published already is not dropped, and the last check of a batch does not look."""
+
+    def keep(
+        self: Any, order: np.ndarray, ids: Any, code: np.ndarray, version: np.ndarray, last: Any
+    ) -> np.ndarray:
+        del self, ids
+        for row in order:
+            last[code[row]] = min(last[code[row]], version[row] - 1)
+        return order
+
+    with (
+        patch.object(Plan, "_drop_known", keep),
+        patch.object(task, "_assert_order", lambda *_: None),
+    ):
+        yield
+
+
+@contextmanager
+def no_hold() -> Iterator[None]:
+    """Nothing waits for a missing version: whatever lies above the last one goes out."""
+    whole = task.Job.rules
+
+    def rules(job: Any) -> Any:
+        return replace(whole(job), backtrack=False)
+
+    with patch.object(task.Job, "rules", rules):
+        yield
+
+
+@contextmanager
+def index_before_commit() -> Iterator[None]:
+    """The index remembers a batch before its transaction is committed."""
+    publish = task._ShardTask._publish
+
+    def publishing(self: Any, decision: Any, known: Any, position: int | None) -> None:
+        failpoint = world().point
+
+        def early(name: str) -> None:
+            if name == "before_commit":
+                self._index.record(decision, {}, position)
+            failpoint(name)
+
+        with patch.object(task, "failpoint", early):
+            publish(self, decision, known, position)
+
+    with patch.object(task._ShardTask, "_publish", publishing):
+        yield
+
+
+@contextmanager
+def no_replacement() -> Iterator[None]:
+    """After an answer that leaves a doubt, the batch is redone without reading the topic back."""
+
+    def replace_sink(self: Any) -> None:
+        self._sink.close()
+        self._sink = self._new_sink()
+
+    with patch.object(task._ShardTask, "_replace_sink", replace_sink):
+        yield
+
+
+@contextmanager
+def no_fence() -> Iterator[None]:
+    """Writers of a former number of shards are not fenced when the publisher starts."""
+    with patch.object(publisher, "fence_all", lambda *_: None):
+        yield
+
+
+@contextmanager
+def no_count() -> Iterator[None]:
+    """Delivery reports are not counted before a commit."""
+
+    def flush(self: Any, batch: Any) -> None:
+        client.call(self._client.flush, 0.1)
+        batch.produced = 0
+
+    with patch.object(sink.ShardSink, "_flush", flush):
+        yield
+
+
+@contextmanager
+def no_recount() -> Iterator[None]:
+    """Nothing is counted again."""
+    with patch.object(publisher._Publisher, "_recount_finds", lambda *_, **__: False):
+        yield
+
+
+MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    f.__name__: f
+    for f in (
+        no_fold,
+        no_dedupe,
+        no_hold,
+        index_before_commit,
+        no_recount,
+        no_replacement,
+        no_fence,
+        no_count,
+    )
+}
+"""By name. What each breaks is its docstring."""

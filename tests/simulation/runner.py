@@ -1,0 +1,255 @@
+"""Runs schedules, and shrinks those that fail."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eventpub.spark import shard as task
+from tests.simulation.broker import Broker
+from tests.simulation.checker import ViolationError, check
+from tests.simulation.disk import Disk
+from tests.simulation.install import installed
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.schedule import Schedule, make
+from tests.simulation.spark import TOPIC, Driver, Stopped
+from tests.simulation.world import Current, Setup, Step, World
+
+_BUCKETS = 3_000_000
+"""More than a bucket's width and the age at which it is counted first, µs."""
+
+_MOST_ROUNDS = 60
+"""Batches that a healed world may need until nothing is left to do."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run: what it contained, and what was violated (None: nothing)."""
+
+    counts: Counter[str]
+    kind: str | None = None
+    text: str = ""
+
+
+def run(schedule: Schedule) -> Outcome:
+    """Run one schedule to its end, heal the world, let it settle, check. Needs `installed()`."""
+    setup = schedule.setup
+    world = Current.world = World(setup)
+    world.disk = Disk()
+    world.broker = Broker(world, [TOPIC, *(f"{TOPIC}.{t}" for t in ("gaps", "dead", "late"))])
+    driver = Driver(world)
+    world.look = driver.look
+    task.CHUNK_ROWS = setup.chunk_rows
+    kind, text = None, ""
+    try:
+        for step in schedule.steps:
+            _step(world, driver, step)
+        counted_from = _heal(world, driver)
+        start = world.files["start.json"]["position"]
+        check(world, start, counted_from)
+    except ViolationError as violation:
+        kind, text = violation.kind, str(violation)
+    except Stopped as stopped:
+        kind, text = f"stopped: {str(stopped).split(':', 1)[0]}", str(stopped)
+    except Exception as error:
+        kind, text = f"raised: {type(error).__name__}", repr(error)
+    finally:
+        world.armed = {}
+        for worker in world.stalled:
+            worker.end()
+    return Outcome(world.counts, kind, text)
+
+
+def _step(world: World, driver: Driver, step: Step) -> None:
+    if step[0] == "batch":
+        _, driver.shift, driver.turn, points = step
+        driver.threads = any(action[0] == "stall" for _, _, action in points)
+        world.arm(points)
+        driver.batch()
+        world.armed = {}
+        world.faults.clear()
+    elif step[0] == "restart":
+        _, shards, lose = step
+        world.counts["restarts"] += 1
+        driver.stop()
+        if shards and shards != driver.shards:
+            world.counts["rescales"] += 1
+            driver.shards = shards
+        if lose:
+            world.counts["lost checkpoints"] += 1
+            driver.lose_checkpoint()
+    else:
+        world.act(step)
+
+
+def _heal(world: World, driver: Driver) -> int | None:
+    """No more faults; whatever is open ends; time goes on until nothing is left to do.
+
+    Returns:
+        For the checker, what is `counted_from`.
+
+    Raises:
+        ViolationError: it does not come to rest.
+    """
+    driver.threads = False
+    driver.page_rows = 1000
+    while world.stalled:
+        world.act(["resume", 0, None])
+    for transaction in sorted(world.transactions):
+        world.act(["commit" if transaction % 2 else "rollback", transaction])
+    world.broker.deliver_late_ends()
+    world.broker.time_out()
+    world.broker.settle()
+    newest = max((row.create_time for row in world.committed.values()), default=0)
+    position = world.files.get("progress.json", {}).get("position", 0)
+    world.clock = max(world.clock, newest, position) + 1
+    horizon = world.setup.horizon
+    counted_from: int | None = world.clock - horizon + _BUCKETS
+    if not horizon:
+        counted_from = None
+        # Whatever committed behind the window shows when a later version arrives.
+        for aggregate_id in sorted({a for a, _ in world.committed}):
+            world.act(["write", 9, int(aggregate_id[1:]), 0, 1])
+        world.act(["commit", 9])
+    end = world.clock + horizon + _BUCKETS
+    age = 1_000_000
+    world.clock += world.setup.delay
+    for _ in range(_MOST_ROUNDS):
+        world.clock += 1
+        if driver.batch():
+            driver.look()
+            continue
+        due = world.files["progress.json"]["next_due"]
+        if due is not None:
+            world.clock = max(world.clock, due)
+        elif horizon and world.clock < end:
+            age *= 2
+            world.clock = min(world.clock + age, end)
+            driver.look()
+        else:
+            driver.look()
+            if world.files["progress.json"]["next_due"] is None:
+                world.broker.settle()
+                return counted_from
+    raise ViolationError("does not settle", f"{world.files.get('progress.json')}")
+
+
+# -- many ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A seed whose schedule violates something."""
+
+    seed: int
+    kind: str
+    text: str
+
+
+def sweep(first: int, count: int, mutant: str | None = None) -> tuple[Counter[str], list[Failure]]:
+    """Run the schedules of so many seeds: what they contained, and which failed."""
+    counts: Counter[str] = Counter()
+    failures: list[Failure] = []
+    with installed(), MUTANTS[mutant]() if mutant else nullcontext():
+        for seed in range(first, first + count):
+            outcome = run(make(seed))
+            counts += outcome.counts
+            if outcome.kind is not None:
+                failures.append(Failure(seed, outcome.kind, outcome.text))
+    return counts, failures
+
+
+def sweep_all(
+    first: int, count: int, jobs: int, mutant: str | None = None, chunk: int = 500
+) -> Iterator[tuple[int, Counter[str], list[Failure]]]:
+    """`sweep` in so many processes; yields, chunk by chunk, how many schedules were run."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_calm_collector) as pool:
+        sizes = {
+            pool.submit(sweep, at, min(chunk, first + count - at), mutant): min(
+                chunk, first + count - at
+            )
+            for at in range(first, first + count, chunk)
+        }
+        for done in as_completed(sizes):
+            yield sizes.pop(done), *done.result()
+
+
+def _calm_collector() -> None:
+    """Let the collector look at less, less often: a world is small and gone at once."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+# -- shrinking -----------------------------------------------------------------------------------
+
+
+def shrink(schedule: Schedule, kind: str, most: int = 3000) -> Schedule:
+    """A small schedule that fails in the same way."""
+    left = [most]
+
+    def fails(candidate: Schedule) -> bool:
+        left[0] -= 1
+        return left[0] >= 0 and run(candidate).kind == kind
+
+    while True:
+        smaller = _smaller(schedule, fails)
+        if smaller is None or left[0] < 0:
+            return schedule
+        schedule = smaller
+
+
+def _smaller(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule | None:
+    """One pass over everything that could be left out; None where nothing could."""
+    setup, steps = schedule.setup, list(schedule.steps)
+    changed = False
+    size = max(1, len(steps) // 2)
+    while size:
+        at = 0
+        while at < len(steps):
+            rest = steps[:at] + steps[at + size :]
+            if fails(Schedule(setup, rest)):
+                steps, changed = rest, True
+            else:
+                at += size
+        size //= 2
+    for at in range(len(steps)):
+        for simpler in _simpler_steps(steps[at]):
+            rest = [*steps[:at], simpler, *steps[at + 1 :]]
+            if fails(Schedule(setup, rest)):
+                steps, changed = rest, True
+                break
+    default = Setup()
+    for name in vars(default):
+        for value in _simpler_values(getattr(setup, name), getattr(default, name)):
+            simpler_setup = replace(setup, **{name: value})
+            if simpler_setup.shards > simpler_setup.partitions:
+                continue
+            if fails(Schedule(simpler_setup, steps)):
+                setup, changed = simpler_setup, True
+                break
+    return Schedule(setup, steps) if changed else None
+
+
+def _simpler_steps(step: Step) -> Iterator[Step]:
+    if step[0] == "batch":
+        points = step[3]
+        for at in range(len(points)):
+            yield [*step[:3], points[:at] + points[at + 1 :]]
+        if step[1] or step[2]:
+            yield ["batch", 0, 0, points]
+    elif step[0] == "write":
+        for at, plain in ((3, 0), (4, 1), (2, 0)):
+            if step[at] != plain:
+                yield [*step[:at], plain, *step[at + 1 :]]
+
+
+def _simpler_values(value: Any, default: Any) -> Iterator[Any]:
+    if value != default:
+        yield default

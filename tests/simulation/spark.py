@@ -1,0 +1,243 @@
+"""Spark's part, as far as it decides anything: offset log, replay, tasks, and what a crash leaves.
+
+The publisher, its micro-batch, the source and the tasks are the real ones. Spark writes a batch's
+end to its offset log before the batch and its number to the commit log after it; a batch without
+that is run again with the same bounds, by a driver that may know no more than the disk does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from eventpub.config import App, Config, Gaps, Read, Recount, Sink, Spark, Store
+from eventpub.errors import EventpubError
+from eventpub.spark.publisher import _Publisher
+from eventpub.spark.source import EventStoreStreamReader, SourceError, Window
+from tests.simulation.disk import StateDir
+from tests.simulation.store import EventStore
+from tests.simulation.world import Crash, Process, Setup, Worker, World
+
+TOPIC = "events"
+
+
+class Stopped(Exception):  # noqa: N818 (what a schedule meets, not what went wrong in the test)
+    """The publisher has given up for good."""
+
+
+class ExecutorLost(RuntimeError):  # noqa: N818 (it is what happens)
+    """What Spark raises in the driver when a task's process is gone."""
+
+
+@cache
+def config_of(setup: Setup, shards: int) -> Config:
+    """The publisher's configuration in this world."""
+    return Config(
+        app=App(id="sim"),
+        store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
+        read=Read.model_validate(
+            {"start": setup.start, "delay": f"{setup.delay}us", "page_rows": setup.page_rows}
+        ),
+        gaps=Gaps.model_validate(
+            {
+                "max_backoff": setup.max_backoff,
+                "backoff_base": f"{setup.backoff_base}us",
+                "late": setup.late,
+                "policy": setup.policy,
+            }
+        ),
+        recount=Recount.model_validate({"horizon": f"{setup.horizon}us"}),
+        sink=Sink(topic=TOPIC),
+        spark=Spark(shards=shards),
+    )
+
+
+class _Reader(EventStoreStreamReader):
+    def __init__(self, config: Config, position: int) -> None:
+        self._read = config.read
+        self._shards = config.spark.shards
+        self._windows = True
+        self._wake_file: Any = StateDir.progress_file
+        self._until = None
+        self._initial = position
+        self._first = True
+        self._store: Any = EventStore(None, None)
+        self._watermark = None
+
+
+class _Rows:
+    """A record batch of windows."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        return [vars(self._window)]
+
+
+class _Frame:
+    """The DataFrame of a micro-batch: each window is a task on an executor."""
+
+    def __init__(self, driver: Driver, windows: list[Window]) -> None:
+        self._driver = driver
+        self._windows = windows
+        self._task: Callable[..., Any]
+
+    def mapInArrow(self, task: Callable[..., Any], schema: str) -> _Frame:  # noqa: N802
+        del schema
+        self._task = task
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        this = self._driver.world
+        driver = this.process
+        results: list[dict[str, Any]] = []
+        turn = self._driver.turn % max(1, len(self._windows))
+        for window in self._windows[turn:] + self._windows[:turn]:
+            this.point("task")
+            process = Process((window.shard + self._driver.shift) % this.setup.executors)
+            this.process = process
+            try:
+                results += self._run(this, process, window)
+            except Crash as crash:
+                process.dead = True
+                if crash.whole:
+                    driver.dead = True
+                    raise
+                raise ExecutorLost from None
+            finally:
+                this.process = driver
+        this.point("tasks done")
+        return sorted(results, key=lambda r: str(r["report"]))
+
+    def _run(self, this: World, process: Process, window: Window) -> list[dict[str, Any]]:
+        def work() -> list[dict[str, Any]]:
+            return [row for batch in self._task(iter([_Rows(window)])) for row in batch.to_pylist()]
+
+        if not self._driver.threads:
+            return work()
+        worker = Worker(this, process, work)
+        worker.go_on()
+        if not worker.done:
+            this.stalled.append(worker)
+            raise ExecutorLost
+        if worker.error is not None:
+            raise worker.error
+        result: list[dict[str, Any]] = worker.result
+        return result
+
+
+class Driver:
+    """The driver, again and again: what survives it is `offsets` and `done`, and the disk."""
+
+    def __init__(self, this: World) -> None:
+        self.world = this
+        self.shards = this.setup.shards
+        self.page_rows = this.setup.page_rows
+        self.offsets: dict[int, dict[str, int]] = {}
+        self.done = -1
+        self.shift = 0
+        self.turn = 0
+        self.threads = False
+        self.errors: list[str] = []
+        self._publisher: Any = None
+        self._reader: _Reader | None = None
+
+    def stop(self) -> None:
+        """It ends, one way or the other."""
+        self._publisher = self._reader = None
+
+    def lose_checkpoint(self) -> None:
+        """Spark's directory is deleted."""
+        self.offsets, self.done = {}, -1
+
+    def batch(self) -> bool:
+        """Start what does not run, then one micro-batch; False where none was due.
+
+        Raises:
+            Stopped: an error that the publisher does not wait out.
+        """
+        this = self.world
+        this.process = Process()
+        try:
+            if self._publisher is None:
+                self._start()
+            if self._reader is None:
+                self._query()
+            return self._micro_batch()
+        except Crash:
+            this.counts["crashes"] += 1
+            self.stop()
+        except ExecutorLost:
+            self._reader = None
+        except (EventpubError, SourceError) as error:
+            self._reader = None
+            cause = error.__cause__ if isinstance(error, SourceError) else error
+            assert isinstance(cause, EventpubError)
+            this.counts[f"error {cause.code}"] += 1
+            waits = cause.retriable or (
+                cause.code == "sink.fenced" and not self._publisher._another_publisher_seen()
+            )
+            if not waits:
+                self.stop()
+                raise Stopped(f"{cause.code}: {cause}") from error
+            if self._publisher is not None and not hasattr(self._publisher, "_job"):
+                self.stop()  # it never came to run
+        finally:
+            this.process = Process()
+        return True
+
+    def look(self) -> None:
+        """What the driver's main thread does every second: the recount."""
+        if self._publisher is None or not hasattr(self._publisher, "_job"):
+            return
+        process = self.world.process
+        self.world.process = Process()
+        try:
+            self.world.counts["looks"] += 1
+            if self._publisher._recount_finds(EventStore(None, None)):
+                self._publisher._write_progress()
+        finally:
+            self.world.process = process
+
+    def _start(self) -> None:
+        config = config_of(self.world.setup, self.shards)
+        self._publisher = _Publisher(config, False, lambda _: None)
+        self._publisher._prepare()
+
+    def _query(self) -> None:
+        self._reader = _Reader(config_of(self.world.setup, self.shards), self._publisher._position)
+
+    def _micro_batch(self) -> bool:
+        this = self.world
+        reader = self._reader
+        assert reader is not None
+        last = max(self.offsets, default=-1)
+        if last > self.done:
+            number = last
+            this.counts["replays"] += 1
+        else:
+            number = last + 1
+            start = self._end_of(last)
+            end = reader.latestOffset(start, ReadMaxRows(self.page_rows))
+            if end == start:
+                return False
+            this.point("offsets")
+            self.offsets[number] = end
+        this.reached = max(this.reached, self.offsets[number]["position"])
+        this.point("planned")
+        windows: Any = reader.partitions(self._end_of(number - 1), self.offsets[number])
+        self._publisher._micro_batch(_Frame(self, list(windows)), number)
+        this.point("remembered")
+        self.done = number
+        this.counts["batches"] += 1
+        return True
+
+    def _end_of(self, number: int) -> dict[str, int]:
+        """Where the next batch starts; Spark asks the source again as long as there was none."""
+        assert self._reader is not None
+        found = self.offsets.get(number)
+        return self._reader.initialOffset() if found is None else found

@@ -1,0 +1,148 @@
+"""The event store's stand-in: the same answers as `eventpub.store.EventStore`, from `World`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from eventpub.admission import EVENTS, Shard, VersionRange
+from eventpub.errors import StoreError
+from eventpub.store.events import Poll
+from tests.simulation.world import Row, world
+
+_TYPES = [EVENTS.field(i).type for i in range(6)]
+
+
+@cache
+def crc(aggregate_id: str) -> int:
+    """What decides an aggregate's partition."""
+    return zlib.crc32(aggregate_id.encode())
+
+
+def record_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Rows as the store gives them."""
+    columns: list[list[Any]] = [
+        [r.aggregate_id for r in rows],
+        [r.version for r in rows],
+        ["happened"] * len(rows),
+        [r.payload for r in rows],
+        [None] * len(rows),
+        [r.create_time for r in rows],
+    ]
+    arrays = [pa.array(c, t) for c, t in zip(columns, _TYPES, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=EVENTS)
+
+
+class EventStore:
+    """Each call is a statement of its own and sees what is committed when it begins."""
+
+    @staticmethod
+    def discover(config: object) -> Any:
+        """Nothing to discover."""
+        del config
+        return SimpleNamespace(key_is_unique=True)
+
+    def __init__(self, config: object, layout: object) -> None:
+        del config, layout
+        self._world = world()
+
+    def __enter__(self) -> EventStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _statement(self, name: str) -> None:
+        self._world.point(f"store.{name}")
+        if self._world.fault("store away"):
+            raise StoreError("store.unreachable", "the connection is gone", retriable=True)
+
+    def now(self) -> int:
+        """As there."""
+        self._statement("now")
+        return self._world.clock
+
+    def poll(self, after: int, delay: int, page_rows: int, at_most: int | None = None) -> Poll:
+        """As there."""
+        self._statement("poll")
+        now = self._world.clock
+        upper = now - delay if at_most is None else min(now - delay, at_most)
+        times = sorted(
+            r.create_time for r in self._world.committed.values() if after < r.create_time <= upper
+        )
+        page_end = times[page_rows - 1] if len(times) >= page_rows else None
+        return Poll(now, upper, page_end, bool(times))
+
+    def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """As there."""
+        self._statement("counts")
+        times = [r.create_time for r in self._world.committed.values()]
+        return [sum(after < t <= upto for t in times) for after, upto in ranges]
+
+    def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
+        """As there."""
+        self._statement("keys")
+        size = self._world.setup.batch_rows
+        for batch in self._window(after, upto, shard, size):
+            yield batch.select(["aggregate_id", "version", "create_time"])
+
+    def window(
+        self, after: int, upto: int, shard: Shard | None, batch_rows: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """As there."""
+        self._statement("window")
+        return self._window(after, upto, shard, batch_rows or self._world.setup.batch_rows)
+
+    def _window(
+        self, after: int, upto: int, shard: Shard | None, size: int
+    ) -> Iterator[pa.RecordBatch]:
+        rows = [
+            r
+            for r in self._world.committed.values()
+            if after < r.create_time <= upto
+            and (
+                shard is None
+                or crc(r.aggregate_id) % shard.partitions % shard.shards == shard.number
+            )
+        ]
+        rows.sort(key=lambda r: (r.create_time, r.payload))
+        for at in range(0, len(rows), size):
+            self._statement("rows")
+            yield record_batch(rows[at : at + size])
+
+    def backtrack(self, ranges: Sequence[VersionRange], limit: int | None = None) -> pa.Table:
+        """As there."""
+        self._statement("backtrack")
+        self._world.process.looked = self._world.moment
+        committed = self._world.committed
+        rows: list[Row] = []
+        for wanted in sorted(ranges, key=lambda r: (r.aggregate_id, r.first)):
+            versions = range(wanted.first, wanted.last + 1)
+            found = [
+                committed[wanted.aggregate_id, v]
+                for v in versions
+                if (wanted.aggregate_id, v) in committed
+            ]
+            rows += found[:limit]
+        return pa.Table.from_batches([record_batch(rows)])
+
+    def below(
+        self, aggregate_ids_and_versions: Sequence[tuple[str, int]], limit: int = 16
+    ) -> pa.Table:
+        """As there."""
+        self._statement("below")
+        committed = self._world.committed
+        rows: list[Row] = []
+        for aggregate_id, version in sorted(aggregate_ids_and_versions):
+            versions = range(version - 1, -1, -1)
+            found = [committed[aggregate_id, v] for v in versions if (aggregate_id, v) in committed]
+            rows += found[:limit]
+        return pa.Table.from_batches([record_batch(rows)])

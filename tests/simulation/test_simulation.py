@@ -1,0 +1,77 @@
+"""The real admission, index, sink and publisher, through random schedules in a modelled world.
+
+`python -m bench.simulate` runs more of them; docs/simulation.md says what is real and what is not.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.simulation.install import installed
+from tests.simulation.kept import Kept, kept
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.runner import Failure, run, shrink, sweep, sweep_all
+from tests.simulation.schedule import CRASH_POINTS, Schedule, make
+
+SCHEDULES = 20_000
+CAUGHT_WITHIN = 2_000
+"""Seeds that a mutant may survive."""
+
+
+@pytest.mark.parametrize("case", kept(), ids=lambda case: f"{case.was}-{case.seed}")
+def test_what_failed_once_holds(case: Kept) -> None:
+    with installed():
+        outcomes = [run(case.schedule), run(make(case.seed))]
+    assert [outcome.text for outcome in outcomes] == ["", ""]
+
+
+def test_every_event_once_and_in_order_whatever_happens() -> None:
+    counts: Counter[str] = Counter()
+    failures: list[Failure] = []
+    for _, some, failed in sweep_all(0, SCHEDULES, jobs=2):
+        counts += some
+        failures += failed
+    assert not failures, f"{failures[:5]}: python -m bench.simulate --seed {failures[0].seed}"
+    never = [p for p in CRASH_POINTS if not counts[f"crash at {p}"]]
+    assert not never, "the schedules have crashed nowhere near these"
+    for what in ("late commits", "skips", "late events", "rescales", "fenced", "lost indexes"):
+        assert counts[what], f"the schedules contain no {what}"
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_invariant_is_caught(name: str) -> None:
+    for first in range(0, CAUGHT_WITHIN, 50):
+        if sweep(first, 50, name)[1]:
+            return
+    pytest.fail(f"{CAUGHT_WITHIN} schedules have not noticed {name}")
+
+
+def test_a_failure_shrinks_to_a_few_steps() -> None:
+    failure = next(f for first in range(0, 500, 50) for f in sweep(first, 50, "no_fold")[1])
+    schedule = make(failure.seed)
+    with installed(), MUTANTS["no_fold"]():
+        shrunk = shrink(schedule, failure.kind)
+        assert run(shrunk).kind == failure.kind
+        assert run(Schedule.from_json(shrunk.as_json())).kind == failure.kind
+    assert len(shrunk.steps) < len(schedule.steps) / 2
+    with installed():
+        assert run(shrunk).kind is None
+
+
+def test_the_same_seed_is_the_same_run_in_another_process() -> None:
+    code = "from tests.simulation.runner import sweep; print(sorted(sweep(100, 60)[0].items()))"
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(runs) == 1
