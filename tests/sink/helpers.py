@@ -104,7 +104,7 @@ def read_topic(bootstrap_servers: str, topic: str, timeout: float = 20.0) -> lis
 
 @cache
 def _admin(bootstrap_servers: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap_servers})
+    return AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
 
 
 def _ends(
