@@ -73,7 +73,8 @@ def measured(
         due = recount.due(now, now)
         ages = {bucket for bucket in due if bucket < far // WIDTH + given.horizon}
         recount.counted(now, dict.fromkeys(due, 0))
-    ranges = [window_of(start // WIDTH + number % given.seconds, start + 10**12) for number in range(len(ages))]
+    buckets = (start // WIDTH + number % given.seconds for number in range(len(ages)))
+    ranges = [window_of(bucket, (bucket + 1) * WIDTH) for bucket in buckets]
     server = psutil.Process(pid)
     rows = sum(store.counts(ranges))
     before, mine, clock = server.cpu_times(), time.process_time(), time.perf_counter()
