@@ -157,10 +157,9 @@ class _Publisher:
             if self._available_now:
                 self._until = store.now()
         before = self._state.read(self._state.progress_file) or {}
-        # whatever number of shards has run last: that it did may not have come to be remembered
-        fence_all(config.sink, config.app.id, topics.partitions)
         former = before.get("shards", config.spark.shards)
-        fence_all(config.sink, config.app.id, max(former, config.spark.shards))
+        # whatever number of shards has run last: that it did may not have come to be remembered
+        fence_all(config.sink, config.app.id, max(former, topics.partitions))
         if former != config.spark.shards:
             # of an earlier run with this number: what the former run knows is newer
             self._state.forget_shards(config.spark.shards)
