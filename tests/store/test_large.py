@@ -21,6 +21,8 @@ from eventpub.store.connection import connect_for_reading
 from tests.conftest import FreshDatabase
 from tests.store.tables import SECOND, SLICE, create, utc
 
+pytestmark = pytest.mark.alone
+
 START = utc("2026-01-01 00:00:00")
 TIED = 500_000
 END = START + TIED * 100
