@@ -168,10 +168,11 @@ class Way:
                 self._own().publish(self._missing(rows), crash_point=crash_point)
             except SinkError as error:
                 self.told.append(error.code)
-                if error.code not in _REDO and not error.retriable:
+                fails = error.code not in _REDO
+                if fails and error.code != "sink.fenced" and not error.retriable:
                     raise
-                if error.code not in _REDO:
-                    self.close()  # the task fails, and another one takes its place
+                if fails:
+                    self.close()  # the task fails, and the driver has another one take its place
                 last_error = error
                 continue
             self._published |= as_set(rows)
