@@ -276,6 +276,8 @@ class TestStoppedProcess:
         until_stopped(child)
         way.publish(FIRST)
         way.publish(SECOND)
+        # a commit is answered before its markers are written
+        eventually(lambda: open_transactions(own_broker.open, proxied.topic) == [])
         ends = high_watermarks(own_broker.open, proxied.topic)
         os.kill(child.pid, signal.SIGCONT)
         child.join(60)
