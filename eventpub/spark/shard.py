@@ -390,6 +390,9 @@ class _ShardTask:
         with self._timed("index"):
             ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
             waiting = self._index.due(now) if due else []
+            if not (ids or waiting or look_now or skip_now):
+                self._publish(Decision(_NOTHING), Known(), position)
+                return True
             # of those that wait, too: what was skipped of them before stays skipped
             known = self._index.known(list(dict.fromkeys([*ids, *waiting, *look_now, *skip_now])))
 
