@@ -42,7 +42,10 @@ def _stop_here(name: str) -> None:
         return
     partial = Path(f"{file}.{os.getpid()}")
     partial.write_text(str(os.getpid()))
-    partial.rename(file)
+    try:
+        os.link(partial, file)  # two shards may come here at the same moment: one of them stops
+    except FileExistsError:
+        return
     while not Path(f"{file}.go").exists():
         time.sleep(0.05)
 
