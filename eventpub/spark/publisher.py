@@ -165,7 +165,7 @@ class _Publisher:
             self._state.forget_shards(config.spark.shards)
             self._former_shards = former
         self._low = before.get("low", start)
-        self._position = before.get("position", start)
+        self._position = self._reached = before.get("position", start)
         self._recount = Recount(config.recount.horizon, start)
         self._job = Job(
             config,
@@ -342,6 +342,7 @@ class _Publisher:
         """Before Spark commits the batch: a later batch must not know less than the index."""
         self._low = min(r.low for r in reports)
         self._position = min(r.position for r in reports)
+        self._reached = max(r.position for r in reports)
         due = [r.next_due for r in reports if r.next_due is not None]
         self._next_due = min(due, default=None)
         self._holds = sum(r.holds for r in reports)
@@ -429,11 +430,11 @@ class _Publisher:
                     )
                     recount.everything(now)
                 self._looked_at = now
+                position, reached = self._position, self._reached
                 if last:
-                    recount.due(now, self._position)
+                    recount.due(now, position, reached)
                     recount.everything(now)
-                position = self._position
-                while buckets := recount.due(now, position):
+                while buckets := recount.due(now, position, reached):
                     rows = store.counts([window_of(bucket, position) for bucket in buckets])
                     recount.counted(now, dict(zip(buckets, rows, strict=True)))
             except EventpubError as error:

@@ -14,6 +14,7 @@ first time, and not when they come by another way.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 WIDTH = 1_000_000
@@ -47,6 +48,7 @@ class Recount:
         self._horizon = horizon
         self._next = bucket_of(start + 1)
         self._first_look = True
+        self._waiting: deque[int] = deque()
         self._due: list[tuple[int, int]] = []
         self._accounted: dict[int, dict[int, int]] = {}
         self._suspects: dict[int, int] = {}
@@ -55,24 +57,29 @@ class Recount:
         """Take over a shard's numbers of rows, per bucket that has changed."""
         self._accounted.setdefault(shard, {}).update(buckets)
 
-    def due(self, now: int, position: int) -> list[int]:
+    def due(self, now: int, position: int, reached: int | None = None) -> list[int]:
         """The buckets to count now, each as far as it lies up to the position.
 
         Args:
             now: the database's time.
             position: up to where all shards have read.
+            reached: up to where any of them has; None: the same. Where a shard waits for longer
+                than the horizon, what the others have passed meanwhile is still counted once.
         """
         if not self._horizon:
             return []
         oldest = bucket_of(now - self._horizon)
         self._forget(oldest)
         # the position's own bucket, too: an idle reader stays within it
-        end = min(bucket_of(position), bucket_of(now - _FIRST_AGE)) + 1
-        for bucket in range(max(self._next, oldest), end):
+        aged = bucket_of(now - _FIRST_AGE)
+        end = min(bucket_of(position if reached is None else reached), aged) + 1
+        self._waiting.extend(range(max(self._next, oldest), end))
+        self._next = max(self._next, end)
+        while self._waiting and self._waiting[0] <= min(bucket_of(position), aged):
+            bucket = self._waiting.popleft()
             # after a start nobody knows what has come in the meantime
             due = now if self._first_look else (bucket + 1) * WIDTH + _FIRST_AGE
             heapq.heappush(self._due, (due, bucket))
-        self._next = max(self._next, end)
         self._first_look = False
         found: set[int] = set()
         while self._due and self._due[0][0] <= now and len(found) < _MOST_BUCKETS:
@@ -95,7 +102,8 @@ class Recount:
     def everything(self, now: int) -> None:
         """Count every bucket of the horizon again, now: the clock was set, or it is the end."""
         oldest = bucket_of(now - self._horizon)
-        self._due = [(now, bucket) for bucket in range(oldest, self._next)] if self._horizon else []
+        end = self._waiting[0] if self._waiting else self._next
+        self._due = [(now, bucket) for bucket in range(oldest, end)] if self._horizon else []
 
     def has_suspects(self) -> bool:
         """Whether there are buckets to compare."""

@@ -95,3 +95,10 @@ def test_what_a_waiting_shard_has_left_is_counted_again_however_old_it_is_then()
     assert not recount.has_suspects()
     assert 5 not in recount.due(89 * SECOND, 80 * SECOND)
     assert 5 in recount.due(90 * SECOND, 80 * SECOND)
+
+
+def test_what_one_shard_passed_while_another_waited_is_counted_however_old_it_is_then() -> None:
+    recount = Recount(HORIZON, start=0)
+    recount.due(1000 * SECOND, 990 * SECOND)
+    assert recount.due(1010 * SECOND, 990 * SECOND, 1000 * SECOND) == []
+    assert recount.due(1500 * SECOND, 1500 * SECOND)[:10] == list(range(990, 1000))
