@@ -469,9 +469,9 @@ class Plan:
                     "requested" if asked else "max_backoff",
                 )
             )
-            ranges = self._skipped.get(aggregate_id) or list(
-                self._known.skipped.get(aggregate_id, ())
-            )
+            before = self._known.skipped.get(aggregate_id, ())
+            # none may be left of them: a late event of this batch was the last
+            ranges = self._skipped.get(aggregate_id, before)
             self._skipped[aggregate_id] = [*ranges, (version, following - 1)]
             version = following
         if hold is None:

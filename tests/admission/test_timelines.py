@@ -240,6 +240,21 @@ def test_a_gap_is_not_skipped_while_a_transaction_that_was_open_then_is_open() -
     assert world.topic == [("a", 2)]
 
 
+def test_a_late_event_in_the_batch_of_another_skip_is_late_once() -> None:
+    world = World(Rules(max_backoff=1, backoff_base=100))
+    world.commit("a", 2, at=10)
+    world.commit("a", 4, at=11)
+    world.see(now=1000)
+    world.later(100)  # 1 is skipped, 3 is held
+    world.commit("a", 1, at=50)
+    world.commit("a", 5, at=51)
+    world.see(after=20, now=2000)  # 1 is late, 3 is skipped
+    assert world.late == [("a", 1)]
+    assert world.skipped["a"] == [(3, 3)]
+    world.see(everything=True, now=3000)
+    assert world.late == [("a", 1)]
+
+
 def test_a_look_before_its_time_finds_what_is_there_and_costs_no_attempt() -> None:
     world = World(Rules(max_backoff=1, backoff_base=1000))
     world.commit("a", 2, at=10)
