@@ -43,6 +43,7 @@ _NOTEWORTHY = {
     "gaps_skipped": "gaps were skipped: versions are missing for good, see the .gaps topic",
     "late": "events arrived after their gap had been skipped",
     "dead": "rows were refused, see the .dead topic",
+    "passed": "transactions were open for longer than read.max_wait and are not waited for",
     "replaced": "producers were replaced after an answer that never came",
 }
 
@@ -172,7 +173,7 @@ class Lines:
 
 def _facts(progress: Progress) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        name: getattr(progress, name, 0) for name in (*COUNTERS, "holds_open", "replaced")
+        name: getattr(progress, name, 0) for name in (*COUNTERS, "holds_open", "passed", "replaced")
     }
     facts["position"] = format_time(progress.position) if progress.position > 0 else "beginning"
     facts["lag_seconds"] = round(progress.lag_seconds, 3)

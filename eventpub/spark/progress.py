@@ -76,6 +76,7 @@ class Progress:
         recount_found: events that only a recount has found.
         watermark: as `store.Watermark.state`.
         passed: transactions that were open for longer than the watermark waits.
+        passed_by_reader: the same, since the last start of the source.
         holds_open: aggregates that wait for a version.
         gaps_vanished: holds that ended because the events above the gap were deleted.
         batch_seconds: the last micro-batch, by step, of the slowest shard; `total` is the whole.
@@ -101,6 +102,7 @@ class Progress:
     recount_found: int = 0
     watermark: str = "off"
     passed: int = 0
+    passed_by_reader: int = 0
     folded: int = 0
     replaced: int = 0
     batches: int = 0
@@ -130,7 +132,9 @@ class Progress:
         self.dead += sum(len(r.dead) for r in reports)
         self.recount_found += sum(r.recount_found for r in reports)
         self.watermark = reports[0].watermark
-        self.passed = max(r.passed for r in reports)
+        passed = max(r.passed for r in reports)  # of this reader, which counts from its own start
+        self.passed += passed - self.passed_by_reader if passed >= self.passed_by_reader else passed
+        self.passed_by_reader = passed
         self.position = min(r.position for r in reports)
         self.holds_open = sum(r.holds for r in reports)
         slowest = max(reports, key=lambda r: sum(r.seconds.values()))
