@@ -77,6 +77,12 @@ class Proxy:
         self._struck.dropped = True
         self._struck.released.set()
 
+    def calm(self) -> None:
+        """No fault waits for its request any more, and none is kept: a failed test ends here."""
+        self._next = None
+        if self._struck is not None:
+            self._struck.released.set()
+
     def close(self) -> None:
         """Cuts everything and ends the threads."""
         _cut(self._listener)

@@ -67,11 +67,13 @@ FIRST, SECOND, THIRD = (some_events(WHOLE, 40, version) for version in (1, 101, 
 
 
 @pytest.fixture
-def proxied(own_broker: OwnBroker, topic_name: str) -> config.Sink:
+def proxied(own_broker: OwnBroker, topic_name: str) -> Iterator[config.Sink]:
     """A sink that reaches its broker through the proxy."""
     made = settings(topic_name, own_broker.proxied, properties=IMPATIENT)
     check_topics(made)
-    return made
+    yield made
+    own_broker.proxy.calm()
+    own_broker.to_itself.calm()
 
 
 @pytest.fixture
@@ -183,7 +185,7 @@ class TestCommitAnsweredBeforeTheMarkersAreWritten:
         own_broker.to_itself.strike_next(WRITE_TXN_MARKERS, "held")
         with ShardSink(proxied, APP, WHOLE) as first:
             batch = first.publish(FIRST)
-        assert own_broker.to_itself.has_struck
+        eventually(lambda: own_broker.to_itself.has_struck)
         assert open_transactions(own_broker.open, proxied.topic) != [], "not to be seen yet"
         with ShardSink(proxied, APP, WHOLE) as second:
             reader = threading.Thread(target=second.ready)
@@ -203,6 +205,7 @@ class TestCommitAnsweredBeforeTheMarkersAreWritten:
     ) -> None:
         own_broker.to_itself.strike_next(WRITE_TXN_MARKERS, "held")
         way.publish(FIRST)
+        eventually(lambda: own_broker.to_itself.has_struck)
         timer = threading.Timer(0.5, own_broker.to_itself.release)
         timer.start()
         way.publish(SECOND)
