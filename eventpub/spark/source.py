@@ -21,6 +21,7 @@ UTC, and a count of batches that were asked for without any time having passed.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -49,6 +50,11 @@ WINDOWS = "shard int, after bigint, upto bigint, open_since bigint, watermark st
 
 _BEFORE_IT_SHOWS = 100_000
 """µs in which a statement that has begun shows among the open transactions, with a wide margin."""
+
+_LONGEST_BATCH = 3.0
+"""Seconds that a micro-batch may take: pages grow up to that while the reader is far behind."""
+
+_MOST_PAGES = 20
 
 BEGINNING = 0
 """The position before every event: 1970."""
@@ -92,6 +98,30 @@ class EventStoreDataSource(DataSource):
         return EventStoreStreamReader(dict(self.options))
 
 
+class Pages:
+    """How many pages the publisher's next window has: one, and more while it is far behind.
+
+    What a micro-batch costs beyond its rows is the same for a page and for ten, and the shards keep
+    only a chunk of the window in memory. So each window that is full and was done in half of the
+    time that a batch may take is followed by one of twice the pages.
+    """
+
+    def __init__(self) -> None:
+        self.count = 1
+        self._since: float | None = None
+
+    def asked(self, full: bool, now: float) -> None:
+        """The next window was looked for: whether it is full, and when, in seconds."""
+        took = None if self._since is None else now - self._since
+        self._since = now if full else None
+        if not full:
+            self.count = 1
+        elif took is not None and took < _LONGEST_BATCH / 2:
+            self.count = min(2 * self.count, _MOST_PAGES)
+        elif took is not None and took > _LONGEST_BATCH:
+            self.count = max(1, self.count // 2)
+
+
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans windows in Spark's driver and reads them in its tasks.
 
@@ -109,6 +139,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._until = int(options["until"]) if "until" in options else None
         self._initial = int(options["position"]) if "position" in options else None
         self._first = self._windows
+        self._pages = Pages()
         self._store: EventStore | None = None
         self._watermark: Watermark | None = None
         if self._read.watermark == "auto":
@@ -139,8 +170,11 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """The end of the next window, or `start` where no batch is wanted."""
         after = start["position"]
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._read.page_rows
+        if self._windows:
+            rows *= self._pages.count
         with _errors_through_spark():
             poll = self._poll(after, rows)
+        self._pages.asked(poll.page_end is not None, time.monotonic())
         end = poll.upper if poll.page_end is None else poll.page_end
         if self._until is not None:
             end = min(end, self._until)
