@@ -598,9 +598,12 @@ def _at_first_row(hold: admission.Hold, rows: pa.Table) -> admission.Hold:
 def _with_unpublished(hold: admission.Hold, whole: Decision, published: Decision) -> admission.Hold:
     """The hold, beginning with what lies below the gap and does not go out before the shard waits.
 
-    Such events have the time of the held one, or a later one, or came by the backtrack.
+    Such events have the time of the held one, or a later one, or came by the backtrack. What goes
+    out may show that some of them are baseline: its last version is above them.
     """
-    below = _versions(whole, hold) - _versions(published, hold)
+    last = published.last.get(hold.aggregate_id)
+    waiting = _versions(whole, hold) - _versions(published, hold)
+    below = {version for version in waiting if last is None or version > last}
     if not below:
         return hold
     return replace(hold, first_missing=min(below), next_attempt=hold.first_seen, catching_up=True)
