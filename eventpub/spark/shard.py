@@ -55,6 +55,7 @@ class Job:
     Attributes:
         start: events created at or before are not published, µs; None: all are.
         low: from where a shard without an index reads again, µs.
+        run: which start of the publisher this is of; it grows.
         recheck: time buckets whose keys are compared with the index; see `recount`.
         all_buckets: report what was accounted for in all of them, not only in those that change.
         requests: what users ask for.
@@ -67,6 +68,7 @@ class Job:
     partitions: int
     start: int | None
     low: int
+    run: int
     recheck: tuple[int, ...] = ()
     all_buckets: bool = False
     requests: tuple[Request, ...] = ()
@@ -166,6 +168,7 @@ class _ShardTask:
         """Bring the index up to the topic; afterwards nobody else writes this shard."""
         with self._timed("fold"):
             self._sink.ready()
+            self._give_way()
             was_new = self._index.is_new
             if was_new:
                 self._begin_index()
@@ -193,6 +196,23 @@ class _ShardTask:
             if was_new and self._sink.truncated and self._index.position is None:
                 self._report.baseline = self._lost_baseline(newest)
                 self._index.set_baseline(self._report.baseline)
+
+    def _give_way(self) -> None:
+        """Stop where the publisher was started again: a shard of its number may be another one.
+
+        Only now that the sink has taken the shard: had it done so before that start, it would be
+        fenced by it. On a disk that the start has not written to, nothing can be told.
+        """
+        state = StateDir(self._job.config.app.state_dir)
+        newest = state.read(state.run_file)
+        if newest is not None and newest["run"] > self._job.run:
+            raise StateError(
+                "run.superseded",
+                "the publisher was started again while this task of a former run stalled",
+                where=f"app.state_dir = {self._job.config.app.state_dir}",
+                suggestion="nothing to do: this task publishes nothing more, the newer run goes on",
+                retriable=True,
+            )
 
     def look_for_others(self) -> None:
         """Whether the first fold has read what this publisher has not written.

@@ -2,6 +2,7 @@
 
 lock            held by the running publisher
 start.json      where this publisher started, resolved once
+run.json        which run this is: a number that grows with every start
 requests/       what `eventpub gaps retry` and `skip` ask the publisher to do, and what came of it
 progress.json   position and pending work after the last micro-batch
 checkpoint/     Spark's
@@ -53,6 +54,7 @@ class StateDir:
             raise _mapped(error, self.root) from error
         self.progress_file = self.root / "progress.json"
         self.start_file = self.root / "start.json"
+        self.run_file = self.root / "run.json"
         self.checkpoint = self.root / "checkpoint"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"

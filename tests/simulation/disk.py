@@ -142,6 +142,7 @@ class StateDir:
 
     progress_file = File("progress.json")
     start_file = File("start.json")
+    run_file = File("run.json")
 
     def __init__(self, root: object) -> None:
         del root
