@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from eventpub.spark.state import Request
 from tests.simulation.world import World, world
 
 
@@ -163,9 +164,16 @@ class StateDir:
             if at == 0 and path.startswith(f"{shards}-shards/"):
                 del databases[at, path]
 
-    def asked(self) -> list[Any]:
-        """Nobody asks for anything."""
-        return []
+    def asked(self) -> list[Request]:
+        """As there."""
+        return list(world().requests)
+
+    def answer(self, request_id: str, outcome: str) -> None:
+        """As there."""
+        this = world()
+        this.point("answer")
+        this.counts[f"answered {outcome}"] += 1
+        this.requests = [r for r in this.requests if r.id != request_id]
 
     def shard_index(self, shards: int, number: int) -> File:
         """As there."""

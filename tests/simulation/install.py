@@ -63,8 +63,7 @@ class _Pool:
 
 
 def _producer(_sink: object, name: str, log: Any, *, careful: bool = False) -> broker.Producer:
-    del careful
-    return broker.Producer(name, log)
+    return broker.Producer(name, log, careful)
 
 
 @contextmanager

@@ -43,7 +43,17 @@ def test_every_event_once_and_in_order_whatever_happens() -> None:
     assert not failures, f"{failures[:5]}: python -m bench.simulate --seed {failures[0].seed}"
     never = [p for p in CRASH_POINTS if not counts[f"crash at {p}"]]
     assert not never, "the schedules have crashed nowhere near these"
-    for what in ("late commits", "skips", "late events", "rescales", "fenced", "lost indexes"):
+    for what in (
+        "late commits",
+        "skips",
+        "late events",
+        "rescales",
+        "fenced",
+        "lost indexes",
+        "dead letters",
+        "answered found",
+        "answered skipped",
+    ):
         assert counts[what], f"the schedules contain no {what}"
 
 
