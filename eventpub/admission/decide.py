@@ -279,7 +279,11 @@ class Plan:
         old = v <= last[c]
         if old.any() and self._known.skipped:
             skips = np.fromiter((a in self._known.skipped for a in ids), dtype=bool, count=len(ids))
-            for i in np.flatnonzero(old & ~repeated & skips[c]).tolist():
+            may_be_late = old & ~repeated & skips[c]
+            if self._known.baseline is not None:
+                created = self._rows.column("create_time").to_numpy()[order]
+                may_be_late &= created > self._known.baseline
+            for i in np.flatnonzero(may_be_late).tolist():
                 aggregate_id = ids[c[i]]
                 ranges = self._skipped.get(aggregate_id, self._known.skipped[aggregate_id])
                 if in_ranges(int(v[i]), ranges):

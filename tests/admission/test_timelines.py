@@ -189,6 +189,16 @@ def test_times_in_another_order_than_versions_around_the_start() -> None:
     assert world.topic == [("a", 2), ("a", 4)]
 
 
+def test_what_was_created_before_the_start_is_not_late_where_it_was_skipped() -> None:
+    world = World(Rules(max_backoff=1, backoff_base=100), baseline=100)
+    world.commit("a", 2, at=120)
+    world.see(after=100, now=1000)
+    world.skip("a")
+    world.commit("a", 1, at=90)
+    world.see(everything=True)
+    assert (world.topic, world.late) == ([("a", 2)], [])
+
+
 def test_an_aggregate_without_any_old_event_begins_at_its_first_version() -> None:
     world = World(Rules(backoff_base=100), baseline=100)
     world.commit("a", 2, at=120)

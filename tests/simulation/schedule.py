@@ -115,7 +115,7 @@ def _with_users(steps: list[Step], rng: Random) -> list[Step]:
         made.append(step)
         while asks and step[0] == "batch" and rng.random() < 0.5:
             made.append(["ask", rng.choice(["retry", "skip", "skip"]), rng.randrange(3)])
-            made.append(["batch", rng.randrange(2), rng.randrange(4), []])
+            made += [["look"], ["batch", rng.randrange(2), rng.randrange(4), []]]
         if step[0] == "write" and refuses and rng.random() < 0.3:
             made.append(["spoil", step[1], rng.choice([BY_CLIENT, ALONE, WITH_ITS_BATCH])])
         if step[0] == "write" and zeros and rng.random() < 0.3:
