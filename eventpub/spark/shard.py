@@ -338,18 +338,22 @@ class _ShardTask:
                 self._report.answers[request.id] = self._answer(request)
 
     def _answer(self, request: Request) -> str:
-        a = request.aggregate_id
-        if a in self._index.holds:
-            version = self._index.holds[a].first_missing
+        index, a, version = self._index, request.aggregate_id, request.version
+        hold = index.holds.get(a)
+        if hold is not None and version in {None, hold.first_missing}:
+            version = hold.first_missing
             if request.action == "skip":
                 self.step(_NOTHING, None, skip_now=[a])
             else:
                 self.step(_NOTHING, None, look_now=[a])
-            hold = self._index.holds.get(a)
-            if hold is None or hold.first_missing > version:
-                return "skipped" if request.action == "skip" else "found"
-            return "still missing"
-        skipped = self._index.known([a]).skipped.get(a, ())
+            hold = index.holds.get(a)
+            if hold is not None and hold.first_missing <= version:
+                return "still missing"
+        known = index.known([a])
+        skipped = known.skipped.get(a, ())
+        if version is not None and version <= known.last.get(a, version - 1):
+            # now, or in a batch that failed before it was answered: no other gap is given up for it
+            return "skipped" if admission.in_ranges(version, skipped) else "found"
         if request.action == "retry" and skipped:
             ranges = [admission.VersionRange(a, first, last) for first, last in skipped]
             rows = self._lookup.backtrack(ranges, self._rules.fetch_limit)

@@ -32,11 +32,14 @@ class Request:
         id: names it.
         action: "retry" looks for what is missing now; "skip" gives the open gap up now.
         aggregate_id: whose.
+        version: which is to be given up; a request that is done again gives up no other one. None:
+            whichever is missing then.
     """
 
     id: str
     action: Literal["retry", "skip"]
     aggregate_id: str
+    version: int | None = None
 
 
 class StateDir:
@@ -125,9 +128,11 @@ class StateDir:
         """Remove the indexes of a number of shards that is not used any more."""
         shutil.rmtree(self.index / f"{shards}-shards", ignore_errors=True)
 
-    def ask(self, action: Literal["retry", "skip"], aggregate_id: str) -> Request:
+    def ask(
+        self, action: Literal["retry", "skip"], aggregate_id: str, version: int | None = None
+    ) -> Request:
         """Leave a request for the publisher."""
-        request = Request(secrets.token_hex(8), action, aggregate_id)
+        request = Request(secrets.token_hex(8), action, aggregate_id, version)
         self.requests.mkdir(exist_ok=True)
         self.write(self.requests / f"{request.id}.json", asdict(request))
         return request

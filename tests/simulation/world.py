@@ -224,7 +224,8 @@ class World:
         aggregate_id = sorted(missing or {"a0"})[number % max(1, len(missing))]
         self.asked[action, aggregate_id] += 1
         self.counts[f"asked to {action}"] += 1
-        self.requests.append(Request(f"{self.asked.total()}", action, aggregate_id))
+        version = self.disk.held(aggregate_id) if action == "skip" else None
+        self.requests.append(Request(f"{self.asked.total()}", action, aggregate_id, version))
 
     def _do_rollback(self, transaction: int) -> None:
         self.counts["rollbacks"] += bool(self.transactions.pop(transaction, ()))
