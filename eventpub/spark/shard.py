@@ -512,7 +512,7 @@ class _ShardTask:
         reason = f"{refusal.code}: {refusal.reason}"
         before = len(self._refused)
         for table, rows in ((events, refusal.rows), (diverted, refusal.diverted_rows)):
-            if table is None:
+            if table is None or not rows:
                 continue
             some = table.take(rows)
             for key in zip(values(some, "aggregate_id"), values(some, "version"), strict=True):
