@@ -162,7 +162,7 @@ def _skips(world: World) -> dict[str, list[Skip]]:
     """The recorded skips, each checked by itself: once, after its whole wait, and with reason."""
     setup = world.setup
     found: dict[str, list[Skip]] = {}
-    requested: Counter[str] = Counter()
+    unnamed: Counter[str] = Counter()
     for partition in range(setup.partitions):
         for message in world.broker.read((GAPS, partition), 0):
             world.counts["skips"] += 1
@@ -183,8 +183,8 @@ def _skips(world: World) -> dict[str, list[Skip]]:
                 raise ViolationError("skipped twice", where)
             waited = skip.skipped_at - skip.first_seen
             if skip.reason == "requested":
-                requested[aggregate_id] += 1
-                if requested[aggregate_id] > world.asked["skip", aggregate_id]:
+                unnamed[aggregate_id] += not world.asked["skip", aggregate_id, skip.first]
+                if unnamed[aggregate_id] > world.asked["skip", aggregate_id, None]:
                     raise ViolationError("skipped what nobody asked for", where)
             elif skip.attempts != setup.max_backoff or waited < setup.backoff_base * (
                 (1 << setup.max_backoff) - 1

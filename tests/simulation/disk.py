@@ -29,13 +29,14 @@ class Disk:
         for key in [k for k, d in self.databases.items() if k[0] == executor and not d.locked]:
             del self.databases[key]
 
-    def held(self, aggregate_id: str) -> int | None:
-        """The version that an aggregate waits for, as any index has it."""
-        key = b"h" + aggregate_id.encode()
-        for database in self.databases.values():
-            if key in database.data:
-                return int(json.loads(database.data[key])["first_missing"])
-        return None
+    def held(self) -> dict[str, int]:
+        """The versions that aggregates wait for, as any index has them."""
+        return {
+            key[1:].decode(): json.loads(value)["first_missing"]
+            for database in self.databases.values()
+            for key, value in database.data.items()
+            if key[:1] == b"h"
+        }
 
     def set_back(self, executor: int, writes: int) -> None:
         """Put older copies in the place of an executor's directories."""

@@ -112,6 +112,11 @@ def _with_users(steps: list[Step], rng: Random) -> list[Step]:
     zeros = refuses and rng.random() < 0.3
     made: list[Step] = []
     for step in steps:
+        if asks and step[0] == "batch" and rng.random() < 0.3:
+            # transaction 7 stays open with two versions, so that two gaps are there at once
+            aggregate = rng.randrange(3)
+            made += [["write", number, aggregate, 0, 1] for number in (7, 9, 7, 9)]
+            made.append(["commit", 9])
         made.append(step)
         while asks and step[0] == "batch" and rng.random() < 0.5:
             made.append(["ask", rng.choice(["retry", "skip", "skip"]), rng.randrange(3)])

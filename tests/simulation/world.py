@@ -159,8 +159,8 @@ class World:
         self.armed: dict[str, list[list[Any]]] = {}
         self.requests: list[Request] = []
         """What users ask for and nobody has answered."""
-        self.asked: Counter[tuple[str, str]] = Counter()
-        """How often each has been asked for: action and aggregate."""
+        self.asked: Counter[tuple[str, str, int | None]] = Counter()
+        """How often each has been asked for: action, aggregate, and version where it was seen."""
         self.reached = 0
         """The highest end of a window that was planned."""
         self.look: Callable[[], None] = lambda: None
@@ -218,13 +218,14 @@ class World:
             rows.append(row)
 
     def _do_ask(self, action: Literal["retry", "skip"], number: int) -> None:
-        """Of an aggregate that misses a version, where there is one."""
+        """Of an aggregate that is listed as held, else of one that misses a version."""
         there = self.committed
-        missing = {a for a, v in there if v > 1 and (a, v - 1) not in there}
-        aggregate_id = sorted(missing or {"a0"})[number % max(1, len(missing))]
-        self.asked[action, aggregate_id] += 1
+        held = self.disk.held()
+        some = sorted(held or {a for a, v in there if v > 1 and (a, v - 1) not in there} or {"a0"})
+        aggregate_id = some[number % len(some)]
+        version = held.get(aggregate_id) if action == "skip" else None
+        self.asked[action, aggregate_id, version] += 1
         self.counts[f"asked to {action}"] += 1
-        version = self.disk.held(aggregate_id) if action == "skip" else None
         self.requests.append(Request(f"{self.asked.total()}", action, aggregate_id, version))
 
     def _do_rollback(self, transaction: int) -> None:
