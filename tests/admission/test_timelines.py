@@ -226,6 +226,14 @@ def test_a_version_below_the_first_is_refused_once() -> None:
     assert world.counts.refused == 2
 
 
+def test_a_version_below_the_first_from_before_the_start_is_baseline() -> None:
+    world = World(baseline=100)
+    world.commit("a", 0, at=90)
+    world.commit("a", 1, at=110)
+    world.see(everything=True)
+    assert (world.topic, world.refused, world.counts.baseline) == ([("a", 1)], [], 1)
+
+
 def test_a_second_row_of_one_version_is_refused_where_the_table_allows_it() -> None:
     rows = table([("a", 1, 10), ("a", 1, 11), ("a", 2, 12)])
     for unique, expected in ((True, None), (False, [11])):
