@@ -57,6 +57,7 @@ class Job:
     Attributes:
         start: events created at or before are not published, µs; None: all are.
         low: from where a shard without an index reads again, µs.
+        run: which start of the publisher this is of; it grows.
         recheck: time buckets whose keys are compared with the index; see `recount`.
         all_buckets: report what was accounted for in all of them, not only in those that change.
         requests: what users ask for.
@@ -69,6 +70,7 @@ class Job:
     partitions: int
     start: int | None
     low: int
+    run: int
     recheck: tuple[int, ...] = ()
     all_buckets: bool = False
     requests: tuple[Request, ...] = ()
@@ -180,6 +182,7 @@ class _ShardTask:
         """Bring the index up to the topic; afterwards nobody else writes this shard."""
         with self._timed("fold"):
             self._sink.ready()
+            self._give_way()
             was_new = self._index.is_new
             if was_new:
                 self._begin_index()
@@ -207,6 +210,23 @@ class _ShardTask:
             if was_new and self._sink.truncated and self._index.position is None:
                 self._report.baseline = self._lost_baseline(newest)
                 self._index.set_baseline(self._report.baseline)
+
+    def _give_way(self) -> None:
+        """Stop where the publisher was started again: a shard of its number may be another one.
+
+        Only now that the sink has taken the shard: had it done so before that start, it would be
+        fenced by it. On a disk that the start has not written to, nothing can be told.
+        """
+        state = StateDir(self._job.config.app.state_dir)
+        newest = state.read(state.run_file)
+        if newest is not None and newest["run"] > self._job.run:
+            raise StateError(
+                "run.superseded",
+                "the publisher was started again while this task of a former run stalled",
+                where=f"app.state_dir = {self._job.config.app.state_dir}",
+                suggestion="nothing to do: this task publishes nothing more, the newer run goes on",
+                retriable=True,
+            )
 
     def look_for_others(self) -> None:
         """Whether the first fold has read what this publisher has not written.
@@ -325,18 +345,22 @@ class _ShardTask:
                 self._report.answers[request.id] = self._answer(request)
 
     def _answer(self, request: Request) -> str:
-        a = request.aggregate_id
-        if a in self._index.holds:
-            version = self._index.holds[a].first_missing
+        index, a, version = self._index, request.aggregate_id, request.version
+        hold = index.holds.get(a)
+        if hold is not None and version in {None, hold.first_missing}:
+            version = hold.first_missing
             if request.action == "skip":
                 self.step(_NOTHING, None, skip_now=[a])
             else:
                 self.step(_NOTHING, None, look_now=[a])
-            hold = self._index.holds.get(a)
-            if hold is None or hold.first_missing > version:
-                return "skipped" if request.action == "skip" else "found"
-            return "still missing"
-        skipped = self._index.known([a]).skipped.get(a, ())
+            hold = index.holds.get(a)
+            if hold is not None and hold.first_missing <= version:
+                return "still missing"
+        known = index.known([a])
+        skipped = known.skipped.get(a, ())
+        if version is not None and version <= known.last.get(a, version - 1):
+            # now, or in a batch that failed before it was answered: no other gap is given up for it
+            return "skipped" if admission.in_ranges(version, skipped) else "found"
         if request.action == "retry" and skipped:
             ranges = [admission.VersionRange(a, first, last) for first, last in skipped]
             rows = self._lookup.backtrack(ranges, self._rules.fetch_limit)
@@ -495,7 +519,7 @@ class _ShardTask:
         reason = f"{refusal.code}: {refusal.reason}"
         before = len(self._refused)
         for table, rows in ((events, refusal.rows), (diverted, refusal.diverted_rows)):
-            if table is None:
+            if table is None or not rows:
                 continue
             some = table.take(rows)
             for key in zip(values(some, "aggregate_id"), values(some, "version"), strict=True):
@@ -619,9 +643,12 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _with_unpublished(hold: admission.Hold, whole: Decision, published: Decision) -> admission.Hold:
     """The hold, beginning with what lies below the gap and does not go out before the shard waits.
 
-    Such events have the time of the held one, or a later one, or came by the backtrack.
+    Such events have the time of the held one, or a later one, or came by the backtrack. What goes
+    out may show that some of them are baseline: its last version is above them.
     """
-    below = _versions(whole, hold) - _versions(published, hold)
+    last = published.last.get(hold.aggregate_id)
+    waiting = _versions(whole, hold) - _versions(published, hold)
+    below = {version for version in waiting if last is None or version > last}
     if not below:
         return hold
     return replace(hold, first_missing=min(below), next_attempt=hold.first_seen, catching_up=True)

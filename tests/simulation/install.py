@@ -78,8 +78,7 @@ def _read_ahead(make: Callable[[], Iterator[Any]]) -> Iterator[Iterator[Any]]:
 
 
 def _producer(_sink: object, name: str, log: Any, *, careful: bool = False) -> broker.Producer:
-    del careful
-    return broker.Producer(name, log)
+    return broker.Producer(name, log, careful)
 
 
 @contextmanager

@@ -199,7 +199,8 @@ class Driver:
         self.world.process = Process()
         try:
             self.world.counts["looks"] += 1
-            if self._publisher._recount_finds(EventStore(None, None)):
+            found = self._publisher._recount_finds(EventStore(None, None))
+            if found or self._publisher._state.asked():
                 self._publisher._write_progress()
         finally:
             self.world.process = process
