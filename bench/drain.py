@@ -10,10 +10,12 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from . import peers, raw_pipe
+from .debezium import Debezium
 from .machine import Machine, environment
 from .peers import Run
 
@@ -26,27 +28,32 @@ def drain(
     rounds: int,
     *,
     aggregates: int = AGGREGATES,
+    debezium: bool = True,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Alternates; the medians of all rounds by who drained, and the runs themselves."""
     url = machine.table("backlog")
-    say(f"filling {events:,} events")
-    machine.fill(url, events, aggregates)
     page, transaction = raw_pipe.PAGE_ROWS, raw_pipe.TRANSACTION_ROWS
     contestants: list[Callable[[], Run]] = [
         lambda: peers.eventpub(machine, url, events),
         lambda: peers.raw_pipe(machine, url, events, page_rows=page, transaction_rows=transaction),
     ]
     runs: list[Run] = []
-    for number in range(rounds):
-        for run in contestants:
-            one = run()
-            say(
-                f"round {number + 1}, {one['what']}: {one['rate']:,} events/s "
-                f"({one['rate_from_start']:,} from the process's start), "
-                f"{one['cpu_seconds_per_million']} CPU s per million"
-            )
-            runs.append(one)
+    with ExitStack() as stack:
+        if debezium:
+            connector = stack.enter_context(Debezium(machine, "backlog"))
+            contestants.append(lambda: connector.drain(events))
+        say(f"filling {events:,} events")
+        machine.fill(url, events, aggregates)
+        for number in range(rounds):
+            for run in contestants:
+                one = run()
+                say(
+                    f"round {number + 1}, {one['what']}: {one['rate']:,} events/s "
+                    f"({one['rate_from_start']:,} from its start), "
+                    f"{one['cpu_seconds_per_million']} CPU s per million"
+                )
+                runs.append(one)
     machine.drop("backlog")
     return {
         "case": "drain",
@@ -86,10 +93,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--aggregates", type=int, default=AGGREGATES)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-debezium", dest="debezium", action="store_false")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(arguments)
-    with Machine() as machine:
-        result = drain(machine, given.events, given.rounds, aggregates=given.aggregates)
+    with Machine(binlog=given.debezium) as machine:
+        result = drain(
+            machine,
+            given.events,
+            given.rounds,
+            aggregates=given.aggregates,
+            debezium=given.debezium,
+        )
     print(json.dumps(result["medians"], indent=1))
     if given.json:
         given.json.write_text(json.dumps({"environment": environment(), **result}, indent=1))

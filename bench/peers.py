@@ -45,8 +45,8 @@ def eventpub(
             ended = time.time()
         batches = publisher.batch_times()
         index_bytes = publisher.index_bytes()
-    run = _run("eventpub", machine, name, events, started, ended, watch.growth, usage)
-    return run | {
+    _must_have(events, machine, name)
+    return outcome("eventpub", events, started, ended, watch.growth, usage) | {
         "batch_seconds": statistics.median(batches) if batches else None,
         "index_bytes": index_bytes,
         "settings": {section: dict(keys) for section, keys in stated.items()},
@@ -77,7 +77,8 @@ def raw_pipe(
         started = time.time()
         usage = run_measured(command, "raw pipe", machine)
         ended = time.time()
-    return _run("raw pipe", machine, name, events, started, ended, watch.growth, usage) | {
+    _must_have(events, machine, name)
+    return outcome("raw pipe", events, started, ended, watch.growth, usage) | {
         "settings": {
             "client": client,
             "page_rows": page_rows,
@@ -104,19 +105,16 @@ def run_measured(command: Sequence[str], group: str, machine: Machine) -> Usage:
     return usage
 
 
-def _run(
-    what: str,
-    machine: Machine,
-    name: str,
-    events: int,
-    started: float,
-    ended: float,
-    growth: topic.Growth,
-    usage: Usage,
-) -> Run:
+def _must_have(events: int, machine: Machine, name: str) -> None:
     found = topic.count(machine.broker.bootstrap_servers, name)
     if found != events:
-        raise RuntimeError(f"{what}: {found} records of {events} events")
+        raise RuntimeError(f"{name}: {found} records of {events} events")
+
+
+def outcome(
+    what: str, events: int, started: float, ended: float, growth: topic.Growth, usage: Usage
+) -> Run:
+    """The facts of one drain, the same for everybody; times are Unix, s."""
     return {
         "what": what,
         "events": events,

@@ -41,7 +41,7 @@ PRODUCER: dict[str, Any] = {
     "enable.sparse.connections": "false",
 }
 _MICROS = "CAST(UNIX_TIMESTAMP(create_time) * 1000000 AS SIGNED) AS create_time"
-_COLUMNS = f"aggregate_id, version, event_type, payload, metadata, {_MICROS}"
+SELECTED = f"aggregate_id, version, event_type, payload, metadata, {_MICROS}"
 
 Read = Callable[[str], pa.Table]
 
@@ -78,7 +78,7 @@ def reader(url: str, client: str) -> Read:
     def by_pymysql(sql: str) -> pa.Table:
         with connection.cursor() as cursor:
             cursor.execute(sql)
-            return _table(cursor.fetchall())
+            return table(cursor.fetchall())
 
     return by_pymysql
 
@@ -96,10 +96,11 @@ def _by_asyncmy(place: dict[str, Any], database: str | None) -> Read:
             await cursor.execute(sql)
             return await cursor.fetchall()
 
-    return lambda sql: _table(loop.run_until_complete(fetch(sql)))
+    return lambda sql: table(loop.run_until_complete(fetch(sql)))
 
 
-def _table(rows: Any) -> pa.Table:
+def table(rows: Any) -> pa.Table:
+    """Rows of `SELECTED` in Arrow."""
     columns = zip(*rows, strict=True) if rows else [[]] * 6
     types = (pa.string(), pa.int64(), pa.string(), pa.large_binary(), pa.string(), pa.int64())
     names = ("aggregate_id", "version", "event_type", "payload", "metadata", "create_time")
@@ -141,7 +142,7 @@ def pages(url: str, client: str, page_rows: int) -> Iterator[pa.Table]:
                     upto = found[0] if found else "2038-01-01"
                     ready.put(
                         read(
-                            f"SELECT {_COLUMNS} FROM events FORCE INDEX (create_time) "  # noqa: S608
+                            f"SELECT {SELECTED} FROM events FORCE INDEX (create_time) "  # noqa: S608
                             f"WHERE create_time > '{after}' AND create_time <= '{upto}' "
                             "ORDER BY events.create_time"
                         )
