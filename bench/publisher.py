@@ -97,6 +97,18 @@ class Publisher:
             ) from None
         self.check()
 
+    def command(self, *arguments: str, timeout: float = 3600) -> str:
+        """What another command of eventpub prints with the same configuration."""
+        return subprocess.run(
+            [_command(), *arguments, "--config", str(self._config)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=self.folder,
+            env=_environment(),
+            check=False,
+        ).stdout
+
     def stop(self) -> None:
         """SIGTERM, and waits for its end."""
         assert self.process is not None

@@ -101,6 +101,7 @@ class Reader:
         assert self._process.stdout is not None
         if not self._process.stdout.readline():
             raise RuntimeError("the reader did not start")
+        self.pid = self._process.pid
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
