@@ -63,9 +63,9 @@ def drain(
     }
 
 
-def medians(runs: list[Run]) -> dict[str, dict[str, float]]:
+def medians(runs: list[Run]) -> dict[str, dict[str, Any]]:
     """By who drained; `ratio` is eventpub's rate by this one's."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for what in dict.fromkeys(run["what"] for run in runs):
         own = [run for run in runs if run["what"] == what]
         found[what] = {
@@ -82,6 +82,14 @@ def medians(runs: list[Run]) -> dict[str, dict[str, float]]:
             for run in own
         )
         found[what]["runs"] = len(own)
+        found[what]["lowest"] = min(run["rate"] for run in own)
+        found[what]["highest"] = max(run["rate"] for run in own)
+        found[what]["cpu"] = {
+            group: round(
+                statistics.median(run["cpu_seconds_per_million_visible"][group] for run in own), 2
+            )
+            for group in own[0]["cpu_seconds_per_million_visible"]
+        }
     for values in found.values():
         values["ratio"] = round(found["eventpub"]["rate"] / values["rate"], 3)
     return found

@@ -1,4 +1,4 @@
-"""What grows with the store: a drain of its last events at several sizes, and the settings' part."""
+"""What grows with the store: drains at several sizes, numbers of aggregates, and settings."""
 
 from __future__ import annotations
 

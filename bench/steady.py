@@ -11,7 +11,7 @@ import numpy as np
 
 from . import peers, topic
 from .judge import Records, caught_up
-from .load import Phase, under_load
+from .load import QUIET, Phase, under_load
 from .machine import PARTITIONS, Machine
 from .publisher import Publisher, Settings
 from .usage import Usage
@@ -111,6 +111,7 @@ def restart(
     times: int,
     *,
     every: float = 40.0,
+    quiet: float = QUIET,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """`kill -9` of driver, JVM and workers under load, and a start at once."""
@@ -161,7 +162,9 @@ def restart(
 
     seconds = every / 2 + times * every
     phase = Phase(rate, seconds, open_fraction=0.0)
-    found = under_load(machine, "restart", [phase], {}, meanwhile=kill, examine=examine)
+    found = under_load(
+        machine, "restart", [phase], {}, quiet=quiet, meanwhile=kill, examine=examine
+    )
     machine.drop("restart")
     say(f"restart at {rate:,.0f} events/s: {found['median']}, {found['verdict']}")
     return {
@@ -177,18 +180,25 @@ def bursts(
     seconds: float,
     hot_events: int,
     *,
+    every: float = 30.0,
+    length: float = 5.0,
+    quiet: float = QUIET,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Ten times the rate for 5 s of every 30, popularity by Zipf's law, one hot aggregate."""
+    """Ten times the rate for some seconds, popularity by Zipf's law, and one hot aggregate."""
     loads = {
-        "10 times the rate for 5 s of every 30 s": Phase(rate, seconds, bursts=(30.0, 5.0, 10.0)),
+        f"10 times the rate for {length:.0f} s of every {every:.0f} s": Phase(
+            rate, seconds, bursts=(every, length, 10.0)
+        ),
         "zipf 1.2, 10% of transactions open for 0 to 5 s": Phase(
             rate, seconds, open_fraction=0.1, zipf=1.2
         ),
     }
     found: dict[str, Any] = {}
     for number, (name, phase) in enumerate(loads.items()):
-        found[name] = under_load(machine, f"bursts{number}", [phase], {}) | {"phase": vars(phase)}
+        found[name] = under_load(machine, f"bursts{number}", [phase], {}, quiet=quiet) | {
+            "phase": vars(phase)
+        }
         machine.drop(f"bursts{number}")
         say(f"{name}: {found[name]['latency']['at_once']}, {found[name]['verdict']}")
     url = machine.table("hot")
