@@ -139,8 +139,8 @@ def _growth(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     if plan.quick:
         return growth(
             machine,
-            drained=50_000,
-            sizes=[100_000],
+            drained=150_000,
+            sizes=[200_000],
             aggregates=[10_000],
             shards=[],
             pages=[],

@@ -139,7 +139,14 @@ def _drain(result: Result) -> dict[str, Figure]:
     axes.grid(visible=False)
     axes.set_xlabel("CPU seconds per million events, without starts")
     axes.set_title("Where the CPU time goes", loc="left")
-    axes.legend(frameon=False, ncols=6, loc="upper left", bbox_to_anchor=(0, -0.32))
+    axes.legend(
+        frameon=False,
+        ncols=7,
+        loc="upper left",
+        bbox_to_anchor=(-0.02, -0.3),
+        columnspacing=1.2,
+        handlelength=1.2,
+    )
 
     over_time, grid = _figure(size=(9, 4))
     axes = grid[0][0]
@@ -165,32 +172,46 @@ def _drain(result: Result) -> dict[str, Figure]:
     return {"drain-rates": rates, "drain-cpu": cpu, "drain-progress": over_time}
 
 
+def _short(number: float) -> str:
+    """``50M``, ``20k``."""
+    for unit, size in (("M", 1_000_000), ("k", 1_000)):
+        if number >= size:
+            return f"{number / size:g}{unit}"
+    return f"{number:g}"
+
+
 def _growth(result: Result) -> dict[str, Figure]:
     figure, grid = _figure(2, 2, size=(10, 7))
     parts = [
-        ("by_size", "rows", "rows in the store", "rate", "events/s", True),
-        ("by_aggregates", "aggregates", "aggregates", "rate", "events/s", True),
-        ("by_shards", "shards", "shards", "rate", "events/s", False),
-        ("by_page", "page_rows", "read.page_rows", "batch_seconds", "seconds of a batch", False),
+        ("by_size", "rows", "rows in the store", "rate", "events/s"),
+        ("by_aggregates", "aggregates", "aggregates", "rate", "events/s"),
+        ("by_shards", "shards", "shards", "rate", "events/s"),
+        ("by_page", "page_rows", "rows of a batch (read.page_rows)", "batch_seconds", "s a batch"),
     ]
-    for axes, (key, x, label, y, heading, is_log) in zip(grid.flat, parts, strict=True):
-        runs = [run for run in result[key] if not run.get("full") and run[y] is not None]
+    drained = _short(result["settings"]["drained"])
+    for axes, (key, x, label, y, heading) in zip(grid.flat, parts, strict=True):
+        known = [run for run in result[key] if run[y] is not None]
+        last = [run for run in known if not run.get("full")]
+        full = [run for run in known if run.get("full")]
         axes.plot(
-            [run[x] for run in runs], [run[y] for run in runs], "o-", color=BLUE, label="last"
+            [r[x] for r in last],
+            [r[y] for r in last],
+            "o-",
+            color=BLUE,
+            label=f"the last {drained}",
         )
-        full = [run for run in result[key] if run.get("full")]
         if full:
-            axes.plot([r[x] for r in full], [r[y] for r in full], "s", color=ORANGE, label="all")
-            axes.legend(frameon=False, loc="lower left", title="events drained")
-        if is_log and runs:
+            axes.plot(
+                [r[x] for r in full], [r[y] for r in full], "s--", color=ORANGE, label="all of them"
+            )
+            axes.legend(frameon=False, loc="lower right", title="drained")
+        if last:
             axes.set_xscale("log")
-        elif key == "by_shards":
-            axes.set_xticks([run[x] for run in runs])
-        if key != "by_shards":
-            axes.xaxis.set_major_formatter(_THOUSANDS)
+            axes.set_xticks([run[x] for run in last], [_short(run[x]) for run in last])
+            axes.minorticks_off()
         if y == "rate":
             axes.yaxis.set_major_formatter(_THOUSANDS)
-        axes.set_ylim(0, max([run[y] for run in [*runs, *full]], default=1) * 1.15)
+        axes.set_ylim(0, max([run[y] for run in known], default=1) * 1.15)
         axes.set_xlabel(label)
         axes.set_ylabel(heading)
     figure.suptitle(f"Draining {result['settings']['drained']:,} events", x=0.01, ha="left")

@@ -167,10 +167,9 @@ def restart(
     )
     machine.drop("restart")
     say(f"restart at {rate:,.0f} events/s: {found['median']}, {found['verdict']}")
-    return {
+    return found | {
         "case": "restart",
         "settings": machine.settings() | {"phase": vars(phase), "times": times},
-        **found,
     }
 
 

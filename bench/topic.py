@@ -98,13 +98,18 @@ class Growth:
 
     @property
     def since(self) -> float:
-        """When the first transactions, which end together, had become visible."""
-        return max(t for t in self.times if t <= self.first + _TOGETHER)
+        """When the first transactions, which end together, had become visible.
+
+        The beginning of the watch where nothing came afterwards.
+        """
+        since = max(t for t in self.times if t <= self.first + _TOGETHER)
+        return since if since < self.last else self.times[0]
 
     @property
     def share(self) -> float:
         """The part of all that became visible after `since`."""
-        before = max(n for t, n in zip(self.times, self.offsets, strict=True) if t <= self.since)
+        rows = zip(self.times, self.offsets, strict=True)
+        before = max(n for t, n in rows if t <= self.since)
         return (self.offsets[-1] - before) / max(1, self.offsets[-1] - self.offsets[0])
 
     def rate(self, events: int) -> float:
