@@ -166,11 +166,17 @@ class TestLateProduceAfterAbort:
                 way.publish(SECOND)
                 assert_published_once(own_broker.open, topic, FIRST, SECOND)
                 return
-            hanging = open_transactions(own_broker.open, topic)
-            high = high_watermarks(own_broker.open, topic)
+            eventually(lambda: open_transactions(own_broker.open, topic) != [])
             with pytest.raises(SinkError) as caught, ShardSink(proxied, APP, WHOLE) as sink:
                 list(sink.fold({}, timeout=1.0))
-        error, partition = caught.value, hanging[0]
+            high = high_watermarks(own_broker.open, topic)
+            # the first that the fold met; the client had sent more than one request
+            partition = next(
+                p
+                for p in open_transactions(own_broker.open, topic)
+                if f"[{p}]" in str(caught.value)
+            )
+        error = caught.value
         assert (error.code, error.retriable) == ("sink.hanging_transaction", True)
         assert f"{topic}[{partition}]: last stable offset" in error.message
         assert f"high watermark {high[partition]}" in error.message
