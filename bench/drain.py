@@ -45,6 +45,8 @@ def drain(
             contestants.append(lambda: connector.drain(events))
         say(f"filling {events:,} events")
         machine.fill(url, events, aggregates)
+        readers = peers.readers(url, page)
+        say(f"reading alone: {readers}")
         for number in range(rounds):
             for run in contestants:
                 one = run()
@@ -58,6 +60,7 @@ def drain(
     return {
         "case": "drain",
         "settings": machine.settings() | {"events": events, "aggregates": aggregates},
+        "readers": readers,
         "medians": medians(runs),
         "runs": runs,
     }

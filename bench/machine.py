@@ -175,6 +175,7 @@ def git_version() -> str:
         return answer.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", __file__)  # a wheel may be installed inside a clone
         changed = git("status", "--porcelain", "--untracked-files=no", "--", "../eventpub", ".")
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):

@@ -18,7 +18,7 @@ from .growth import growth
 from .load import Phase
 from .machine import Machine, environment
 from .sheets import CASES
-from .steady import bursts, idle, latency, restart
+from .steady import DELAYS, bursts, idle, latency, restart
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Plan:
         return max(1.0, number * self.scale)
 
 
+_ONE = {name: DELAYS[name] for name in ("delay 50ms, watermark",)}
 Say = Callable[[str], None]
 
 
@@ -123,7 +124,7 @@ def _article(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     if plan.quick:
         columns = {name: COLUMNS[name] for name in COLUMNS if name != "with backtrack"}
         phases = [Phase(1_000, 6, open_fraction=0.1, open_seconds=3, aggregates=5_000)]
-        return article(machine, phases, columns=columns, quiet=8, say=say)
+        return article(machine, phases, columns=columns, quiet=7, say=say)
     rates = plan.rates or (6_000, 16_000)
     phases = [Phase(rate, plan.seconds(100), open_fraction=0.1) for rate in rates]
     return article(machine, phases, say=say)
@@ -160,25 +161,29 @@ def _growth(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
 
 
 def _idle(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
-    return idle(machine, 4.0 if plan.quick else plan.seconds(60), say=say)
+    if plan.quick:
+        return idle(machine, 4, publishers=_ONE, say=say)
+    return idle(machine, plan.seconds(60), say=say)
 
 
 def _latency(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     if plan.quick:
-        return latency(machine, plan.rates or (500,), 4, warm_up=2, quiet=3, say=say)
+        return latency(
+            machine, plan.rates or (500,), 4, publishers=_ONE, warm_up=2, quiet=3, say=say
+        )
     rates = plan.rates or (100, 1_000, 6_000, 16_000)
     return latency(machine, rates, plan.seconds(30), say=say)
 
 
 def _bursts(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     if plan.quick:
-        return bursts(machine, 200, 6, 20_000, every=6, length=1, quiet=8, say=say)
+        return bursts(machine, 200, 6, 20_000, every=6, length=1, zipf=False, quiet=4, say=say)
     return bursts(machine, 1_500, plan.seconds(120), plan.events(1_000_000), say=say)
 
 
 def _restart(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     if plan.quick:
-        return restart(machine, 500, 1, every=20, quiet=4, say=say)
+        return restart(machine, 500, 1, every=16, quiet=4, say=say)
     return restart(machine, 6_000, plan.rounds, say=say)
 
 

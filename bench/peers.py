@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import statistics
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 from . import topic
 from .machine import PARTITIONS, Machine
 from .publisher import Publisher, Settings
+from .raw_pipe import READERS
 from .usage import Usage, one
 
 Run = dict[str, Any]
@@ -85,6 +88,24 @@ def raw_pipe(
             "transaction_rows": transaction_rows,
         }
     }
+
+
+def readers(url: str, page_rows: int) -> dict[str, Any]:
+    """How fast each client that is installed reads the table into Arrow, and does nothing else."""
+    found = {}
+    for client in READERS:
+        if importlib.util.find_spec(client) is None:
+            continue
+        command = module(
+            "raw_pipe", "--url", url, "--client", client, "--page-rows", str(page_rows)
+        )
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        said = json.loads(answer.stdout.splitlines()[-1])
+        found[client] = {
+            "rate": round(said["events"] / said["seconds"]),
+            "cpu_seconds_per_million": round(said["cpu_seconds"] * 1e6 / said["events"], 2),
+        }
+    return found
 
 
 def run_measured(command: Sequence[str], group: str, machine: Machine) -> Usage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,16 @@ _SLACK_SECONDS = 0.2
 WARM_UP = 10.0
 
 
-def idle(machine: Machine, seconds: float, *, say: Callable[[str], None] = print) -> dict[str, Any]:
+def idle(
+    machine: Machine,
+    seconds: float,
+    *,
+    publishers: Mapping[str, Settings] = DELAYS,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
     """What a publisher costs that has nothing to publish."""
     found: dict[str, Any] = {}
-    for number, (name, settings) in enumerate(DELAYS.items()):
+    for number, (name, settings) in enumerate(publishers.items()):
         database = f"idle{number}"
         url = machine.table(database)
         last = time.time_ns() // 1000 - _BEYOND_RECOUNT  # what is younger is still counted again
@@ -73,6 +79,7 @@ def latency(
     rates: Sequence[float],
     seconds: float,
     *,
+    publishers: Mapping[str, Settings] = DELAYS,
     warm_up: float = WARM_UP,
     quiet: float = 5.0,
     say: Callable[[str], None] = print,
@@ -82,7 +89,7 @@ def latency(
     What was created in the first `warm_up` seconds does not count.
     """
     found: dict[str, Any] = {}
-    for number, (name, settings) in enumerate(DELAYS.items()):
+    for number, (name, settings) in enumerate(publishers.items()):
         found[name] = {}
         for rate in rates:
             database = f"latency{number}_{rate:.0f}"
@@ -181,6 +188,7 @@ def bursts(
     *,
     every: float = 30.0,
     length: float = 5.0,
+    zipf: bool = True,
     quiet: float = QUIET,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -188,11 +196,12 @@ def bursts(
     loads = {
         f"10 times the rate for {length:.0f} s of every {every:.0f} s": Phase(
             rate, seconds, bursts=(every, length, 10.0)
-        ),
-        "zipf 1.2, 10% of transactions open for 0 to 5 s": Phase(
-            rate, seconds, open_fraction=0.1, zipf=1.2
-        ),
+        )
     }
+    if zipf:
+        loads["zipf 1.2, 10% of transactions open for 0 to 5 s"] = Phase(
+            rate, seconds, open_fraction=0.1, zipf=1.2
+        )
     found: dict[str, Any] = {}
     for number, (name, phase) in enumerate(loads.items()):
         found[name] = under_load(machine, f"bursts{number}", [phase], {}, quiet=quiet) | {

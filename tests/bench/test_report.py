@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import re
@@ -46,8 +47,7 @@ def test_the_page_has_each_table_and_plot_and_needs_nothing_else(tmp_path: Path)
     assert page.count("<svg") == len(plots)
     for result in results():
         for sheet in sheets.sheets(result):
-            assert sheets.seconds(1.5) == "1.50 s"
-            assert f"<caption>{sheet.title}" in page
+            assert f"<caption>{html.escape(sheet.title)}" in page
     assert "<script" not in page
     assert not re.findall(r'(?:src|href)="(?!#)', page)
     ids = re.findall(r'\bid="([^"]+)"', page)
