@@ -123,8 +123,8 @@ def require_extra() -> None:
 def _article(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     if plan.quick:
         columns = {name: COLUMNS[name] for name in COLUMNS if name != "with backtrack"}
-        phases = [Phase(1_000, 6, open_fraction=0.1, open_seconds=3, aggregates=5_000)]
-        return article(machine, phases, columns=columns, quiet=7, say=say)
+        phases = [Phase(1_000, 5, open_fraction=0.1, open_seconds=2, aggregates=5_000)]
+        return article(machine, phases, columns=columns, quiet=6, say=say)
     rates = plan.rates or (6_000, 16_000)
     phases = [Phase(rate, plan.seconds(100), open_fraction=0.1) for rate in rates]
     return article(machine, phases, say=say)
@@ -183,7 +183,7 @@ def _bursts(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
 
 def _restart(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     if plan.quick:
-        return restart(machine, 500, 1, every=16, quiet=4, say=say)
+        return restart(machine, 500, 1, every=12, quiet=3, say=say)
     return restart(machine, 6_000, plan.rounds, say=say)
 
 
