@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eventpub.config import format_time
+from eventpub.local.downloads import check_space
 
 from . import peers
 from .machine import Machine
@@ -14,6 +15,8 @@ from .publisher import Settings
 
 _STEP = 100
 """Microseconds from one event to the next: 50,000,000 events are 83 minutes."""
+_BYTES_A_ROW = 600
+"""On disk, with its indexes, and a record on the topic."""
 AGGREGATES = 100_000
 
 
@@ -36,12 +39,16 @@ def growth(
         aggregates: how many the drained events belong to.
         shards, pages: `spark.shards` and `read.page_rows`.
         full_up_to: stores of at most so many rows are also drained from the beginning.
+
+    Raises:
+        LocalError: local.disk_full, before anything is filled.
     """
 
     def told(what: str, run: dict[str, Any]) -> dict[str, Any]:
         say(f"{what}: {run['rate']:,} events/s, a batch {run['batch_seconds'] or 0:.2f} s")
         return run
 
+    check_space(machine.folder, max([*sizes, *aggregates, drained]) * _BYTES_A_ROW)
     by_size: list[dict[str, Any]] = []
     url = machine.table("growth")
     begin = time.time_ns() // 1000 - max(sizes, default=0) * _STEP - 600_000_000

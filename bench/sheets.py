@@ -211,6 +211,14 @@ def _growth(result: Result) -> list[Sheet]:
         ("by_shards", "Shards", "shards", lambda r: str(r["shards"])),
         ("by_page", "Rows of a batch", "read.page_rows", lambda r: f"{r['page_rows']:,}"),
     ]
+    own = result["settings"]
+    among = f"{own['aggregates']:,} aggregates"
+    notes = {
+        "by_size": [f"what is drained is the newest (read.start); {among}"],
+        "by_aggregates": ["index: on disk at the end, both shards; ids such as order-0001234"],
+        "by_shards": [among],
+        "by_page": [f"a batch: median time from one end of a micro-batch to the next; {among}"],
+    }
     found = []
     for key, title, heading, name in parts:
         if not result[key]:
@@ -220,7 +228,7 @@ def _growth(result: Result) -> list[Sheet]:
             columns.append("index, bytes each")
             for row, run in zip(rows, result[key], strict=True):
                 row.append(f"{run['index_bytes_each']:.0f}")
-        found.append(Sheet(f"Growth: {title.lower()}", columns, rows))
+        found.append(Sheet(f"Growth: {title.lower()}", columns, rows, notes[key]))
     return found
 
 

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-_QUIET = logging.getLogger("bench.topic")  # a broker that was stopped is no news
+_QUIET = logging.getLogger(__name__)  # a broker that was stopped is no news
 _QUIET.setLevel(logging.CRITICAL)
 _EVERY = 0.025
 _TOGETHER = 0.15

