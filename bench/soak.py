@@ -38,7 +38,7 @@ from tests.publisher.harness import Publisher, create_table, differences, eventu
 _PROGRESS_SECONDS = 120
 _MOST_FAULTS = 3
 
-_quiet = logging.getLogger("bench.soak")  # a broker that is away is what this is about
+_quiet = logging.getLogger(__name__)  # a broker that is away is what this is about
 _quiet.setLevel(logging.CRITICAL)
 
 

@@ -116,7 +116,7 @@ class Raised:
 def errors() -> str:
     """The page of all codes."""
     found: dict[str, list[Raised]] = {}
-    for path in sorted((ROOT / "eventpub").rglob("*.py")):
+    for path in sorted(f for part in ("bench", "eventpub") for f in (ROOT / part).rglob("*.py")):
         for raised in _raised(ast.parse(path.read_text(encoding="utf-8"))):
             found.setdefault(raised.code, []).append(raised)
     parts = [_ERRORS]
@@ -159,7 +159,7 @@ def _raised(tree: ast.AST) -> Iterator[Raised]:
 
 _ROOMS = {
     "cli", "config", "internal", "store", "sink", "state", "spark", "local", "verify", "run",
-    "append", "index", "admission",
+    "append", "index", "admission", "bench",
 }  # fmt: skip
 
 

@@ -209,6 +209,67 @@ def test_goes_on_after_the_database_was_restarted(tmp_path: Path) -> None:
         assert holes(database) == {}
 
 
+def test_bursts_come_at_the_end_of_each_period() -> None:
+    load = Load("", rate=100, bursts=(30, 5, 10))
+    planned = [load.planned(elapsed) for elapsed in (0, 25, 26, 30, 31, 60)]
+    assert planned == [0, 2_500, 3_500, 7_500, 7_600, 15_000]
+
+
+def test_writes_the_bursts_that_are_asked_for(database: FreshDatabase) -> None:
+    load = Load(database.url, rate=200, seconds=2, bursts=(1, 0.5, 5), close_all=False)
+    assert load.run().events == count(database)
+    assert 200 * 2 * 1.2 < count(database) < 1_200 * 1.1
+
+
+def test_popular_aggregates_have_more_events(database: FreshDatabase) -> None:
+    Load(database.url, rate=1_000, seconds=1, aggregates=200, zipf=1.2, close_all=False).run()
+    popular = database.execute(
+        "SELECT aggregate_id FROM events GROUP BY aggregate_id ORDER BY COUNT(*) DESC LIMIT 3"
+    )
+    assert {name for (name,) in popular} <= {aggregate_name("order", n) for n in range(10)}
+    assert holes(database) == {}
+
+
+def test_notes_what_was_held_open_and_when_it_was_committed(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    held = tmp_path / "held.jsonl"
+    command = [
+        *(sys.executable, "-m", "eventpub.local.writers", "--url", database.url, "--json"),
+        *("--rate", "500", "--seconds", "1.5", "--aggregates", "1000", "--no-close"),
+        *("--open-fraction", "0.3", "--open-seconds", "0.2", "0.5", "--held", str(held)),
+    ]
+    report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    lines = [json.loads(line) for line in held.read_text().splitlines()]
+    assert len(lines) == report["held_open"] > 0
+    for committed, of_each in lines:
+        for number, first, last in of_each:
+            ((oldest, events),) = database.execute(
+                "SELECT UNIX_TIMESTAMP(MIN(create_time)), COUNT(*) FROM events"
+                " WHERE aggregate_id = %s AND version BETWEEN %s AND %s",
+                (aggregate_name("order", number), first, last),
+            )
+            assert events == last - first + 1
+            assert committed > oldest
+
+
+def test_fill_goes_on_where_another_one_ended(database: FreshDatabase) -> None:
+    fill(database.url, events=12_345, aggregates=1_000, first=10**15, last=10**15 + 12_345)
+    fill(
+        database.url,
+        events=7_655,
+        aggregates=1_000,
+        first=10**15 + 12_345,
+        last=10**15 + 20_000,
+        before=12_345,
+    )
+    assert holes(database) == {}
+    ((rows, versions, times),) = database.execute(
+        "SELECT COUNT(*), MAX(version), COUNT(DISTINCT create_time) FROM events"
+    )
+    assert (rows, versions, times) == (20_000, 20, 20_000)
+
+
 @BOTH
 def test_fill_makes_a_backlog_in_the_time_that_is_given(database: FreshDatabase) -> None:
     first, last = 1_700_000_000_000_000, 1_700_000_600_000_000

@@ -15,6 +15,7 @@ from typing import IO
 import click
 
 from eventpub import __version__
+from eventpub.cli.bench import bench
 from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
 from eventpub.cli.output import (
     DONE,
@@ -36,7 +37,7 @@ def eventpub() -> None:
     """Publish a MySQL event store to Kafka: complete, exactly once, in order per aggregate."""
 
 
-for _command in (migrate, doctor, run, gaps, verify, config, demo):
+for _command in (migrate, doctor, run, gaps, verify, config, demo, bench):
     eventpub.add_command(_command)
 
 

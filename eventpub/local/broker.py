@@ -16,9 +16,9 @@ from eventpub.local.processes import Server, free_port
 from eventpub.local.progress import STDERR, Progress
 
 VERSION = "4.3.1"  # 4.4.0 does not resolve: kafka-tools-api is missing
-_LOG4J = "2.25.4"  # the version that this Kafka ships, with the binding that it does not
+LOG4J = "2.25.4"  # the version that this Kafka ships, with the binding that it does not
 
-_LOGGING = """\
+LOGGING = """\
 appender.out.type=Console
 appender.out.name=out
 appender.out.layout.type=PatternLayout
@@ -58,7 +58,7 @@ class Kafka(Server):
         effective = {**_settings(data, self.port, free_port()), **self._properties}
         settings.write_text("".join(f"{key}={value}\n" for key, value in effective.items()))
         logging = self.directory / "log4j2.properties"
-        logging.write_text(_LOGGING)
+        logging.write_text(LOGGING)
         return [
             *(str(find_java()), "-Xms512m", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
             f"-Dlog4j2.configurationFile={logging.as_uri()}",
@@ -99,7 +99,7 @@ def kafka(
 def _build(folder: Path, progress: Progress, lock: int) -> None:
     artifacts = [
         ("org.apache.kafka", "kafka_2.13", VERSION),
-        ("org.apache.logging.log4j", "log4j-slf4j-impl", _LOG4J),
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", LOG4J),
     ]
     with progress.task(f"downloading Kafka {VERSION} (44 MiB)") as report:
         maven(artifacts, folder, report, size=47 * MIB, lock=lock)

@@ -22,11 +22,13 @@ import string
 import sys
 import threading
 import time
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +88,11 @@ class Load:
         url: SQLAlchemy's URL of the database.
         rate: committed events per second that are aimed at.
         seconds: how long; None = until `stop` says so.
+        bursts: (every, length, factor): every so many seconds the rate is `factor` times as high
+            for `length` seconds, at the end of each period.
         aggregates: how many there are; several times those in open transactions are needed.
+        zipf: the n-th most popular aggregate is chosen with a weight of 1 / n ** zipf; one that is
+            busy in an open transaction is passed over, as by an application that would conflict.
         open_fraction: of the transactions: kept open for `open_seconds` after the first insert.
         rollback_fraction: of the transactions; the next one uses their versions again.
         gap_fraction: of the transactions: rolled back after later versions were committed.
@@ -96,12 +102,15 @@ class Load:
         close_all: at the end append one more event to each aggregate that was touched, so that a
             last version that was committed late has a successor.
         connections: the most that are opened.
+        note_held: remember each transaction that was held open, in `held`.
     """
 
     url: str
     rate: float
     seconds: float | None = None
+    bursts: tuple[float, float, float] | None = None
     aggregates: int = 10_000
+    zipf: float = 0.0
     open_fraction: float = 0.0
     open_seconds: tuple[float, float] = (0.0, 3.0)
     rollback_fraction: float = 0.0
@@ -114,11 +123,25 @@ class Load:
     table: str = "events"
     prefix: str = "order"
     connections: int = 400
+    note_held: bool = False
 
     versions: dict[str, int] = field(default_factory=dict, init=False)
     """After `run`: the last version of each aggregate that was touched."""
     skipped: dict[str, list[int]] = field(default_factory=dict, init=False)
     """After `run`: the versions that will never come, by aggregate."""
+    held: list[tuple[float, dict[int, range]]] = field(default_factory=list, init=False)
+    """With `note_held`, after `run`: when the commit of each transaction that was held open was
+    answered (Unix, s), and its versions by the aggregate's number."""
+
+    def planned(self, elapsed: float) -> float:
+        """How many events are to be committed so many seconds after the beginning."""
+        events = self.rate * elapsed
+        if self.bursts is not None:
+            every, length, factor = self.bursts
+            periods, rest = divmod(elapsed, every)
+            bursting = periods * length + max(0.0, rest - (every - length))
+            events += self.rate * (factor - 1) * bursting
+        return events
 
     def run(
         self,
@@ -195,6 +218,10 @@ class _Run:
         columns = "(aggregate_id,version,event_type,payload)"
         self.insert = f"INSERT INTO {_quoted(load.table)} {columns} VALUES "  # noqa: S608
         self.names = [aggregate_name(load.prefix, number) for number in range(load.aggregates)]
+        self.weights: list[float] | None = None
+        if load.zipf:
+            each = (1 / number**load.zipf for number in range(1, load.aggregates + 1))
+            self.weights = list(accumulate(each))
         self.last = [0] * load.aggregates
         self.busy: set[int] = set()
         self.touched: set[int] = set()
@@ -264,8 +291,10 @@ class _Run:
         if self.due:
             until = min(until, self.due[0][0])
         if self.ends_at is None:
-            if not self.blocked:
-                until = min(until, began + self.planned / self.load.rate)
+            if not self.blocked:  # at the earliest, where there are bursts
+                factor = self.load.bursts[2] if self.load.bursts else 1.0
+                missing = self.planned - self.load.planned(now - began)
+                until = min(until, now + max(0.0, missing) / (self.load.rate * factor))
             if self.load.seconds is not None:
                 until = min(until, began + self.load.seconds)
         return max(0.0, until - now)
@@ -273,7 +302,7 @@ class _Run:
     # beginning transactions
 
     def _begin_due(self, now: float, elapsed: float) -> None:
-        target = self.load.rate * elapsed
+        target = self.load.planned(elapsed)
         self.planned = max(self.planned, target - _CATCH_UP_SECONDS * self.load.rate)
         self.blocked = False
         while self.planned < target:
@@ -353,7 +382,7 @@ class _Run:
         taken: dict[int, range] = {}
         tries = 0
         while events > 0:
-            number = int(self.random.random() * self.load.aggregates)
+            number = self._choose()
             if number in self.busy or number in taken:
                 tries += 1
                 if tries > 100:
@@ -364,6 +393,11 @@ class _Run:
             events -= count
         self.busy.update(taken)
         return taken
+
+    def _choose(self) -> int:
+        if self.weights is None:
+            return int(self.random.random() * self.load.aggregates)
+        return bisect(self.weights, self.random.random() * self.weights[-1])
 
     def _statement(self, rows: Iterable[tuple[int, int]]) -> bytes:
         text, size, names = self.text, max(0, self.load.payload_bytes - 60), self.names
@@ -462,6 +496,8 @@ class _Run:
         if committed:
             self.counts["transactions"] += 1
             self.counts["events"] += transaction.events
+            if transaction.held and self.load.note_held:
+                self.load.held.append((time.time(), transaction.versions))
             self.touched.update(transaction.versions)
             for number, versions in transaction.versions.items():
                 self.last[number] = max(self.last[number], versions[-1])
@@ -625,6 +661,7 @@ def fill(
     prefix: str = "order",
     connections: int = 2,
     session_time_zone: str | None = "+00:00",
+    before: int = 0,
 ) -> None:
     """Appends `events` events as fast as the server can make them, for a backlog.
 
@@ -635,6 +672,8 @@ def fill(
         first: `create_time` of the first event, in microseconds; None = an hour before `last`.
         last: the time before which the last event is; None = the database's present time.
         session_time_zone: None = the server's, for a DATETIME column with local time.
+        before: how many events were appended before, with the same number of aggregates; these
+            go on from there.
 
     Raises:
         pymysql.Error: the database cannot be reached or refuses the rows.
@@ -661,7 +700,7 @@ def fill(
             f"""',"note":"', SUBSTRING(_latin1'{text}', 1 + n * 7919 % {space - size}, {size}), """
             """'"}'), """
             f"FROM_UNIXTIME({begin // 1_000_000}) + INTERVAL "
-            f"({begin % 1_000_000} + n * {last - begin} DIV {events}) MICROSECOND "
+            f"({begin % 1_000_000} + (n - {before}) * {last - begin} DIV {events}) MICROSECOND "
             f"FROM (SELECT {start} + a.d * 1000 + b.d * 100 + c.d * 10 + e.d AS n FROM "
             f"({digits}) a JOIN ({digits}) b JOIN ({digits}) c JOIN ({digits}) e) numbers "
             f"WHERE n < {stop} ORDER BY n"
@@ -676,11 +715,11 @@ def fill(
             opened.append(local.connection)
             if session_time_zone is not None:
                 local.connection.query(f"SET time_zone = '{session_time_zone}'")
-        local.connection.query(statement(start, min(start + 10_000, events)))
+        local.connection.query(statement(start, min(start + 10_000, before + events)))
 
     with ThreadPoolExecutor(connections) as pool:
         try:
-            for _ in pool.map(insert, range(0, events, 10_000)):
+            for _ in pool.map(insert, range(before, before + events, 10_000)):
                 pass
         finally:
             pool.shutdown(cancel_futures=True)
@@ -696,7 +735,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--url", required=True, help="mysql+pymysql://user@host:port/database")
     parser.add_argument("--rate", type=float, required=True, help="events per second")
     parser.add_argument("--seconds", type=float, help="until SIGTERM when not given")
+    parser.add_argument("--bursts", type=float, nargs=3, metavar=("EVERY", "LENGTH", "FACTOR"))
     parser.add_argument("--aggregates", type=int, default=10_000)
+    parser.add_argument("--zipf", type=float, default=0.0)
     for what in ("open", "rollback", "gap", "reversed"):
         parser.add_argument(f"--{what}-fraction", type=float, default=0.0)
     parser.add_argument("--open-seconds", type=float, nargs=2, default=(0.0, 3.0))
@@ -710,17 +751,24 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     parser.add_argument("--live", action="store_true", help="with --json: a line every second")
     parser.add_argument("--versions", type=Path, help="a file for the last versions, as JSON")
+    parser.add_argument("--held", type=Path, help="a file for what was held open, as JSON lines")
     given = vars(parser.parse_args(arguments))
     as_json, live, path = given.pop("json"), given.pop("live"), given.pop("versions")
+    held: Path | None = given.pop("held")
     given["open_seconds"] = tuple(given["open_seconds"])
 
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    load = Load(**given)
+    load = Load(**given, note_held=held is not None)
     report = load.run(stop=stopped.is_set, on_progress=_print_json if as_json and live else None)
     if path is not None:
         path.write_text(json.dumps({"versions": load.versions, "skipped": load.skipped}))
+    if held is not None:
+        with held.open("w") as lines:
+            for committed, versions in load.held:
+                of_each = [[number, those[0], those[-1]] for number, those in versions.items()]
+                lines.write(json.dumps([committed, of_each]) + "\n")
     if not live or not as_json:
         _print_json(report) if as_json else print(report)
     return 0

@@ -1,0 +1,59 @@
+"""The load of the article: what a moving window loses, and what it takes to lose nothing.
+
+6,000 events a second for 100 s, then 16,000 for 100 s, 10% of the transactions open for 0 to 5 s.
+Three publishers of the same code with mechanisms switched off, and a poller as it is usually
+written, each on a table of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .load import QUIET, Phase, under_load
+from .machine import Machine
+from .publisher import Settings
+
+COLUMNS: dict[str, Settings | None] = {
+    "window only": {
+        "read": {"delay": "1s", "watermark": "off"},
+        "gaps": {"backtrack": False},
+        "recount": {"horizon": "0"},
+    },
+    "with backtrack": {
+        "read": {"delay": "1s", "watermark": "off"},
+        "recount": {"horizon": "0"},
+    },
+    "with recount and watermark": {},
+    "timestamp poller": None,
+}
+"""By name: what is set in `eventpub.toml`; None: the poller of `bench.poller`."""
+
+
+def article(
+    machine: Machine,
+    phases: list[Phase],
+    *,
+    columns: dict[str, Settings | None] | None = None,
+    quiet: float = QUIET,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """All columns, one after the other."""
+    found: dict[str, Any] = {}
+    for number, (name, settings) in enumerate((columns or COLUMNS).items()):
+        database = f"article{number}"
+        found[name] = under_load(
+            machine, database, phases, settings, quiet=quiet, verify=settings == {}
+        )
+        machine.drop(database)
+        verdict = found[name]["verdict"]
+        say(
+            f"{name}: {verdict['stored']:,} events, lost {verdict['lost']:,}, repeated "
+            f"{verdict['repeated']:,}, out of order {verdict['out_of_order']:,}; "
+            f"latency {found[name]['latency']['at_once']}"
+        )
+    return {
+        "case": "article",
+        "settings": machine.settings() | {"phases": [vars(phase) for phase in phases]},
+        "columns": found,
+    }

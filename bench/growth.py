@@ -1,0 +1,115 @@
+"""What grows with the store: drains at several sizes, numbers of aggregates, and settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eventpub.config import format_time
+from eventpub.local.downloads import check_space
+
+from . import peers
+from .machine import Machine
+from .publisher import Settings
+
+_STEP = 100
+"""Microseconds from one event to the next: 50,000,000 events are 83 minutes."""
+_BYTES_A_ROW = 600
+"""On disk, with its indexes, and a record on the topic."""
+AGGREGATES = 100_000
+
+
+def growth(
+    machine: Machine,
+    *,
+    drained: int,
+    sizes: Sequence[int],
+    aggregates: Sequence[int],
+    shards: Sequence[int],
+    pages: Sequence[int],
+    full_up_to: int = 0,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Drains, one after the other.
+
+    Args:
+        drained: events of each drain; those above `aggregates` are as many as there are.
+        sizes: rows of the store, of which the last `drained` are drained (`read.start`).
+        aggregates: how many the drained events belong to.
+        shards, pages: `spark.shards` and `read.page_rows`.
+        full_up_to: stores of at most so many rows are also drained from the beginning.
+
+    Raises:
+        LocalError: local.disk_full, before anything is filled.
+    """
+
+    def told(what: str, run: dict[str, Any]) -> dict[str, Any]:
+        say(f"{what}: {run['rate']:,} events/s, a batch {run['batch_seconds'] or 0:.2f} s")
+        return run
+
+    check_space(machine.folder, max([*sizes, *aggregates, drained]) * _BYTES_A_ROW)
+    by_size: list[dict[str, Any]] = []
+    url = machine.table("growth")
+    begin = time.time_ns() // 1000 - max(sizes, default=0) * _STEP - 600_000_000
+    there = 0
+    for size in sizes:
+        machine.fill(
+            url,
+            size - there,
+            AGGREGATES,
+            first=begin + there * _STEP,
+            last=begin + size * _STEP,
+            before=there,
+        )
+        there = size
+        start = begin + (size - drained) * _STEP - 1
+        settings: Settings = {"read": {"start": format_time(start)}}
+        run = told(f"the last of {size:,} rows", peers.eventpub(machine, url, drained, settings))
+        by_size.append({"rows": size, **run})
+        if size <= full_up_to:
+            run = told(f"all of {size:,} rows", peers.eventpub(machine, url, size))
+            by_size.append({"rows": size, "full": True, **run})
+    machine.drop("growth")
+
+    by_aggregates = []
+    for number in aggregates:
+        url = machine.table("growth")
+        events = max(drained, number)
+        machine.fill(url, events, number)
+        run = told(f"{number:,} aggregates", peers.eventpub(machine, url, events))
+        per_aggregate = round(run["index_bytes"] / number, 1)
+        by_aggregates.append({"aggregates": number, "index_bytes_each": per_aggregate, **run})
+        machine.drop("growth")
+
+    url = machine.table("growth")
+    machine.fill(url, drained, AGGREGATES)
+    by_shards = [
+        {
+            "shards": number,
+            **told(
+                f"{number} shards",
+                peers.eventpub(machine, url, drained, {"spark": {"shards": number}}),
+            ),
+        }
+        for number in shards
+    ]
+    by_page = [
+        {
+            "page_rows": rows,
+            **told(
+                f"pages of {rows:,} rows",
+                peers.eventpub(machine, url, drained, {"read": {"page_rows": rows}}),
+            ),
+        }
+        for rows in pages
+    ]
+    machine.drop("growth")
+    return {
+        "case": "growth",
+        "settings": machine.settings() | {"drained": drained, "aggregates": AGGREGATES},
+        "by_size": by_size,
+        "by_aggregates": by_aggregates,
+        "by_shards": by_shards,
+        "by_page": by_page,
+    }

@@ -1,0 +1,160 @@
+"""One drain of a waiting table, by the publisher or by a peer: the same rows, the same measure."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from . import topic
+from .machine import PARTITIONS, Machine
+from .publisher import Publisher, Settings
+from .raw_pipe import READERS
+from .usage import Usage, one
+
+Run = dict[str, Any]
+
+
+def module(name: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this package, wherever it is installed."""
+    return [sys.executable, "-m", f"{__package__}.{name}", *arguments]
+
+
+def eventpub(
+    machine: Machine,
+    url: str,
+    events: int,
+    settings: Settings | None = None,
+    *,
+    partitions: int = PARTITIONS,
+) -> Run:
+    """Drains by `eventpub run --available-now`, exactly once, from an empty state."""
+    name = machine.name("drain")
+    topic.create(machine.broker.bootstrap_servers, name, partitions)
+    folder = machine.folder / name
+    stated = settings or {}
+    with Publisher(folder, url, machine.broker.bootstrap_servers, name, stated) as publisher:
+        with topic.Watch(machine.broker.bootstrap_servers, name, partitions) as watch:
+            started = time.time()
+            publisher.start("--available-now")
+            with Usage(publisher.group, *machine.groups()) as usage:
+                publisher.finish()
+            ended = time.time()
+        batches = publisher.batch_times()
+        index_bytes = publisher.index_bytes()
+    _must_have(events, machine, name)
+    return outcome("eventpub", events, started, ended, watch.growth, usage) | {
+        "batch_seconds": statistics.median(batches) if batches else None,
+        "index_bytes": index_bytes,
+        "settings": {section: dict(keys) for section, keys in stated.items()},
+    }
+
+
+def raw_pipe(
+    machine: Machine,
+    url: str,
+    events: int,
+    *,
+    client: str = "connectorx",
+    page_rows: int,
+    transaction_rows: int,
+    partitions: int = PARTITIONS,
+) -> Run:
+    """Drains by the raw pipe in a process of its own."""
+    name = machine.name("raw")
+    servers = machine.broker.bootstrap_servers
+    topic.create(servers, name, partitions)
+    command = module(
+        "raw_pipe",
+        *("--url", url, "--bootstrap-servers", servers, "--topic", name, "--client", client),
+        *("--partitions", str(partitions), "--page-rows", str(page_rows)),
+        *("--transaction-rows", str(transaction_rows)),
+    )
+    with topic.Watch(servers, name, partitions) as watch:
+        started = time.time()
+        usage = run_measured(command, "raw pipe", machine)
+        ended = time.time()
+    _must_have(events, machine, name)
+    return outcome("raw pipe", events, started, ended, watch.growth, usage) | {
+        "settings": {
+            "client": client,
+            "page_rows": page_rows,
+            "transaction_rows": transaction_rows,
+        }
+    }
+
+
+def readers(url: str, page_rows: int) -> dict[str, Any]:
+    """How fast each client that is installed reads the table into Arrow, and does nothing else."""
+    found = {}
+    for client in READERS:
+        if importlib.util.find_spec(client) is None:
+            continue
+        command = module(
+            "raw_pipe", "--url", url, "--client", client, "--page-rows", str(page_rows)
+        )
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        said = json.loads(answer.stdout.splitlines()[-1])
+        found[client] = {
+            "rate": round(said["events"] / said["seconds"]),
+            "cpu_seconds_per_million": round(said["cpu_seconds"] * 1e6 / said["events"], 2),
+        }
+    return found
+
+
+def run_measured(command: Sequence[str], group: str, machine: Machine) -> Usage:
+    """Runs a command to its end; what it and the servers used meanwhile.
+
+    Raises:
+        RuntimeError: it failed; with what it printed.
+    """
+    log = machine.folder / f"{machine.name(group.replace(' ', '-'))}.log"
+    with ExitStack() as stack:
+        out = stack.enter_context(log.open("wb"))
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        stack.callback(process.kill)
+        with Usage(one(group, process.pid), *machine.groups()) as usage:
+            status = process.wait()
+    if status != 0:
+        raise RuntimeError(f"{group} ended with status {status}\n{log.read_text()[-3000:]}")
+    return usage
+
+
+def _must_have(events: int, machine: Machine, name: str) -> None:
+    found = topic.count(machine.broker.bootstrap_servers, name)
+    if found != events:
+        raise RuntimeError(f"{name}: {found} records of {events} events")
+
+
+def outcome(
+    what: str, events: int, started: float, ended: float, growth: topic.Growth, usage: Usage
+) -> Run:
+    """The facts of one drain, the same for everybody; times are Unix, s."""
+    return {
+        "what": what,
+        "events": events,
+        "rate": round(growth.rate(events)),
+        "rate_from_start": round(events / (ended - started)),
+        "first_visible_seconds": round(growth.first - started, 3),
+        "seconds": round(ended - started, 3),
+        "cpu_seconds": usage.cpu,
+        "cpu_seconds_per_million": round(sum(usage.cpu.values()) * 1e6 / events, 2),
+        "cpu_seconds_per_million_visible": _while_visible(events, growth, usage),
+        "peak_memory_mb": {k: round(v / 1e6) for k, v in usage.peak_memory.items()},
+        "growth": [
+            [round(t - started, 3), n] for t, n in zip(growth.times, growth.offsets, strict=True)
+        ],
+    }
+
+
+def _while_visible(events: int, growth: topic.Growth, usage: Usage) -> dict[str, float]:
+    """CPU seconds per million events from the first visible ones to the last: without starts."""
+    share = growth.share
+    used = usage.cpu_between(growth.since, growth.last)
+    return {group: round(seconds * 1e6 / (events * share), 2) for group, seconds in used.items()}

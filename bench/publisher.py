@@ -1,0 +1,167 @@
+"""`eventpub run`, the installed command in its own process, configured for one measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from . import usage
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Sections of `eventpub.toml`."""
+
+
+class PublisherFailedError(Exception):
+    """It ended, or did not start; the message has the end of its log."""
+
+
+class Publisher:
+    """One publisher; stopped, by force if need be, when the block ends."""
+
+    def __init__(
+        self, folder: Path, url: str, bootstrap_servers: str, topic: str, settings: Settings
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.topic = folder, topic
+        self.state = folder / "state"
+        self.log = folder / "publisher.log"
+        sections: dict[str, dict[str, Any]] = {
+            "app": {"id": topic, "state_dir": str(self.state)},
+            "store": {"url": url},
+            "sink": {"topic": topic, "bootstrap_servers": bootstrap_servers},
+            "ops": {"http": "", "log": "json"},
+        }
+        for section, keys in settings.items():
+            sections.setdefault(section, {}).update(keys)
+        self._config = folder / "eventpub.toml"
+        self._config.write_text(
+            "".join(
+                f"[{section}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items())
+                for section, keys in sections.items()
+            )
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self, *arguments: str) -> None:
+        """Starts it; does not wait."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [_command(), "run", *arguments, "--config", str(self._config)],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=_environment(),
+                start_new_session=True,
+            )
+
+    def started(self, timeout: float = 180) -> None:
+        """Waits until its first window has been looked at."""
+        deadline = time.monotonic() + timeout
+        while not (self.state / "progress.json").exists():
+            self.check()
+            if time.monotonic() > deadline:
+                raise PublisherFailedError(f"not started after {timeout:.0f} s\n{self.words()}")
+            time.sleep(0.1)
+
+    def check(self) -> None:
+        """Raises PublisherFailedError: it does not run any more."""
+        if self.process is not None and self.process.poll() not in {None, 0, 130, 143}:
+            raise PublisherFailedError(
+                f"it ended with status {self.process.returncode}\n{self.words()}"
+            )
+
+    def finish(self, timeout: float = 3600) -> None:
+        """Waits for its good end."""
+        assert self.process is not None
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise PublisherFailedError(
+                f"still running after {timeout:.0f} s\n{self.words()}"
+            ) from None
+        self.check()
+
+    def command(self, *arguments: str, timeout: float = 3600) -> str:
+        """What another command of eventpub prints with the same configuration."""
+        return subprocess.run(
+            [_command(), *arguments, "--config", str(self._config)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=self.folder,
+            env=_environment(),
+            check=False,
+        ).stdout
+
+    def stop(self) -> None:
+        """SIGTERM, and waits for its end."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        self.finish(300)
+
+    def kill(self) -> None:
+        """`kill -9` of all its processes at once."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        try:
+            driver = psutil.Process(self.process.pid)
+            family = [driver, *driver.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for process in family:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait(30)
+        psutil.wait_procs(family, timeout=30)
+
+    def batch_times(self) -> list[float]:
+        """Seconds between the ends of its last micro-batches, at most 100, from Spark's commits."""
+        ends = sorted(
+            file.stat().st_mtime
+            for file in (self.state / "checkpoint/commits").glob("*")
+            if file.name.isdigit()
+        )
+        return [later - earlier for earlier, later in pairwise(ends)]
+
+    def index_bytes(self) -> int:
+        """Size of the index of all shards on disk."""
+        files = (self.state / "index").rglob("*")
+        return sum(file.stat().st_size for file in files if file.is_file())
+
+    @property
+    def group(self) -> usage.Group:
+        """Its processes, to be measured."""
+        assert self.process is not None
+        return usage.publisher(self.process.pid)
+
+    def words(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
+
+
+def _environment() -> dict[str, str]:
+    """Without what would change the configuration."""
+    kept = {"EVENTPUB_CACHE"}
+    return {k: v for k, v in os.environ.items() if k in kept or not k.startswith("EVENTPUB_")}
+
+
+def _command() -> str:
+    return str(Path(sys.executable).with_name("eventpub"))

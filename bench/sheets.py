@@ -1,0 +1,357 @@
+"""Results as tables: for the terminal, for the page. Pure: what a case returned in, cells out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One table; `notes` say what the numbers mean."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+
+def sheets(result: Result) -> list[Sheet]:
+    """The tables of one case's result."""
+    return _SHEETS[result["case"]](result)
+
+
+def show(console: Console, result: Result) -> None:
+    """The tables on a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    for sheet in sheets(result):
+        table = Table(title=sheet.title, title_justify="left", box=None, pad_edge=False)
+        for number, column in enumerate(sheet.columns):
+            table.add_column(column, justify="right" if number else "left", overflow="fold")
+        for row in sheet.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        for note in sheet.notes:
+            console.print(Text(note, style="dim"))
+        console.print()
+    console.print(Text(stated(result), style="dim"))
+    console.print()
+
+
+def stated(result: Result) -> str:
+    """Where and with what it was measured, in one line."""
+    where, settings = result.get("environment", {}), result["settings"]
+    return (
+        f"eventpub {where.get('git')}, {where.get('measured_at')}: {where.get('cores')} cores "
+        f"({where.get('cpu')}), {where.get('memory_gib')} GiB, MySQL {settings.get('mysql')}, "
+        f"Kafka {settings.get('kafka')}, Spark {where.get('pyspark')}, "
+        f"Java {where.get('java')}, Python {where.get('python')}, "
+        f"payloads of {settings.get('payload_bytes')} bytes, {settings.get('partitions')} "
+        f"partitions; load of the machine before: {where.get('load_before')}"
+    )
+
+
+def count(value: float | None) -> str:
+    """``1,234,567``."""
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds with as many digits as matter."""
+    if value is None:
+        return "–"
+    return (
+        f"{value:.0f} s" if value >= 100 else f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
+    )
+
+
+def _wrong(verdict: Mapping[str, int]) -> list[str]:
+    return [count(verdict[name]) for name in ("stored", "lost", "repeated", "out_of_order")]
+
+
+def _waited(facts: Mapping[str, float]) -> list[str]:
+    return [seconds(facts.get(name)) for name in ("p50", "p99", "max")]
+
+
+_LATENCY = [
+    "latency: create_time (the database's) until a read_committed consumer has the event; one clock"
+]
+_JUDGED = ["events", "lost", "repeated", "out of order"]
+
+
+def _article(result: Result) -> list[Sheet]:
+    rows, held = [], []
+    for name, one in result["columns"].items():
+        latency = one["latency"]
+        rows.append([name, *_wrong(one["verdict"]), *_waited(latency["at_once"])])
+        held.append(
+            [name, *_waited(latency["held_open"]), *_waited(latency["held_open_from_commit"])]
+        )
+    phases = result["settings"]["phases"]
+    load = ", then ".join(f"{p['rate']:,.0f} events/s for {p['seconds']:.0f} s" for p in phases)
+    opened = phases[0]
+    written = {
+        name: " and ".join(f"{report['rate']:,.0f}" for report in one["writers"])
+        for name, one in result["columns"].items()
+    }
+    return [
+        Sheet(
+            f"Late commits: {load}; {100 * opened['open_fraction']:.0f}% of transactions open for "
+            f"0 to {opened['open_seconds']:.0f} s",
+            ["", *_JUDGED, "p50", "p99", "max"],
+            rows,
+            [
+                *_LATENCY,
+                "p50, p99, max: events of transactions that were committed at once (autocommit)",
+                "settings: "
+                + "; ".join(
+                    f"{name}: {one['settings'] if one['settings'] else 'the defaults'}"
+                    for name, one in result["columns"].items()
+                    if one["settings"] is not None
+                ),
+                "written, events/s: " + "; ".join(f"{k}: {v}" for k, v in written.items()),
+            ],
+        ),
+        Sheet(
+            "Events of transactions that were held open",
+            ["", "p50", "p99", "max", "from the commit: p50", "p99", "max"],
+            held,
+            ["from create_time, and from the moment the writer had the answer to its COMMIT"],
+        ),
+    ]
+
+
+def _drain(result: Result) -> list[Sheet]:
+    rows = [
+        [
+            what,
+            count(one["rate"]),
+            f"{one['lowest']:,.0f}–{one['highest']:,.0f}",
+            f"{one['ratio']:.2f}",
+            count(one["rate_from_start"]),
+            seconds(one["first_visible_seconds"]),
+            f"{one['cpu_seconds_per_million']:.1f}",
+            f"{one['peak_memory_mb']:,.0f} MB",
+            str(one["runs"]),
+        ]
+        for what, one in result["medians"].items()
+    ]
+    groups = list(
+        dict.fromkeys(g for run in result["runs"] for g in run["cpu_seconds_per_million_visible"])
+    )
+    by_process = [
+        [what, *(f"{one['cpu'].get(group, 0.0):.1f}" for group in groups)]
+        for what, one in result["medians"].items()
+    ]
+    events = result["settings"]["events"]
+    return [
+        Sheet(
+            f"Draining {events:,} events, exactly once (medians of alternating runs)",
+            [
+                *("", "events/s", "lowest–highest", "eventpub is × as fast", "events/s from start"),
+                *("first visible after", "CPU s per million", "peak memory", "runs"),
+            ],
+            rows,
+            [
+                "events/s: from the first visible transactions to the last, as a read_committed "
+                "consumer sees them; from start: of the process, Spark's JVM included (Debezium: "
+                "of the connector on a worker that runs)",
+                "raw pipe: ConnectorX → transactional produce of the same records, no checks; "
+                "it is the ceiling, not an alternative",
+                "CPU: all of publisher, database and broker, starts included; memory: of the "
+                "publisher's processes, shared pages once",
+            ],
+        ),
+        Sheet(
+            "CPU seconds per million events while they become visible, by process",
+            ["", *groups],
+            by_process,
+            ["without starts; sampled every 0.5 s"],
+        ),
+        Sheet(
+            "Clients that only read the table into Arrow, one page after the other",
+            ["", "rows/s", "CPU s per million, imports included"],
+            [
+                [client, count(one["rate"]), f"{one['cpu_seconds_per_million']:.1f}"]
+                for client, one in result["readers"].items()
+            ],
+            ["the raw pipe takes the fastest"],
+        ),
+    ]
+
+
+def _growth(result: Result) -> list[Sheet]:
+    def cells(run: Mapping[str, Any]) -> list[str]:
+        memory = sum(v for k, v in run["peak_memory_mb"].items() if k not in {"database", "broker"})
+        return [
+            count(run["events"]),
+            count(run["rate"]),
+            seconds(run["batch_seconds"]),
+            f"{run['cpu_seconds_per_million']:.1f}",
+            f"{memory:,} MB",
+        ]
+
+    facts = ["events drained", "events/s", "a batch", "CPU s per million", "peak memory"]
+    parts: list[tuple[str, str, str, Callable[[Mapping[str, Any]], str]]] = [
+        (
+            "by_size",
+            "Rows in the store",
+            "rows",
+            lambda r: f"{r['rows']:,}{', all of them' if r.get('full') else ''}",
+        ),
+        ("by_aggregates", "Aggregates", "aggregates", lambda r: f"{r['aggregates']:,}"),
+        ("by_shards", "Shards", "shards", lambda r: str(r["shards"])),
+        ("by_page", "Rows of a batch", "read.page_rows", lambda r: f"{r['page_rows']:,}"),
+    ]
+    own = result["settings"]
+    among = f"{own['aggregates']:,} aggregates"
+    notes = {
+        "by_size": [f"what is drained is the newest (read.start); {among}"],
+        "by_aggregates": ["index: on disk at the end, both shards; ids such as order-0001234"],
+        "by_shards": [among],
+        "by_page": [f"a batch: median time from one end of a micro-batch to the next; {among}"],
+    }
+    found = []
+    for key, title, heading, name in parts:
+        if not result[key]:
+            continue
+        columns, rows = [heading, *facts], [[name(run), *cells(run)] for run in result[key]]
+        if key == "by_aggregates":
+            columns.append("index, bytes each")
+            for row, run in zip(rows, result[key], strict=True):
+                row.append(f"{run['index_bytes_each']:.0f}")
+        found.append(Sheet(f"Growth: {title.lower()}", columns, rows, notes[key]))
+    return found
+
+
+def _idle(result: Result) -> list[Sheet]:
+    rows = [
+        [
+            name,
+            f"{one['cpu_percent_of_the_publisher']:.1f}%",
+            *(f"{one['cpu_percent_of_a_core'].get(g, 0):.1f}%" for g in ("driver", "jvm")),
+            f"{one['cpu_percent_of_a_core'].get('workers', 0):.1f}%",
+            f"{one['cpu_percent_of_a_core'].get('database', 0):.1f}%",
+            f"{one['queries_per_second']:.1f}",
+        ]
+        for name, one in result["publishers"].items()
+    ]
+    return [
+        Sheet(
+            f"Nothing to publish, {result['settings']['seconds']:.0f} s",
+            ["", "publisher", "driver", "JVM", "workers", "database", "queries/s"],
+            rows,
+            ["CPU as a part of one core; queries by the database's own count (Questions)"],
+        )
+    ]
+
+
+def _latency(result: Result) -> list[Sheet]:
+    rows = [
+        [
+            f"{float(rate):,.0f}/s",
+            name,
+            *_wrong(one["verdict"]),
+            *_waited(one["latency"]["at_once"]),
+        ]
+        for name, rates in result["publishers"].items()
+        for rate, one in rates.items()
+    ]
+    s = result["settings"]
+    return [
+        Sheet(
+            f"Latency at a rate, {s['seconds']:.0f} s after {s['warm_up']:.0f} s of warm-up",
+            ["events", "", *_JUDGED, "p50", "p99", "max"],
+            rows,
+            [*_LATENCY, "every transaction is committed at once"],
+        )
+    ]
+
+
+def _bursts(result: Result) -> list[Sheet]:
+    rows = [
+        [name, *_wrong(one["verdict"]), *_waited(one["latency"]["at_once"])]
+        for name, one in result["loads"].items()
+    ]
+    hot = result["one_aggregate"]
+    rate, span = result["settings"]["rate"], result["settings"]["seconds"]
+    return [
+        Sheet(
+            f"Bursts and favourites, {rate:,.0f} events/s for {span:.0f} s",
+            ["", *_JUDGED, "p50", "p99", "max"],
+            rows,
+            [
+                *_LATENCY,
+                f"one aggregate with {hot['events']:,} events waiting: {hot['rate']:,} events/s",
+            ],
+        )
+    ]
+
+
+def _restart(result: Result) -> list[Sheet]:
+    rows = [
+        [str(number + 1), seconds(run["first_new_event"]), seconds(run["caught_up"])]
+        for number, run in enumerate(result["kills"])
+    ]
+    median = result["median"]
+    rows.append(["median", seconds(median["first_new_event"]), seconds(median["caught_up"])])
+    verdict = result["verdict"]
+    return [
+        Sheet(
+            f"kill -9 of the whole publisher at {result['settings']['phase']['rate']:,.0f} "
+            "events/s, started again at once",
+            ["kill", "first new event visible after", "caught up after"],
+            rows,
+            [
+                "caught up: everything that arrives is as young as before the kill (p99 and 0.2 s: "
+                f"{result['normal_latency']:.2f} s)",
+                f"{verdict['stored']:,} events: lost {verdict['lost']}, repeated "
+                f"{verdict['repeated']}, out of order {verdict['out_of_order']}",
+            ],
+        )
+    ]
+
+
+_SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {
+    "article": _article,
+    "drain": _drain,
+    "growth": _growth,
+    "idle": _idle,
+    "latency": _latency,
+    "bursts": _bursts,
+    "restart": _restart,
+}
+CASES = tuple(_SHEETS)
+
+
+def faults(result: Result) -> list[str]:
+    """Where eventpub, with nothing switched off, has lost, repeated or reordered something."""
+    checked: dict[str, Mapping[str, Any]] = {}
+    match result["case"]:
+        case "article":
+            checked = {k: v for k, v in result["columns"].items() if v["settings"] == {}}
+        case "latency":
+            # without recount nothing is lost either: every transaction is committed at once
+            checked = {
+                f"{name}, {rate}/s": one
+                for name, rates in result["publishers"].items()
+                for rate, one in rates.items()
+            }
+        case "bursts":
+            checked = dict(result["loads"])
+        case "restart":
+            checked = {"restart": result}
+    return [
+        f"{result['case']}, {name}: lost {v['lost']}, repeated {v['repeated']}, "
+        f"out of order {v['out_of_order']}"
+        for name, one in checked.items()
+        if (v := one["verdict"])["lost"] or v["repeated"] or v["out_of_order"] or v["unknown"]
+    ]

@@ -1,0 +1,176 @@
+"""A topic of a measurement: made, watched while it grows, and counted, all from outside.
+
+What "visible" means everywhere in here: the last stable offset has passed it, so that a
+`read_committed` consumer gets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.cimpl import NewTopic
+
+_QUIET = logging.getLogger(__name__)  # a broker that was stopped is no news
+_QUIET.setLevel(logging.CRITICAL)
+_EVERY = 0.025
+_TOGETHER = 0.15
+
+
+def create(bootstrap_servers: str, name: str, partitions: int) -> None:
+    """Makes the topic and waits until every partition has a leader."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=_QUIET)
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            stable_offsets(admin, name, partitions)
+            return
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def stable_offsets(admin: AdminClient, name: str, partitions: int, timeout: float = 10) -> int:
+    """The last stable offsets of all partitions, added up (markers are offsets, too)."""
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    wanted = {TopicPartition(name, p): latest for p in range(partitions)}
+    answers = admin.list_offsets(
+        wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout
+    )
+    return sum(answer.result(timeout).offset for answer in answers.values())
+
+
+def count(bootstrap_servers: str, name: str) -> int:
+    """How many records a `read_committed` consumer finds, to the present end."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "bench-count",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+        },
+        logger=_QUIET,
+    )
+    try:
+        partitions = consumer.list_topics(name, timeout=10).topics[name].partitions
+        consumer.assign([TopicPartition(name, p, 0) for p in partitions])
+        ended: set[int] = set()
+        found = 0
+        while len(ended) < len(partitions):
+            message: Any
+            for message in consumer.consume(10_000, 1.0):
+                if message.error() is None:
+                    found += 1
+                else:
+                    ended.add(message.partition())
+        return found
+    finally:
+        consumer.close()
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a topic grew: at `times` (Unix, s), what was visible; offsets, so markers included."""
+
+    times: list[float]
+    offsets: list[int]
+
+    @property
+    def first(self) -> float:
+        """When the first record was visible."""
+        return next(t for t, n in zip(self.times, self.offsets, strict=True) if n > self.offsets[0])
+
+    @property
+    def last(self) -> float:
+        """When the last one was."""
+        end = self.offsets[-1]
+        return next(t for t, n in zip(self.times, self.offsets, strict=True) if n == end)
+
+    @property
+    def since(self) -> float:
+        """When the first transactions, which end together, had become visible.
+
+        The beginning of the watch where nothing came afterwards.
+        """
+        since = max(t for t in self.times if t <= self.first + _TOGETHER)
+        return since if since < self.last else self.times[0]
+
+    @property
+    def share(self) -> float:
+        """The part of all that became visible after `since`."""
+        rows = zip(self.times, self.offsets, strict=True)
+        before = max(n for t, n in rows if t <= self.since)
+        return (self.offsets[-1] - before) / max(1, self.offsets[-1] - self.offsets[0])
+
+    def rate(self, events: int) -> float:
+        """Events per second from the first visible transactions to the last.
+
+        What the first ones brought is not counted, since how long it took is not known.
+        """
+        return events * self.share / max(1e-9, self.last - self.since)
+
+
+class Watch:
+    """Notes how a topic grows, 40 times a second, by asking for its last stable offsets."""
+
+    def __init__(self, bootstrap_servers: str, name: str, partitions: int) -> None:
+        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=_QUIET)
+        self._name, self._partitions = name, partitions
+        self._times: list[float] = []
+        self._offsets: list[int] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._note()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._note()
+
+    def _watch(self) -> None:
+        while not self._done.wait(_EVERY):
+            self._note()
+
+    def _note(self) -> None:
+        offsets = stable_offsets(self._admin, self._name, self._partitions)
+        now = time.time()
+        if len(self._offsets) < 2 or offsets != self._offsets[-1]:
+            self._times.append(now)
+            self._offsets.append(offsets)
+
+    @property
+    def offsets(self) -> int:
+        """What is visible now."""
+        return self._offsets[-1]
+
+    @property
+    def growth(self) -> Growth:
+        """What was seen so far."""
+        return Growth(list(self._times), list(self._offsets))
+
+    def settled(self, at_least: int, quiet: float = 3.0, timeout: float = 3600) -> None:
+        """Waits until so many offsets are visible and nothing came for `quiet` seconds.
+
+        Raises:
+            TimeoutError: that did not happen.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.offsets >= at_least and time.time() - self._times[-1] > quiet:
+                return
+            time.sleep(0.1)
+        raise TimeoutError(f"{self._name}: {self.offsets} of {at_least} after {timeout:.0f} s")

@@ -1,0 +1,182 @@
+"""`eventpub bench`: measurements on servers of its own. What is measured stands in `bench/`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+import eventpub
+from eventpub.cli.options import reports
+from eventpub.cli.output import Report
+from eventpub.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ALL = ("article", "drain", "growth", "idle", "latency", "bursts", "restart")
+
+
+def _numbers(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> tuple[int, ...] | None:
+    """Numbers with commas between; ``1_000`` is one, too."""
+    if text is None:
+        return None
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1000,6000")
+    return numbers
+
+
+def _sized(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--quick", is_flag=True, help="All of it small, in a few minutes."),
+        click.option(
+            "--scale",
+            type=click.FloatRange(0, min_open=True),
+            default=1.0,
+            show_default=True,
+            help="Of events and seconds.",
+        ),
+        click.option(
+            "--rates", callback=_numbers, metavar="N,N,…", help="Events/s of article and latency."
+        ),
+        click.option(
+            "--rounds",
+            type=click.IntRange(1),
+            default=3,
+            show_default=True,
+            help="Runs of each in drain, kills in restart.",
+        ),
+        click.option("--debezium/--no-debezium", default=True, help="Beside the drain."),
+        _out,
+        reports,
+    ):
+        command = option(command)
+    return command
+
+
+_out = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("docs/bench"),
+    show_default=True,
+    help="Folder of the results, the plots and the page.",
+)
+
+
+@click.group(invoke_without_command=True)
+@_sized
+@click.pass_context
+def bench(context: click.Context, /, **options: Any) -> Report | None:
+    """Measure on this machine: MySQL, Kafka, writers, publisher, and a reader that judges.
+
+    Without a case all of them, which takes about two hours; --quick takes some minutes. Each case
+    writes CASE.json; a table is printed, plots and an HTML page are drawn.
+    """
+    if context.invoked_subcommand is not None:
+        for name in options:
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                flag = f"--{name.replace('_', '-')}"
+                raise click.UsageError(f"{flag} belongs behind {context.invoked_subcommand}")
+        return None
+    return _measure(_ALL, **options)
+
+
+def _case(name: str, text: str) -> None:
+    def command(**options: Any) -> Report:
+        return _measure((name,), **options)
+
+    command.__doc__ = text
+    if name == "growth":
+        for flag, what in (
+            ("--sizes", "Rows of the store, ascending."),
+            ("--aggregates", "How many the drained events belong to."),
+            ("--shards", "spark.shards."),
+            ("--pages", "read.page_rows."),
+        ):
+            command = click.option(flag, callback=_numbers, metavar="N,N,…", help=what)(command)
+        command = click.option(
+            "--full-up-to",
+            type=click.IntRange(0),
+            default=10_000_000,
+            show_default=True,
+            help="Also drain stores of at most so many rows from their beginning.",
+        )(command)
+    bench.command(name)(_sized(command))
+
+
+_case("article", "6,000, then 16,000 events/s with transactions left open: what is lost, and lag.")
+_case("drain", "A backlog of 1,000,000 events, beside a raw pipe and Debezium.")
+_case("growth", "Drains at several sizes of the store, numbers of aggregates, shards, pages.")
+_case("idle", "CPU and queries with nothing to publish.")
+_case("latency", "create_time to consumer at 100 to 16,000 events/s.")
+_case("bursts", "Bursts, hot aggregates, one aggregate with 1,000,000 events.")
+_case("restart", "kill -9 under load: how long until it publishes, and has caught up.")
+
+
+@bench.command("report")
+@_out
+@reports
+def report(out: Path) -> Report:
+    """Draw table, plots and page again from the results that there are."""
+    main = _module("main")
+    results: list[dict[str, Any]] = main.draw(out, _say)
+    return _answer("bench report", results, out)
+
+
+def _measure(cases: tuple[str, ...], **options: Any) -> Report:
+    main = _module("main")
+    out: Path = options.pop("out")
+    results = main.run(cases, main.Plan(**options), out, _say)
+    name = "bench" if len(cases) > 1 else f"bench {cases[0]}"
+    return _answer(name, results, out)
+
+
+def _answer(name: str, results: list[dict[str, Any]], out: Path) -> Report:
+    sheets = _module("sheets")
+    wrong = [fault for result in results for fault in sheets.faults(result)]
+    summary = "; ".join(wrong) or (
+        f"{', '.join(result['case'] for result in results)}: nothing lost, repeated or out of order"
+        f" with the defaults; see {out / 'index.html'}"
+    )
+
+    def text(console: Console) -> None:
+        for result in results:
+            sheets.show(console, result)
+        console.print(summary, markup=False)
+
+    return Report(name, not wrong, summary, {r["case"]: r for r in results}, text=text)
+
+
+def _say(text: str) -> None:
+    print(f"eventpub: {text}", file=sys.stderr, flush=True)
+
+
+def _module(name: str) -> ModuleType:
+    """A module of the bench: inside the installed package, or beside it in the source.
+
+    Raises:
+        ConfigError: bench.not_installed
+    """
+    package = Path(eventpub.__file__).parent
+    if (package / "bench" / "__init__.py").is_file():
+        return importlib.import_module(f"eventpub.bench.{name}")
+    if (package.parent / "bench" / "__init__.py").is_file():
+        return importlib.import_module(f"bench.{name}")
+    raise ConfigError(
+        "bench.not_installed",
+        "the bench was not installed with eventpub",
+        where=str(package),
+        suggestion="install eventpub again from a wheel or a source checkout",
+    )

@@ -1,0 +1,133 @@
+"""Results become tables, plots and a page; what is missing is said before anything is measured."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bench import main, report, sheets
+from bench.topic import Growth
+from bench.usage import Usage
+from eventpub.cli.bench import bench
+from eventpub.errors import ConfigError
+
+KEPT = Path(__file__).parent / "results"
+"""Of `eventpub bench --quick`, one file a case."""
+
+
+def results() -> list[dict[str, Any]]:
+    return report.load(KEPT)
+
+
+def test_there_is_a_result_of_each_case() -> None:
+    assert [result["case"] for result in results()] == list(sheets.CASES)
+
+
+@pytest.mark.parametrize("case", sheets.CASES)
+def test_each_row_has_a_cell_for_each_column(case: str) -> None:
+    (result,) = (r for r in results() if r["case"] == case)
+    for sheet in sheets.sheets(result):
+        assert sheet.rows
+        assert all(len(row) == len(sheet.columns) for row in sheet.rows), sheet.title
+
+
+def test_the_page_has_each_table_and_plot_and_needs_nothing_else(tmp_path: Path) -> None:
+    written = report.draw(results(), tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    plots = [path for path in written if path.suffix == ".png"]
+    assert {path.name for path in plots} >= {"article-lag.png", "drain-rates.png", "restart.png"}
+    assert all(path.stat().st_size > 5_000 for path in plots)
+    assert page.count("<svg") == len(plots)
+    for result in results():
+        for sheet in sheets.sheets(result):
+            assert f"<caption>{html.escape(sheet.title)}" in page
+    assert "<script" not in page
+    assert not re.findall(r'(?:src|href)="(?!#)', page)
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_every_result_says_where_and_with_what_it_was_measured() -> None:
+    for result in results():
+        said = sheets.stated(result)
+        assert "None" not in said, said
+        assert all(word in said for word in ("cores", "MySQL", "Kafka", "280 bytes")), said
+
+
+def test_a_result_that_was_saved_is_loaded_again(tmp_path: Path) -> None:
+    for result in results():
+        report.save(result, tmp_path)
+    assert report.load(tmp_path) == results()
+
+
+def test_report_draws_again_what_a_folder_has(tmp_path: Path) -> None:
+    report.save(results()[0], tmp_path)
+    answer = CliRunner().invoke(bench, ["report", "--out", str(tmp_path)], standalone_mode=False)
+    assert answer.exception is None
+    assert answer.return_value.ok
+    assert (tmp_path / "index.html").exists()
+
+
+def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bench\.no_results") as caught:
+        main.draw(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_missing_extra_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "connectorx" else find(name, *rest),
+    )
+    with pytest.raises(ConfigError, match=r"bench\.extra_missing.*connectorx") as caught:
+        main.run(["idle"], main.Plan(), tmp_path)
+    assert "pip install 'eventpub[bench]'" in str(caught.value)
+
+
+def test_what_eventpub_loses_with_its_defaults_is_a_fault_and_what_others_lose_is_not() -> None:
+    (article,) = (r for r in results() if r["case"] == "article")
+    assert article["columns"]["window only"]["verdict"]["lost"] > 0
+    assert sheets.faults(article) == []
+    broken = json.loads(json.dumps(article))
+    broken["columns"]["with recount and watermark"]["verdict"]["lost"] = 1
+    (fault,) = sheets.faults(broken)
+    assert "lost 1" in fault
+
+
+def test_a_flag_before_the_case_is_refused_and_not_forgotten() -> None:
+    answer = CliRunner().invoke(bench, ["--quick", "idle"])
+    assert answer.exit_code == 2
+    assert "--quick belongs behind idle" in answer.output
+
+
+def test_the_rate_begins_with_the_second_transaction() -> None:
+    growth = Growth([0.0, 5.0, 5.1, 7.0, 9.0], [10, 60, 110, 160, 210])
+    assert (growth.first, growth.last) == (5.0, 9.0)
+    assert growth.since == 5.1
+    assert growth.share == 0.5
+    assert growth.rate(200) == pytest.approx(100 / 3.9)
+
+
+def test_the_rate_of_what_came_at_once_is_from_the_beginning() -> None:
+    growth = Growth([0.0, 5.0, 5.1], [10, 60, 210])
+    assert (growth.since, growth.share) == (0.0, 1.0)
+    assert growth.rate(200) == pytest.approx(200 / 5.1)
+
+
+def test_cpu_time_of_a_part_is_interpolated() -> None:
+    usage = Usage()
+    usage._total = {"jvm": 8.0}
+    usage._series = [(0.0, {}), (10.0, {"jvm": 4.0}), (20.0, {"jvm": 8.0})]
+    assert usage.cpu == {"jvm": 8.0}
+    assert usage.cpu_between(5.0, 15.0) == {"jvm": 4.0}
