@@ -265,7 +265,9 @@ class _Publisher:
             "position": str(self._position),
             "wake_file": str(self._state.progress_file),
         }
-        if self._until is not None:
+        if self._until is None:
+            options["boundary_file"] = str(self._state.boundary_file)
+        else:
             options["until"] = str(self._until)
         return (
             spark.readStream.format("eventstore")
@@ -295,6 +297,7 @@ class _Publisher:
                 requests=tuple(requests),
                 former_shards=self._former_shards,
                 ends=self._ends,
+                follows=self._until is None,
             )
             self._ends = {}
             rows = windows.mapInArrow(_task(job), "report string").collect()

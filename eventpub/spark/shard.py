@@ -49,6 +49,11 @@ _REDO = {
 _MOST_REDOS = 5
 _NOTHING = EVENTS.empty_table()
 
+_FOLLOWS = 1.0
+"""Seconds in which a task follows the boundary; requests, and the recount, wait for its end."""
+_FOLLOWS_IN_VAIN = 0.15
+_LOOKS_EVERY = 0.005
+
 
 @dataclass(frozen=True)
 class Job:
@@ -62,6 +67,7 @@ class Job:
         all_buckets: report what was accounted for in all of them, not only in those that change.
         requests: what users ask for.
         former_shards: how many shards the run before had, where it was another number.
+        follows: whether a task goes on as the boundary moves; see `boundary`.
         ends: by shard, where its last batch left its partitions; empty after anything went wrong.
     """
 
@@ -75,6 +81,7 @@ class Job:
     all_buckets: bool = False
     requests: tuple[Request, ...] = ()
     former_shards: int | None = None
+    follows: bool = False
     ends: dict[int, dict[tuple[str, int], int]] = field(default_factory=dict)
 
     def rules(self) -> admission.Rules:
@@ -106,10 +113,12 @@ def publish_window(
         task.fold()
         task.look_for_others()
         task.answer_requests()
-        task.publish(after, upto)
+        task.publish(upto)
         for bucket in job.recheck:
             task.recheck(bucket)
-        return task.report(after, upto)
+        if job.follows:
+            task.follow()
+        return task.report(after)
 
 
 @contextmanager
@@ -272,26 +281,43 @@ class _ShardTask:
 
     # -- read ------------------------------------------------------------------------------------
 
-    def publish(self, after: int, upto: int) -> None:
-        """The window, what lies between it and where this index was last, and the holds due."""
+    def publish(self, upto: int) -> None:
+        """What lies between where this index was last and the end of the window, and holds due."""
         if self._holds_shard:
             self.step(_NOTHING, None, due=True)
             if self._index.holds:
                 return  # the whole shard waits
-        with closing(self.rows(after, upto)) as chunks:
+        with closing(self.rows(upto)) as chunks:
             for rows in chunks:
                 if not self.step(rows, rows.column("create_time")[-1].as_py() - 1):
                     return
         self.step(_NOTHING, upto, due=not self._holds_shard)
 
-    def rows(self, after: int, upto: int) -> Generator[pa.Table, None, None]:
-        """The window, and what lies between it and where this index was last, in chunks."""
-        known_to = self._index.position
+    def follow(self) -> None:
+        """Publish the next windows, too, as the boundary moves on; not long, and not in vain."""
+        state = StateDir(self._job.config.app.state_dir)
+        moved = began = time.monotonic()
+        while (now := time.monotonic()) - began < _FOLLOWS and now - moved < _FOLLOWS_IN_VAIN:
+            boundary = state.read(state.boundary_file)
+            position = self._index.position
+            if boundary is None or position is None or self._sink.needs_replacement:
+                return
+            if boundary["upto"] > position:
+                self._open_since = boundary["open_since"]
+                self.publish(boundary["upto"])
+                if self._index.position == position:
+                    return  # the shard waits
+                moved = time.monotonic()
+            else:
+                time.sleep(_LOOKS_EVERY)
+
+    def rows(self, upto: int) -> Generator[pa.Table, None, None]:
+        """What lies between the position of this index and the end of the window, in chunks."""
+        start = self._index.position
         horizon = self._job.config.recount.horizon
-        if known_to is None:
-            known_to = max(self._job.start or 0, self._job.low - horizon)
-        start = min(after, known_to)
-        counted_from = max(known_to, self._now - horizon) if horizon else upto
+        if start is None:
+            start = max(self._job.start or 0, self._job.low - horizon)
+        counted_from = max(start, self._now - horizon) if horizon else upto
         with read_ahead(lambda: _chunks(self._reader.window(start, upto, self._shard))) as chunks:
             while True:
                 with self._timed("read"):
@@ -597,18 +623,17 @@ class _ShardTask:
 
     # -- report ----------------------------------------------------------------------------------
 
-    def report(self, after: int, upto: int) -> ShardReport:
+    def report(self, after: int) -> ShardReport:
         """What was done, and what is pending."""
         holds = self._index.holds.values()
         report = self._report
         report.counts = vars(self._counts)
-        if self._holds_shard:
-            known_to = self._index.position
-            upto = min(upto, after if known_to is None else known_to)
+        known_to = self._index.position
+        position = after if known_to is None else known_to  # a new index of a shard that waits
         if self._job.all_buckets:
             report.buckets = self._index.buckets
-        report.position = upto
-        report.low = min([upto, *(hold.since - 1 for hold in holds)])
+        report.position = position
+        report.low = min([position, *(hold.since - 1 for hold in holds)])
         report.offsets = [(*place, offset) for place, offset in self._index.offsets.items()]
         report.holds = len(holds)
         report.next_due = min((hold.next_attempt for hold in holds), default=None)

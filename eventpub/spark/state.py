@@ -3,6 +3,7 @@
 lock            held by the running publisher
 start.json      where this publisher started, resolved once
 run.json        which run this is: a number that grows with every start
+boundary.json   how far the shards may read while a micro-batch runs
 requests/       what `eventpub gaps retry` and `skip` ask the publisher to do, and what came of it
 progress.json   position and pending work after the last micro-batch
 checkpoint/     Spark's
@@ -58,6 +59,7 @@ class StateDir:
         self.progress_file = self.root / "progress.json"
         self.start_file = self.root / "start.json"
         self.run_file = self.root / "run.json"
+        self.boundary_file = self.root / "boundary.json"
         self.checkpoint = self.root / "checkpoint"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"

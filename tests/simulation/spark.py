@@ -67,6 +67,7 @@ class _Reader(EventStoreStreamReader):
         self._pages = Pages()
         self._store: Any = EventStore(None, None)
         self._watermark = None
+        self._boundary = None
 
 
 class _Rows:

@@ -57,6 +57,11 @@ class Setup:
     eager_send: bool = False
     slow_start: bool = False
 
+    @property
+    def follows(self) -> bool:
+        """Whether tasks see the file of the moving boundary."""
+        return self.batch_rows != 2
+
 
 @dataclass(eq=False)
 class Row:
