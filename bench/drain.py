@@ -20,6 +20,10 @@ from .machine import Machine, environment
 from .peers import Run
 
 AGGREGATES = 20_000
+_FACTS = (
+    *("rate", "rate_from_start", "first_visible_seconds", "cpu_seconds_per_million"),
+    "others_cores",
+)
 
 
 def drain(
@@ -71,15 +75,7 @@ def medians(runs: list[Run]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for what in dict.fromkeys(run["what"] for run in runs):
         own = [run for run in runs if run["what"] == what]
-        found[what] = {
-            key: round(statistics.median(run[key] for run in own), 2)
-            for key in (
-                "rate",
-                "rate_from_start",
-                "first_visible_seconds",
-                "cpu_seconds_per_million",
-            )
-        }
+        found[what] = {key: round(statistics.median(run[key] for run in own), 2) for key in _FACTS}
         found[what]["peak_memory_mb"] = statistics.median(
             sum(v for k, v in run["peak_memory_mb"].items() if k not in {"database", "broker"})
             for run in own

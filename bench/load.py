@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,12 +72,16 @@ class Writers:
         )
         self.pid = self._process.pid
 
-    def finish(self) -> dict[str, Any]:
-        """Waits for the end; what was written.
+    def finish(self, stop: threading.Event) -> dict[str, Any]:
+        """Waits for the end, or ends it where `stop` is set; what was written.
 
         Raises:
             RuntimeError: the writers failed.
         """
+        while self._process.poll() is None:
+            if stop.wait(0.2):
+                self._process.terminate()
+                break
         out, _ = self._process.communicate()
         if self._process.returncode != 0:
             raise RuntimeError(f"the writers ended with status {self._process.returncode}")
@@ -101,37 +106,52 @@ class Writers:
             self._process.wait()
 
 
-def write(url: str, phases: Sequence[Phase], folder: Path) -> tuple[list[dict[str, Any]], Any]:
+def write(
+    url: str, phases: Sequence[Phase], folder: Path, stop: threading.Event
+) -> tuple[list[dict[str, Any]], list[tuple[str, int, int, int]]]:
     """Runs the phases one after the other; their reports, and all that was held open."""
     reports, held = [], []
     for number, phase in enumerate(phases):
+        if stop.is_set():
+            break
         writers = Writers(url, phase, folder, number)
         try:
-            reports.append(writers.finish())
+            reports.append(writers.finish(stop))
         finally:
             writers.kill()
         held += writers.held()
     return reports, held
 
 
+def _connect(url: str) -> Any:
+    address = make_url(url)
+    return pymysql.connect(
+        host=address.host,
+        port=address.port or 3306,
+        user=address.username,
+        password=address.password or "",
+        database=address.database,
+        ssl_disabled=True,
+        cursorclass=SSCursor,
+    )
+
+
 @contextmanager
 def stored(url: str) -> Iterator[SSCursor]:
     """The keys of all events, streamed."""
-    address = make_url(url)
-    with (
-        pymysql.connect(
-            host=address.host,
-            port=address.port or 3306,
-            user=address.username,
-            password=address.password or "",
-            database=address.database,
-            ssl_disabled=True,
-            cursorclass=SSCursor,
-        ) as connection,
-        connection.cursor() as cursor,
-    ):
+    with _connect(url) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT aggregate_id, version FROM events")
         yield cursor
+
+
+def newest(url: str) -> int:
+    """The latest `create_time`, µs."""
+    with _connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT CAST(UNIX_TIMESTAMP(MAX(create_time)) * 1000000 AS SIGNED) FROM events"
+        )
+        ((found,),) = cursor.fetchall()
+    return int(found)
 
 
 def facts(
@@ -208,7 +228,7 @@ def under_load(
         verify: also ask `eventpub verify`.
         quiet: seconds without a new record that end it.
         warm_up: see `facts`.
-        meanwhile: what is done to the publisher while the writers write.
+        meanwhile: what is done to the publisher while the writers write; they end with it.
         examine: more facts from what was read.
     """
     url = machine.table(database)
@@ -238,11 +258,19 @@ def under_load(
             topic.Watch(servers, name, PARTITIONS) as watch,
         ):
             with Usage(group, *machine.groups(), one("reader", reader.pid)) as usage:
+                stop = threading.Event()
                 with ThreadPoolExecutor(1) as pool:
-                    writing = pool.submit(write, url, phases, folder)
-                    if meanwhile is not None:
-                        meanwhile(publisher)
-                    reports, held = writing.result()
+                    writing = pool.submit(write, url, phases, folder, stop)
+                    try:
+                        if meanwhile is not None:
+                            meanwhile(publisher)
+                            stop.set()
+                        reports, held = writing.result()
+                    except BaseException:
+                        stop.set()
+                        raise
+                if settings is not None:
+                    publisher.reaches(newest(url))
                 watch.settled(1, quiet)
             if settings is None:
                 poller.send_signal(signal.SIGTERM)

@@ -183,7 +183,7 @@ def _bursts(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
 
 def _restart(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     if plan.quick:
-        return restart(machine, 500, 1, every=12, quiet=3, say=say)
+        return restart(machine, 500, 1, calm=4, quiet=3, say=say)
     return restart(machine, 6_000, plan.rounds, say=say)
 
 

@@ -146,6 +146,7 @@ def outcome(
         "cpu_seconds": usage.cpu,
         "cpu_seconds_per_million": round(sum(usage.cpu.values()) * 1e6 / events, 2),
         "cpu_seconds_per_million_visible": _while_visible(events, growth, usage),
+        "others_cores": round(usage.others / (ended - started), 2),
         "peak_memory_mb": {k: round(v / 1e6) for k, v in usage.peak_memory.items()},
         "growth": [
             [round(t - started, 3), n] for t, n in zip(growth.times, growth.offsets, strict=True)

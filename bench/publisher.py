@@ -79,6 +79,22 @@ class Publisher:
                 raise PublisherFailedError(f"not started after {timeout:.0f} s\n{self.words()}")
             time.sleep(0.1)
 
+    def reaches(self, moment: int, timeout: float = 900) -> None:
+        """Waits until everything created at or before `moment` (µs) is accounted for."""
+        deadline = time.monotonic() + timeout
+        while self.position() < moment:
+            self.check()
+            if time.monotonic() > deadline:
+                raise PublisherFailedError(f"not there after {timeout:.0f} s\n{self.words()}")
+            time.sleep(0.1)
+
+    def position(self) -> int:
+        """How far it says that it is, µs."""
+        try:
+            return int(json.loads((self.state / "progress.json").read_text())["position"])
+        except FileNotFoundError:
+            return 0
+
     def check(self) -> None:
         """Raises PublisherFailedError: it does not run any more."""
         if self.process is not None and self.process.poll() not in {None, 0, 130, 143}:

@@ -168,6 +168,12 @@ def _drain(result: Result) -> list[Sheet]:
                 "it is the ceiling, not an alternative",
                 "CPU: all of publisher, database and broker, starts included; memory: of the "
                 "publisher's processes, shared pages once",
+                "cores that the rest of the machine used meanwhile: "
+                + ", ".join(
+                    f"{k} {v['others_cores']:.1f}"
+                    for k, v in result["medians"].items()
+                    if "others_cores" in v
+                ),
             ],
         ),
         Sheet(

@@ -23,6 +23,10 @@ DELAYS: dict[str, Settings] = {
 _BEYOND_RECOUNT = 600_000_000
 _SETTLE_SECONDS = 15.0
 _SLACK_SECONDS = 0.2
+_NEAR = 4_000_000
+"""Microseconds behind the present that a publisher without a backlog is at most."""
+_CATCH_UP_SECONDS = 300.0
+_UNTIL_STOPPED = 100_000.0
 WARM_UP = 10.0
 
 
@@ -117,20 +121,30 @@ def restart(
     rate: float,
     times: int,
     *,
-    every: float = 40.0,
+    calm: float = 15.0,
     quiet: float = QUIET,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """`kill -9` of driver, JVM and workers under load, and a start at once."""
+    """`kill -9` of driver, JVM and workers under load, and a start at once.
+
+    The next kill comes `calm` seconds after the publisher has caught up with the last one.
+    """
     kills: list[int] = []
 
     def kill(publisher: Publisher) -> None:
-        time.sleep(every / 2)
+        time.sleep(calm)
         for _ in range(times):
             kills.append(time.time_ns() // 1000)
             publisher.kill()
             publisher.start()
-            time.sleep(every)
+            publisher.reaches(kills[-1])
+            deadline = time.monotonic() + _CATCH_UP_SECONDS
+            while publisher.position() < time.time_ns() // 1000 - _NEAR:
+                publisher.check()
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+            time.sleep(calm)
 
     def examine(records: Records) -> dict[str, Any]:
         before = records.created < kills[0] - 2_000_000
@@ -167,8 +181,7 @@ def restart(
             },
         }
 
-    seconds = every / 2 + times * every
-    phase = Phase(rate, seconds, open_fraction=0.0)
+    phase = Phase(rate, _UNTIL_STOPPED)
     found = under_load(
         machine, "restart", [phase], {}, quiet=quiet, meanwhile=kill, examine=examine
     )

@@ -27,6 +27,8 @@ class Usage:
     Attributes:
         peak_memory: the largest sum by group, in bytes; pages that processes share count once (PSS)
             where the system tells.
+        others: CPU seconds that the rest of the machine used, this process included, and what a
+            hypervisor took away: what disturbed the measurement.
     """
 
     def __init__(self, *groups: Group) -> None:
@@ -35,10 +37,13 @@ class Usage:
         self._total: dict[str, float] = {}
         self._series: list[tuple[float, dict[str, float]]] = []
         self.peak_memory: dict[str, int] = {}
+        self.others = 0.0
+        self._busy_before = 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
+        self._busy_before = _busy()
         self._sample(new=False)
         self._thread.start()
         return self
@@ -47,6 +52,7 @@ class Usage:
         self._done.set()
         self._thread.join()
         self._sample(new=True)
+        self.others = max(0.0, _busy() - self._busy_before - sum(self._total.values()))
 
     @property
     def cpu(self) -> dict[str, float]:
@@ -85,6 +91,14 @@ class Usage:
         self._series.append((time.time(), dict(self._total)))
         for group, size in memory.items():
             self.peak_memory[group] = max(self.peak_memory.get(group, 0), size)
+
+
+def _busy() -> float:
+    """CPU seconds that all cores were not idle."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # in user already
+    return float(sum(times) - idle - guests)
 
 
 def _memory(process: psutil.Process) -> int:

@@ -81,7 +81,7 @@ _out = click.option(
 def bench(context: click.Context, /, **options: Any) -> Report | None:
     """Measure on this machine: MySQL, Kafka, writers, publisher, and a reader that judges.
 
-    Without a case all of them, which takes about two hours; --quick takes some minutes. Each case
+    Without a case all of them, which takes about an hour and a half; --quick takes some minutes. Each case
     writes CASE.json; a table is printed, plots and an HTML page are drawn.
     """
     if context.invoked_subcommand is not None:
