@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -413,21 +414,28 @@ class TestErrorsThatOnlyTheLogShows:
         ],
     )
     def test_end_the_flush(self, cluster: MockCluster, api: int, error: int) -> None:
-        with mock_sink(cluster) as sink:
-            cluster.answer(api, *[(error, 0)] * 20)
-            with pytest.raises(SinkError):
-                sink.publish(FIRST)
-            cluster.answer(api)
+        """In a process whose end does not count: docs/hazards.md, "A producer's end"."""
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        child = context.Process(target=_met, args=(cluster.bootstrap_servers, there), daemon=True)
+        child.start()
+        assert here.poll(60)
+        assert here.recv() == "ready"
+        cluster.answer(api, *[(error, 0)] * 20)
+        here.send("publish")
+        assert here.poll(30), "the call waits for ever"
+        assert here.recv().startswith("sink.")
+        child.join(30)
 
     def test_a_broker_that_never_answers_ends_the_flush(self, cluster: MockCluster) -> None:
-        with mock_sink(cluster) as sink:
+        with mock_sink(cluster.bootstrap_servers) as sink:
             cluster.answer(PRODUCE, *[(0, 600_000)] * 20)
             with pytest.raises(SinkError) as caught:
                 sink.publish(FIRST)
         assert caught.value.retriable
 
     def test_poll_may_raise_them_too(self, cluster: MockCluster) -> None:
-        with mock_sink(cluster) as sink:
+        with mock_sink(cluster.bootstrap_servers) as sink:
             cluster.answer(END_TXN, (KafkaError.PRODUCER_FENCED, 0))
             for _ in range(3):
                 with pytest.raises(SinkError):
@@ -444,7 +452,7 @@ class TestErrorsThatOnlyTheLogShows:
                 cluster.topic_error(TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
                 cluster.answer(PRODUCE, *[(KafkaError.NOT_LEADER_FOR_PARTITION, 0)] * 4)
 
-        with mock_sink(cluster) as sink:
+        with mock_sink(cluster.bootstrap_servers) as sink:
             sink.publish(FIRST)
             if when == "before_commit":
                 assert sink.publish(SECOND, crash_point=gone).events == len(SECOND)
@@ -453,7 +461,7 @@ class TestErrorsThatOnlyTheLogShows:
                     sink.publish(SECOND, crash_point=gone)
         cluster.answer(PRODUCE)
         cluster.topic_error(TOPIC, 0)
-        with mock_sink(cluster) as sink:
+        with mock_sink(cluster.bootstrap_servers) as sink:
             assert sink.publish(THIRD).events == len(THIRD)
 
     @pytest.mark.parametrize("when", ["after_begin", "after_produce"])
@@ -461,7 +469,7 @@ class TestErrorsThatOnlyTheLogShows:
         self, cluster: MockCluster, when: str
     ) -> None:
         """Fixed in librdkafka 1.7: the transaction committed without them."""
-        with mock_sink(cluster) as sink:
+        with mock_sink(cluster.bootstrap_servers) as sink:
             sink.publish(FIRST)
             cluster.forget_requests()
             cluster.answer(PRODUCE, *[(0, 600_000)] * 20)
@@ -480,9 +488,21 @@ def cluster() -> Iterator[MockCluster]:
     made.close()
 
 
-def mock_sink(cluster: MockCluster) -> ShardSink:
+def _met(bootstrap_servers: str, parent: Connection) -> None:
+    """Publishes when told to, and says which error it met."""
+    with mock_sink(bootstrap_servers) as sink:
+        parent.send("ready")
+        parent.recv()
+        try:
+            sink.publish(FIRST)
+            parent.send("published")
+        except SinkError as error:
+            parent.send(error.code)
+
+
+def mock_sink(bootstrap_servers: str) -> ShardSink:
     short = {"socket.timeout.ms": "1000", "message.timeout.ms": "1500"}
-    sink = ShardSink(settings(TOPIC, cluster.bootstrap_servers, properties=short), APP, WHOLE)
+    sink = ShardSink(settings(TOPIC, bootstrap_servers, properties=short), APP, WHOLE)
     sink.ready()
     return sink
 

@@ -41,12 +41,13 @@ def cluster() -> Iterator[MockCluster]:
 
 
 @pytest.fixture
-def new_sink(cluster: MockCluster) -> Iterator[Callable[[], ShardSink]]:
+def new_sink(cluster: MockCluster) -> Iterator[Callable[..., ShardSink]]:
     made: list[ShardSink] = []
 
-    def new() -> ShardSink:
+    def new(**more: str) -> ShardSink:
+        properties = FAST | {key.replace("_", "."): value for key, value in more.items()}
         made.append(
-            ShardSink(settings(TOPIC, cluster.bootstrap_servers, properties=FAST), APP, WHOLE)
+            ShardSink(settings(TOPIC, cluster.bootstrap_servers, properties=properties), APP, WHOLE)
         )
         return made[-1]
 
@@ -281,8 +282,10 @@ def test_a_batch_refused_for_its_size_is_sent_again_record_by_record(
 
 
 def test_a_batch_refused_for_its_size_is_not_blamed_as_a_whole_beside_another_refusal(
-    sink: ShardSink, cluster: MockCluster
+    cluster: MockCluster, new_sink: Callable[..., ShardSink]
 ) -> None:
+    sink = new_sink(max_in_flight="5")  # both requests are on their way when the first is refused
+    sink.ready()
     cluster.answer(PRODUCE, (KafkaError.INVALID_RECORD, 0), (KafkaError.MSG_SIZE_TOO_LARGE, 0))
     assert refused(sink, 64).code == "sink.aborted"
     assert sink.needs_replacement, "it is sent again record by record"
