@@ -297,7 +297,8 @@ class _Publisher:
                 requests=tuple(requests),
                 former_shards=self._former_shards,
                 ends=self._ends,
-                follows=self._until is None,
+                # what a start has found out is told before it goes on
+                follows=self._until is None and not self._all_buckets,
             )
             self._ends = {}
             rows = windows.mapInArrow(_task(job), "report string").collect()

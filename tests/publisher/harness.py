@@ -183,13 +183,25 @@ class Topic:
             consumer.close()
 
 
+_NOT_YET = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+}
+
+
 def _when_led(consumer: Any, place: TopicPartition) -> tuple[int, int]:
-    """The watermarks of a partition, which has no leader for a moment after it was created."""
+    """The watermarks of a partition, which has no leader for a moment after it was created.
+
+    Nor while its broker starts again.
+    """
     for _ in range(50):
         try:
             low, high = consumer.get_watermark_offsets(place, timeout=10)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+            if error.args[0].code() not in _NOT_YET:
                 raise
             time.sleep(0.2)
             continue
