@@ -147,7 +147,7 @@ def restart(
             time.sleep(calm)
 
     def examine(records: Records) -> dict[str, Any]:
-        before = records.created < kills[0] - 2_000_000
+        before = records.arrived < kills[0]
         waited = (records.arrived - records.created)[before]
         normal = float(np.percentile(waited, 99)) / 1e6 + _SLACK_SECONDS
         runs = []
