@@ -49,6 +49,8 @@ def main() -> int:
         done += size
         counts += some
         failures += failed
+        for failure in failed:
+            print(f"seed {failure.seed}: {failure.text}", file=sys.stderr)
         if time.monotonic() - said > 10:
             said = time.monotonic()
             rate = done / (said - started)

@@ -215,7 +215,7 @@ class Plan:
         order = np.lexsort((version, code))
         below = version[order] < rules.first_version
         if below.any():
-            self._refuse_below(order[below], ids, code, version)
+            self._refuse_below(order[below], ids, code, version, created)
             order = order[~below]
         order = self._drop_known(order, ids, code, version, last)
 
@@ -248,11 +248,20 @@ class Plan:
             self._set_apart(order[~plain], ids, code, version, created, known)
 
     def _refuse_below(
-        self, order: np.ndarray, ids: list[str], code: np.ndarray, version: np.ndarray
+        self,
+        order: np.ndarray,
+        ids: list[str],
+        code: np.ndarray,
+        version: np.ndarray,
+        created: np.ndarray,
     ) -> None:
-        """Rows whose version lies below the first: each is refused once."""
+        """Rows whose version lies below the first: each is refused once, unless it is baseline."""
+        baseline = self._known.baseline
         refused = {a: set(versions) for a, versions in self._known.refused.items()}
         for row in order.tolist():
+            if baseline is not None and created[row] <= baseline:
+                self._counts.baseline += 1
+                continue
             aggregate_id, number = ids[int(code[row])], int(version[row])
             of_aggregate = refused.setdefault(aggregate_id, set())
             if number in of_aggregate:
@@ -279,7 +288,11 @@ class Plan:
         old = v <= last[c]
         if old.any() and self._known.skipped:
             skips = np.fromiter((a in self._known.skipped for a in ids), dtype=bool, count=len(ids))
-            for i in np.flatnonzero(old & ~repeated & skips[c]).tolist():
+            may_be_late = old & ~repeated & skips[c]
+            if self._known.baseline is not None:
+                created = self._rows.column("create_time").to_numpy()[order]
+                may_be_late &= created > self._known.baseline
+            for i in np.flatnonzero(may_be_late).tolist():
                 aggregate_id = ids[c[i]]
                 ranges = self._skipped.get(aggregate_id, self._known.skipped[aggregate_id])
                 if in_ranges(int(v[i]), ranges):

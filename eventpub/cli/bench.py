@@ -81,8 +81,8 @@ _out = click.option(
 def bench(context: click.Context, /, **options: Any) -> Report | None:
     """Measure on this machine: MySQL, Kafka, writers, publisher, and a reader that judges.
 
-    Without a case all of them, which takes about an hour and a half; --quick takes some minutes. Each case
-    writes CASE.json; a table is printed, plots and an HTML page are drawn.
+    Without a case all of them, which takes about an hour and a half; --quick takes some minutes.
+    Each case writes CASE.json; a table is printed, plots and an HTML page are drawn.
     """
     if context.invoked_subcommand is not None:
         for name in options:

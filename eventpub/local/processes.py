@@ -137,6 +137,8 @@ class Server(ABC):
 
     def _deliver(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
+        if number == signal.SIGSTOP:  # its threads stop one after the other
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _stop_command(self) -> Sequence[str]:
         """What stops it when the process that started it is gone."""

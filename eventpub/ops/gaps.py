@@ -40,15 +40,7 @@ def find(config: Config) -> Gaps:
     Raises:
         StateError, SinkError: the state or the topic of skips cannot be read.
     """
-    state = StateDir(config.app.state_dir)
-    progress = state.read(state.progress_file) or {}
-    shards = progress.get("shards", config.spark.shards)
-    holds: list[Hold] = []
-    missing: dict[str, list[tuple[int, int]]] = {}
-    for number in range(shards):
-        of_shard, skipped = Index.glance(state.shard_index(shards, number))
-        holds += of_shard
-        missing |= skipped
+    holds, missing = _pending(config)
     partitions = partition_counts(config.sink).get(config.sink.gaps_topic)
     recorded: list[SkippedGap] = []
     if partitions:
@@ -70,6 +62,20 @@ def find(config: Config) -> Gaps:
     )
 
 
+def _pending(config: Config) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:
+    """The open holds, and per aggregate the skipped versions that are still missing."""
+    state = StateDir(config.app.state_dir)
+    progress = state.read(state.progress_file) or {}
+    shards = progress.get("shards", config.spark.shards)
+    holds: list[Hold] = []
+    missing: dict[str, list[tuple[int, int]]] = {}
+    for number in range(shards):
+        of_shard, skipped = Index.glance(state.shard_index(shards, number))
+        holds += of_shard
+        missing |= skipped
+    return holds, missing
+
+
 def act(
     config: Config, action: Literal["retry", "skip"], aggregate_id: str, timeout: float = 60.0
 ) -> str | None:
@@ -87,7 +93,11 @@ def act(
         that does will do it.
     """
     state = StateDir(config.app.state_dir)
-    request = state.ask(action, aggregate_id)
+    version = None
+    if action == "skip":
+        holds, _ = _pending(config)
+        version = next((h.first_missing for h in holds if h.aggregate_id == aggregate_id), None)
+    request = state.ask(action, aggregate_id, version)
     deadline = time.monotonic() + timeout
     while state.is_running() and time.monotonic() < deadline:
         outcome = state.answer_of(request)

@@ -169,12 +169,15 @@ class Fold(Iterator[Folded]):
                 error = message.error()
                 topic, partition = message.topic(), message.partition()
                 if error is None:
+                    if message.offset() >= self._ends[topic, partition]:
+                        continue  # written by an owner after this one, whose skips were not read
                     found.setdefault(topic, []).append(message)
                     reached.setdefault(topic, {})[topic, partition] = message.offset() + 1
                 elif error.code() == KafkaError._PARTITION_EOF:
                     # After the last record there are transaction markers, which only the position
                     # of an end-of-partition event shows.
-                    reached.setdefault(topic, {})[topic, partition] = message.offset()
+                    end = min(message.offset(), self._ends[topic, partition])
+                    reached.setdefault(topic, {})[topic, partition] = end
                 elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                     raise SinkError(
                         "sink.offset_gone",

@@ -617,11 +617,12 @@ class ShardSink:
         refused = list(batch.refused)
         by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]
         if by_broker and not refused:
-            if by_broker[0][1].code() in faults.SIZE and len(by_broker) > 1 and not self._careful:
+            too_large = [error for _, error, _ in by_broker if error.code() in faults.SIZE]
+            if len(too_large) > 1 and not self._careful:
                 # The broker refuses a batch of records as one; alone, only the guilty one fails.
                 _careful.add(self._owner)
                 self.needs_replacement = True
-                return _aborted(by_broker[0][1], self._sink)
+                return _aborted(too_large[0], self._sink)
             refused = batch.rows_of(by_broker)
         _careful.discard(self._owner)
         if not refused:

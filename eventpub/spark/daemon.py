@@ -9,6 +9,7 @@ takes care of forks itself. Whatever else starts a thread is a defect, and is sa
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -34,6 +35,7 @@ def main() -> None:
     for module in ("pandas", "pyspark.worker", sys.argv[1] if len(sys.argv) > 1 else ""):
         if module:
             __import__(module)
+    gc.freeze()  # what is imported lives as long as the process
     daemon.manager()
 
 

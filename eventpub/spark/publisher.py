@@ -154,10 +154,14 @@ class _Publisher:
         )
         with EventStore(config.store, layout) as store:
             start = self._start(store)
-            if self._available_now:
-                self._until = store.now()
+            now = store.now()
+        if self._available_now:
+            self._until = now
         before = self._state.read(self._state.progress_file) or {}
         former = before.get("shards", config.spark.shards)
+        # before fencing: a task of a former run takes its shard before that, and is fenced, or
+        # after it, and sees that it is of a former run
+        run = self._begin_run(now)
         # whatever number of shards has run last: that it did may not have come to be remembered
         fence_all(config.sink, config.app.id, max(former, topics.partitions))
         if former != config.spark.shards:
@@ -173,7 +177,15 @@ class _Publisher:
             topics.partitions,
             None if start == BEGINNING else start,
             self._low,
+            run,
         )
+
+    def _begin_run(self, now: int) -> int:
+        """The number of this run: larger than those before, in this directory or another one."""
+        before = self._state.read(self._state.run_file) or {"run": 0}
+        run: int = max(now, before["run"] + 1)
+        self._state.write(self._state.run_file, {"run": run})
+        return run
 
     def _start(self, store: EventStore) -> int:
         """Where this publisher started: resolved once, and kept."""
@@ -253,7 +265,9 @@ class _Publisher:
             "position": str(self._position),
             "wake_file": str(self._state.progress_file),
         }
-        if self._until is not None:
+        if self._until is None:
+            options["boundary_file"] = str(self._state.boundary_file)
+        else:
             options["until"] = str(self._until)
         return (
             spark.readStream.format("eventstore")
@@ -283,6 +297,7 @@ class _Publisher:
                 requests=tuple(requests),
                 former_shards=self._former_shards,
                 ends=self._ends,
+                follows=self._until is None,
             )
             self._ends = {}
             rows = windows.mapInArrow(_task(job), "report string").collect()

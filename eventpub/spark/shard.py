@@ -8,10 +8,11 @@ the next task reads back, before it decides anything.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
 from eventpub.index import Index
 from eventpub.sink import DeadRow, RecordRefusedError, ShardSink
+from eventpub.spark.ahead import read_ahead
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.progress import ShardReport
 from eventpub.spark.recount import WIDTH, bucket_of, window_of
@@ -47,6 +49,11 @@ _REDO = {
 _MOST_REDOS = 5
 _NOTHING = EVENTS.empty_table()
 
+_FOLLOWS = 1.0
+"""Seconds in which a task follows the boundary; requests, and the recount, wait for its end."""
+_FOLLOWS_IN_VAIN = 0.15
+_LOOKS_EVERY = 0.005
+
 
 @dataclass(frozen=True)
 class Job:
@@ -55,10 +62,12 @@ class Job:
     Attributes:
         start: events created at or before are not published, µs; None: all are.
         low: from where a shard without an index reads again, µs.
+        run: which start of the publisher this is of; it grows.
         recheck: time buckets whose keys are compared with the index; see `recount`.
         all_buckets: report what was accounted for in all of them, not only in those that change.
         requests: what users ask for.
         former_shards: how many shards the run before had, where it was another number.
+        follows: whether a task goes on as the boundary moves; see `boundary`.
         ends: by shard, where its last batch left its partitions; empty after anything went wrong.
     """
 
@@ -67,10 +76,12 @@ class Job:
     partitions: int
     start: int | None
     low: int
+    run: int
     recheck: tuple[int, ...] = ()
     all_buckets: bool = False
     requests: tuple[Request, ...] = ()
     former_shards: int | None = None
+    follows: bool = False
     ends: dict[int, dict[tuple[str, int], int]] = field(default_factory=dict)
 
     def rules(self) -> admission.Rules:
@@ -98,14 +109,28 @@ def publish_window(
     Raises:
         StoreError, SinkError, StateError: nothing was half done; the call may be repeated.
     """
-    with _ShardTask(job, number, open_since) as task:
+    with _without_collector(), _ShardTask(job, number, open_since) as task:
         task.fold()
         task.look_for_others()
         task.answer_requests()
-        task.publish(after, upto)
+        task.publish(upto)
         for bucket in job.recheck:
             task.recheck(bucket)
-        return task.report(after, upto)
+        if job.follows:
+            task.follow()
+        return task.report(after)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Leaves out the search for cycles: a window makes none, and is a tenth slower with it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _ShardTask:
@@ -166,6 +191,7 @@ class _ShardTask:
         """Bring the index up to the topic; afterwards nobody else writes this shard."""
         with self._timed("fold"):
             self._sink.ready()
+            self._give_way()
             was_new = self._index.is_new
             if was_new:
                 self._begin_index()
@@ -193,6 +219,23 @@ class _ShardTask:
             if was_new and self._sink.truncated and self._index.position is None:
                 self._report.baseline = self._lost_baseline(newest)
                 self._index.set_baseline(self._report.baseline)
+
+    def _give_way(self) -> None:
+        """Stop where the publisher was started again: a shard of its number may be another one.
+
+        Only now that the sink has taken the shard: had it done so before that start, it would be
+        fenced by it. On a disk that the start has not written to, nothing can be told.
+        """
+        state = StateDir(self._job.config.app.state_dir)
+        newest = state.read(state.run_file)
+        if newest is not None and newest["run"] > self._job.run:
+            raise StateError(
+                "run.superseded",
+                "the publisher was started again while this task of a former run stalled",
+                where=f"app.state_dir = {self._job.config.app.state_dir}",
+                suggestion="nothing to do: this task publishes nothing more, the newer run goes on",
+                retriable=True,
+            )
 
     def look_for_others(self) -> None:
         """Whether the first fold has read what this publisher has not written.
@@ -238,43 +281,53 @@ class _ShardTask:
 
     # -- read ------------------------------------------------------------------------------------
 
-    def publish(self, after: int, upto: int) -> None:
-        """The window, what lies between it and where this index was last, and the holds due."""
+    def publish(self, upto: int) -> None:
+        """What lies between where this index was last and the end of the window, and holds due."""
         if self._holds_shard:
             self.step(_NOTHING, None, due=True)
             if self._index.holds:
                 return  # the whole shard waits
-        for rows in self.rows(after, upto):
-            if not self.step(rows, rows.column("create_time")[-1].as_py() - 1):
-                return
+        with closing(self.rows(upto)) as chunks:
+            for rows in chunks:
+                if not self.step(rows, rows.column("create_time")[-1].as_py() - 1):
+                    return
         self.step(_NOTHING, upto, due=not self._holds_shard)
 
-    def rows(self, after: int, upto: int) -> Iterator[pa.Table]:
-        """The window, and what lies between it and where this index was last, in chunks."""
-        known_to = self._index.position
+    def follow(self) -> None:
+        """Publish the next windows, too, as the boundary moves on; not long, and not in vain."""
+        state = StateDir(self._job.config.app.state_dir)
+        moved = began = time.monotonic()
+        while (now := time.monotonic()) - began < _FOLLOWS and now - moved < _FOLLOWS_IN_VAIN:
+            boundary = state.read(state.boundary_file)
+            position = self._index.position
+            if boundary is None or position is None or self._sink.needs_replacement:
+                return
+            if boundary["upto"] > position:
+                self._open_since = boundary["open_since"]
+                self.publish(boundary["upto"])
+                if self._index.position == position:
+                    return  # the shard waits
+                moved = time.monotonic()
+            else:
+                time.sleep(_LOOKS_EVERY)
+
+    def rows(self, upto: int) -> Generator[pa.Table, None, None]:
+        """What lies between the position of this index and the end of the window, in chunks."""
+        start = self._index.position
         horizon = self._job.config.recount.horizon
-        if known_to is None:
-            known_to = max(self._job.start or 0, self._job.low - horizon)
-        start = min(after, known_to)
-        batches = self._reader.window(start, upto, self._shard)
-        counted_from = max(known_to, self._now - horizon) if horizon else upto
-        chunk: list[pa.RecordBatch] = []
-        size = 0
-        while True:
-            with self._timed("read"):
-                batch = next(batches, None)
-            if batch is None:
-                break
-            chunk.append(batch)
-            size += batch.num_rows
-            times = batch.column("create_time").to_numpy()
-            if times[-1] > counted_from:
-                self._uncounted = np.append(self._uncounted, times[times > counted_from])
-            if size >= CHUNK_ROWS:
-                yield pa.Table.from_batches(chunk)
-                chunk, size = [], 0
-        if chunk:
-            yield pa.Table.from_batches(chunk)
+        if start is None:
+            start = max(self._job.start or 0, self._job.low - horizon)
+        counted_from = max(start, self._now - horizon) if horizon else upto
+        with read_ahead(lambda: _chunks(self._reader.window(start, upto, self._shard))) as chunks:
+            while True:
+                with self._timed("read"):
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                times = chunk.column("create_time").to_numpy()
+                if times[-1] > counted_from:
+                    self._uncounted = np.append(self._uncounted, times[times > counted_from])
+                yield chunk
 
     def _take_counted(self, position: int | None) -> dict[int, int]:
         """Rows per time bucket up to a position that are accounted for with it."""
@@ -318,18 +371,22 @@ class _ShardTask:
                 self._report.answers[request.id] = self._answer(request)
 
     def _answer(self, request: Request) -> str:
-        a = request.aggregate_id
-        if a in self._index.holds:
-            version = self._index.holds[a].first_missing
+        index, a, version = self._index, request.aggregate_id, request.version
+        hold = index.holds.get(a)
+        if hold is not None and version in {None, hold.first_missing}:
+            version = hold.first_missing
             if request.action == "skip":
                 self.step(_NOTHING, None, skip_now=[a])
             else:
                 self.step(_NOTHING, None, look_now=[a])
-            hold = self._index.holds.get(a)
-            if hold is None or hold.first_missing > version:
-                return "skipped" if request.action == "skip" else "found"
-            return "still missing"
-        skipped = self._index.known([a]).skipped.get(a, ())
+            hold = index.holds.get(a)
+            if hold is not None and hold.first_missing <= version:
+                return "still missing"
+        known = index.known([a])
+        skipped = known.skipped.get(a, ())
+        if version is not None and version <= known.last.get(a, version - 1):
+            # now, or in a batch that failed before it was answered: no other gap is given up for it
+            return "skipped" if admission.in_ranges(version, skipped) else "found"
         if request.action == "retry" and skipped:
             ranges = [admission.VersionRange(a, first, last) for first, last in skipped]
             rows = self._lookup.backtrack(ranges, self._rules.fetch_limit)
@@ -488,7 +545,7 @@ class _ShardTask:
         reason = f"{refusal.code}: {refusal.reason}"
         before = len(self._refused)
         for table, rows in ((events, refusal.rows), (diverted, refusal.diverted_rows)):
-            if table is None:
+            if table is None or not rows:
                 continue
             some = table.take(rows)
             for key in zip(values(some, "aggregate_id"), values(some, "version"), strict=True):
@@ -566,18 +623,17 @@ class _ShardTask:
 
     # -- report ----------------------------------------------------------------------------------
 
-    def report(self, after: int, upto: int) -> ShardReport:
+    def report(self, after: int) -> ShardReport:
         """What was done, and what is pending."""
         holds = self._index.holds.values()
         report = self._report
         report.counts = vars(self._counts)
-        if self._holds_shard:
-            known_to = self._index.position
-            upto = min(upto, after if known_to is None else known_to)
+        known_to = self._index.position
+        position = after if known_to is None else known_to  # a new index of a shard that waits
         if self._job.all_buckets:
             report.buckets = self._index.buckets
-        report.position = upto
-        report.low = min([upto, *(hold.since - 1 for hold in holds)])
+        report.position = position
+        report.low = min([position, *(hold.since - 1 for hold in holds)])
         report.offsets = [(*place, offset) for place, offset in self._index.offsets.items()]
         report.holds = len(holds)
         report.next_due = min((hold.next_attempt for hold in holds), default=None)
@@ -595,12 +651,29 @@ def _at_first_row(hold: admission.Hold, rows: pa.Table) -> admission.Hold:
     return replace(hold, seen=min(versions, default=hold.seen))
 
 
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches of rows, put together to what one transaction takes."""
+    chunk: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        chunk.append(batch)
+        size += batch.num_rows
+        if size >= CHUNK_ROWS:
+            yield pa.Table.from_batches(chunk)
+            chunk, size = [], 0
+    if chunk:
+        yield pa.Table.from_batches(chunk)
+
+
 def _with_unpublished(hold: admission.Hold, whole: Decision, published: Decision) -> admission.Hold:
     """The hold, beginning with what lies below the gap and does not go out before the shard waits.
 
-    Such events have the time of the held one, or a later one, or came by the backtrack.
+    Such events have the time of the held one, or a later one, or came by the backtrack. What goes
+    out may show that some of them are baseline: its last version is above them.
     """
-    below = _versions(whole, hold) - _versions(published, hold)
+    last = published.last.get(hold.aggregate_id)
+    waiting = _versions(whole, hold) - _versions(published, hold)
+    below = {version for version in waiting if last is None or version > last}
     if not below:
         return hold
     return replace(hold, first_missing=min(below), next_attempt=hold.first_seen, catching_up=True)

@@ -21,6 +21,7 @@ UTC, and a count of batches that were asked for without any time having passed.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -38,6 +39,7 @@ from pyspark.sql.streaming.datasource import (
 from eventpub.admission import Shard
 from eventpub.config import Read, Store
 from eventpub.errors import ConfigError, EventpubError
+from eventpub.spark.boundary import MovingBoundary
 from eventpub.spark.failpoint import failpoint
 from eventpub.store import EventStore, Poll, Watermark
 
@@ -49,6 +51,11 @@ WINDOWS = "shard int, after bigint, upto bigint, open_since bigint, watermark st
 
 _BEFORE_IT_SHOWS = 100_000
 """µs in which a statement that has begun shows among the open transactions, with a wide margin."""
+
+_LONGEST_BATCH = 3.0
+"""Seconds that a micro-batch may take: pages grow up to that while the reader is far behind."""
+
+_MOST_PAGES = 20
 
 BEGINNING = 0
 """The position before every event: 1970."""
@@ -92,12 +99,37 @@ class EventStoreDataSource(DataSource):
         return EventStoreStreamReader(dict(self.options))
 
 
+class Pages:
+    """How many pages the publisher's next window has: one, and more while it is far behind.
+
+    What a micro-batch costs beyond its rows is the same for a page and for ten, and the shards keep
+    only a chunk of the window in memory. So each window that is full and was done in half of the
+    time that a batch may take is followed by one of twice the pages.
+    """
+
+    def __init__(self) -> None:
+        self.count = 1
+        self._since: float | None = None
+
+    def asked(self, full: bool, now: float) -> None:
+        """The next window was looked for: whether it is full, and when, in seconds."""
+        took = None if self._since is None else now - self._since
+        self._since = now if full else None
+        if not full:
+            self.count = 1
+        elif took is not None and took < _LONGEST_BATCH / 2:
+            self.count = min(2 * self.count, _MOST_PAGES)
+        elif took is not None and took > _LONGEST_BATCH:
+            self.count = max(1, self.count // 2)
+
+
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans windows in Spark's driver and reads them in its tasks.
 
-    Three options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
+    Four options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
     which the publishing task then reads itself; `until` is the last position; `wake_file` names a
-    file with ``{"next_due": µs}``, the time at which a batch is wanted without any new row.
+    file with ``{"next_due": µs, "position": µs}``, the time at which a batch is wanted without any
+    new row, and how far all shards have come; `boundary_file` is for `MovingBoundary`.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -109,10 +141,18 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._until = int(options["until"]) if "until" in options else None
         self._initial = int(options["position"]) if "position" in options else None
         self._first = self._windows
+        self._pages = Pages()
+        self._boundary: MovingBoundary | None = None
+        if "boundary_file" in options:
+            self._boundary = MovingBoundary(Path(options["boundary_file"]), self._next_window)
         self._store: EventStore | None = None
         self._watermark: Watermark | None = None
         if self._read.watermark == "auto":
             self._watermark = Watermark(self._store_config, self._read.max_wait)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a task needs, which is sent a copy of this: nothing that is open here."""
+        return self.__dict__ | {"_store": None, "_watermark": None, "_boundary": None}
 
     def _connected(self) -> EventStore:
         if self._store is None:
@@ -137,29 +177,45 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next window, or `start` where no batch is wanted."""
-        after = start["position"]
+        if self._boundary is not None:
+            self._boundary.rest()
+        known = self._progress()
+        after = max(start["position"], known.get("position") or 0)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._read.page_rows
+        if self._windows:
+            rows *= self._pages.count
         with _errors_through_spark():
-            poll = self._poll(after, rows)
+            poll = self._poll(after, rows, known)
+        self._pages.asked(poll.page_end is not None, time.monotonic())
         end = poll.upper if poll.page_end is None else poll.page_end
         if self._until is not None:
             end = min(end, self._until)
-        asked = self._first or self._is_due(poll.now)
+        asked = self._first or _is_due(known, poll.now)
         last = self._until is not None and poll.upper >= self._until
         if end > after and (poll.has_rows or asked or last):
             self._first = False
             failpoint("before_offset_log")
+            if self._boundary is not None and poll.has_rows and poll.page_end is None:
+                self._boundary.go(end)
             return {"position": end, "tick": 0}
         if asked:
             self._first = False
-            return {"position": after, "tick": start["tick"] + 1}
+            return {"position": start["position"], "tick": start["tick"] + 1}
         return start
 
-    def _poll(self, after: int, rows: int) -> Poll:
+    def _next_window(self, after: int) -> dict[str, Any] | None:
+        """The end of the window behind the one that is being published; None without rows."""
+        poll = self._poll(after, self._read.page_rows, {})
+        if not poll.has_rows:
+            return None
+        end = poll.upper if poll.page_end is None else poll.page_end
+        return {"upto": end, "open_since": self._watermark and self._watermark.open_since}
+
+    def _poll(self, after: int, rows: int, known: dict[str, Any]) -> Poll:
         """How far the next window may reach; open transactions hold it back where they show."""
         store, delay = self._connected(), self._read.delay
         poll = store.poll(after, delay, rows)
-        asked = self._first or self._until is not None or self._is_due(poll.now)
+        asked = self._first or self._until is not None or _is_due(known, poll.now)
         if self._watermark is None or not (poll.has_rows or asked):
             return poll
         self._watermark.look()
@@ -172,14 +228,15 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return poll
         return store.poll(after, delay, rows, max(upto, after))
 
-    def _is_due(self, now: int) -> bool:
+    def _progress(self) -> dict[str, Any]:
+        """What the publisher has written after its last batch."""
         if self._wake_file is None:
-            return False
+            return {}
         try:
-            due = json.loads(self._wake_file.read_text())["next_due"]
+            known: dict[str, Any] = json.loads(self._wake_file.read_text())
         except FileNotFoundError:
-            return False
-        return due is not None and due <= now
+            return {}
+        return known
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """One per shard, even of a window that holds nothing.
@@ -229,10 +286,17 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def stop(self) -> None:
         """Close the connections."""
+        if self._boundary is not None:
+            self._boundary.rest()
         if self._store is not None:
             self._store.close()
         if self._watermark is not None:
             self._watermark.close()
+
+
+def _is_due(known: dict[str, Any], now: int) -> bool:
+    due = known.get("next_due")
+    return due is not None and due <= now
 
 
 class _errors_through_spark:  # noqa: N801 (a context manager, used as a function)
@@ -256,7 +320,8 @@ def start_position(read: Read, now: Callable[[], int]) -> int:
 
 def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
     """The sections `[store]` and `[read]` of flat options."""
-    own = {"shards", "partitions", "windows", "wake_file", "until", "position", "path"}
+    own = {"shards", "partitions", "windows", "wake_file", "boundary_file", "until", "position"}
+    own.add("path")
     store: dict[str, Any] = {}
     read: dict[str, Any] = {}
     columns: dict[str, Any] = {}

@@ -2,6 +2,8 @@
 
 lock            held by the running publisher
 start.json      where this publisher started, resolved once
+run.json        which run this is: a number that grows with every start
+boundary.json   how far the shards may read while a micro-batch runs
 requests/       what `eventpub gaps retry` and `skip` ask the publisher to do, and what came of it
 progress.json   position and pending work after the last micro-batch
 checkpoint/     Spark's
@@ -31,11 +33,14 @@ class Request:
         id: names it.
         action: "retry" looks for what is missing now; "skip" gives the open gap up now.
         aggregate_id: whose.
+        version: which is to be given up; a request that is done again gives up no other one. None:
+            whichever is missing then.
     """
 
     id: str
     action: Literal["retry", "skip"]
     aggregate_id: str
+    version: int | None = None
 
 
 class StateDir:
@@ -53,6 +58,8 @@ class StateDir:
             raise _mapped(error, self.root) from error
         self.progress_file = self.root / "progress.json"
         self.start_file = self.root / "start.json"
+        self.run_file = self.root / "run.json"
+        self.boundary_file = self.root / "boundary.json"
         self.checkpoint = self.root / "checkpoint"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
@@ -123,9 +130,11 @@ class StateDir:
         """Remove the indexes of a number of shards that is not used any more."""
         shutil.rmtree(self.index / f"{shards}-shards", ignore_errors=True)
 
-    def ask(self, action: Literal["retry", "skip"], aggregate_id: str) -> Request:
+    def ask(
+        self, action: Literal["retry", "skip"], aggregate_id: str, version: int | None = None
+    ) -> Request:
         """Leave a request for the publisher."""
-        request = Request(secrets.token_hex(8), action, aggregate_id)
+        request = Request(secrets.token_hex(8), action, aggregate_id, version)
         self.requests.mkdir(exist_ok=True)
         self.write(self.requests / f"{request.id}.json", asdict(request))
         return request

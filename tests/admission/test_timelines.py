@@ -189,6 +189,16 @@ def test_times_in_another_order_than_versions_around_the_start() -> None:
     assert world.topic == [("a", 2), ("a", 4)]
 
 
+def test_what_was_created_before_the_start_is_not_late_where_it_was_skipped() -> None:
+    world = World(Rules(max_backoff=1, backoff_base=100), baseline=100)
+    world.commit("a", 2, at=120)
+    world.see(after=100, now=1000)
+    world.skip("a")
+    world.commit("a", 1, at=90)
+    world.see(everything=True)
+    assert (world.topic, world.late) == ([("a", 2)], [])
+
+
 def test_an_aggregate_without_any_old_event_begins_at_its_first_version() -> None:
     world = World(Rules(backoff_base=100), baseline=100)
     world.commit("a", 2, at=120)
@@ -214,6 +224,14 @@ def test_a_version_below_the_first_is_refused_once() -> None:
     assert world.topic == [("a", 1)]
     assert world.refused == [("a", -3), ("a", 0)]
     assert world.counts.refused == 2
+
+
+def test_a_version_below_the_first_from_before_the_start_is_baseline() -> None:
+    world = World(baseline=100)
+    world.commit("a", 0, at=90)
+    world.commit("a", 1, at=110)
+    world.see(everything=True)
+    assert (world.topic, world.refused, world.counts.baseline) == ([("a", 1)], [], 1)
 
 
 def test_a_second_row_of_one_version_is_refused_where_the_table_allows_it() -> None:

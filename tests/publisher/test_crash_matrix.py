@@ -234,7 +234,9 @@ class World:
     def prove(self, step: str) -> None:
         """What is true at a step, and neither before it nor after it."""
         if step == "source_commit":
-            assert self.logged("commits") > self.committed_before
+            # the source is told when the next window is written down, of which the first of a run
+            # follows the last one of the run before
+            assert self.logged("offsets") > self.logged("commits") >= self.committed_before
             assert self.remembered() >= self.window_end(self.logged("commits"))
             return
         if step == "before_offset_log":

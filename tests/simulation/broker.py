@@ -19,6 +19,9 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from tests.simulation.world import World, world
 
 Place = tuple[str, int]
+BY_CLIENT, ALONE, WITH_ITS_BATCH = "!client", "!alone", "!batch"
+"""What ends the payload of a record that is refused: by the client at once, by the broker alone,
+or by the broker together with whatever was sent with it to its partition."""
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 
@@ -91,6 +94,15 @@ class Message:
     def headers(self) -> list[tuple[str, bytes | None]]:
         """As there."""
         return self._headers
+
+    @property
+    def place(self) -> Place:
+        """Topic and partition."""
+        return self._place
+
+    def ends_with(self, *marks: str) -> bool:
+        """Whether the value says that it is one that is refused."""
+        return (self._value or b"").endswith(tuple(mark.encode() for mark in marks))
 
     def at(self, offset: int) -> Message:
         """The message where it was appended."""
@@ -227,7 +239,8 @@ def _error(
 class Producer:
     """confluent_kafka.Producer, transactional."""
 
-    def __init__(self, name: str, log: Any) -> None:
+    def __init__(self, name: str, log: Any, careful: bool) -> None:
+        self._careful = careful
         self._world = world()
         self._broker = self._world.broker
         self._name = name
@@ -265,6 +278,8 @@ class Producer:
     ) -> None:
         """As there; sent at once or with `flush`."""
         del callback, timestamp
+        if value is not None and value.endswith(BY_CLIENT.encode()):
+            raise _error(KafkaError.MSG_SIZE_TOO_LARGE)
         message = Message((topic, partition), key, value, headers)
         message.looked = self._world.process.looked
         self._queue.append((message, on_delivery))
@@ -273,8 +288,17 @@ class Producer:
 
     def _send(self) -> None:
         queue, self._queue = self._queue, []
+        spoilt: set[Place] = set()
+        if not (self._careful or self._world.setup.eager_send):
+            spoilt = {m.place for m, _ in queue if m.ends_with(WITH_ITS_BATCH)}
         for message, on_delivery in queue:
-            place = message.topic(), message.partition()
+            place = message.place
+            if place in spoilt or message.ends_with(ALONE, WITH_ITS_BATCH):
+                code = KafkaError.INVALID_RECORD
+                if place in spoilt or message.ends_with(WITH_ITS_BATCH):
+                    code = KafkaError.MSG_SIZE_TOO_LARGE
+                self._unreported.append((on_delivery, _error(code).args[0], message))
+                continue
             if self._world.fault("record rejected"):
                 self._unreported.append(
                     (on_delivery, _error(KafkaError._MSG_TIMED_OUT).args[0], message)

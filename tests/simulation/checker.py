@@ -6,6 +6,7 @@ It reads the modelled broker's log itself, and shares nothing with the publisher
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -14,7 +15,7 @@ from tests.simulation.spark import TOPIC
 from tests.simulation.store import crc
 from tests.simulation.world import World
 
-GAPS, LATE = f"{TOPIC}.gaps", f"{TOPIC}.late"
+GAPS, LATE, DEAD = f"{TOPIC}.gaps", f"{TOPIC}.late", f"{TOPIC}.dead"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,6 +37,7 @@ class Skip:
     skipped_at: int
     attempts: int
     looked: int
+    reason: str
 
 
 def check(world: World, start: int, counted_from: int | None) -> None:
@@ -58,6 +60,10 @@ def check(world: World, start: int, counted_from: int | None) -> None:
     seen: dict[tuple[str, int], int] = {}
     late: set[tuple[str, int]] = set()
     highest: dict[str, int] = {}
+    if world.requests:
+        raise ViolationError("never answered", f"{world.requests}")
+    dead = _dead(world, start)
+    seen.update(dict.fromkeys(dead, 1))
     for topic in (TOPIC, LATE):
         for partition in range(world.setup.partitions):
             for message in broker.read((topic, partition), 0):
@@ -70,6 +76,8 @@ def check(world: World, start: int, counted_from: int | None) -> None:
                 row = world.committed.get(key)
                 if row is None or row.payload != message.value():
                     raise ViolationError("never committed", where)
+                if row.refused:
+                    raise ViolationError("published what is refused", where)
                 if row.create_time <= start:
                     raise ViolationError("before the start", where)
                 if topic == LATE or "eventpub_late" in dict(message.headers()):
@@ -79,7 +87,9 @@ def check(world: World, start: int, counted_from: int | None) -> None:
                 if version <= before:
                     raise ViolationError("out of order", f"{where} after {before}")
                 for missing in range(before + 1, version):
-                    if not _explained(world, aggregate_id, missing, start, skips):
+                    if (aggregate_id, missing) not in dead and not _explained(
+                        world, aggregate_id, missing, start, skips
+                    ):
                         raise ViolationError("passed over", f"version {missing} before {where}")
                 highest[aggregate_id] = version
     for key, row in world.committed.items():
@@ -90,7 +100,9 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             continue
         if skipped and world.setup.late == "drop":
             continue
-        if counted_from is None:
+        if key[1] < 1:
+            found = not row.late
+        elif counted_from is None:
             found = not skipped
         else:
             found = not row.late or row.create_time > counted_from
@@ -101,6 +113,25 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             continue
         raise ViolationError("lost", f"{key} created at {row.create_time}")
     world.counts["late events"] += len(late)
+
+
+def _dead(world: World, start: int) -> set[tuple[str, int]]:
+    """The dead letters: each once, and only of what is refused."""
+    found: set[tuple[str, int]] = set()
+    for partition in range(world.setup.partitions):
+        for message in world.broker.read((DEAD, partition), 0):
+            world.counts["dead letters"] += 1
+            key = _key(world, message)
+            row = world.committed.get(key)
+            where = f"{key} at {DEAD}[{partition}]@{message.offset()}"
+            if key in found:
+                raise ViolationError("repeated", where)
+            if row is None or not row.refused:
+                raise ViolationError("refused for nothing", where)
+            if row.create_time <= start:
+                raise ViolationError("before the start", where)
+            found.add(key)
+    return found
 
 
 def _key(world: World, message: Message) -> tuple[str, int]:
@@ -131,6 +162,7 @@ def _skips(world: World) -> dict[str, list[Skip]]:
     """The recorded skips, each checked by itself: once, after its whole wait, and with reason."""
     setup = world.setup
     found: dict[str, list[Skip]] = {}
+    unnamed: Counter[str] = Counter()
     for partition in range(setup.partitions):
         for message in world.broker.read((GAPS, partition), 0):
             world.counts["skips"] += 1
@@ -143,13 +175,18 @@ def _skips(world: World) -> dict[str, list[Skip]]:
                 _micros(gap["skipped_at"]),
                 gap["attempts"],
                 message.looked,
+                gap["reason"],
             )
             where = f"{aggregate_id} {skip}"
             others = found.setdefault(aggregate_id, [])
             if any(o.first <= skip.last and skip.first <= o.last for o in others):
                 raise ViolationError("skipped twice", where)
             waited = skip.skipped_at - skip.first_seen
-            if skip.attempts != setup.max_backoff or waited < setup.backoff_base * (
+            if skip.reason == "requested":
+                unnamed[aggregate_id] += not world.asked["skip", aggregate_id, skip.first]
+                if unnamed[aggregate_id] > world.asked["skip", aggregate_id, None]:
+                    raise ViolationError("skipped what nobody asked for", where)
+            elif skip.attempts != setup.max_backoff or waited < setup.backoff_base * (
                 (1 << setup.max_backoff) - 1
             ):
                 raise ViolationError("skipped early", where)

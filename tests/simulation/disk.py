@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from eventpub.spark.state import Request
 from tests.simulation.world import World, world
 
 
@@ -27,6 +28,15 @@ class Disk:
         """Delete the directories of an executor that nobody has open."""
         for key in [k for k, d in self.databases.items() if k[0] == executor and not d.locked]:
             del self.databases[key]
+
+    def held(self) -> dict[str, int]:
+        """The versions that aggregates wait for, as any index has them."""
+        return {
+            key[1:].decode(): json.loads(value)["first_missing"]
+            for database in self.databases.values()
+            for key, value in database.data.items()
+            if key[:1] == b"h"
+        }
 
     def set_back(self, executor: int, writes: int) -> None:
         """Put older copies in the place of an executor's directories."""
@@ -142,13 +152,23 @@ class StateDir:
 
     progress_file = File("progress.json")
     start_file = File("start.json")
+    run_file = File("run.json")
+    boundary_file = File("boundary.json")
 
     def __init__(self, root: object) -> None:
         del root
 
     def read(self, path: File) -> dict[str, Any] | None:
-        """As there."""
-        return world().files.get(path.name)
+        """As there; the boundary moves with the database's time."""
+        this = world()
+        if path.name == "boundary.json":
+            this.monotonic += 0.4  # a task follows it two times at most
+            if not this.setup.follows:
+                return None
+            upto = this.clock - this.setup.delay
+            this.reached = max(this.reached, upto)
+            return {"upto": upto, "open_since": None}
+        return this.files.get(path.name)
 
     def write(self, path: File, data: dict[str, Any]) -> None:
         """As there."""
@@ -162,9 +182,16 @@ class StateDir:
             if at == 0 and path.startswith(f"{shards}-shards/"):
                 del databases[at, path]
 
-    def asked(self) -> list[Any]:
-        """Nobody asks for anything."""
-        return []
+    def asked(self) -> list[Request]:
+        """As there."""
+        return list(world().requests)
+
+    def answer(self, request_id: str, outcome: str) -> None:
+        """As there."""
+        this = world()
+        this.point("answer")
+        this.counts[f"answered {outcome}"] += 1
+        this.requests = [r for r in this.requests if r.id != request_id]
 
     def shard_index(self, shards: int, number: int) -> File:
         """As there."""

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from eventpub.index import rocks
 from eventpub.sink import client, fold, shard, topics
-from eventpub.spark import publisher
+from eventpub.spark import publisher, source
 from eventpub.spark import shard as task
 from tests.simulation import broker, disk, store
 from tests.simulation.world import world
@@ -62,9 +62,23 @@ class _Pool:
         return [work(item) for item in items]
 
 
+@contextmanager
+def _read_ahead(make: Callable[[], Iterator[Any]]) -> Iterator[Iterator[Any]]:
+    """As there, as far ahead as it may get, and no further."""
+
+    def ahead() -> Iterator[Any]:
+        waiting: list[Any] = []
+        for item in make():
+            waiting.append(item)
+            if len(waiting) > 2:
+                yield waiting.pop(0)
+        yield from waiting
+
+    yield ahead()
+
+
 def _producer(_sink: object, name: str, log: Any, *, careful: bool = False) -> broker.Producer:
-    del careful
-    return broker.Producer(name, log)
+    return broker.Producer(name, log, careful)
 
 
 @contextmanager
@@ -105,8 +119,10 @@ def installed() -> Iterator[None]:
             time=_time,
             EventStore=store.EventStore,
             StateDir=disk.StateDir,
+            read_ahead=_read_ahead,
             failpoint=lambda name: world().point(name),
         )
+        put(source, time=_time)
         put(
             publisher,
             time=_time,

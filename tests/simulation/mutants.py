@@ -120,6 +120,45 @@ def no_recount() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def no_dead_fold() -> Iterator[None]:
+    """The topic of dead letters is not read back."""
+    make = Fold.__init__
+
+    def made(self: Any, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        self._own = [place for place in self._own if self._kinds[place[0]] != "dead"]
+
+    with patch.object(Fold, "__init__", made):
+        yield
+
+
+@contextmanager
+def blame_all() -> Iterator[None]:
+    """Whatever the broker refuses together with a record that is too large counts as refused."""
+    make = sink.ShardSink.__init__
+
+    def made(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        self._careful = True
+
+    with patch.object(sink.ShardSink, "__init__", made):
+        yield
+
+
+@contextmanager
+def skip_twice() -> Iterator[None]:
+    """A request to skip a gap that is done again gives up the next one."""
+    answer = task._ShardTask._answer
+
+    def twice(self: Any, request: Any) -> str:
+        answer(self, replace(request, version=None))
+        return answer(self, replace(request, version=None))
+
+    with patch.object(task._ShardTask, "_answer", twice):
+        yield
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     f.__name__: f
     for f in (
@@ -131,6 +170,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         no_replacement,
         no_fence,
         no_count,
+        no_dead_fold,
+        blame_all,
+        skip_twice,
     )
 }
 """By name. What each breaks is its docstring."""

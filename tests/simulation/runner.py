@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from eventpub.sink import shard as sink
 from eventpub.spark import shard as task
 from tests.simulation.broker import Broker
 from tests.simulation.checker import ViolationError, check
@@ -46,6 +47,7 @@ def run(schedule: Schedule) -> Outcome:
     driver = Driver(world)
     world.look = driver.look
     task.CHUNK_ROWS = setup.chunk_rows
+    sink._careful.clear()
     kind, text = None, ""
     try:
         for step in schedule.steps:

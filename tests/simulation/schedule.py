@@ -4,6 +4,8 @@ A schedule is an explicit list of steps, made from the seed at once, so that a f
 shrunk and kept without it:
 
     write T A REUSE N     transaction T inserts N events of aggregate A
+    spoil T HOW           its last row is one whose record is refused, in one of three ways
+    zero T A              it inserts version 0 of aggregate A, which lies below the first
     commit T, rollback T
     time µs, clock µs     the database's time goes on; its clock is set
     batch SHIFT TURN POINTS   one micro-batch; at the n-th passing of a point, a step happens in it
@@ -12,6 +14,8 @@ shrunk and kept without it:
     look                  the driver counts again what is due
     resume W N            a stalled worker goes on
     timeout, markers, late_end   what the broker does in its own time
+    ask ACTION N          a user wants the gap of an aggregate retried or skipped: of the n-th
+                          that misses a version, where there is one
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from dataclasses import asdict, dataclass, fields
 from random import Random
 from typing import Any
 
+from tests.simulation.broker import ALONE, BY_CLIENT, WITH_ITS_BATCH
 from tests.simulation.world import Setup, Step
 
 CRASH_POINTS = [
@@ -96,7 +101,31 @@ class Schedule:
 
 def make(seed: int) -> Schedule:
     """The schedule of a seed."""
-    return _Maker(Random(seed)).make()
+    schedule = _Maker(Random(seed)).make()
+    # by draws of its own, so that the rest of a seed's schedule stays as it was
+    return Schedule(schedule.setup, _with_users(schedule.steps, Random(f"{seed} users")))
+
+
+def _with_users(steps: list[Step], rng: Random) -> list[Step]:
+    """Some schedules also have rows that are refused, and users who ask for something."""
+    refuses, asks = rng.random() < 0.2, rng.random() < 0.2
+    zeros = refuses and rng.random() < 0.3
+    made: list[Step] = []
+    for step in steps:
+        if asks and step[0] == "batch" and rng.random() < 0.3:
+            # transaction 7 stays open with two versions, so that two gaps are there at once
+            aggregate = rng.randrange(3)
+            made += [["write", number, aggregate, 0, 1] for number in (7, 9, 7, 9)]
+            made.append(["commit", 9])
+        made.append(step)
+        while asks and step[0] == "batch" and rng.random() < 0.5:
+            made.append(["ask", rng.choice(["retry", "skip", "skip"]), rng.randrange(3)])
+            made += [["look"], ["batch", rng.randrange(2), rng.randrange(4), []]]
+        if step[0] == "write" and refuses and rng.random() < 0.3:
+            made.append(["spoil", step[1], rng.choice([BY_CLIENT, ALONE, WITH_ITS_BATCH])])
+        if step[0] == "write" and zeros and rng.random() < 0.3:
+            made.append(["zero", step[1], step[2]])
+    return made
 
 
 class _Maker:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from eventpub.config import App, Config, Gaps, Read, Recount, Sink, Spark, Store
 from eventpub.errors import EventpubError
 from eventpub.spark.publisher import _Publisher
-from eventpub.spark.source import EventStoreStreamReader, SourceError, Window
+from eventpub.spark.source import EventStoreStreamReader, Pages, SourceError, Window
 from tests.simulation.disk import StateDir
 from tests.simulation.store import EventStore
 from tests.simulation.world import Crash, Process, Setup, Worker, World
@@ -64,8 +64,10 @@ class _Reader(EventStoreStreamReader):
         self._until = None
         self._initial = position
         self._first = True
+        self._pages = Pages()
         self._store: Any = EventStore(None, None)
         self._watermark = None
+        self._boundary = None
 
 
 class _Rows:
@@ -198,7 +200,8 @@ class Driver:
         self.world.process = Process()
         try:
             self.world.counts["looks"] += 1
-            if self._publisher._recount_finds(EventStore(None, None)):
+            found = self._publisher._recount_finds(EventStore(None, None))
+            if found or self._publisher._state.asked():
                 self._publisher._write_progress()
         finally:
             self.world.process = process

@@ -8,14 +8,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from unittest.mock import patch
 
 import pytest
 
+from eventpub.spark.shard import _ShardTask
 from tests.simulation.install import installed
 from tests.simulation.kept import Kept, kept
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runner import Failure, run, shrink, sweep, sweep_all
 from tests.simulation.schedule import CRASH_POINTS, Schedule, make
+from tests.simulation.world import Setup
 
 SCHEDULES = 20_000
 CAUGHT_WITHIN = 2_000
@@ -38,7 +43,17 @@ def test_every_event_once_and_in_order_whatever_happens() -> None:
     assert not failures, f"{failures[:5]}: python -m bench.simulate --seed {failures[0].seed}"
     never = [p for p in CRASH_POINTS if not counts[f"crash at {p}"]]
     assert not never, "the schedules have crashed nowhere near these"
-    for what in ("late commits", "skips", "late events", "rescales", "fenced", "lost indexes"):
+    for what in (
+        "late commits",
+        "skips",
+        "late events",
+        "rescales",
+        "fenced",
+        "lost indexes",
+        "dead letters",
+        "answered found",
+        "answered skipped",
+    ):
         assert counts[what], f"the schedules contain no {what}"
 
 
@@ -48,6 +63,37 @@ def test_a_broken_invariant_is_caught(name: str) -> None:
         if sweep(first, 50, name)[1]:
             return
     pytest.fail(f"{CAUGHT_WITHIN} schedules have not noticed {name}")
+
+
+def stalled_before_kafka_knew_of_it() -> Iterator[Schedule]:
+    """A task stalls before it takes its shard, the publisher starts again with another number of
+    shards, and the task goes on for a while at one point of that start, and to its end at another.
+    """
+    wakes = [("kafka.init", 1), ("kafka.taken", 2), ("task", 1), ("store.window", 1)]
+    ends = ["kafka.flush", "kafka.commit", "before_index"]
+    for turn, (wake, hit), points, end in product((0, 1), wakes, range(0, 12, 2), ends):
+        goes_on = [[wake, hit, ["resume", 0, points]], [end, 1, ["resume", 0, None]]]
+        yield Schedule(
+            Setup(partitions=2),
+            [
+                ["batch", 0, 0, []],
+                ["time", 1],
+                ["write", 9, 0, 0, 1],
+                ["write", 9, 1, 0, 1],
+                ["commit", 9],
+                ["batch", 0, 0, [["kafka.init", 1, ["stall"]]]],
+                ["restart", 2, ""],
+                ["batch", 0, turn, goes_on],
+            ],
+        )
+
+
+def test_a_task_of_a_former_run_gives_way_whenever_it_wakes_up() -> None:
+    with installed():
+        assert {run(schedule).text for schedule in stalled_before_kafka_knew_of_it()} == {""}
+        with patch.object(_ShardTask, "_give_way", lambda _: None):
+            kinds = {run(schedule).kind for schedule in stalled_before_kafka_knew_of_it()}
+    assert kinds == {None, "repeated"}
 
 
 def test_a_failure_shrinks_to_a_few_steps() -> None:

@@ -12,7 +12,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from eventpub.spark.state import Request
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker
@@ -55,6 +57,11 @@ class Setup:
     eager_send: bool = False
     slow_start: bool = False
 
+    @property
+    def follows(self) -> bool:
+        """Whether tasks see the file of the moving boundary."""
+        return self.batch_rows != 2
+
 
 @dataclass(eq=False)
 class Row:
@@ -68,6 +75,8 @@ class Row:
     """When it was committed, by `World.moment`."""
     late: bool = False
     """Whether a window had been planned before that reached beyond it."""
+    refused: bool = False
+    """Whether the client or the broker will never take its record."""
 
 
 class Process:
@@ -153,6 +162,10 @@ class World:
         self.stalled: list[Worker] = []
         self.faults: Counter[str] = Counter()
         self.armed: dict[str, list[list[Any]]] = {}
+        self.requests: list[Request] = []
+        """What users ask for and nobody has answered."""
+        self.asked: Counter[tuple[str, str, int | None]] = Counter()
+        """How often each has been asked for: action, aggregate, and version where it was seen."""
         self.reached = 0
         """The highest end of a window that was planned."""
         self.look: Callable[[], None] = lambda: None
@@ -194,6 +207,31 @@ class World:
             self.committed[row.aggregate_id, row.version] = row
             self.counts["rows"] += 1
             self.counts["late commits"] += row.late
+
+    def _do_spoil(self, transaction: int, how: str) -> None:
+        """The last row of a transaction is one whose record is refused; see `broker`."""
+        for row in self.transactions.get(transaction, [])[-1:]:
+            row.refused = True
+            row.payload += how.encode()
+
+    def _do_zero(self, transaction: int, aggregate: int) -> None:
+        """A row whose version lies below the first."""
+        rows = self.transactions.setdefault(transaction, [])
+        row = Row(f"a{aggregate}", 0, self.clock, b"zero", refused=True)
+        others = [*self.committed.values(), *(r for of in self.transactions.values() for r in of)]
+        if all((r.aggregate_id, r.version) != (row.aggregate_id, 0) for r in others):
+            rows.append(row)
+
+    def _do_ask(self, action: Literal["retry", "skip"], number: int) -> None:
+        """Of an aggregate that is listed as held, else of one that misses a version."""
+        there = self.committed
+        held = self.disk.held()
+        some = sorted(held or {a for a, v in there if v > 1 and (a, v - 1) not in there} or {"a0"})
+        aggregate_id = some[number % len(some)]
+        version = held.get(aggregate_id) if action == "skip" else None
+        self.asked[action, aggregate_id, version] += 1
+        self.counts[f"asked to {action}"] += 1
+        self.requests.append(Request(f"{self.asked.total()}", action, aggregate_id, version))
 
     def _do_rollback(self, transaction: int) -> None:
         self.counts["rollbacks"] += bool(self.transactions.pop(transaction, ()))

@@ -280,6 +280,14 @@ def test_a_batch_refused_for_its_size_is_sent_again_record_by_record(
     assert new_sink().publish(without).events == without.num_rows
 
 
+def test_a_batch_refused_for_its_size_is_not_blamed_as_a_whole_beside_another_refusal(
+    sink: ShardSink, cluster: MockCluster
+) -> None:
+    cluster.answer(PRODUCE, (KafkaError.INVALID_RECORD, 0), (KafkaError.MSG_SIZE_TOO_LARGE, 0))
+    assert refused(sink, 64).code == "sink.aborted"
+    assert sink.needs_replacement, "it is sent again record by record"
+
+
 class TestReady:
     def test_waits_for_the_former_owners_transaction(
         self, cluster: MockCluster, new_sink: Callable[[], ShardSink]

@@ -439,6 +439,22 @@ class TestRivals:
         assert zombie.needs_replacement
         assert len(read_topic(servers, sink_config.topic)) == 20
 
+    def test_a_fold_that_stalls_reads_no_event_of_a_later_owner(
+        self, new_sink: Callable[..., ShardSink]
+    ) -> None:
+        """It has not read the later owner's skips, which come before the events."""
+        gap = SkippedGap("order-1", 2, 3, CREATED, CREATED, 8, "gave up")
+        before = some_events(WHOLE, 20)
+        offsets = new_sink().publish(before, gaps=[gap]).next_offsets
+        stalled = new_sink().fold({})
+        assert next(stalled).kind == "gaps"
+        new_sink().publish(some_events(WHOLE, 20, 1_000), gaps=[gap])
+        found: set[tuple[str, int]] = set()
+        for part in stalled:
+            found |= set(zip(part.aggregate_ids, part.versions.tolist(), strict=True))
+        assert found == as_set(before)
+        assert {place: stalled.offsets[place] for place in offsets} == offsets
+
     def test_a_writer_that_slept_through_its_timeout_has_published_nothing(
         self, own_broker: OwnBroker, topic_name: str
     ) -> None:

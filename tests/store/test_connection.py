@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pymysql
@@ -158,7 +158,8 @@ def test_a_connection_that_dies_is_a_retriable_error_and_the_next_call_works(
             "SELECT id FROM information_schema.processlist"
             " WHERE db = DATABASE() AND id <> CONNECTION_ID()"
         ):
-            database.execute(f"KILL {number}")
+            with suppress(pymysql.err.OperationalError):  # it has gone by itself meanwhile
+                database.execute(f"KILL {number}")
 
     assert store.now() > 0
     kill()
@@ -230,3 +231,26 @@ def test_the_options_of_tls_reach_the_connection(database: FreshDatabase) -> Non
     with pytest.raises(StoreError) as caught:
         cipher("ssl_ca=/nowhere/ca.pem")
     assert caught.value.code == "store.tls_failed"
+
+
+def test_what_stays_on_this_machine_is_encrypted_only_where_it_must_be(
+    database: FreshDatabase,
+) -> None:
+    create(database)
+    name = f"strict_{uuid.uuid4().hex[:8]}"
+
+    def cipher(config: Store) -> str:
+        with closing(connect_for_reading(config)) as connection:
+            return str(run(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'")[0][1])
+
+    assert not cipher(Store(url=database.url))
+    database.execute(f"CREATE USER {name} IDENTIFIED BY 'word' REQUIRE SSL")
+    database.execute(f"GRANT SELECT ON events TO {name}")
+    try:
+        account = f"{name}:word@"
+        url = database.url.replace("root@", account)
+        assert account in url
+        for _ in range(2):
+            assert cipher(Store.model_validate({"url": url}))
+    finally:
+        database.execute(f"DROP USER {name}")

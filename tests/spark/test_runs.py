@@ -1,0 +1,55 @@
+"""Which run a task belongs to: what `run.json` says, and who gives way to whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventpub.config import App, Config, Sink, Store
+from eventpub.errors import StateError
+from eventpub.spark.publisher import _Publisher
+from eventpub.spark.shard import Job, _ShardTask
+
+
+def config_in(state: Path) -> Config:
+    """A publisher's configuration with this state directory."""
+    return Config(
+        app=App(id="orders", state_dir=state),
+        store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
+        sink=Sink(topic="events"),
+    )
+
+
+def start(state: Path, now: int) -> int:
+    """The number of a run that starts now."""
+    return _Publisher(config_in(state), False, lambda _: None)._begin_run(now)
+
+
+def give_way(state: Path, run: int) -> None:
+    """What a task of a run does once its sink is ready."""
+    layout: Any = None
+    task = object.__new__(_ShardTask)
+    task._job = Job(config_in(state), layout, 1, None, 0, run)
+    task._give_way()
+
+
+def test_each_start_has_a_larger_number_even_where_the_clock_went_back(tmp_path: Path) -> None:
+    runs = [start(tmp_path, now) for now in (2_000, 1_000, 3_000)]
+    assert runs == sorted(set(runs))
+
+
+def test_a_task_gives_way_to_a_later_start(tmp_path: Path) -> None:
+    first = start(tmp_path, 1_000)
+    give_way(tmp_path, first)
+    start(tmp_path, 2_000)
+    with pytest.raises(StateError) as error:
+        give_way(tmp_path, first)
+    assert (error.value.code, error.value.retriable) == ("run.superseded", True)
+
+
+def test_a_task_goes_on_where_the_disk_knows_of_no_start_or_of_an_older_one(tmp_path: Path) -> None:
+    give_way(tmp_path, 1_000)
+    start(tmp_path, 900)
+    give_way(tmp_path, 1_000)
