@@ -169,7 +169,9 @@ def _drain(result: Result) -> list[Sheet]:
                 "CPU: all of publisher, database and broker, starts included; memory: of the "
                 "publisher's processes, shared pages once",
                 "cores that the rest of the machine used meanwhile: "
-                + ", ".join(f"{k} {v['others_cores']:.1f}" for k, v in result["medians"].items()),
+                + ", ".join(
+                    f"{k} {v.get('others_cores', '–')}" for k, v in result["medians"].items()
+                ),
             ],
         ),
         Sheet(
