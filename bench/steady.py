@@ -133,6 +133,8 @@ def restart(
 
     def kill(publisher: Publisher) -> None:
         time.sleep(calm)
+        publisher.reaches(time.time_ns() // 1000)  # so that something is normal before the kill
+        time.sleep(1)
         for _ in range(times):
             kills.append(time.time_ns() // 1000)
             publisher.kill()
