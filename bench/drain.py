@@ -37,7 +37,8 @@ def drain(
 ) -> dict[str, Any]:
     """Alternates; the medians of all rounds by who drained, and the runs themselves."""
     url = machine.table("backlog")
-    page, transaction = raw_pipe.PAGE_ROWS, raw_pipe.TRANSACTION_ROWS
+    page = min(raw_pipe.PAGE_ROWS, max(1_000, events // 10))
+    transaction = min(raw_pipe.TRANSACTION_ROWS, 2 * page)
     contestants: list[Callable[[], Run]] = [
         lambda: peers.eventpub(machine, url, events),
         lambda: peers.raw_pipe(machine, url, events, page_rows=page, transaction_rows=transaction),

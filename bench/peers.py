@@ -15,7 +15,7 @@ from typing import Any
 from . import topic
 from .machine import PARTITIONS, Machine
 from .publisher import Publisher, Settings
-from .raw_pipe import READERS
+from .raw_pipe import IN_FLIGHT, READERS
 from .usage import Usage, one
 
 Run = dict[str, Any]
@@ -64,6 +64,7 @@ def raw_pipe(
     client: str = "connectorx",
     page_rows: int,
     transaction_rows: int,
+    in_flight: int = IN_FLIGHT,
     partitions: int = PARTITIONS,
 ) -> Run:
     """Drains by the raw pipe in a process of its own."""
@@ -74,7 +75,7 @@ def raw_pipe(
         "raw_pipe",
         *("--url", url, "--bootstrap-servers", servers, "--topic", name, "--client", client),
         *("--partitions", str(partitions), "--page-rows", str(page_rows)),
-        *("--transaction-rows", str(transaction_rows)),
+        *("--transaction-rows", str(transaction_rows), "--in-flight", str(in_flight)),
     )
     with topic.Watch(servers, name, partitions) as watch:
         started = time.time()
@@ -86,6 +87,7 @@ def raw_pipe(
             "client": client,
             "page_rows": page_rows,
             "transaction_rows": transaction_rows,
+            "max_in_flight": in_flight,
         }
     }
 

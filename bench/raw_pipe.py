@@ -30,8 +30,9 @@ from sqlalchemy.engine import make_url
 from eventpub.sink.records import event_columns
 
 READERS = ("connectorx", "asyncmy", "pymysql")
-PAGE_ROWS = 50_000
-TRANSACTION_ROWS = 100_000
+PAGE_ROWS = 100_000
+TRANSACTION_ROWS = 200_000
+IN_FLIGHT = 5
 PRODUCER: dict[str, Any] = {
     "compression.type": "lz4",
     "linger.ms": 5,
@@ -172,12 +173,14 @@ def drain(
     client: str = "connectorx",
     page_rows: int = PAGE_ROWS,
     transaction_rows: int = TRANSACTION_ROWS,
+    in_flight: int = IN_FLIGHT,
 ) -> int:
     """Sends the whole table to the topic; returns how many events."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
             "transactional.id": f"raw-{uuid.uuid4().hex}",
+            "max.in.flight": in_flight,
             **PRODUCER,
         }
     )
@@ -221,6 +224,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--client", choices=READERS, default="connectorx")
     parser.add_argument("--page-rows", type=int, default=PAGE_ROWS)
     parser.add_argument("--transaction-rows", type=int, default=TRANSACTION_ROWS)
+    parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="requests, 1 to 5")
     parser.add_argument("--events", type=int, default=1_000_000, help="without --url")
     parser.add_argument("--aggregates", type=int, default=20_000, help="without --url")
     parser.add_argument("--rounds", type=int, default=3, help="without --url")
@@ -239,6 +243,7 @@ def main(arguments: list[str]) -> int:
             client=given.client,
             page_rows=given.page_rows,
             transaction_rows=given.transaction_rows,
+            in_flight=given.in_flight,
         )
     seconds = round(time.time() - started, 3)
     cpu = round(time.process_time(), 3)
@@ -262,6 +267,7 @@ def _alone(given: argparse.Namespace) -> int:
                 page_rows=given.page_rows,
                 transaction_rows=given.transaction_rows,
                 partitions=given.partitions,
+                in_flight=given.in_flight,
             )
             print(json.dumps({k: v for k, v in run.items() if k != "growth"}), flush=True)
     return 0

@@ -170,9 +170,7 @@ def _drain(result: Result) -> list[Sheet]:
                 "publisher's processes, shared pages once",
                 "cores that the rest of the machine used meanwhile: "
                 + ", ".join(
-                    f"{k} {v['others_cores']:.1f}"
-                    for k, v in result["medians"].items()
-                    if "others_cores" in v
+                    f"{k} {v.get('others_cores', '–')}" for k, v in result["medians"].items()
                 ),
             ],
         ),
