@@ -37,7 +37,7 @@ _PRODUCER: dict[str, Any] = {
     "compression.type": "lz4",
     "linger.ms": "5",
     # With more, librdkafka 2.16 spins between two answers of a busy broker: up to 58 µs of CPU a
-    # record instead of 1.6 (docs/measured.md). One request holds up to `batch.size` bytes.
+    # record instead of 1.6 (docs/design.md). One request holds up to `batch.size` bytes.
     "max.in.flight": "1",
     "batch.num.messages": "10000",
     "batch.size": "900000",

@@ -320,8 +320,8 @@ def start_position(read: Read, now: Callable[[], int]) -> int:
 
 def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
     """The sections `[store]` and `[read]` of flat options."""
-    own = {"shards", "partitions", "windows", "wake_file", "boundary_file", "until", "position"}
-    own.add("path")
+    own = {"shards", "partitions", "path"}
+    own |= {"windows", "wake_file", "boundary_file", "until", "position"}  # the publisher's
     store: dict[str, Any] = {}
     read: dict[str, Any] = {}
     columns: dict[str, Any] = {}
