@@ -314,6 +314,7 @@ class Index:
         versions: Mapping[str, Iterable[int]],
         offsets: Mapping[tuple[str, int], int],
         now: int,
+        refused: Mapping[str, Iterable[int]] | None = None,
     ) -> None:
         """Take over published events that were read back from the topic.
 
@@ -322,6 +323,7 @@ class Index:
             versions: per aggregate the versions read; they may fill a skipped gap.
             offsets: next offsets after what was read.
             now: the database's time.
+            refused: per aggregate the dead letters read whose version is below the first.
         """
         known = self.known(list(last))
         skipped: dict[str, list[tuple[int, int]]] = {}
@@ -332,27 +334,7 @@ class Index:
             if left != list(ranges):
                 skipped[aggregate_id] = left
         raised = {a: v for a, v in last.items() if v > known.last.get(a, v - 1)}
-        self._fold(raised, skipped, offsets, now)
-
-    def fold_refused(
-        self,
-        versions: Mapping[str, Iterable[int]],
-        offsets: Mapping[tuple[str, int], int],
-    ) -> None:
-        """Take over refused versions that were read back from the topic of dead letters.
-
-        Args:
-            versions: per aggregate those below the first version.
-            offsets: next offsets after what was read.
-        """
-        self._facts["refusals"] = self._facts.get("refusals") or bool(versions)
-        known = self.known(list(versions)).refused
-        batch = WriteBatch(raw_mode=True)
-        self._put_refused(batch, {a: {*known.get(a, ()), *v} for a, v in versions.items()})
-        facts: dict[str, Any] = {"offsets": self._merged(offsets)}
-        if versions:
-            facts["refusals"] = True
-        self._write(batch, facts)
+        self._fold(raised, skipped, offsets, now, refused=refused)
 
     def fold_gaps(
         self,
@@ -397,8 +379,12 @@ class Index:
         now: int,
         *,
         skips: bool = False,
+        refused: Mapping[str, Iterable[int]] | None = None,
     ) -> None:
         batch = WriteBatch(raw_mode=True)
+        if refused:
+            before = self.known(list(refused)).refused
+            self._put_refused(batch, {a: {*before.get(a, ()), *v} for a, v in refused.items()})
         for aggregate_id, last in raised.items():
             batch.put(b"v" + aggregate_id.encode(), _LAST.pack(last))
         self._put_skipped(batch, skipped)
@@ -409,6 +395,8 @@ class Index:
         facts: dict[str, Any] = {"offsets": self._merged(offsets)}
         if skips:
             facts["skips"] = True
+        if refused:
+            facts["refusals"] = True
         self._write(batch, facts)
 
     def _put_holds(self, batch: Any, holds: Mapping[str, Hold | None]) -> None:

@@ -210,10 +210,8 @@ class _ShardTask:
                 for aggregate_id, version in pairs:
                     of = versions if version >= first_version else below
                     of.setdefault(aggregate_id, []).append(version)
-                if below:
-                    self._index.fold_refused(below, part.offsets)
                 last = {a: max(v) for a, v in versions.items()}
-                self._index.fold_events(last, versions, part.offsets, now)
+                self._index.fold_events(last, versions, part.offsets, now, below)
             if self._sink.offsets != self._index.offsets:
                 self._index.moved_to(self._sink.offsets)
             if was_new and self._sink.truncated and self._index.position is None:
