@@ -2,9 +2,11 @@
 
 A micro-batch costs Spark 50 to 120 ms beyond its work: its two logs, two jobs' planning, workers
 that are woken. So a task that has published its window goes on with the next one, as soon as the
-source has found it, for about a second; the latency of an event is then that of the publishing. The
-bounds come from one place, the source, since only one process may ask for open transactions; they
-go by a file in the state directory. A task on a machine that does not see the file publishes one
+source has found it; the latency of an event is then that of the publishing. It ends when nothing
+new has come for a moment, when the driver wants another batch (a recount has found something, a
+user asks, it shall stop), and after ten seconds. The bounds come from one place, the source, since
+only one process may ask for open transactions; they go by a file in the state directory, as does
+what the shards have done so far. A task on a machine that does not see the file publishes one
 window per batch.
 """
 

@@ -12,7 +12,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
@@ -62,6 +62,10 @@ _MOST_LAG_EVENTS = 1_000_000
 
 _CLOCK_STEP = 1_000_000
 """µs by which the database's clock may go back without a word."""
+
+_FOLLOWS = 10.0
+_FOLLOWS_WAITED_FOR = 1.0
+"""Seconds for which tasks follow the boundary, unless another batch is wanted before."""
 
 _WATERMARK = {
     "denied": "the account may not see open transactions, so the boundary is the database's time"
@@ -121,6 +125,9 @@ class _Publisher:
         self._holds = 0
         self._all_buckets = True
         self._files = threading.Lock()
+        self._wanted = 0
+        self._running: int | None = None
+        self._showing = threading.Lock()
         self._recounting = threading.Lock()
         self._watermark = ""
         self._looked_at = 0
@@ -258,6 +265,7 @@ class _Publisher:
         config = self._config
         self._closed = False
         self._failure = None
+        self._running = None
         options = options_of(config.store, config.read) | {
             "windows": "true",
             "shards": str(config.spark.shards),
@@ -289,16 +297,18 @@ class _Publisher:
             with self._recounting:
                 recheck = self._recount.take()
             requests = self._state.asked()
+            self._running = batch_id
             job = replace(
                 self._job,
+                batch=batch_id,
+                wanted=self._wanted,
                 low=self._low,
                 recheck=tuple(recheck),
                 all_buckets=self._all_buckets,
                 requests=tuple(requests),
                 former_shards=self._former_shards,
                 ends=self._ends,
-                # what a start has found out is told before it goes on
-                follows=self._until is None and not self._all_buckets,
+                follows=self._follows(bool(recheck or requests)),
             )
             self._ends = {}
             rows = windows.mapInArrow(_task(job), "report string").collect()
@@ -326,7 +336,9 @@ class _Publisher:
             except StateError as error:
                 self._failure = error
                 raise
-            self._progress.add(reports, time.perf_counter() - started)
+            with self._showing:
+                self._running = None
+                self._progress.add(reports, time.perf_counter() - started)
             self._batches_done = batch_id
             if self._position >= self._boundary:
                 self._progress.lag_seconds, self._progress.lag_events = 0.0, 0
@@ -344,6 +356,17 @@ class _Publisher:
                 raise self._failure
         self._on_progress(self._progress)
         failpoint("before_commit_log")
+
+    def _follows(self, is_waited_for: bool) -> float:
+        """Seconds for which the next batch's tasks may follow the boundary.
+
+        Not long where something waits for the end of the batch, or for the one after it: a shard
+        that holds is looked after once a batch.
+        """
+        if self._until is not None or self._all_buckets:  # what a start finds out is told at once
+            return 0.0
+        waits = is_waited_for or self._config.gaps.policy == "hold_shard"
+        return _FOLLOWS_WAITED_FOR if waits else _FOLLOWS
 
     def _another_publisher_seen(self) -> bool:
         """Note it; whether it was seen so often that this publisher has to give way."""
@@ -377,6 +400,7 @@ class _Publisher:
                     "position": self._position,
                     "low": self._low,
                     "next_due": 0 if wanted_now else self._next_due,
+                    "wanted": self._wanted,
                     "holds": self._holds,
                     "shards": self._config.spark.shards,
                     "partitions": self._job.partitions,
@@ -419,16 +443,43 @@ class _Publisher:
                     return True
                 if time.monotonic() - looked >= 1.0:
                     looked = time.monotonic()
-                    self._look(store)
-                    if self._recount_finds(store) or self._state.asked():
-                        self._write_progress()
-                    self._on_progress(self._progress)
+                    batch, live = self._live()
+                    self._look(store, live)
+                    if self._recount_finds(store, live) or self._state.asked():
+                        self._want_batch()
+                    self._show(batch, live)
         return True
 
-    def _recount_finds(self, store: EventStore, *, last: bool = False) -> bool:
+    def _live(self) -> tuple[int | None, list[ShardReport]]:
+        """The batch that runs, and what the shards have done so far, where all of them tell."""
+        batch = self._running
+        if batch is None:
+            return None, []
+        told = self._state.told(self._job.run, batch, self._config.spark.shards)
+        return batch, [ShardReport(**report) for report in told]
+
+    def _show(self, batch: int | None, live: list[ShardReport]) -> None:
+        """The progress, with what the batch has done so far if it still runs."""
+        with self._showing:
+            shown = done = replace(self._progress)
+            if live and batch == self._running:
+                shown = replace(done)
+                shown.add(live, 0.0)
+                shown.batches, shown.batch_seconds = done.batches, done.batch_seconds
+        self._on_progress(shown)
+
+    def _want_batch(self) -> None:
+        """The next batch shall begin soon, whether or not there are new rows."""
+        self._wanted += 1
+        self._write_progress()
+
+    def _recount_finds(
+        self, store: EventStore, live: Sequence[ShardReport] = (), *, last: bool = False
+    ) -> bool:
         """Count what is due again; whether there are buckets that the shards have to compare.
 
         Args:
+            live: as far as the shards are in the batch that runs.
             last: count everything within the horizon, due or not.
         """
         with self._recounting:
@@ -447,6 +498,11 @@ class _Publisher:
                     recount.everything(now)
                 self._looked_at = now
                 position, reached = self._position, self._reached
+                for report in live:
+                    recount.heard(report.shard, {int(b): n for b, n in report.buckets.items()})
+                if live:
+                    position = max(position, min(r.position for r in live))
+                    reached = max(reached, *(r.position for r in live))
                 if last:
                     recount.due(now, position, reached)
                     recount.everything(now)
@@ -470,24 +526,26 @@ class _Publisher:
             and progress.holds_open == 0
         )
 
-    def _look(self, store: EventStore) -> None:
+    def _look(self, store: EventStore, live: Sequence[ShardReport]) -> None:
         """How far behind the database the reader is."""
         progress = self._progress
+        position = max(self._position, min((r.position for r in live), default=0))
         try:
-            poll = store.poll(self._position, self._config.read.delay, _MOST_LAG_EVENTS)
+            poll = store.poll(position, self._config.read.delay, _MOST_LAG_EVENTS)
             progress.time, self._boundary = poll.now, poll.upper
             if not poll.has_rows:
                 progress.lag_seconds, progress.lag_events = 0.0, 0
                 return
-            oldest, progress.lag_events = store.waiting(
-                self._position, poll.upper, _MOST_LAG_EVENTS
-            )
+            oldest, progress.lag_events = store.waiting(position, poll.upper, _MOST_LAG_EVENTS)
             progress.lag_seconds = max(0.0, (poll.upper - oldest) / 1e6)
         except EventpubError as error:
             progress.last_error = str(error)
 
     def _end_query(self, query: StreamingQuery) -> None:
         """Let a running batch finish and be committed by Spark, then stop the query."""
+        if self._running is not None:
+            with suppress(StateError):
+                self._want_batch()
         with self._batch:
             self._closed = True
         done = self._batches_done
@@ -520,6 +578,7 @@ def _task(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBa
                         window["after"],
                         window["upto"],
                         window["open_since"],
+                        moves=window["moves"],
                     )
                     report.watermark, report.passed = window["watermark"], window["passed"]
                     outcome = vars(report)

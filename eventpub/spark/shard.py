@@ -49,8 +49,6 @@ _REDO = {
 _MOST_REDOS = 5
 _NOTHING = EVENTS.empty_table()
 
-_FOLLOWS = 1.0
-"""Seconds in which a task follows the boundary; requests, and the recount, wait for its end."""
 _FOLLOWS_IN_VAIN = 0.15
 _LOOKS_EVERY = 0.005
 
@@ -63,11 +61,13 @@ class Job:
         start: events created at or before are not published, µs; None: all are.
         low: from where a shard without an index reads again, µs.
         run: which start of the publisher this is of; it grows.
+        batch: the micro-batch's number.
+        wanted: how many batches the driver has wanted so far; for one more, a task stops following.
         recheck: time buckets whose keys are compared with the index; see `recount`.
         all_buckets: report what was accounted for in all of them, not only in those that change.
         requests: what users ask for.
         former_shards: how many shards the run before had, where it was another number.
-        follows: whether a task goes on as the boundary moves; see `boundary`.
+        follows: seconds for which a task goes on as the boundary moves; see `boundary`.
         ends: by shard, where its last batch left its partitions; empty after anything went wrong.
     """
 
@@ -77,11 +77,13 @@ class Job:
     start: int | None
     low: int
     run: int
+    batch: int = 0
+    wanted: int = 0
     recheck: tuple[int, ...] = ()
     all_buckets: bool = False
     requests: tuple[Request, ...] = ()
     former_shards: int | None = None
-    follows: bool = False
+    follows: float = 0.0
     ends: dict[int, dict[tuple[str, int], int]] = field(default_factory=dict)
 
     def rules(self) -> admission.Rules:
@@ -98,11 +100,18 @@ class Job:
 
 
 def publish_window(
-    job: Job, number: int, after: int, upto: int, open_since: int | None = None
+    job: Job,
+    number: int,
+    after: int,
+    upto: int,
+    open_since: int | None = None,
+    *,
+    moves: bool = False,
 ) -> ShardReport:
     """Publish one shard's part of the window ``after < create_time <= upto``.
 
     Args:
+        moves: whether the boundary moves on meanwhile, and may be followed.
         open_since: when the oldest open transaction began, µs; None: there is none, or nobody can
             tell. A gap that was seen after it is not skipped.
 
@@ -116,8 +125,8 @@ def publish_window(
         task.publish(upto)
         for bucket in job.recheck:
             task.recheck(bucket)
-        if job.follows:
-            task.follow()
+        if moves and job.follows:
+            task.follow(after)
         return task.report(after)
 
 
@@ -291,20 +300,25 @@ class _ShardTask:
                     return
         self.step(_NOTHING, upto, due=not self._holds_shard)
 
-    def follow(self) -> None:
+    def follow(self, after: int) -> None:
         """Publish the next windows, too, as the boundary moves on; not long, and not in vain."""
-        state = StateDir(self._job.config.app.state_dir)
+        job, number = self._job, self._shard.number
+        state = StateDir(job.config.app.state_dir)
+        state.tell(job.run, job.batch, number, vars(self.report(after)))
         moved = began = time.monotonic()
-        while (now := time.monotonic()) - began < _FOLLOWS and now - moved < _FOLLOWS_IN_VAIN:
+        while (now := time.monotonic()) - began < job.follows and now - moved < _FOLLOWS_IN_VAIN:
             boundary = state.read(state.boundary_file)
             position = self._index.position
             if boundary is None or position is None or self._sink.needs_replacement:
+                return
+            if (state.read(state.progress_file) or {}).get("wanted", 0) > job.wanted:
                 return
             if boundary["upto"] > position:
                 self._open_since = boundary["open_since"]
                 self.publish(boundary["upto"])
                 if self._index.position == position:
                     return  # the shard waits
+                state.tell(job.run, job.batch, number, vars(self.report(after)))
                 moved = time.monotonic()
             else:
                 time.sleep(_LOOKS_EVERY)
@@ -625,7 +639,7 @@ class _ShardTask:
         """What was done, and what is pending."""
         holds = self._index.holds.values()
         report = self._report
-        report.counts = vars(self._counts)
+        report.counts = dict(vars(self._counts))
         known_to = self._index.position
         position = after if known_to is None else known_to  # a new index of a shard that waits
         if self._job.all_buckets:

@@ -47,7 +47,10 @@ ROWS = (
     "aggregate_id string, version bigint, event_type string, payload binary, metadata string, "
     "create_time timestamp"
 )
-WINDOWS = "shard int, after bigint, upto bigint, open_since bigint, watermark string, passed bigint"
+WINDOWS = (
+    "shard int, after bigint, upto bigint, moves boolean, open_since bigint, watermark string, "
+    "passed bigint"
+)
 
 _BEFORE_IT_SHOWS = 100_000
 """µs in which a statement that has begun shows among the open transactions, with a wide margin."""
@@ -71,12 +74,14 @@ class SourceError(RuntimeError):
 class Window(InputPartition):
     """One shard's part of a window: ``after < create_time <= upto``, in µs.
 
-    `open_since`, `watermark` and `passed` are what `store.Watermark` said last.
+    `moves`: whether the next windows are looked for while this one is published. `open_since`,
+    `watermark` and `passed` are what `store.Watermark` said last.
     """
 
     shard: int
     after: int
     upto: int
+    moves: bool = False
     open_since: int | None = None
     watermark: str = "off"
     passed: int = 0
@@ -142,6 +147,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._initial = int(options["position"]) if "position" in options else None
         self._first = self._windows
         self._pages = Pages()
+        self._moves = False
         self._boundary: MovingBoundary | None = None
         if "boundary_file" in options:
             self._boundary = MovingBoundary(Path(options["boundary_file"]), self._next_window)
@@ -177,6 +183,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next window, or `start` where no batch is wanted."""
+        self._moves = False
         if self._boundary is not None:
             self._boundary.rest()
         known = self._progress()
@@ -196,6 +203,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._first = False
             failpoint("before_offset_log")
             if self._boundary is not None and poll.has_rows and poll.page_end is None:
+                self._moves = True
                 self._boundary.go(end)
             return {"position": end, "tick": 0}
         if asked:
@@ -204,12 +212,14 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return start
 
     def _next_window(self, after: int) -> dict[str, Any] | None:
-        """The end of the window behind the one that is being published; None without rows."""
+        """The end of the window behind the one that is being published.
+
+        None without rows, and where there are so many that pages of them are for the next batches.
+        """
         poll = self._poll(after, self._read.page_rows, {})
-        if not poll.has_rows:
+        if not poll.has_rows or poll.page_end is not None:
             return None
-        end = poll.upper if poll.page_end is None else poll.page_end
-        return {"upto": end, "open_since": self._watermark and self._watermark.open_since}
+        return {"upto": poll.upper, "open_since": self._watermark and self._watermark.open_since}
 
     def _poll(self, after: int, rows: int, known: dict[str, Any]) -> Poll:
         """How far the next window may reach; open transactions hold it back where they show."""
@@ -250,6 +260,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 n,
                 start["position"],
                 end["position"],
+                self._moves,
                 *((watermark.open_since, watermark.state, watermark.passed) if watermark else ()),
             )
             for n in range(self._shards)
@@ -264,6 +275,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                     "shard": pa.array([partition.shard], pa.int32()),
                     "after": pa.array([partition.after], pa.int64()),
                     "upto": pa.array([partition.upto], pa.int64()),
+                    "moves": pa.array([partition.moves], pa.bool_()),
                     "open_since": pa.array([partition.open_since], pa.int64()),
                     "watermark": pa.array([partition.watermark], pa.string()),
                     "passed": pa.array([partition.passed], pa.int64()),

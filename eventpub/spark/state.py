@@ -4,6 +4,7 @@ lock            held by the running publisher
 start.json      where this publisher started, resolved once
 run.json        which run this is: a number that grows with every start
 boundary.json   how far the shards may read while a micro-batch runs
+live/           what each shard has done so far in the micro-batch that runs
 requests/       what `eventpub gaps retry` and `skip` ask the publisher to do, and what came of it
 progress.json   position and pending work after the last micro-batch
 checkpoint/     Spark's
@@ -18,6 +19,7 @@ import json
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -64,6 +66,7 @@ class StateDir:
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
         self.spark_scratch = self.root / "spark"
+        self.live = self.root / "live"
         self.requests = self.root / "requests"
         self._lock: IO[str] | None = None
 
@@ -125,6 +128,22 @@ class StateDir:
             partial.rename(path)
         except OSError as error:
             raise _mapped(error, path) from error
+
+    def tell(self, run: int, batch: int, shard: int, report: dict[str, Any]) -> None:
+        """Leave what a shard's task has done so far; nothing depends on its arriving."""
+        with suppress(OSError, StateError):
+            self.live.mkdir(exist_ok=True)
+            self.write(self.live / f"{shard}.json", {"run": run, "batch": batch, "report": report})
+
+    def told(self, run: int, batch: int, shards: int) -> list[dict[str, Any]]:
+        """What all shards have left in a micro-batch; nothing where one of them has not, yet."""
+        found = [self.read(self.live / f"{n}.json") for n in range(shards)]
+        reports = [
+            data["report"]
+            for data in found
+            if data is not None and (data["run"], data["batch"]) == (run, batch)
+        ]
+        return reports if len(reports) == shards else []
 
     def forget_shards(self, shards: int) -> None:
         """Remove the indexes of a number of shards that is not used any more."""

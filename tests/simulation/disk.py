@@ -175,6 +175,17 @@ class StateDir:
         world().point(f"write {path}")
         world().files[path.name] = data
 
+    def tell(self, run: int, batch: int, shard: int, report: dict[str, Any]) -> None:
+        """As there."""
+        told: dict[Any, Any] = world().files.setdefault("live", {})
+        told[run, batch, shard] = json.loads(json.dumps(report))
+
+    def told(self, run: int, batch: int, shards: int) -> list[dict[str, Any]]:
+        """As there."""
+        told: dict[Any, Any] = world().files.get("live", {})
+        reports = [told[run, batch, n] for n in range(shards) if (run, batch, n) in told]
+        return reports if len(reports) == shards else []
+
     def forget_shards(self, shards: int) -> None:
         """As there: on the driver's disk only."""
         databases = world().disk.databases

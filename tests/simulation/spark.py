@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -67,7 +68,8 @@ class _Reader(EventStoreStreamReader):
         self._pages = Pages()
         self._store: Any = EventStore(None, None)
         self._watermark = None
-        self._boundary = None
+        self._moves = False
+        self._boundary: Any = SimpleNamespace(rest=lambda: None, go=lambda _: None)
 
 
 class _Rows:
@@ -200,9 +202,10 @@ class Driver:
         self.world.process = Process()
         try:
             self.world.counts["looks"] += 1
-            found = self._publisher._recount_finds(EventStore(None, None))
+            _, live = self._publisher._live()
+            found = self._publisher._recount_finds(EventStore(None, None), live)
             if found or self._publisher._state.asked():
-                self._publisher._write_progress()
+                self._publisher._want_batch()
         finally:
             self.world.process = process
 

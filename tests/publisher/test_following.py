@@ -1,0 +1,100 @@
+"""Tasks go on while rows keep coming; what waits for the end of their batch is not forgotten."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import (
+    Publisher,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
+
+
+@contextmanager
+def steady_writer(database: FreshDatabase) -> Iterator[None]:
+    """An event about every 20 ms, each of an aggregate of its own."""
+    done = threading.Event()
+
+    def write() -> None:
+        with transaction(database) as cursor:
+            number = 0
+            while not done.wait(0.02):
+                insert(cursor, f"steady-{number}", 1)
+                cursor.connection.commit()
+                number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join()
+
+
+def reached_beyond_its_window(publisher: Publisher) -> bool:
+    """Whether an event is visible that was created after the end of the window that Spark runs."""
+    checkpoint = publisher.state / "checkpoint"
+    offsets, commits = (
+        max((int(path.name) for path in (checkpoint / log).glob("[0-9]*")), default=-1)
+        for log in ("offsets", "commits")
+    )
+    if offsets <= commits:
+        return False
+    lines = (checkpoint / "offsets" / str(offsets)).read_text().splitlines()
+    end = int(json.loads(lines[-1])["position"])
+    newest = max(_micros(record.headers["ce_time"]) for record in publisher.topic.read())
+    # the batch may have ended meanwhile, and another one have published this
+    return newest > end and not (checkpoint / "commits" / str(offsets)).exists()
+
+
+def _micros(text: bytes) -> int:
+    since = datetime.fromisoformat(text.decode()) - datetime(1970, 1, 1, tzinfo=UTC)
+    return round(since.total_seconds() * 1_000_000)
+
+
+def test_what_waits_for_a_batch_is_done_while_tasks_follow_the_boundary(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(
+        database,
+        read={"delay": "50ms", "watermark": "off"},
+        gaps={"backoff_base": "60s"},
+    )
+    publisher.start()
+    with steady_writer(database), transaction(database) as late, transaction(database) as cursor:
+        insert(late, "late", 1)
+        insert(cursor, "gap", 2)
+        cursor.connection.commit()
+        publisher.until_published("steady-0", [1])
+        eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
+
+        # behind the window, and nothing will ever show that it is missing
+        late.connection.commit()
+        publisher.until_published("late", [1], 60)
+
+        # a hold whose next attempt is a minute away
+        eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
+        asked = time.monotonic()
+        skipped = publisher.command("gaps", "skip", "gap")
+        assert skipped.returncode == 0, skipped.stderr
+        publisher.until_published("gap", [2], 60)
+        assert time.monotonic() - asked < 60
+
+        eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
+        assert publisher.stop() == 143
+    publisher.publish_everything()
+    differences = compare(database, publisher.topic)
+    assert not differences, differences
