@@ -69,7 +69,7 @@ class Progress:
         time: the database's time of the last look, µs.
         position: everything created at or before is accounted for, µs.
         lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
-        lag_events: how many there are; at most as many as are counted, see `run`.
+        lag_events: how many there are; at most `lag.MOST_EVENTS`.
         rows_read: rows of windows.
         published: events made visible on the topic.
         dead: refused rows, dead-lettered.

@@ -25,6 +25,7 @@ from eventpub.config import Config, format_time
 from eventpub.errors import EventpubError, SinkError, StateError, find_marked, from_dict
 from eventpub.sink import check_topics, fence_all
 from eventpub.spark.failpoint import failpoint
+from eventpub.spark.lag import Lag
 from eventpub.spark.progress import Progress, ShardReport
 from eventpub.spark.recount import Recount, window_of
 from eventpub.spark.session import Session
@@ -56,9 +57,6 @@ _MOST_SIGHTINGS = 3
 may be a task of our own that had stalled."""
 
 _SIGHTINGS_WITHIN = 600.0
-
-_MOST_LAG_EVENTS = 1_000_000
-"""Events that are counted, at most, to tell how far behind the reader is."""
 
 _CLOCK_STEP = 1_000_000
 """µs by which the database's clock may go back without a word."""
@@ -131,6 +129,7 @@ class _Publisher:
         self._recounting = threading.Lock()
         self._watermark = ""
         self._looked_at = 0
+        self._lag = Lag()
         self._failure: EventpubError | None = None
         self._ends: dict[int, dict[tuple[str, int], int]] = {}
         self._first_batch: float | None = None
@@ -342,6 +341,7 @@ class _Publisher:
             self._batches_done = batch_id
             if self._position >= self._boundary:
                 self._progress.lag_seconds, self._progress.lag_events = 0.0, 0
+                self._lag.nothing()
             self._say(reports)
             self._ends = {r.shard: {(t, p): end for t, p, end in r.offsets} for r in reports}
             self._first_batch = self._first_batch or time.monotonic()
@@ -528,18 +528,16 @@ class _Publisher:
 
     def _look(self, store: EventStore, live: Sequence[ShardReport]) -> None:
         """How far behind the database the reader is."""
-        progress = self._progress
+        progress, lag = self._progress, self._lag
         position = max(self._position, min((r.position for r in live), default=0))
+        read = progress.rows_read + sum(r.counts["rows"] for r in live)
         try:
-            poll = store.poll(position, self._config.read.delay, _MOST_LAG_EVENTS)
-            progress.time, self._boundary = poll.now, poll.upper
-            if not poll.has_rows:
-                progress.lag_seconds, progress.lag_events = 0.0, 0
-                return
-            oldest, progress.lag_events = store.waiting(position, poll.upper, _MOST_LAG_EVENTS)
-            progress.lag_seconds = max(0.0, (poll.upper - oldest) / 1e6)
+            poll = lag.look(store, position, self._config.read.delay, read)
         except EventpubError as error:
             progress.last_error = str(error)
+            return
+        progress.time, self._boundary = poll.now, poll.upper
+        progress.lag_seconds, progress.lag_events = lag.seconds, lag.events
 
     def _end_query(self, query: StreamingQuery) -> None:
         """Let a running batch finish and be committed by Spark, then stop the query."""
