@@ -17,7 +17,7 @@ _SHARE = 0.01
 class Lag:
     """Looks how far; the oldest event each time, the number of events where that costs little.
 
-    To count a million entries of an index takes the database as long as to read 70,000 events. So
+    To count a million entries of an index takes the database as long as to read 100,000 events. So
     a long backlog is counted again after a hundred times of what counting it took, and until then
     what was read since is taken off.
 

@@ -109,8 +109,8 @@ def _heal(world: World, driver: Driver) -> int | None:
     world.broker.time_out()
     world.broker.settle()
     newest = max((row.create_time for row in world.committed.values()), default=0)
-    position = world.files.get("progress.json", {}).get("position", 0)
-    world.clock = max(world.clock, newest, position) + 1
+    # an index may have got further than the driver has written down
+    world.clock = max(world.clock, newest, world.reached) + 1
     horizon = world.setup.horizon
     counted_from: int | None = world.clock - horizon + _BUCKETS
     if not horizon:
