@@ -1,13 +1,14 @@
 """The boundary moves on while a micro-batch runs, and the shards' tasks follow it.
 
-A micro-batch costs Spark 50 to 120 ms beyond its work: its two logs, two jobs' planning, workers
-that are woken. So a task that has published its window goes on with the next one, as soon as the
-source has found it; the latency of an event is then that of the publishing. It ends when nothing
-new has come for a moment, when the driver wants another batch (a recount has found something, a
-user asks, it shall stop), and after ten seconds. The bounds come from one place, the source, since
-only one process may ask for open transactions; they go by a file in the state directory, as does
-what the shards have done so far. A task on a machine that does not see the file publishes one
-window per batch.
+A micro-batch costs Spark 50 to 120 ms beyond its work, and its tasks as much again: two logs, two
+jobs' planning, workers that are woken, an index and a producer to open. So a task that has read
+its window goes on with the next one, as soon as the source has found it; the latency of an event
+is then that of the publishing, and a backlog drains without a pause. It ends when nothing new has
+come for a moment, when the driver wants another batch (a recount has found something, a user asks,
+it shall stop), and after ten seconds. The bounds come from one place, the source, since only one
+process may ask for open transactions; they go by a file in the state directory, as does what the
+shards have done so far. A task on a machine that does not see the files publishes one window per
+batch.
 """
 
 from __future__ import annotations
@@ -15,13 +16,54 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from eventpub.errors import EventpubError
+from eventpub.spark.state import StateDir
 
 _EVERY = 0.05
+_IN_VAIN = 0.15
+_LOOKS_EVERY = 0.005
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The end of a window, which begins where the one before ended.
+
+    Attributes:
+        upto: events created at or before belong to it, µs.
+        open_since: when the oldest open transaction began, µs; None: there is none, or nobody can
+            tell. A gap that was seen after it is not skipped.
+    """
+
+    upto: int
+    open_since: int | None = None
+
+
+def following(state: StateDir, after: int, seconds: float, wanted: int) -> Iterator[Bounds]:
+    """The windows behind a position, each as soon as it is found; not long, and not in vain.
+
+    Args:
+        seconds: most of them.
+        wanted: how many batches the driver has wanted so far; at one more, this ends.
+    """
+    began = waiting = time.monotonic()
+    while (now := time.monotonic()) - began < seconds:
+        if (state.read(state.progress_file) or {}).get("wanted", 0) > wanted:
+            return
+        boundary = state.read(state.boundary_file)
+        if boundary is None:
+            return
+        if boundary["upto"] > after:
+            after = boundary["upto"]
+            yield Bounds(after, boundary["open_since"])
+            waiting = time.monotonic()
+        elif now - waiting < _IN_VAIN:
+            time.sleep(_LOOKS_EVERY)
+        else:
+            return
 
 
 class MovingBoundary:
@@ -29,11 +71,11 @@ class MovingBoundary:
 
     Args:
         file: takes what `look` found last; replaced as a whole.
-        look: the facts of the next window that begins behind a position: ``{"upto": µs, …}``, or
-            None where there are no rows. Called by the thread, never while `rest` is in force.
+        look: the `Bounds` of the next window that begins behind a position, or None where there is
+            nothing to announce. Called by the thread, never while `rest` is in force.
     """
 
-    def __init__(self, file: Path, look: Callable[[int], dict[str, Any] | None]) -> None:
+    def __init__(self, file: Path, look: Callable[[int], Bounds | None]) -> None:
         self._file = file
         self._look = look
         self._end = 0
@@ -68,12 +110,12 @@ class MovingBoundary:
         except EventpubError:  # who asks for the next window meets it, too
             self._going.clear()
             return
-        if found is not None and found["upto"] > self._end:
+        if found is not None and found.upto > self._end:
             partial = self._file.with_suffix(".moving")
             try:
-                partial.write_text(json.dumps(found))
+                partial.write_text(json.dumps(asdict(found)))
                 partial.rename(self._file)
             except OSError:  # a full disk: the batch's own window is published all the same
                 self._going.clear()
                 return
-            self._end = found["upto"]
+            self._end = found.upto

@@ -271,10 +271,10 @@ class _Publisher:
             "partitions": str(self._job.partitions),
             "position": str(self._position),
             "wake_file": str(self._state.progress_file),
+            "boundary_file": str(self._state.boundary_file),
+            "live_dir": str(self._state.live),
         }
-        if self._until is None:
-            options["boundary_file"] = str(self._state.boundary_file)
-        else:
+        if self._until is not None:
             options["until"] = str(self._until)
         return (
             spark.readStream.format("eventstore")
@@ -363,7 +363,7 @@ class _Publisher:
         Not long where something waits for the end of the batch, or for the one after it: a shard
         that holds is looked after once a batch.
         """
-        if self._until is not None or self._all_buckets:  # what a start finds out is told at once
+        if self._all_buckets:  # what a start finds out is told at once
             return 0.0
         waits = is_waited_for or self._config.gaps.policy == "hold_shard"
         return _FOLLOWS_WAITED_FOR if waits else _FOLLOWS

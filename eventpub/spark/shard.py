@@ -11,9 +11,10 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from eventpub.errors import SinkError, StateError
 from eventpub.index import Index
 from eventpub.sink import DeadRow, RecordRefusedError, ShardSink
 from eventpub.spark.ahead import read_ahead
+from eventpub.spark.boundary import Bounds, following
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.progress import ShardReport
 from eventpub.spark.recount import WIDTH, bucket_of, window_of
@@ -48,9 +50,6 @@ _REDO = {
 }
 _MOST_REDOS = 5
 _NOTHING = EVENTS.empty_table()
-
-_FOLLOWS_IN_VAIN = 0.15
-_LOOKS_EVERY = 0.005
 
 
 @dataclass(frozen=True)
@@ -122,11 +121,13 @@ def publish_window(
         task.fold()
         task.look_for_others()
         task.answer_requests()
-        task.publish(upto)
         for bucket in job.recheck:
             task.recheck(bucket)
-        if moves and job.follows:
-            task.follow(after)
+        windows: Iterable[Bounds] = [Bounds(upto, open_since)]
+        follows = moves and job.follows > 0
+        if follows:
+            windows = chain(windows, task.following(upto))
+        task.publish(windows, follows)
         return task.report(after)
 
 
@@ -288,58 +289,69 @@ class _ShardTask:
 
     # -- read ------------------------------------------------------------------------------------
 
-    def publish(self, upto: int) -> None:
-        """What lies between where this index was last and the end of the window, and holds due."""
+    def publish(self, windows: Iterable[Bounds], tells: bool) -> None:
+        """What lies between where this index was last and the end of each window, and holds due.
+
+        Args:
+            windows: iterated in the thread that reads ahead.
+            tells: whether the driver hears how far this is.
+        """
         if self._holds_shard:
             self.step(_NOTHING, None, due=True)
             if self._index.holds:
                 return  # the whole shard waits
-        with closing(self.rows(upto)) as chunks:
-            for rows in chunks:
-                if not self.step(rows, rows.column("create_time")[-1].as_py() - 1):
+        with closing(self.rows(windows)) as chunks:
+            for window, rows in chunks:
+                self._open_since = window.open_since
+                if rows is None:
+                    self.step(_NOTHING, window.upto, due=not self._holds_shard)
+                elif not self.step(rows, rows.column("create_time")[-1].as_py() - 1):
                     return
-        self.step(_NOTHING, upto, due=not self._holds_shard)
+                if tells and (rows is None or rows.num_rows >= CHUNK_ROWS):
+                    self._tell()
 
-    def follow(self, after: int) -> None:
-        """Publish the next windows, too, as the boundary moves on; not long, and not in vain."""
-        job, number = self._job, self._shard.number
-        state = StateDir(job.config.app.state_dir)
-        state.tell(job.run, job.batch, number, vars(self.report(after)))
-        moved = began = time.monotonic()
-        while (now := time.monotonic()) - began < job.follows and now - moved < _FOLLOWS_IN_VAIN:
-            boundary = state.read(state.boundary_file)
-            position = self._index.position
-            if boundary is None or position is None or self._sink.needs_replacement:
-                return
-            if (state.read(state.progress_file) or {}).get("wanted", 0) > job.wanted:
-                return
-            if boundary["upto"] > position:
-                self._open_since = boundary["open_since"]
-                self.publish(boundary["upto"])
-                if self._index.position == position:
-                    return  # the shard waits
-                state.tell(job.run, job.batch, number, vars(self.report(after)))
-                moved = time.monotonic()
-            else:
-                time.sleep(_LOOKS_EVERY)
+    def following(self, upto: int) -> Iterator[Bounds]:
+        """The windows behind the one that ends there, as long as this batch may go on."""
+        job = self._job
+        return following(StateDir(job.config.app.state_dir), upto, job.follows, job.wanted)
 
-    def rows(self, upto: int) -> Generator[pa.Table, None, None]:
-        """What lies between the position of this index and the end of the window, in chunks."""
+    def rows(
+        self, windows: Iterable[Bounds]
+    ) -> Generator[tuple[Bounds, pa.Table | None], None, None]:
+        """What lies between the position of this index and the windows' ends, in chunks.
+
+        None follows the last chunk of each window.
+        """
         start = self._index.position
         horizon = self._job.config.recount.horizon
         if start is None:
             start = max(self._job.start or 0, self._job.low - horizon)
-        counted_from = max(start, self._now - horizon) if horizon else upto
-        with read_ahead(lambda: _chunks(self._reader.window(start, upto, self._shard))) as chunks:
+        counted_from = max(start, self._now - horizon) if horizon else None
+
+        def read(after: int) -> Iterator[tuple[Bounds, pa.Table | None]]:
+            for window in windows:
+                for chunk in _chunks(self._reader.window(after, window.upto, self._shard)):
+                    yield window, chunk
+                yield window, None
+                after = max(after, window.upto)
+
+        with read_ahead(lambda: read(start)) as items:
             while True:
                 with self._timed("read"):
-                    chunk = next(chunks, None)
-                if chunk is None:
+                    item = next(items, None)
+                if item is None:
                     return
-                times = chunk.column("create_time").to_numpy()
-                if times[-1] > counted_from:
-                    self._uncounted = np.append(self._uncounted, times[times > counted_from])
-                yield chunk
+                if item[1] is not None and counted_from is not None:
+                    times = item[1].column("create_time").to_numpy()
+                    if times[-1] > counted_from:
+                        self._uncounted = np.append(self._uncounted, times[times > counted_from])
+                yield item
+
+    def _tell(self) -> None:
+        """Let the driver, and the source, know how far this is."""
+        job = self._job
+        state = StateDir(job.config.app.state_dir)
+        state.tell(job.run, job.batch, self._shard.number, vars(self.report(0)))
 
     def _take_counted(self, position: int | None) -> dict[int, int]:
         """Rows per time bucket up to a position that are accounted for with it."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -39,7 +40,7 @@ from pyspark.sql.streaming.datasource import (
 from eventpub.admission import Shard
 from eventpub.config import Read, Store
 from eventpub.errors import ConfigError, EventpubError
-from eventpub.spark.boundary import MovingBoundary
+from eventpub.spark.boundary import Bounds, MovingBoundary
 from eventpub.spark.failpoint import failpoint
 from eventpub.store import EventStore, Poll, Watermark
 
@@ -59,6 +60,9 @@ _LONGEST_BATCH = 3.0
 """Seconds that a micro-batch may take: pages grow up to that while the reader is far behind."""
 
 _MOST_PAGES = 20
+
+_MOST_PAGES_AHEAD = 4
+"""Full pages that are announced and that not all shards have published."""
 
 BEGINNING = 0
 """The position before every event: 1970."""
@@ -131,10 +135,11 @@ class Pages:
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans windows in Spark's driver and reads them in its tasks.
 
-    Four options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
+    Five options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
     which the publishing task then reads itself; `until` is the last position; `wake_file` names a
     file with ``{"next_due": µs, "position": µs}``, the time at which a batch is wanted without any
-    new row, and how far all shards have come; `boundary_file` is for `MovingBoundary`.
+    new row, and how far all shards have come; `boundary_file` is for `MovingBoundary`, which hears
+    from `live_dir` how far the shards are.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -149,6 +154,8 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._pages = Pages()
         self._moves = False
         self._boundary: MovingBoundary | None = None
+        self._live_dir = Path(options["live_dir"]) if "live_dir" in options else None
+        self._pages_ahead: deque[int] = deque()
         if "boundary_file" in options:
             self._boundary = MovingBoundary(Path(options["boundary_file"]), self._next_window)
         self._store: EventStore | None = None
@@ -186,6 +193,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._moves = False
         if self._boundary is not None:
             self._boundary.rest()
+            self._pages_ahead.clear()
         known = self._progress()
         after = max(start["position"], known.get("position") or 0)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._read.page_rows
@@ -202,7 +210,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if end > after and (poll.has_rows or asked or last):
             self._first = False
             failpoint("before_offset_log")
-            if self._boundary is not None and poll.has_rows and poll.page_end is None:
+            if self._boundary is not None and poll.has_rows:
                 self._moves = True
                 self._boundary.go(end)
             return {"position": end, "tick": 0}
@@ -211,15 +219,38 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return {"position": start["position"], "tick": start["tick"] + 1}
         return start
 
-    def _next_window(self, after: int) -> dict[str, Any] | None:
+    def _next_window(self, after: int) -> Bounds | None:
         """The end of the window behind the one that is being published.
 
-        None without rows, and where there are so many that pages of them are for the next batches.
+        None without rows, and where some pages are waiting for the shards.
         """
+        if len(self._pages_ahead) >= _MOST_PAGES_AHEAD:
+            told = self._told()
+            while self._pages_ahead and self._pages_ahead[0] <= told:
+                self._pages_ahead.popleft()
+            if len(self._pages_ahead) >= _MOST_PAGES_AHEAD:
+                return None
         poll = self._poll(after, self._read.page_rows, {})
-        if not poll.has_rows or poll.page_end is not None:
+        end = poll.upper if poll.page_end is None else poll.page_end
+        if self._until is not None:
+            end = min(end, self._until)
+        if not poll.has_rows or end <= after:
             return None
-        return {"upto": poll.upper, "open_since": self._watermark and self._watermark.open_since}
+        if poll.page_end is not None:
+            self._pages_ahead.append(end)
+        return Bounds(end, self._watermark.open_since if self._watermark else None)
+
+    def _told(self) -> int:
+        """The position that all shards have told of."""
+        assert self._live_dir is not None
+        positions = []
+        for number in range(self._shards):
+            try:
+                told = json.loads((self._live_dir / f"{number}.json").read_text())
+            except FileNotFoundError:
+                return 0
+            positions.append(int(told["report"]["position"]))
+        return min(positions)
 
     def _poll(self, after: int, rows: int, known: dict[str, Any]) -> Poll:
         """How far the next window may reach; open transactions hold it back where they show."""
@@ -333,7 +364,8 @@ def start_position(read: Read, now: Callable[[], int]) -> int:
 def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
     """The sections `[store]` and `[read]` of flat options."""
     own = {"shards", "partitions", "path"}
-    own |= {"windows", "wake_file", "boundary_file", "until", "position"}  # the publisher's
+    # and the publisher's
+    own |= {"windows", "wake_file", "boundary_file", "live_dir", "until", "position"}
     store: dict[str, Any] = {}
     read: dict[str, Any] = {}
     columns: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from eventpub.index import rocks
 from eventpub.sink import client, fold, shard, topics
-from eventpub.spark import publisher, source
+from eventpub.spark import boundary, publisher, source
 from eventpub.spark import shard as task
 from tests.simulation import broker, disk, store
 from tests.simulation.world import world
@@ -123,6 +123,7 @@ def installed() -> Iterator[None]:
             failpoint=lambda name: world().point(name),
         )
         put(source, time=_time)
+        put(boundary, time=_time)
         put(
             publisher,
             time=_time,

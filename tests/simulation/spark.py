@@ -7,6 +7,7 @@ that is run again with the same bounds, by a driver that may know no more than t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -69,6 +70,7 @@ class _Reader(EventStoreStreamReader):
         self._store: Any = EventStore(None, None)
         self._watermark = None
         self._moves = False
+        self._pages_ahead: deque[int] = deque()
         self._boundary: Any = SimpleNamespace(rest=lambda: None, go=lambda _: None)
 
 

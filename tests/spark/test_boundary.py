@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import Any
 
 from eventpub.errors import StoreError
-from eventpub.spark.boundary import MovingBoundary
+from eventpub.spark.boundary import Bounds, MovingBoundary, following
+from eventpub.spark.state import StateDir
 from tests.publisher.harness import eventually
 
 
@@ -18,10 +19,10 @@ class Store:
         self.end = end
         self.asked: list[int] = []
 
-    def look(self, after: int) -> dict[str, Any] | None:
+    def look(self, after: int) -> Bounds | None:
         """The next window."""
         self.asked.append(after)
-        return {"upto": after + 10, "open_since": None} if after < self.end else None
+        return Bounds(after + 10) if after < self.end else None
 
 
 def upto(file: Path) -> int:
@@ -49,7 +50,7 @@ def test_an_error_of_the_store_is_left_to_who_asks_next(tmp_path: Path) -> None:
     store, file = Store(0), tmp_path / "boundary.json"
     asked: list[int] = []
 
-    def look(after: int) -> dict[str, Any] | None:
+    def look(after: int) -> Bounds | None:
         asked.append(after)
         if len(asked) == 1:
             raise StoreError("store.unreachable", "away")
@@ -72,3 +73,40 @@ def test_a_disk_that_takes_nothing_ends_it(tmp_path: Path) -> None:
     eventually(lambda: store.asked == [100], 10)
     boundary.rest()
     assert not file.exists()
+
+
+def state_with(tmp_path: Path, **boundary: int | None) -> StateDir:
+    """A state directory in which the source has announced a boundary."""
+    state = StateDir(tmp_path)
+    state.write(state.boundary_file, {"open_since": None, **boundary})
+    return state
+
+
+def test_a_task_follows_from_window_to_window_and_ends_where_nothing_comes(tmp_path: Path) -> None:
+    state = state_with(tmp_path, upto=120, open_since=7)
+    windows = following(state, 100, 60.0, 0)
+    assert next(windows) == Bounds(120, 7)
+    state_with(tmp_path, upto=130)
+    assert next(windows) == Bounds(130)
+    assert list(windows) == []
+
+
+def test_a_boundary_of_a_batch_before_is_not_followed(tmp_path: Path) -> None:
+    assert list(following(state_with(tmp_path, upto=90), 100, 60.0, 0)) == []
+    assert list(following(StateDir(tmp_path / "elsewhere"), 100, 60.0, 0)) == []
+
+
+def test_time_that_publishing_takes_is_no_time_without_a_window(tmp_path: Path) -> None:
+    windows = following(state_with(tmp_path, upto=120), 100, 60.0, 0)
+    next(windows)
+    time.sleep(0.3)
+    state_with(tmp_path, upto=130)
+    assert next(windows) == Bounds(130)
+
+
+def test_it_ends_where_another_batch_is_wanted_and_after_its_time(tmp_path: Path) -> None:
+    state = state_with(tmp_path, upto=120)
+    state.write(state.progress_file, {"wanted": 3})
+    assert list(following(state, 100, 60.0, 2)) == []
+    assert next(following(state, 100, 60.0, 3)) == Bounds(120)
+    assert list(following(state, 100, 0.0, 3)) == []
