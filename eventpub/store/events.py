@@ -101,21 +101,49 @@ class EventStore:
         """
         layout = self._layout
         with self._connection() as connection:
+            if layout.zone is None:  # values are in the order of time, so one question tells all
+                now, first = run(connection, statements.now_and_first_time(layout, after))[0]
+                boundary = self._boundary(now, delay, at_most)
+                oldest = None if first is None else self._instant(first, after, boundary)
+                if oldest is None or oldest > boundary:
+                    return Poll(now, boundary, None, False)
+                page_end = self._page_end(connection, after, boundary, page_rows, oldest)
+                return Poll(now, boundary, page_end, True)
             now = int(run(connection, statements.NOW)[0][0])
-            boundary = now - delay if at_most is None else min(now - delay, at_most)
-            if layout.unit > 1:  # the last value whose time has passed as a whole
-                boundary = boundary // layout.unit * layout.unit - layout.unit
+            boundary = self._boundary(now, delay, at_most)
             # Local time repeats itself where the clocks go back: a window ends before that.
-            back = layout.zone.backward_changes(after + 1, boundary) if layout.zone else []
+            back = layout.zone.backward_changes(after + 1, boundary)
             start = after
             for end in [*(t - 1 for t in back), boundary]:
-                values = statements.local_range(layout, start, end)
-                if values and run(connection, statements.nth_time(layout, *values, 1)):
-                    row = run(connection, statements.nth_time(layout, *values, page_rows))
-                    page_end = self._instant(row[0][0], start, end) if row else None
+                oldest = self._page_end(connection, start, end, 1)
+                if oldest is not None:
+                    page_end = self._page_end(connection, start, end, page_rows, oldest)
                     return Poll(now, end, page_end, True)
                 start = end
             return Poll(now, boundary, None, False)
+
+    def _boundary(self, now: int, delay: int, at_most: int | None) -> int:
+        boundary = now - delay if at_most is None else min(now - delay, at_most)
+        unit = self._layout.unit
+        # the last value whose time has passed as a whole
+        return boundary if unit == 1 else boundary // unit * unit - unit
+
+    def _page_end(
+        self,
+        connection: Connection,
+        after: int,
+        upto: int,
+        rows: int,
+        oldest: int | None = None,
+    ) -> int | None:
+        """When the last row of a page was created; None where there are fewer rows."""
+        if rows == 1 and oldest is not None:
+            return oldest
+        values = statements.local_range(self._layout, after, upto)
+        if values is None:
+            return None
+        found = run(connection, statements.nth_time(self._layout, *values, rows))
+        return self._instant(found[0][0], after, upto) if found else None
 
     def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
         """How much is not read yet: the oldest `create_time`, and how many rows there are.

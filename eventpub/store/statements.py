@@ -19,7 +19,8 @@ _DATETIMES = -30_610_224_000_000_000, 253_402_300_799_999_999  # 1000-01-01 to 9
 # A bound outside of what a TIMESTAMP can be makes MySQL scan the whole index.
 _TIMESTAMPS = 1_000_000, 2_147_483_647_999_999  # 1970-01-01 00:00:01 to 2038-01-19 03:14:07.999999
 
-NOW = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+_NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+NOW = f"SELECT {_NOW}"
 
 
 def columns(layout: Layout) -> str:
@@ -70,6 +71,14 @@ def nth_time(layout: Layout, first: int, last: int, n: int) -> str:
         f" WHERE {between(layout, first, last)} ORDER BY {layout.create_time}"
         f" LIMIT 1 OFFSET {n - 1}"
     )
+
+
+def now_and_first_time(layout: Layout, after: int) -> str:
+    """The database's time, and the `create_time` of the first row behind a position, in one."""
+    values = local_range(layout, after, _DATETIMES[1])
+    if values is None:
+        return f"SELECT {_NOW}, NULL"
+    return f"SELECT {_NOW}, ({nth_time(layout, *values, 1)})"
 
 
 def newest_time(layout: Layout) -> str:
