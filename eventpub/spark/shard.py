@@ -13,12 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub import admission
@@ -26,10 +26,12 @@ from eventpub.admission import EVENTS, Decision, Known, Shard, values
 from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
 from eventpub.index import Index
-from eventpub.sink import DeadRow, RecordRefusedError, ShardSink
+from eventpub.sink import RecordRefusedError, ShardSink
 from eventpub.spark.ahead import read_ahead
 from eventpub.spark.boundary import Bounds, following
 from eventpub.spark.failpoint import failpoint
+from eventpub.spark.hold_shard import at_first_row, with_unpublished
+from eventpub.spark.letters import Refusals, dead_rows
 from eventpub.spark.progress import ShardReport
 from eventpub.spark.recount import WIDTH, bucket_of, window_of
 from eventpub.spark.state import Request, StateDir
@@ -148,7 +150,7 @@ class _ShardTask:
         config = job.config
         self._open_since = open_since
         self._holds_shard = config.gaps.policy == "hold_shard"
-        self._refused: dict[tuple[str, int], str] = {}
+        self._refusals = Refusals(config.sink)
         self._uncounted = np.empty(0, np.int64)
         self._now = 0
         self._job = job
@@ -497,15 +499,15 @@ class _ShardTask:
         decision = decide(rows)
         whole = True
         if self._holds_shard and rows.num_rows:
-            hold = min(filter(None, decision.holds.values()), key=_since, default=None)
+            hold = min(filter(None, decision.holds.values()), key=attrgetter("since"), default=None)
             if hold is not None:
                 whole = False
                 position = None if position is None else hold.since - 1
                 created = rows.column("create_time").to_numpy()
                 waits = rows.filter(pa.array(created == hold.since))
-                hold, whole_decision = _at_first_row(hold, waits), decision
+                hold, whole_decision = at_first_row(hold, waits), decision
                 decision = decide(rows.filter(pa.array(created < hold.since)))
-                hold = _with_unpublished(hold, whole_decision, decision)
+                hold = with_unpublished(hold, whole_decision, decision)
                 decision.holds[hold.aggregate_id] = hold
                 decision.counts.gaps_opened += 1
         _assert_order(decision, known)
@@ -514,19 +516,19 @@ class _ShardTask:
 
     def _publish(self, decision: Decision, known: Known, position: int | None) -> None:
         report, index = self._report, self._index
-        events, late, dead, dead_run = self._without_dead(decision)
+        kept = self._refusals.without(decision, index.dead_run)
+        events, late, dead = kept.events, kept.late, [*kept.letters]
         diverted = decision.diverted
         if diverted is not None:
-            diverted, _, dead_late = self._split_dead(diverted)
+            diverted, _, dead_late = self._refusals.split(diverted)
             dead += dead_late
         refused: dict[str, list[int]] = {}
         if decision.refused is not None:
             table, reasons = decision.refused
-            dead += _dead_rows(table, reasons)
-            for row in dead[-len(reasons) :]:
-                if row.version < self._rules.first_version:
-                    a = row.aggregate_id
-                    refused.setdefault(a, list(known.refused.get(a, ()))).append(row.version)
+            dead += dead_rows(table, reasons)
+            for a, v in zip(values(table, "aggregate_id"), values(table, "version"), strict=True):
+                if v < self._rules.first_version:
+                    refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
         offsets: dict[tuple[str, int], int] = {}
         if decision.publishes:
             try:
@@ -540,7 +542,7 @@ class _ShardTask:
                         crash_point=failpoint,
                     )
             except RecordRefusedError as refusal:
-                self._note_refused(refusal, events, diverted)
+                self._refusals.note(refusal, events, diverted)
                 raise
             offsets = published.next_offsets
             report.published += published.events
@@ -553,69 +555,14 @@ class _ShardTask:
         counted = self._take_counted(position)
         with self._timed("index"):
             index.record(
-                decision, offsets, position, refused=refused, dead_run=dead_run, counted=counted
+                decision, offsets, position, refused=refused, dead_run=kept.run, counted=counted
             )
         failpoint("after_index")
         for bucket in counted:
             report.buckets[bucket] = index.rows_of(bucket)
         self._counts.add(decision.counts)
 
-    # -- dead letters ----------------------------------------------------------------------------
-
-    def _note_refused(
-        self, refusal: RecordRefusedError, events: pa.Table, diverted: pa.Table | None
-    ) -> None:
-        """What the broker will never take is a dead letter when the batch is done again."""
-        reason = f"{refusal.code}: {refusal.reason}"
-        before = len(self._refused)
-        for table, rows in ((events, refusal.rows), (diverted, refusal.diverted_rows)):
-            if table is None or not rows:
-                continue
-            some = table.take(rows)
-            for key in zip(values(some, "aggregate_id"), values(some, "version"), strict=True):
-                self._refused[key] = reason
-        if len(self._refused) == before:
-            raise StateError(
-                "publish.refused_twice",
-                "a record was refused that had been taken out of the batch",
-                where=refusal.where,
-                suggestion="please report this: it is a defect of eventpub",
-            ) from refusal
-
-    def _split_dead(self, events: pa.Table) -> tuple[pa.Table, npt.NDArray[np.bool_], list[Any]]:
-        """The events without those that were refused, which of them were, and their letters."""
-        keys = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
-        reasons = [self._refused.get(key) for key in keys]
-        is_dead = np.array([reason is not None for reason in reasons], bool)
-        letters = _dead_rows(
-            events.filter(pa.array(is_dead)), [reason for reason in reasons if reason is not None]
-        )
-        return events.filter(pa.array(~is_dead)), is_dead, letters
-
-    def _without_dead(
-        self, decision: Decision
-    ) -> tuple[pa.Table, npt.NDArray[np.bool_] | None, list[Any], int | None]:
-        """Events, which of them are late, dead letters, and how many of those came in a row."""
-        events, late = decision.events, decision.late
-        if not self._refused:
-            return events, late, [], 0 if events.num_rows else None
-        kept, is_dead, letters = self._split_dead(events)
-        run = longest = self._index.dead_run
-        for each in is_dead.tolist():
-            run = run + 1 if each else 0
-            longest = max(longest, run)
-        if longest > self._job.config.sink.dead_limit:
-            worst = letters[-1]
-            raise SinkError(
-                "sink.too_many_refused",
-                f"the broker refuses more than {self._job.config.sink.dead_limit} events in a row,"
-                f" as version {worst.version} of {worst.aggregate_id!r}: {worst.reason}",
-                where=f"sink.topic = {self._job.config.sink.topic}",
-                suggestion="if the topic's or the client's limits are too low, raise them"
-                " (max.message.bytes; message.max.bytes in [sink.properties]); if these events"
-                " shall be dead letters, raise sink.dead_limit. Nothing of them was published",
-            )
-        return kept, None if late is None else late[~is_dead], letters, run
+    # -- backtrack -------------------------------------------------------------------------------
 
     def _backtrack(self, plan: admission.Plan, known: Known) -> tuple[pa.Table, pa.Table]:
         found = below = _NOTHING
@@ -664,17 +611,6 @@ class _ShardTask:
         return report
 
 
-def _since(hold: admission.Hold) -> int:
-    return hold.since
-
-
-def _at_first_row(hold: admission.Hold, rows: pa.Table) -> admission.Hold:
-    """The hold, ending at its first event: where the shard waits, nothing later is known yet."""
-    pairs = zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True)
-    versions = [v for a, v in pairs if a == hold.aggregate_id and v > hold.first_missing]
-    return replace(hold, seen=min(versions, default=hold.seen))
-
-
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Batches of rows, put together to what one transaction takes."""
     chunk: list[pa.RecordBatch] = []
@@ -687,44 +623,6 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
             chunk, size = [], 0
     if chunk:
         yield pa.Table.from_batches(chunk)
-
-
-def _with_unpublished(hold: admission.Hold, whole: Decision, published: Decision) -> admission.Hold:
-    """The hold, beginning with what lies below the gap and does not go out before the shard waits.
-
-    Such events have the time of the held one, or a later one, or came by the backtrack. What goes
-    out may show that some of them are baseline: its last version is above them.
-    """
-    last = published.last.get(hold.aggregate_id)
-    waiting = _versions(whole, hold) - _versions(published, hold)
-    below = {version for version in waiting if last is None or version > last}
-    if not below:
-        return hold
-    return replace(hold, first_missing=min(below), next_attempt=hold.first_seen, catching_up=True)
-
-
-def _versions(decision: Decision, hold: admission.Hold) -> set[int]:
-    """The versions below a hold's gap that a decision publishes in their order."""
-    events = decision.events
-    if decision.late is not None:
-        events = events.filter(pa.array(~decision.late))
-    pairs = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
-    return {v for a, v in pairs if a == hold.aggregate_id and v < hold.first_missing}
-
-
-def _dead_rows(rows: pa.Table, reasons: Sequence[str]) -> list[DeadRow]:
-    return [
-        DeadRow(
-            aggregate_id=row["aggregate_id"],
-            version=row["version"],
-            reason=reason,
-            payload=row["payload"],
-            event_type=row["event_type"],
-            metadata=row["metadata"],
-            create_time=row["create_time"],
-        )
-        for row, reason in zip(rows.to_pylist(), reasons, strict=True)
-    ]
 
 
 def _assert_order(decision: Decision, known: Known) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventpub.admission import Decision, Hold
-from eventpub.spark.shard import _with_unpublished
+from eventpub.spark.hold_shard import with_unpublished
 from tests.admission.world import World
 
 
@@ -11,7 +11,7 @@ def hold_of(whole: Decision, published: Decision) -> Hold:
     """What `a` waits for after a batch of which only the first rows go out."""
     hold = whole.holds["a"]
     assert hold is not None
-    return _with_unpublished(hold, whole, published)
+    return with_unpublished(hold, whole, published)
 
 
 def scene(baseline: int | None) -> World:
