@@ -25,6 +25,7 @@ from eventpub.spark.state import StateDir
 
 _EVERY = 0.05
 _IN_VAIN = 0.15
+_MORE_IN_VAIN = 2.0
 _LOOKS_EVERY = 0.005
 
 
@@ -36,14 +37,16 @@ class Bounds:
         upto: events created at or before belong to it, µs.
         open_since: when the oldest open transaction began, µs; None: there is none, or nobody can
             tell. A gap that was seen after it is not skipped.
+        more: whether the window is a full page, so that another one is about to come.
     """
 
     upto: int
     open_since: int | None = None
+    more: bool = False
 
 
-def following(state: StateDir, after: int, seconds: float, wanted: int) -> Iterator[Bounds]:
-    """The windows behind a position, each as soon as it is found; not long, and not in vain.
+def following(state: StateDir, last: Bounds, seconds: float, wanted: int) -> Iterator[Bounds]:
+    """The windows behind one, each as soon as it is found; not long, and not in vain.
 
     Args:
         seconds: most of them.
@@ -56,11 +59,11 @@ def following(state: StateDir, after: int, seconds: float, wanted: int) -> Itera
         boundary = state.read(state.boundary_file)
         if boundary is None:
             return
-        if boundary["upto"] > after:
-            after = boundary["upto"]
-            yield Bounds(after, boundary["open_since"])
+        if boundary["upto"] > last.upto:
+            last = Bounds(**boundary)
+            yield last
             waiting = time.monotonic()
-        elif now - waiting < _IN_VAIN:
+        elif now - waiting < (_MORE_IN_VAIN if last.more else _IN_VAIN):
             time.sleep(_LOOKS_EVERY)
         else:
             return
@@ -96,6 +99,11 @@ class MovingBoundary:
         self._going.clear()
         with self._busy:
             pass
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing that is looked for now is wanted any more."""
+        return not self._going.is_set()
 
     def _run(self) -> None:
         while self._going.wait():

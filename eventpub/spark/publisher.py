@@ -24,6 +24,7 @@ import structlog
 from eventpub.config import Config, format_time
 from eventpub.errors import EventpubError, SinkError, StateError, find_marked, from_dict
 from eventpub.sink import check_topics, fence_all
+from eventpub.spark.boundary import Bounds
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.lag import Lag
 from eventpub.spark.progress import Progress, ShardReport
@@ -125,6 +126,7 @@ class _Publisher:
         self._files = threading.Lock()
         self._wanted = 0
         self._running: int | None = None
+        self._queries = 0
         self._showing = threading.Lock()
         self._recounting = threading.Lock()
         self._watermark = ""
@@ -148,6 +150,7 @@ class _Publisher:
                 self._publish(spark)
         finally:
             restore()
+            self._state.forget_pages()
             self._state.unlock()
         return self._progress
 
@@ -265,6 +268,8 @@ class _Publisher:
         self._closed = False
         self._failure = None
         self._running = None
+        self._queries += 1
+        self._state.forget_pages()
         options = options_of(config.store, config.read) | {
             "windows": "true",
             "shards": str(config.spark.shards),
@@ -274,6 +279,10 @@ class _Publisher:
             "boundary_file": str(self._state.boundary_file),
             "live_dir": str(self._state.live),
         }
+        if config.spark.master.startswith("local[") or config.spark.master == "local":
+            pages = self._state.pages / f"{self._job.run}.{self._queries}"
+            options["page_dir"] = str(pages)
+            self._job = replace(self._job, pages=pages)
         if self._until is not None:
             options["until"] = str(self._until)
         return (
@@ -574,8 +583,7 @@ def _task(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBa
                         ours,
                         window["shard"],
                         window["after"],
-                        window["upto"],
-                        window["open_since"],
+                        Bounds(window["upto"], window["open_since"], window["more"]),
                         moves=window["moves"],
                     )
                     report.watermark, report.passed = window["watermark"], window["passed"]

@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from eventpub.spark.boundary import Bounds, following
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.hold_shard import at_first_row, with_unpublished
 from eventpub.spark.letters import Refusals, dead_rows
+from eventpub.spark.page_files import PageFiles
 from eventpub.spark.progress import ShardReport
 from eventpub.spark.recount import WIDTH, bucket_of, window_of
 from eventpub.spark.state import Request, StateDir
@@ -39,6 +41,9 @@ from eventpub.store import EventStore, Layout
 
 CHUNK_ROWS = 25_000
 """Rows of one transaction: what a shard holds in memory at a time."""
+
+_TOLD_ROWS = 10_000
+"""From so many in a transaction on, the driver hears of each; of smaller ones once a window."""
 
 _BELOW = 16
 """Rows looked at below a first sight; enough wherever versions and times of an aggregate differ in
@@ -68,6 +73,7 @@ class Job:
         all_buckets: report what was accounted for in all of them, not only in those that change.
         requests: what users ask for.
         former_shards: how many shards the run before had, where it was another number.
+        pages: where the source leaves pages for tasks of this machine; see `page_files`.
         follows: seconds for which a task goes on as the boundary moves; see `boundary`.
         ends: by shard, where its last batch left its partitions; empty after anything went wrong.
     """
@@ -84,6 +90,7 @@ class Job:
     all_buckets: bool = False
     requests: tuple[Request, ...] = ()
     former_shards: int | None = None
+    pages: Path | None = None
     follows: float = 0.0
     ends: dict[int, dict[tuple[str, int], int]] = field(default_factory=dict)
 
@@ -101,15 +108,9 @@ class Job:
 
 
 def publish_window(
-    job: Job,
-    number: int,
-    after: int,
-    upto: int,
-    open_since: int | None = None,
-    *,
-    moves: bool = False,
+    job: Job, number: int, after: int, window: Bounds, *, moves: bool = False
 ) -> ShardReport:
-    """Publish one shard's part of the window ``after < create_time <= upto``.
+    """Publish one shard's part of the window that begins behind `after`.
 
     Args:
         moves: whether the boundary moves on meanwhile, and may be followed.
@@ -119,16 +120,16 @@ def publish_window(
     Raises:
         StoreError, SinkError, StateError: nothing was half done; the call may be repeated.
     """
-    with _without_collector(), _ShardTask(job, number, open_since) as task:
+    with _without_collector(), _ShardTask(job, number, window.open_since) as task:
         task.fold()
         task.look_for_others()
         task.answer_requests()
         for bucket in job.recheck:
             task.recheck(bucket)
-        windows: Iterable[Bounds] = [Bounds(upto, open_since)]
+        windows: Iterable[Bounds] = [window]
         follows = moves and job.follows > 0
         if follows:
-            windows = chain(windows, task.following(upto))
+            windows = chain(windows, task.following(window))
         task.publish(windows, follows)
         return task.report(after)
 
@@ -309,13 +310,13 @@ class _ShardTask:
                     self.step(_NOTHING, window.upto, due=not self._holds_shard)
                 elif not self.step(rows, rows.column("create_time")[-1].as_py() - 1):
                     return
-                if tells and (rows is None or rows.num_rows >= CHUNK_ROWS):
+                if tells and (rows is None or rows.num_rows >= _TOLD_ROWS):
                     self._tell()
 
-    def following(self, upto: int) -> Iterator[Bounds]:
-        """The windows behind the one that ends there, as long as this batch may go on."""
+    def following(self, last: Bounds) -> Iterator[Bounds]:
+        """The windows behind one, as long as this batch may go on."""
         job = self._job
-        return following(StateDir(job.config.app.state_dir), upto, job.follows, job.wanted)
+        return following(StateDir(job.config.app.state_dir), last, job.follows, job.wanted)
 
     def rows(
         self, windows: Iterable[Bounds]
@@ -332,7 +333,7 @@ class _ShardTask:
 
         def read(after: int) -> Iterator[tuple[Bounds, pa.Table | None]]:
             for window in windows:
-                for chunk in _chunks(self._reader.window(after, window.upto, self._shard)):
+                for chunk in self._window(after, window.upto):
                     yield window, chunk
                 yield window, None
                 after = max(after, window.upto)
@@ -348,6 +349,17 @@ class _ShardTask:
                     if times[-1] > counted_from:
                         self._uncounted = np.append(self._uncounted, times[times > counted_from])
                 yield item
+
+    def _window(self, after: int, upto: int) -> Iterator[pa.Table]:
+        """The rows of a window in chunks: pages that the source has read, and what is behind."""
+        job, shard = self._job, self._shard
+        if job.pages is not None:
+            files = PageFiles(job.pages, shard.shards, shard.partitions)
+            while (page := files.take(after, upto, shard.number)) is not None:
+                after, rows = page
+                yield from _parts(rows)
+        if after < upto:
+            yield from _chunks(self._reader.window(after, upto, shard))
 
     def _tell(self) -> None:
         """Let the driver, and the source, know how far this is."""
@@ -609,6 +621,15 @@ class _ShardTask:
         report.holds = len(holds)
         report.next_due = min((hold.next_attempt for hold in holds), default=None)
         return report
+
+
+def _parts(rows: pa.Table) -> Iterator[pa.Table]:
+    """A page in equal parts of about what one transaction takes."""
+    if rows.num_rows:
+        parts = max(1, round(rows.num_rows / CHUNK_ROWS))
+        size = -(-rows.num_rows // parts)
+        for at in range(0, rows.num_rows, size):
+            yield rows.slice(at, size)
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

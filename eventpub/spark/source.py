@@ -24,6 +24,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,6 +43,7 @@ from eventpub.config import Read, Store
 from eventpub.errors import ConfigError, EventpubError
 from eventpub.spark.boundary import Bounds, MovingBoundary
 from eventpub.spark.failpoint import failpoint
+from eventpub.spark.page_files import PageFiles
 from eventpub.store import EventStore, Poll, Watermark
 
 ROWS = (
@@ -49,8 +51,8 @@ ROWS = (
     "create_time timestamp"
 )
 WINDOWS = (
-    "shard int, after bigint, upto bigint, moves boolean, open_since bigint, watermark string, "
-    "passed bigint"
+    "shard int, after bigint, upto bigint, moves boolean, more boolean, open_since bigint, "
+    "watermark string, passed bigint"
 )
 
 _BEFORE_IT_SHOWS = 100_000
@@ -78,14 +80,15 @@ class SourceError(RuntimeError):
 class Window(InputPartition):
     """One shard's part of a window: ``after < create_time <= upto``, in µs.
 
-    `moves`: whether the next windows are looked for while this one is published. `open_since`,
-    `watermark` and `passed` are what `store.Watermark` said last.
+    `moves`: whether the next windows are looked for while this one is published; `more`, as in
+    `boundary.Bounds`. `open_since`, `watermark` and `passed` are what `store.Watermark` said last.
     """
 
     shard: int
     after: int
     upto: int
     moves: bool = False
+    more: bool = False
     open_since: int | None = None
     watermark: str = "off"
     passed: int = 0
@@ -135,11 +138,11 @@ class Pages:
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans windows in Spark's driver and reads them in its tasks.
 
-    Five options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
+    Six options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
     which the publishing task then reads itself; `until` is the last position; `wake_file` names a
     file with ``{"next_due": µs, "position": µs}``, the time at which a batch is wanted without any
     new row, and how far all shards have come; `boundary_file` is for `MovingBoundary`, which hears
-    from `live_dir` how far the shards are.
+    from `live_dir` how far the shards are, and leaves pages for them in `page_dir`.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -152,10 +155,15 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._initial = int(options["position"]) if "position" in options else None
         self._first = self._windows
         self._pages = Pages()
-        self._moves = False
+        self._moves = self._more = False
         self._boundary: MovingBoundary | None = None
         self._live_dir = Path(options["live_dir"]) if "live_dir" in options else None
         self._pages_ahead: deque[int] = deque()
+        self._left: dict[int, int] = {}
+        self._page_files: PageFiles | None = None
+        if "page_dir" in options:
+            folder = Path(options["page_dir"])
+            self._page_files = PageFiles(folder, self._shards, self._partitions)
         if "boundary_file" in options:
             self._boundary = MovingBoundary(Path(options["boundary_file"]), self._next_window)
         self._store: EventStore | None = None
@@ -190,7 +198,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next window, or `start` where no batch is wanted."""
-        self._moves = False
+        self._moves = self._more = False
         if self._boundary is not None:
             self._boundary.rest()
             self._pages_ahead.clear()
@@ -211,7 +219,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._first = False
             failpoint("before_offset_log")
             if self._boundary is not None and poll.has_rows:
-                self._moves = True
+                self._moves, self._more = True, poll.page_end is not None
                 self._boundary.go(end)
             return {"position": end, "tick": 0}
         if asked:
@@ -228,6 +236,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             told = self._told()
             while self._pages_ahead and self._pages_ahead[0] <= told:
                 self._pages_ahead.popleft()
+            self._left = {start: end for start, end in self._left.items() if end > told}
+            if self._page_files is not None:
+                self._page_files.forget(told)
             if len(self._pages_ahead) >= _MOST_PAGES_AHEAD:
                 return None
         poll = self._poll(after, self._read.page_rows, {})
@@ -238,7 +249,23 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return None
         if poll.page_end is not None:
             self._pages_ahead.append(end)
-        return Bounds(end, self._watermark.open_since if self._watermark else None)
+            self._leave_page(after, end)
+        open_since = self._watermark.open_since if self._watermark else None
+        return Bounds(end, open_since, poll.page_end is not None)
+
+    def _leave_page(self, after: int, upto: int) -> None:
+        """Read a page for all shards, where they see the files."""
+        boundary = self._boundary
+        if self._page_files is None or boundary is None:
+            return
+        if self._left.get(after) == upto:
+            return  # for the batch before, which did not come to it
+        with closing(self._connected().window(after, upto, None)) as rows:
+            left = self._page_files.leave(after, upto, rows, lambda: boundary.rests)
+        if left:
+            self._left[after] = upto
+        elif not boundary.rests:
+            self._page_files = None  # too large, or no space: tasks read for themselves
 
     def _told(self) -> int:
         """The position that all shards have told of."""
@@ -292,6 +319,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 start["position"],
                 end["position"],
                 self._moves,
+                self._more,
                 *((watermark.open_since, watermark.state, watermark.passed) if watermark else ()),
             )
             for n in range(self._shards)
@@ -307,6 +335,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                     "after": pa.array([partition.after], pa.int64()),
                     "upto": pa.array([partition.upto], pa.int64()),
                     "moves": pa.array([partition.moves], pa.bool_()),
+                    "more": pa.array([partition.more], pa.bool_()),
                     "open_since": pa.array([partition.open_since], pa.int64()),
                     "watermark": pa.array([partition.watermark], pa.string()),
                     "passed": pa.array([partition.passed], pa.int64()),
@@ -365,7 +394,7 @@ def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
     """The sections `[store]` and `[read]` of flat options."""
     own = {"shards", "partitions", "path"}
     # and the publisher's
-    own |= {"windows", "wake_file", "boundary_file", "live_dir", "until", "position"}
+    own |= {"windows", "wake_file", "boundary_file", "live_dir", "page_dir", "until", "position"}
     store: dict[str, Any] = {}
     read: dict[str, Any] = {}
     columns: dict[str, Any] = {}

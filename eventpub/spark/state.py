@@ -4,6 +4,7 @@ lock            held by the running publisher
 start.json      where this publisher started, resolved once
 run.json        which run this is: a number that grows with every start
 boundary.json   how far the shards may read while a micro-batch runs
+pages/          pages of a backlog that the source has read for all shards
 live/           what each shard has done so far in the micro-batch that runs
 requests/       what `eventpub gaps retry` and `skip` ask the publisher to do, and what came of it
 progress.json   position and pending work after the last micro-batch
@@ -66,6 +67,7 @@ class StateDir:
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
         self.spark_scratch = self.root / "spark"
+        self.pages = self.root / "pages"
         self.live = self.root / "live"
         self.requests = self.root / "requests"
         self._lock: IO[str] | None = None
@@ -128,6 +130,10 @@ class StateDir:
             partial.rename(path)
         except OSError as error:
             raise _mapped(error, path) from error
+
+    def forget_pages(self) -> None:
+        """Remove the pages of a run of the query that is over."""
+        shutil.rmtree(self.pages, ignore_errors=True)
 
     def tell(self, run: int, batch: int, shard: int, report: dict[str, Any]) -> None:
         """Leave what a shard's task has done so far; nothing depends on its arriving."""

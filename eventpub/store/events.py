@@ -7,7 +7,7 @@ but connections, so any call may be made again after an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -163,7 +163,7 @@ class EventStore:
 
     def window(
         self, after: int, upto: int, shard: Shard | None, batch_rows: int = 10_000
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch, None, None]:
         """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
 
         Streamed in batches of at most `batch_rows` rows and about 8 MiB, schema `EVENTS`; memory

@@ -69,7 +69,7 @@ class _Reader(EventStoreStreamReader):
         self._pages = Pages()
         self._store: Any = EventStore(None, None)
         self._watermark = None
-        self._moves = False
+        self._moves = self._more = False
         self._pages_ahead: deque[int] = deque()
         self._boundary: Any = SimpleNamespace(rest=lambda: None, go=lambda _: None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def state_with(tmp_path: Path, **boundary: int | None) -> StateDir:
 
 def test_a_task_follows_from_window_to_window_and_ends_where_nothing_comes(tmp_path: Path) -> None:
     state = state_with(tmp_path, upto=120, open_since=7)
-    windows = following(state, 100, 60.0, 0)
+    windows = following(state, Bounds(100), 60.0, 0)
     assert next(windows) == Bounds(120, 7)
     state_with(tmp_path, upto=130)
     assert next(windows) == Bounds(130)
@@ -92,21 +93,29 @@ def test_a_task_follows_from_window_to_window_and_ends_where_nothing_comes(tmp_p
 
 
 def test_a_boundary_of_a_batch_before_is_not_followed(tmp_path: Path) -> None:
-    assert list(following(state_with(tmp_path, upto=90), 100, 60.0, 0)) == []
-    assert list(following(StateDir(tmp_path / "elsewhere"), 100, 60.0, 0)) == []
+    assert list(following(state_with(tmp_path, upto=90), Bounds(100), 60.0, 0)) == []
+    assert list(following(StateDir(tmp_path / "elsewhere"), Bounds(100), 60.0, 0)) == []
 
 
 def test_time_that_publishing_takes_is_no_time_without_a_window(tmp_path: Path) -> None:
-    windows = following(state_with(tmp_path, upto=120), 100, 60.0, 0)
+    windows = following(state_with(tmp_path, upto=120), Bounds(100), 60.0, 0)
     next(windows)
     time.sleep(0.3)
     state_with(tmp_path, upto=130)
     assert next(windows) == Bounds(130)
 
 
+def test_where_more_is_known_to_come_it_waits_longer(tmp_path: Path) -> None:
+    windows = following(state_with(tmp_path, upto=90), Bounds(100, more=True), 60.0, 0)
+    announced = threading.Timer(0.5, lambda: state_with(tmp_path, upto=120))
+    announced.start()
+    assert list(windows) == [Bounds(120)]
+    announced.join()
+
+
 def test_it_ends_where_another_batch_is_wanted_and_after_its_time(tmp_path: Path) -> None:
     state = state_with(tmp_path, upto=120)
     state.write(state.progress_file, {"wanted": 3})
-    assert list(following(state, 100, 60.0, 2)) == []
-    assert next(following(state, 100, 60.0, 3)) == Bounds(120)
-    assert list(following(state, 100, 0.0, 3)) == []
+    assert list(following(state, Bounds(100), 60.0, 2)) == []
+    assert next(following(state, Bounds(100), 60.0, 3)) == Bounds(120)
+    assert list(following(state, Bounds(100), 0.0, 3)) == []

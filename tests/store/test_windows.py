@@ -204,7 +204,7 @@ def test_a_half_read_window_leaves_the_store_usable(database: FreshDatabase) -> 
     window = store.window(NOON, NOON + SECOND, None, batch_rows=10)
     assert next(window).num_rows == 10
     assert store.now() > 0  # beside it
-    window.close()  # type: ignore[attr-defined]
+    window.close()
     assert len(read(store, NOON, NOON + SECOND)) == 1000
 
 
