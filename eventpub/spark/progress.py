@@ -79,7 +79,8 @@ class Progress:
         passed_by_reader: the same, since the last start of the source.
         holds_open: aggregates that wait for a version.
         gaps_vanished: holds that ended because the events above the gap were deleted.
-        batch_seconds: the last micro-batch, by step, of the slowest shard; `total` is the whole.
+        batch_seconds: the last micro-batch, by step, of the slowest shard; `total` is the whole,
+            `read` the wait for rows, that for the next window included.
         per_shard: the last report of each shard, with its totals.
         last_error: the last error that was met and waited out.
         stopped_by: number of the signal that ended it; None: it ended by itself or runs.

@@ -110,12 +110,13 @@ class Job:
 def publish_window(
     job: Job, number: int, after: int, window: Bounds, *, moves: bool = False
 ) -> ShardReport:
-    """Publish one shard's part of the window that begins behind `after`.
+    """Publish one shard's part of a window, and of those that follow it.
 
     Args:
+        number: the shard's.
+        after: where the window begins, µs, for all shards; this one's index may stand elsewhere.
+        window: its end.
         moves: whether the boundary moves on meanwhile, and may be followed.
-        open_since: when the oldest open transaction began, µs; None: there is none, or nobody can
-            tell. A gap that was seen after it is not skipped.
 
     Raises:
         StoreError, SinkError, StateError: nothing was half done; the call may be repeated.
