@@ -45,7 +45,7 @@ def growth(
     """
 
     def told(what: str, run: dict[str, Any]) -> dict[str, Any]:
-        say(f"{what}: {run['rate']:,} events/s, a batch {run['batch_seconds'] or 0:.2f} s")
+        say(f"{what}: {run['rate']:,} events/s, a page {run['page_seconds']:.2f} s")
         return run
 
     check_space(machine.folder, max([*sizes, *aggregates, drained]) * _BYTES_A_ROW)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
+
+from eventpub.config import Read
 
 from . import topic
 from .machine import PARTITIONS, Machine
@@ -46,11 +47,12 @@ def eventpub(
             with Usage(publisher.group, *machine.groups()) as usage:
                 publisher.finish()
             ended = time.time()
-        batches = publisher.batch_times()
         index_bytes = publisher.index_bytes()
     _must_have(events, machine, name)
-    return outcome("eventpub", events, started, ended, watch.growth, usage) | {
-        "batch_seconds": statistics.median(batches) if batches else None,
+    run = outcome("eventpub", events, started, ended, watch.growth, usage)
+    page_rows = stated.get("read", {}).get("page_rows", Read().page_rows)
+    return run | {
+        "page_seconds": round(page_rows / run["rate"], 3),
         "index_bytes": index_bytes,
         "settings": {section: dict(keys) for section, keys in stated.items()},
     }

@@ -186,7 +186,7 @@ def _growth(result: Result) -> dict[str, Figure]:
         ("by_size", "rows", "rows in the store", "rate", "events/s"),
         ("by_aggregates", "aggregates", "aggregates", "rate", "events/s"),
         ("by_shards", "shards", "shards", "rate", "events/s"),
-        ("by_page", "page_rows", "rows of a batch (read.page_rows)", "batch_seconds", "s a batch"),
+        ("by_page", "page_rows", "rows of a page (read.page_rows)", "page_seconds", "s a page"),
     ]
     drained = _short(result["settings"]["drained"])
     for axes, (key, x, label, y, heading) in zip(grid.flat, parts, strict=True):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -147,15 +146,6 @@ class Publisher:
                 continue
         self.process.wait(30)
         psutil.wait_procs(family, timeout=30)
-
-    def batch_times(self) -> list[float]:
-        """Seconds between the ends of its last micro-batches, at most 100, from Spark's commits."""
-        ends = sorted(
-            file.stat().st_mtime
-            for file in (self.state / "checkpoint/commits").glob("*")
-            if file.name.isdigit()
-        )
-        return [later - earlier for earlier, later in pairwise(ends)]
 
     def index_bytes(self) -> int:
         """Size of the index of all shards on disk."""

@@ -198,12 +198,12 @@ def _growth(result: Result) -> list[Sheet]:
         return [
             count(run["events"]),
             count(run["rate"]),
-            seconds(run["batch_seconds"]),
+            seconds(run["page_seconds"]),
             f"{run['cpu_seconds_per_million']:.1f}",
             f"{memory:,} MB",
         ]
 
-    facts = ["events drained", "events/s", "a batch", "CPU s per million", "peak memory"]
+    facts = ["events drained", "events/s", "a page", "CPU s per million", "peak memory"]
     parts: list[tuple[str, str, str, Callable[[Mapping[str, Any]], str]]] = [
         (
             "by_size",
@@ -213,7 +213,7 @@ def _growth(result: Result) -> list[Sheet]:
         ),
         ("by_aggregates", "Aggregates", "aggregates", lambda r: f"{r['aggregates']:,}"),
         ("by_shards", "Shards", "shards", lambda r: str(r["shards"])),
-        ("by_page", "Rows of a batch", "read.page_rows", lambda r: f"{r['page_rows']:,}"),
+        ("by_page", "Rows of a page", "read.page_rows", lambda r: f"{r['page_rows']:,}"),
     ]
     own = result["settings"]
     among = f"{own['aggregates']:,} aggregates"
@@ -221,7 +221,7 @@ def _growth(result: Result) -> list[Sheet]:
         "by_size": [f"what is drained is the newest (read.start); {among}"],
         "by_aggregates": ["index: on disk at the end, both shards; ids such as order-0001234"],
         "by_shards": [among],
-        "by_page": [f"a batch: median time from one end of a micro-batch to the next; {among}"],
+        "by_page": [f"a page: its rows by the rate, what a read and its publishing cost; {among}"],
     }
     found = []
     for key, title, heading, name in parts:

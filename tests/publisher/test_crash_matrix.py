@@ -359,6 +359,7 @@ class World:
             self.let_go(step, delivered=number % 2 == 0)
             self.arm(following)
             standing.kill()
+            self.step_before = f"{step} ({number})"
 
     def let_go(self, step: str, *, delivered: bool) -> None:
         """The `EndTxn` of a process that does not run any more arrives after all, or never."""
