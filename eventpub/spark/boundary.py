@@ -106,24 +106,28 @@ class MovingBoundary:
         return not self._going.is_set()
 
     def _run(self) -> None:
+        more = False
         while self._going.wait():
-            time.sleep(_EVERY)
+            if not more:
+                time.sleep(_EVERY)
             with self._busy:
-                if self._going.is_set():
-                    self._move()
+                more = self._going.is_set() and self._move()
 
-    def _move(self) -> None:
+    def _move(self) -> bool:
+        """Whether there is known to be more."""
         try:
             found = self._look(self._end)
         except EventpubError:  # who asks for the next window meets it, too
             self._going.clear()
-            return
-        if found is not None and found.upto > self._end:
-            partial = self._file.with_suffix(".moving")
-            try:
-                partial.write_text(json.dumps(asdict(found)))
-                partial.rename(self._file)
-            except OSError:  # a full disk: the batch's own window is published all the same
-                self._going.clear()
-                return
-            self._end = found.upto
+            return False
+        if found is None or found.upto <= self._end:
+            return False
+        partial = self._file.with_suffix(".moving")
+        try:
+            partial.write_text(json.dumps(asdict(found)))
+            partial.rename(self._file)
+        except OSError:  # a full disk: the batch's own window is published all the same
+            self._going.clear()
+            return False
+        self._end = found.upto
+        return found.more

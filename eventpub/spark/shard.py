@@ -125,13 +125,16 @@ def publish_window(
         task.fold()
         task.look_for_others()
         task.answer_requests()
+        follows = moves and job.follows > 0
+        following = task.following(window) if follows else iter(())
+        if not job.recheck:
+            task.publish(chain([window], following), follows)
+            return task.report(after)
+        task.publish([window], follows)
         for bucket in job.recheck:
             task.recheck(bucket)
-        windows: Iterable[Bounds] = [window]
-        follows = moves and job.follows > 0
         if follows:
-            windows = chain(windows, task.following(window))
-        task.publish(windows, follows)
+            task.publish(following, follows)
         return task.report(after)
 
 
