@@ -126,15 +126,15 @@ def publish_window(
         task.look_for_others()
         task.answer_requests()
         follows = moves and job.follows > 0
-        following = task.following(window) if follows else iter(())
+        later = task.following(window) if follows else iter(())
         if not job.recheck:
-            task.publish(chain([window], following), follows)
+            task.publish(chain([window], later), follows)
             return task.report(after)
         task.publish([window], follows)
         for bucket in job.recheck:
             task.recheck(bucket)
         if follows:
-            task.publish(following, follows)
+            task.publish(later, follows)
         return task.report(after)
 
 
