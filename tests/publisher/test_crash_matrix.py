@@ -154,14 +154,16 @@ class World:
         self.reader = Reader(broker.open, topic)
 
     def commit(self, *, now_only: bool = False) -> None:
-        """One more version of each aggregate at the end of the last window, and one created now."""
+        """One more version of each aggregate at the end of the newest window, and one of now."""
         with transaction(self.database) as cursor:
             cursor.execute("SET time_zone = '+00:00'")
-            for at in [None] if now_only else [self.window_end(), None]:
+            cursor.execute("SELECT NOW(6)")
+            # one time for all of a version, so that no window ends among them
+            now = cursor.fetchone()[0]
+            for at in [now] if now_only else [_text(self.window_end()), now]:
                 self.version += 1
                 for number in range(AGGREGATES):
-                    columns: dict[str, Any] = {} if at is None else {"create_time": _text(at)}
-                    insert(cursor, f"a-{number}", self.version, **columns)
+                    insert(cursor, f"a-{number}", self.version, create_time=at)
             cursor.connection.commit()
 
     def window_end(self, batch: int | None = None) -> int:
