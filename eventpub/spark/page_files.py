@@ -63,7 +63,8 @@ class PageFiles:
                 part.append(batch.filter(pa.array(numbers == number)))
         written: list[Path] = []
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            # payloads are for nobody else
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for number, part in enumerate(parts):
                 path = self._path(after, upto, number)
                 partial = path.with_suffix(".new")

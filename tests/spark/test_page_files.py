@@ -59,6 +59,7 @@ def test_each_shard_takes_its_rows_in_their_order_once(tmp_path: Path) -> None:
         assert rows.column("create_time").to_pylist() == own
         assert files.take(0, 40, shard) is None
     assert list((tmp_path / "pages").iterdir()) == []
+    assert (tmp_path / "pages").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_page_is_for_who_stands_at_its_beginning_and_reads_to_its_end(tmp_path: Path) -> None:
