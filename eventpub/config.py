@@ -234,7 +234,11 @@ class App(_Section):
     id: Annotated[str, AfterValidator(_is_app_id)] = Field(
         description="names this publisher: ce_source, transactional ids, state"
     )
-    state_dir: Path = Field(Path("./state"), description="index and Spark checkpoint")
+    state_dir: Path = Field(
+        Path("./state"),
+        description="index and Spark checkpoint; while far behind, also rows on their way, at most"
+        " four pages",
+    )
 
 
 class Columns(_Section):
