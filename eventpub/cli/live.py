@@ -134,7 +134,8 @@ class Rate:
         if not self._seen:
             return 0.0
         (start, first), (_, last) = self._seen[0], self._seen[-1]
-        return (last - first) / max(now - start, 0.001)
+        # what a batch has told of is counted anew where the batch is done again
+        return max(0, last - first) / max(now - start, 0.001)
 
 
 class Lines:
@@ -157,7 +158,7 @@ class Lines:
         self._rate.add(now, progress.published)
         if now - self._warned >= 1.0 or not self._last:
             for name, message in _NOTEWORTHY.items():
-                if more := facts[name] - self._said.get(name, 0):
+                if (more := facts[name] - self._said.get(name, 0)) > 0:
                     self._log.warning(message, count=more, total=facts[name])
                     self._said[name] = facts[name]
                     self._warned = now

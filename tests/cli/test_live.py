@@ -40,6 +40,13 @@ def test_the_rate_is_of_the_last_seconds_and_falls_when_nothing_comes() -> None:
     assert Rate().at(1) == 0
 
 
+def test_what_a_failed_batch_had_told_of_is_no_rate_below_zero() -> None:
+    rate = Rate()
+    rate.add(0, 500)
+    rate.add(1, 480)
+    assert rate.at(1) == 0
+
+
 def test_a_busy_publisher_writes_a_line_every_few_seconds() -> None:
     clock = Clock()
     lines = Lines(clock)
@@ -67,7 +74,7 @@ def test_what_is_lost_is_said_at_once_and_only_once() -> None:
     clock = Clock()
     lines = Lines(clock)
     with capture_logs() as logs:
-        for skipped in (0, 0, 1, 1, 1):
+        for skipped in (0, 0, 1, 0, 1):  # a batch that fails takes its own back
             lines.see(Progress(gaps_skipped=skipped))
             clock.now += 0.5
     warnings = [e for e in logs if e["log_level"] == "warning"]
