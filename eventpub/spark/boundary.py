@@ -48,14 +48,19 @@ class Bounds:
 def following(state: StateDir, last: Bounds, seconds: float, wanted: int) -> Iterator[Bounds]:
     """The windows behind one, each as soon as it is found; not long, and not in vain.
 
+    What another shard has seen before the end, this one sees, too: what is visible of one shard
+    when the publisher is told to stop, and its like of the others, comes out together.
+
     Args:
-        seconds: most of them.
+        seconds: for so long.
         wanted: how many batches the driver has wanted so far; at one more, this ends.
     """
     began = waiting = time.monotonic()
-    while (now := time.monotonic()) - began < seconds:
-        if (state.read(state.progress_file) or {}).get("wanted", 0) > wanted:
-            return
+    ends = False
+    while not ends:
+        now = time.monotonic()
+        known = state.read(state.progress_file) or {}
+        ends = now - began >= seconds or known.get("wanted", 0) > wanted
         boundary = state.read(state.boundary_file)
         if boundary is None:
             return

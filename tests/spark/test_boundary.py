@@ -116,6 +116,13 @@ def test_where_more_is_known_to_come_it_waits_longer(tmp_path: Path) -> None:
 def test_it_ends_where_another_batch_is_wanted_and_after_its_time(tmp_path: Path) -> None:
     state = state_with(tmp_path, upto=120)
     state.write(state.progress_file, {"wanted": 3})
-    assert list(following(state, Bounds(100), 60.0, 2)) == []
-    assert next(following(state, Bounds(100), 60.0, 3)) == Bounds(120)
-    assert list(following(state, Bounds(100), 0.0, 3)) == []
+    for seconds, wanted in ((60.0, 2), (0.0, 3)):
+        windows = following(state, Bounds(100), seconds, wanted)
+        assert next(windows) == Bounds(120), "which another shard may have published"
+        state_with(tmp_path, upto=130)
+        assert list(windows) == []
+        state_with(tmp_path, upto=120)
+    windows = following(state, Bounds(100), 60.0, 3)
+    next(windows)
+    state_with(tmp_path, upto=130)
+    assert next(windows) == Bounds(130)
