@@ -24,7 +24,7 @@ from eventpub.errors import EventpubError
 from eventpub.spark.state import StateDir
 
 _EVERY = 0.05
-_IN_VAIN = 0.15
+_IN_VAIN = 0.4
 _MORE_IN_VAIN = 2.0
 _LOOKS_EVERY = 0.005
 

@@ -100,14 +100,14 @@ def test_a_boundary_of_a_batch_before_is_not_followed(tmp_path: Path) -> None:
 def test_time_that_publishing_takes_is_no_time_without_a_window(tmp_path: Path) -> None:
     windows = following(state_with(tmp_path, upto=120), Bounds(100), 60.0, 0)
     next(windows)
-    time.sleep(0.3)
+    time.sleep(0.6)
     state_with(tmp_path, upto=130)
     assert next(windows) == Bounds(130)
 
 
 def test_where_more_is_known_to_come_it_waits_longer(tmp_path: Path) -> None:
     windows = following(state_with(tmp_path, upto=90), Bounds(100, more=True), 60.0, 0)
-    announced = threading.Timer(0.5, lambda: state_with(tmp_path, upto=120))
+    announced = threading.Timer(0.8, lambda: state_with(tmp_path, upto=120))
     announced.start()
     assert list(windows) == [Bounds(120)]
     announced.join()
