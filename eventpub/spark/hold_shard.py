@@ -23,14 +23,14 @@ def with_unpublished(hold: Hold, whole: Decision, published: Decision) -> Hold:
     out may show that some of them are baseline: its last version is above them.
     """
     last = published.last.get(hold.aggregate_id)
-    waiting = versions_below(whole, hold) - versions_below(published, hold)
+    waiting = _versions_below(whole, hold) - _versions_below(published, hold)
     below = {version for version in waiting if last is None or version > last}
     if not below:
         return hold
     return replace(hold, first_missing=min(below), next_attempt=hold.first_seen, catching_up=True)
 
 
-def versions_below(decision: Decision, hold: Hold) -> set[int]:
+def _versions_below(decision: Decision, hold: Hold) -> set[int]:
     """The versions below a hold's gap that a decision publishes in their order."""
     events = decision.events
     if decision.late is not None:

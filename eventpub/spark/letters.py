@@ -105,6 +105,7 @@ class Refusals:
 
 
 def dead_rows(rows: pa.Table, reasons: Sequence[str]) -> list[DeadRow]:
+    """Rows of `EVENTS` as dead letters, each with its reason."""
     return [
         DeadRow(
             aggregate_id=row["aggregate_id"],
