@@ -131,6 +131,16 @@ class Index:
         }
 
     @property
+    def written(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Of the offsets that came from a publication: first and next offset of its records."""
+        return self._ranges("written")
+
+    @property
+    def unmarked(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Published ranges that may be lost, to be restored before anything else is done."""
+        return self._ranges("unmarked")
+
+    @property
     def position(self) -> int | None:
         """Everything created at or before is published, held here, or skipped; µs."""
         return self._facts.get("position")
@@ -208,8 +218,9 @@ class Index:
             baseline: as in `begin`.
         """
         wanted = set(places)
-        offsets: dict[str, dict[str, int]] = {}
+        offsets: dict[str, dict[str, Any]] = {}
         positions: list[int | None] = []
+        ranges: dict[str, dict[str, dict[str, Any]]] = {"written": {}, "unmarked": {}}
         flags: dict[str, Any] = {}
         for directory in directories:
             former = _open_read_only(directory)
@@ -222,11 +233,12 @@ class Index:
             for key, value in items:
                 if key[:1] == b"m":
                     name, fact = key[1:].decode(), json.loads(value)
-                    if name == "offsets":
+                    if name == "offsets" or name in ranges:
+                        target = offsets if name == "offsets" else ranges[name]
                         for topic, numbers in fact.items():
-                            for number, offset in numbers.items():
+                            for number, known in numbers.items():
                                 if (topic, int(number)) in wanted:
-                                    offsets.setdefault(topic, {})[number] = offset
+                                    target.setdefault(topic, {})[number] = known
                     elif name == "position":
                         position = fact
                     elif name in {"skips", "refusals"}:
@@ -246,7 +258,7 @@ class Index:
             former.close()
             positions.append(position)
         known = [p for p in positions if p is not None]
-        facts: dict[str, Any] = {"baseline": baseline, "offsets": offsets, **flags}
+        facts: dict[str, Any] = {"baseline": baseline, "offsets": offsets, **ranges, **flags}
         if known and len(known) == len(positions):
             facts["position"] = min(known)
         self._write(WriteBatch(raw_mode=True), facts)
@@ -257,6 +269,7 @@ class Index:
         next_offsets: Mapping[tuple[str, int], int],
         position: int | None,
         *,
+        written: Mapping[tuple[str, int], tuple[int, int]] | None = None,
         refused: Mapping[str, Sequence[int]] | None = None,
         dead_run: int | None = None,
         counted: Mapping[int, int] | None = None,
@@ -267,6 +280,7 @@ class Index:
             decision: what was published and is pending.
             next_offsets: of the partitions that were written.
             position: see the property; never moved back here.
+            written: see the property; of the same partitions.
             refused: all refused versions of the aggregates that have new ones.
             dead_run: see the property; None: nothing was published.
             counted: rows of each time bucket that were accounted for since the last call.
@@ -281,7 +295,7 @@ class Index:
         self._put_holds(batch, decision.holds)
         facts: dict[str, Any] = {}
         if next_offsets:
-            facts["offsets"] = self._merged(next_offsets)
+            facts |= self._moved(next_offsets, written or {})
         if position is not None and (self.position is None or position > self.position):
             facts["position"] = position
         if decision.skipped:
@@ -363,7 +377,29 @@ class Index:
 
     def moved_to(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Note how far a fold has read where it found nothing to take over."""
-        self._write(WriteBatch(raw_mode=True), {"offsets": self._merged(offsets)})
+        self._write(WriteBatch(raw_mode=True), self._moved(offsets))
+
+    def note_unmarked(self, written: Mapping[tuple[str, int], tuple[int, int]]) -> None:
+        """These ranges, published and known here, have turned out to be not visible."""
+        unmarked = _nested({**self.unmarked, **written})
+        self._write(WriteBatch(raw_mode=True), {"unmarked": unmarked})
+
+    def resolved(self, request_id: str) -> int | None:
+        """Which version a user's request was found to mean when it was done first."""
+        found: int | None = self._facts.get("resolved", {}).get(request_id)
+        return found
+
+    def resolve(self, request_id: str, version: int, requests: Iterable[str]) -> None:
+        """Remember it for as long as it is one of these requests."""
+        kept = {r: v for r, v in self._facts.get("resolved", {}).items() if r in set(requests)}
+        self._write(WriteBatch(raw_mode=True), {"resolved": {**kept, request_id: version}})
+
+    def restored(self) -> None:
+        """What was unmarked is visible now: there or behind, from where it is folded again."""
+        before = self.offsets
+        starts = {p: first for p, (first, _) in self.unmarked.items() if before.get(p, 0) > first}
+        facts = self._moved(starts)
+        self._write(WriteBatch(raw_mode=True), facts | {"unmarked": {}})
 
     def set_baseline(self, baseline: int) -> None:
         """Events created at or before count as published from now on."""
@@ -392,7 +428,7 @@ class Index:
             a: after_fold(self.holds[a], last, now) for a, last in raised.items() if a in self.holds
         }
         self._put_holds(batch, holds)
-        facts: dict[str, Any] = {"offsets": self._merged(offsets)}
+        facts: dict[str, Any] = self._moved(offsets)
         if skips:
             facts["skips"] = True
         if refused:
@@ -429,13 +465,28 @@ class Index:
     def _put_bucket(self, batch: Any, bucket: int, rows: int) -> None:
         batch.put(b"c" + _BUCKET.pack(bucket), _LAST.pack(rows))
 
-    def _merged(self, offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
-        merged: dict[str, dict[str, int]] = {
-            topic: dict(partitions) for topic, partitions in self._facts.get("offsets", {}).items()
+    def _moved(
+        self,
+        offsets: Mapping[tuple[str, int], int],
+        written: Mapping[tuple[str, int], tuple[int, int]] | None = None,
+    ) -> dict[str, Any]:
+        """The facts after the offsets of some partitions have moved, by a publication or not."""
+        before = self.offsets
+        moved = {place for place, offset in offsets.items() if before.get(place) != offset}
+        ranges = self.written
+        kept = {place: w for place, w in ranges.items() if place not in moved}
+        for place, (first, end) in (written or {}).items():
+            # written where a marker was to be: one transaction with what is before, to the broker
+            joined = place in ranges and ranges[place][1] == first
+            kept[place] = (ranges[place][0] if joined else first, end)
+        return {"offsets": _nested({**before, **offsets}), "written": _nested(kept)}
+
+    def _ranges(self, fact: str) -> dict[tuple[str, int], tuple[int, int]]:
+        return {
+            (topic, int(partition)): (first, end)
+            for topic, partitions in self._facts.get(fact, {}).items()
+            for partition, (first, end) in partitions.items()
         }
-        for (topic, partition), offset in offsets.items():
-            merged.setdefault(topic, {})[str(partition)] = offset
-        return merged
 
     def _write(self, batch: Any, facts: Mapping[str, Any]) -> None:
         if self.is_new:
@@ -460,6 +511,13 @@ class Index:
 
     def _scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         return list(_items(self._db, prefix))
+
+
+def _nested(by_place: Mapping[tuple[str, int], Any]) -> dict[str, dict[str, Any]]:
+    nested: dict[str, dict[str, Any]] = {}
+    for (topic, partition), value in by_place.items():
+        nested.setdefault(topic, {})[str(partition)] = value
+    return nested
 
 
 def _items(db: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -10,6 +10,7 @@ from eventpub.sink.fold import Fold, Folded
 from eventpub.sink.records import DeadRow, Record
 from eventpub.sink.shard import PublishedBatch, ShardSink, fence_all
 from eventpub.sink.topics import TopicLayout, check_topics
+from eventpub.sink.unmarked import UnmarkedError, are_left_open
 
 __all__ = [
     "DeadRow",
@@ -20,6 +21,8 @@ __all__ = [
     "RecordRefusedError",
     "ShardSink",
     "TopicLayout",
+    "UnmarkedError",
+    "are_left_open",
     "check_topics",
     "checks",
     "fence_all",

@@ -168,8 +168,8 @@ def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[s
     return conf
 
 
-def consumer_settings(sink: config.Sink) -> dict[str, Any]:
-    """Settings of a consumer that is assigned its partitions and reads committed records only."""
+def consumer_settings(sink: config.Sink, *, committed: bool = True) -> dict[str, Any]:
+    """Settings of a consumer that is assigned its partitions; `committed`: of nothing else."""
     conf = {k: v for k, v in settings(sink).items() if k not in _PRODUCER_KEYS}
     return {
         **_CONSUMER,
@@ -177,7 +177,7 @@ def consumer_settings(sink: config.Sink) -> dict[str, Any]:
         "group.id": "eventpub",
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
-        "isolation.level": "read_committed",
+        "isolation.level": "read_committed" if committed else "read_uncommitted",
         "enable.partition.eof": "true",
         "auto.offset.reset": "error",
         "log_level": _QUIET,
@@ -288,9 +288,9 @@ def producer(
     return made
 
 
-def consumer(sink: config.Sink, client_log: ClientLog) -> Consumer:
-    """A new consumer; `client_log` hears what it says."""
-    made: Consumer = _made(Consumer, consumer_settings(sink), client_log)
+def consumer(sink: config.Sink, client_log: ClientLog, *, committed: bool = True) -> Consumer:
+    """A new consumer, by default of committed records; `client_log` hears what it says."""
+    made: Consumer = _made(Consumer, consumer_settings(sink, committed=committed), client_log)
     return made
 
 

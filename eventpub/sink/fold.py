@@ -3,13 +3,15 @@
 Called after `init_transactions`, when the former owner is fenced and its transaction is complete.
 Reads committed records from the saved next offsets to the *high watermark*: a reader that trusted
 the last stable offset would stop before an open transaction and publish its events a second time.
+Where a transaction is open although its producer is fenced, the broker has left its markers out;
+see `unmarked`.
 What must hold at the end: every partition was read to its high watermark, or an error says why not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,15 +24,13 @@ from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.topics import End, list_offsets
+from eventpub.sink.unmarked import MARKER_TIMEOUT, Place, UnmarkedError, Written, hanging
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
 
-_MARKER_TIMEOUT = 2.0
 _CHUNK = 10_000
 
-Place = tuple[str, int]
-"""A topic and the number of one of its partitions."""
 Kind = Literal["events", "gaps", "dead", "late"]
 
 
@@ -61,6 +61,10 @@ class Fold(Iterator[Folded]):
         sink: the configuration.
         shard: whose partitions are read.
         saved: next offsets; a partition without one is read from its beginning.
+        written: where a saved offset is that of a transaction's end: what it has written.
+        acknowledged: next offsets up to which all counts as committed, though `saved`, of a lost
+            or older index, may be behind.
+        end_open: ends what the shard's own producer has open in these partitions.
         timeout: seconds without any progress after which it gives up.
         only: read no other kind of topic.
 
@@ -76,11 +80,19 @@ class Fold(Iterator[Folded]):
         sink: config.Sink,
         shard: Shard,
         saved: Mapping[Place, int],
+        written: Mapping[Place, Written] | None = None,
+        *,
+        acknowledged: Mapping[Place, int] | None = None,
+        end_open: Callable[[set[Place]], None] | None = None,
         timeout: float = FOLD_TIMEOUT,
         only: Kind | None = None,
     ) -> None:
         self._sink = sink
         self._timeout = timeout
+        self._acknowledged = acknowledged or {}
+        self._end_open = end_open
+        self._written = written or {}
+        self._must_see: dict[Place, int] = {}
         kinds: dict[str, Kind] = {
             sink.topic: "events",
             sink.gaps_topic: "gaps",
@@ -101,7 +113,7 @@ class Fold(Iterator[Folded]):
         return next(self._chunks)
 
     def _read(self) -> Iterator[Folded]:
-        self._ends = self._list_ends()
+        self._settle()
         self.offsets = {p: self.offsets[p] for p in self._ends if p in self.offsets}
         behind = [p for p, end in self._ends.items() if self.offsets.get(p) != end]
         if not behind:
@@ -119,7 +131,10 @@ class Fold(Iterator[Folded]):
             for self._reading in (gaps, reading - gaps):
                 if self._reading:
                     consumer.assign(
-                        [TopicPartition(t, p, self.offsets[t, p]) for t, p in self._reading]
+                        [
+                            TopicPartition(t, p, self._must_see.get((t, p), self.offsets[t, p]))
+                            for t, p in self._reading
+                        ]
                     )
                     yield from self._consume(consumer)
         except KafkaException as exception:
@@ -128,16 +143,38 @@ class Fold(Iterator[Folded]):
         finally:
             consumer.close()
 
-    def _list_ends(self) -> dict[Place, int]:
-        deadline = time.monotonic() + _MARKER_TIMEOUT
+    def _settle(self) -> None:
+        """No transaction is open, nor is an end before its saved offset, but by a lost marker."""
+        began = time.monotonic()
+        ended = False
         while True:
-            ends = self._list("latest")
-            if all(self.offsets.get(place, 0) <= end for place, end in ends.items()):
-                return ends
-            if time.monotonic() > deadline:
-                return ends
-            # A commit is answered before the transaction's markers are written.
-            time.sleep(0.02)
+            self._ends = self._list("latest")
+            stable = self._list("latest", committed=True)
+            blocked = {place for place, end in self._ends.items() if stable[place] < end}
+            short = {p for p, end in self._ends.items() if self.offsets.get(p, 0) > end}
+            if not blocked | short:
+                return
+            waited = time.monotonic() - began
+            if waited > MARKER_TIMEOUT:  # else: a commit is answered before its markers are written
+                unmarked = {}
+                for place in blocked | short:
+                    first = stable[place]
+                    known = min(self._acknowledged.get(place, 0) - 1, self._ends[place])
+                    if self._last(place) is not None and first <= self._written[place][0]:
+                        known = max(known, self._written[place][1])
+                    if known > first:
+                        unmarked[place] = (first, known)
+                    elif place in short:
+                        raise _recreated(place, self.offsets[place], self._ends[place])
+                if unmarked:
+                    raise UnmarkedError(unmarked)
+                if not ended and self._end_open is not None:
+                    self._end_open(blocked)
+                    ended = True
+                elif waited > self._timeout:
+                    place = min(blocked)
+                    raise hanging(self._sink, place, stable[place], self._ends[place], waited)
+            time.sleep(0.02 if waited < 0.5 else 0.2)
 
     def _list(self, end: End, *, committed: bool = False) -> dict[Place, int]:
         optional = frozenset({self._sink.late_topic})
@@ -148,13 +185,28 @@ class Fold(Iterator[Folded]):
         for place in behind:
             end, low = self._ends[place], lows[place]
             at = self.offsets.get(place)
-            if at is not None and at > end:
-                raise _recreated(place, at, end)
+            last = self._last(place)
+            if last is not None and last >= low:
+                self._must_see[place] = last
             if low > (at or 0):
                 self.truncated = True
             self.offsets[place] = start = max(low, at or 0)
             if start < end:
                 self._reading.add(place)
+
+    def _last(self, place: Place) -> int | None:
+        """The record before the marker that the saved offset counts on."""
+        written = self._written.get(place)
+        if written is None or self.offsets.get(place) != written[1] + 1:
+            return None
+        return written[1] - 1
+
+    def _see(self, place: Place, offset: int | None) -> bool:
+        """Whether this is the record that had to be seen first, at None: the partition's end."""
+        expected = self._must_see.pop(place, None)
+        if expected is not None and offset != expected:
+            raise UnmarkedError({place: self._written[place]})
+        return expected is not None
 
     def _consume(self, consumer: Consumer) -> Iterator[Folded]:
         deadline = time.monotonic() + self._timeout
@@ -169,6 +221,8 @@ class Fold(Iterator[Folded]):
                 error = message.error()
                 topic, partition = message.topic(), message.partition()
                 if error is None:
+                    if self._see((topic, partition), message.offset()):
+                        continue  # known since it was written
                     if message.offset() >= self._ends[topic, partition]:
                         continue  # written by an owner after this one, whose skips were not read
                     found.setdefault(topic, []).append(message)
@@ -176,6 +230,7 @@ class Fold(Iterator[Folded]):
                 elif error.code() == KafkaError._PARTITION_EOF:
                     # After the last record there are transaction markers, which only the position
                     # of an end-of-partition event shows.
+                    self._see((topic, partition), None)
                     end = min(message.offset(), self._ends[topic, partition])
                     reached.setdefault(topic, {})[topic, partition] = end
                 elif error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -242,26 +297,12 @@ class Fold(Iterator[Folded]):
         return gaps
 
     def _stuck(self) -> SinkError:
-        stable = self._list("latest", committed=True)
-        place = min(self._reading)
-        topic, partition = place
-        end = self._ends[place]
-        if stable.get(place, end) >= end:
-            return SinkError(
-                "sink.unreachable",
-                f"{topic}[{partition}] gave no records for {self._timeout:.0f} s at offset"
-                f" {self.offsets[place]} of {end}",
-                where=f"topic {topic}",
-                retriable=True,
-            )
-        tool = f"kafka-transactions.sh --bootstrap-server {self._sink.bootstrap_servers}"
+        topic, partition = place = min(self._reading)
         return SinkError(
-            "sink.hanging_transaction",
-            f"an open transaction holds {topic}[{partition}]: last stable offset {stable[place]},"
-            f" high watermark {end}, no progress for {self._timeout:.0f} s",
+            "sink.unreachable",
+            f"{topic}[{partition}] gave no records for {self._timeout:.0f} s at offset"
+            f" {self.offsets[place]} of {self._ends[place]}",
             where=f"topic {topic}",
-            suggestion=f"{tool} find-hanging --topic {topic} --partition {partition}; then {tool}"
-            f" abort --topic {topic} --partition {partition} --start-offset {stable[place]}",
             retriable=True,
         )
 

@@ -59,6 +59,18 @@ class Record:
     headers: list[Header]
 
 
+def is_ours(headers: Iterable[tuple[str, Any]] | None, value: bytes | None, app_id: str) -> bool:
+    """Whether a record was written by the publisher of this application; a skip: by any."""
+    source = dict(headers or ()).get("ce_source")
+    if source is not None:
+        return source in {app_id, app_id.encode()}
+    try:
+        read_gap(value or b"")
+    except ValueError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class DeadRow:
     """A row that cannot be published, on its way to ``<topic>.dead``.

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -26,8 +26,10 @@ from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
-from eventpub.sink.fold import FOLD_TIMEOUT, Fold, Place
+from eventpub.sink.fold import FOLD_TIMEOUT, Fold
 from eventpub.sink.records import DeadRow
+from eventpub.sink.topics import list_offsets
+from eventpub.sink.unmarked import MARKER_TIMEOUT, Place, Written, hanging, lost_records
 
 READY_TIMEOUT = 10.0
 """Seconds that `init_transactions` may take before the broker counts as away."""
@@ -43,7 +45,8 @@ _CONSEQUENCE = frozenset(
 )
 
 _careful: set[tuple[str, str]] = set()
-"""Owners whose next sink sends each record by itself, to find the one that the broker refuses."""
+"""Owners whose sinks send each record by itself, to find the ones that the broker refuses, until a
+batch was published."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,15 @@ class PublishedBatch:
     """What became visible. `events` counts the events only, not gaps, dead or diverted rows.
 
     `next_offsets`: of every partition touched, the offset after the last record and its
-    transaction's marker. `lost`: events that were not delivered (only at most once).
+    transaction's marker. `written`: what of them are the records, where a marker follows. `lost`:
+    events that were not delivered (only at most once).
     """
 
     events: int
     next_offsets: dict[Place, int]
     produce_seconds: float
     commit_seconds: float
+    written: dict[Place, Written] = field(default_factory=dict)
     lost: int = 0
 
 
@@ -129,10 +134,11 @@ def _init_transactions(
                 raise faults.unreachable(sink, doing, waited, heard or error) from exception
 
 
-def _aborted(error: KafkaError, sink: config.Sink) -> SinkError:
+def _aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
+    why = "" if error is None else f" ({faults.says(error)})"
     return SinkError(
         "sink.aborted",
-        f"the transaction was aborted, nothing was published ({faults.says(error)})",
+        f"the transaction was aborted, nothing was published{why}",
         where=f"topic {sink.topic}",
         retriable=True,
     )
@@ -151,15 +157,18 @@ def _passing(crash_point: Callable[[str], None], name: str) -> Iterator[Any]:
 class _Reports:
     """Counts the delivery reports of one partition."""
 
-    __slots__ = ("count", "failed", "last")
+    __slots__ = ("count", "failed", "first", "last")
 
     def __init__(self) -> None:
         self.count = 0
+        self.first: Any = None
         self.last: Any = None
         self.failed: list[tuple[KafkaError, Any]] = []
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
+            if not self.count:
+                self.first = message
             self.count += 1
             self.last = message
         else:
@@ -290,19 +299,103 @@ class ShardSink:
             self.needs_replacement = True
             raise self._failure
 
-    def fold(self, saved: Mapping[Place, int], *, timeout: float = FOLD_TIMEOUT) -> Fold:
+    def fold(
+        self,
+        saved: Mapping[Place, int],
+        written: Mapping[Place, Written] | None = None,
+        *,
+        acknowledged: Mapping[Place, int] | None = None,
+        timeout: float = FOLD_TIMEOUT,
+    ) -> Fold:
         """Reads the shard's own partitions back from the saved next offsets to their end.
 
         A partition that is not in `saved` is read from its beginning. Nothing to read costs one
         request. What the iteration found besides is in `offsets`, `truncated` and `foreign`.
 
+        Args:
+            saved: next offsets, by topic and partition.
+            written: of those that came from a `PublishedBatch`, what that one had written.
+            acknowledged: next offsets up to which all was told to be committed; `saved` may be
+                behind.
+            timeout: seconds without any progress after which it gives up.
+
         Raises:
+            UnmarkedError: while iterating: some of `written` is not visible; `restore` it.
             SinkError: while iterating: `sink.hanging_transaction`, `sink.topic_recreated`,
                 `sink.topic_missing`, `sink.unreachable`, ….
         """
         self.ready()
-        self._fold = Fold(self._sink, self._shard, saved, timeout)
+        end_open = self._end_open if self._transactional else None
+        self._fold = Fold(
+            self._sink,
+            self._shard,
+            saved,
+            written,
+            acknowledged=acknowledged if self._transactional else None,
+            end_open=end_open,
+            timeout=timeout,
+        )
         return self._fold
+
+    def restore(self, written: Mapping[Place, Written]) -> int:
+        """Publishes again what was committed in these ranges and got lost; see `unmarked`.
+
+        May be repeated after any error, by another sink, too, until it has returned; nothing else
+        must be published in between.
+
+        Returns:
+            How many records it has published again.
+
+        Raises:
+            SinkError: as `publish`.
+        """
+        self.ready()
+        restored = 0
+        while True:
+            # until it is seen: the marker of what is published here may be left out as well
+            self._end_all(list(written))
+            lost = lost_records(self._sink, self._app_id, written)
+            if not lost:
+                return restored
+            if self.needs_replacement:
+                raise _aborted(None, self._sink)
+            self._transact(_Batch({}, lost), _no_crash)
+            restored += len(lost)
+
+    def _end_all(self, places: list[Place]) -> None:
+        """Waits until no transaction is open in these partitions; ends those of this producer."""
+        ends = list_offsets(self._sink, places, "latest")
+        for tries in range(2):
+            deadline = time.monotonic() + MARKER_TIMEOUT
+            while True:
+                stable = list_offsets(self._sink, places, "latest", committed=True)
+                behind = {place for place in places if stable[place] < ends[place]}
+                if not behind:
+                    return
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
+            if not tries:
+                self._end_open(behind)
+        place = min(behind)
+        raise hanging(self._sink, place, stable[place], ends[place], MARKER_TIMEOUT)
+
+    def _end_open(self, places: set[Place]) -> None:
+        """Ends what this producer, or one before it of the same id, has open in these partitions.
+
+        By a transaction of one record each, which is aborted. One of somebody else stays open.
+        """
+        if self.needs_replacement:
+            raise _aborted(None, self._sink)
+        client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
+        probes = [(topic, records.Record("", b"", p, 0, [])) for topic, p in sorted(places)]
+        batch = _Batch({}, probes)
+        self._begin()
+        self._produce(batch, _no_crash)
+        self._flush(batch)
+        error = self._abort()
+        if error is not None:
+            raise error
 
     @property
     def offsets(self) -> dict[Place, int]:
@@ -359,6 +452,25 @@ class ShardSink:
 
         started = time.perf_counter()
         batch = self._batch(events, late, gaps, dead, diverted)
+        produced, committed = self._transact(batch, crash_point)
+        lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
+        written = {
+            place: (reports.first.offset(), reports.last.offset() + 1)
+            for place, reports in batch.reports.items()
+            if reports.last is not None and reports.last.offset() >= 0
+        }
+        marker = 1 if self._transactional else 0
+        return PublishedBatch(
+            events=len(events) - lost,
+            next_offsets={place: end + marker for place, (_, end) in written.items()},
+            produce_seconds=produced - started,
+            commit_seconds=committed - produced,
+            written=written if self._transactional else {},
+            lost=lost,
+        )
+
+    def _transact(self, batch: _Batch, crash_point: Callable[[str], None]) -> tuple[float, float]:
+        """One transaction; when its records were delivered, and when it was committed."""
         crash_point("before_begin")
         self._begin()
         crash_point("after_begin")
@@ -368,22 +480,9 @@ class ShardSink:
         crash_point("before_commit")
         produced = time.perf_counter()
         self._commit()
+        _careful.discard(self._owner)
         crash_point("after_commit")
-        committed = time.perf_counter()
-
-        marker = 1 if self._transactional else 0
-        lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
-        return PublishedBatch(
-            events=len(events) - lost,
-            next_offsets={
-                place: reports.last.offset() + 1 + marker
-                for place, reports in batch.reports.items()
-                if reports.last is not None and reports.last.offset() >= 0
-            },
-            produce_seconds=produced - started,
-            commit_seconds=committed - produced,
-            lost=lost,
-        )
+        return produced, time.perf_counter()
 
     def close(self) -> None:
         """Lets go of the producer; an open transaction is left to the next owner, which aborts it.
@@ -574,6 +673,9 @@ class ShardSink:
     def _undo(self, error: KafkaError | None, doing: str, batch: _Batch) -> SinkError:
         """Aborts, and names the cause: the refused rows, else what failed first."""
         worse = None if error is not None and error.fatal() else self._abort()
+        # An abort that the broker leaves open would be undone by the next commit, and one that
+        # ends more than this transaction must be found out: only a fold sees either.
+        self.needs_replacement = True
         # An abort brings the last delivery reports.
         self._serve()
         cause = worse or self._cause(error, doing, batch)
@@ -624,7 +726,6 @@ class ShardSink:
                 self.needs_replacement = True
                 return _aborted(too_large[0], self._sink)
             refused = batch.rows_of(by_broker)
-        _careful.discard(self._owner)
         if not refused:
             return None
         topic, _, reason = refused[0]

@@ -24,7 +24,9 @@ class ShardReport:
         next_due: when the next hold is due, µs; None: nothing is held.
         folded: records that another process, or an earlier one, had published and this one read
             back into the index.
-        replaced: producers that were given up after an indefinite answer.
+        replaced: producers that were given up after an indefinite answer or an abort.
+        restored: records that were committed and got lost with their transaction's marker, and were
+            published again.
         skipped: gaps that were given up, by the fields of `admission.SkippedGap`.
         dead: refused rows that were dead-lettered, by `aggregate_id`, `version`, `reason`.
         recount_found: events published that only a recount has found.
@@ -48,6 +50,7 @@ class ShardReport:
     next_due: int | None = None
     folded: int = 0
     replaced: int = 0
+    restored: int = 0
     skipped: list[dict[str, Any]] = field(default_factory=list)
     dead: list[dict[str, Any]] = field(default_factory=list)
     recount_found: int = 0
@@ -106,6 +109,7 @@ class Progress:
     passed_by_reader: int = 0
     folded: int = 0
     replaced: int = 0
+    restored: int = 0
     batches: int = 0
     holds_open: int = 0
     batch_seconds: dict[str, float] = field(default_factory=dict)
@@ -121,6 +125,7 @@ class Progress:
             self.published += report.published
             self.folded += report.folded
             self.replaced += report.replaced
+            self.restored += report.restored
         self.batches += 1
         self.rows_read += counts.rows
         self.duplicates += counts.duplicates

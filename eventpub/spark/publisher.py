@@ -23,7 +23,7 @@ import structlog
 
 from eventpub.config import Config, format_time
 from eventpub.errors import EventpubError, SinkError, StateError, find_marked, from_dict
-from eventpub.sink import check_topics, fence_all
+from eventpub.sink import are_left_open, check_topics, fence_all
 from eventpub.spark.boundary import Bounds
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.lag import Lag
@@ -65,6 +65,10 @@ _CLOCK_STEP = 1_000_000
 _FOLLOWS = 10.0
 _FOLLOWS_WAITED_FOR = 1.0
 """Seconds for which tasks follow the boundary, unless another batch is wanted before."""
+
+_OPEN_EVERY = 10.0
+"""Seconds without a batch after which readers' ends are compared with what was published."""
+_OPEN_TIMEOUT = 2.0
 
 _WATERMARK = {
     "denied": "the account may not see open transactions, so the boundary is the database's time"
@@ -134,6 +138,9 @@ class _Publisher:
         self._lag = Lag()
         self._failure: EventpubError | None = None
         self._ends: dict[int, dict[tuple[str, int], int]] = {}
+        self._acknowledged: dict[tuple[str, int], int] = {}
+        self._left_open = False
+        self._look_for_open = 0.0
         self._first_batch: float | None = None
         self._sightings: list[float] = []
 
@@ -177,6 +184,7 @@ class _Publisher:
             # of an earlier run with this number: what the former run knows is newer
             self._state.forget_shards(config.spark.shards)
             self._former_shards = former
+        self._acknowledged = {(t, p): end for t, p, end in before.get("ends", ())}
         self._low = before.get("low", start)
         self._position = self._reached = before.get("position", start)
         self._recount = Recount(config.recount.horizon, start)
@@ -315,6 +323,7 @@ class _Publisher:
                 all_buckets=self._all_buckets,
                 requests=tuple(requests),
                 former_shards=self._former_shards,
+                acknowledged=self._acknowledged,
                 ends=self._ends,
                 follows=self._follows(bool(recheck or requests)),
             )
@@ -394,6 +403,9 @@ class _Publisher:
         due = [r.next_due for r in reports if r.next_due is not None]
         self._next_due = min(due, default=None)
         self._holds = sum(r.holds for r in reports)
+        self._left_open = False
+        ends = {(t, p): end for report in reports for t, p, end in report.offsets}
+        self._acknowledged = {**self._acknowledged, **ends}
         self._write_progress()
         if self._former_shards is not None:
             self._state.forget_shards(self._former_shards)
@@ -401,7 +413,7 @@ class _Publisher:
 
     def _write_progress(self) -> None:
         """Position and pending work, and when the source is to ask for a batch without new rows."""
-        wanted_now = self._recount.has_suspects() or bool(self._state.asked())
+        wanted_now = self._left_open or self._recount.has_suspects() or bool(self._state.asked())
         with self._files:
             self._state.write(
                 self._state.progress_file,
@@ -411,6 +423,7 @@ class _Publisher:
                     "next_due": 0 if wanted_now else self._next_due,
                     "wanted": self._wanted,
                     "holds": self._holds,
+                    "ends": [[*place, end] for place, end in self._acknowledged.items()],
                     "shards": self._config.spark.shards,
                     "partitions": self._job.partitions,
                 },
@@ -421,6 +434,13 @@ class _Publisher:
             log.warning("gap skipped", **gap)
         for row in (row for report in reports for row in report.dead):
             log.warning("refused, written to the topic of dead letters", **row)
+        restored = sum(report.restored for report in reports)
+        if restored:
+            log.warning(
+                "the broker had left committed transactions open; their records were published"
+                " again, before anything behind them",
+                records=restored,
+            )
         for report in reports:
             if report.baseline is not None:
                 log.warning(
@@ -454,10 +474,26 @@ class _Publisher:
                     looked = time.monotonic()
                     batch, live = self._live()
                     self._look(store, live)
-                    if self._recount_finds(store, live) or self._state.asked():
+                    wanted = self._recount_finds(store, live) or self._state.asked()
+                    if wanted or self._finds_left_open():
                         self._want_batch()
                     self._show(batch, live)
         return True
+
+    def _finds_left_open(self) -> bool:
+        """Whether what was published last is kept from readers: a shard's next task mends it."""
+        now = time.monotonic()
+        ends = self._acknowledged
+        rests = self._running is None and self._config.sink.delivery == "exactly_once" and ends
+        if not rests:
+            self._look_for_open = now + _OPEN_EVERY
+        elif now >= self._look_for_open:
+            self._look_for_open = now + _OPEN_EVERY
+            try:
+                self._left_open = are_left_open(self._config.sink, ends, _OPEN_TIMEOUT)
+            except EventpubError as error:
+                self._progress.last_error = str(error)
+        return self._left_open
 
     def _live(self) -> tuple[int | None, list[ShardReport]]:
         """The batch that runs, and what the shards have done so far, where all of them tell."""

@@ -27,7 +27,7 @@ from eventpub.admission import EVENTS, Decision, Known, Shard, values
 from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
 from eventpub.index import Index
-from eventpub.sink import RecordRefusedError, ShardSink
+from eventpub.sink import Folded, RecordRefusedError, ShardSink, UnmarkedError
 from eventpub.spark.ahead import read_ahead
 from eventpub.spark.boundary import Bounds, following
 from eventpub.spark.failpoint import failpoint
@@ -75,6 +75,7 @@ class Job:
         former_shards: how many shards the run before had, where it was another number.
         pages: where the source leaves pages for tasks of this machine; see `page_files`.
         follows: seconds for which a task goes on as the boundary moves; see `boundary`.
+        acknowledged: by topic and partition, up to where shards have ever reported to be.
         ends: by shard, where its last batch left its partitions; empty after anything went wrong.
     """
 
@@ -92,6 +93,7 @@ class Job:
     former_shards: int | None = None
     pages: Path | None = None
     follows: float = 0.0
+    acknowledged: dict[tuple[str, int], int] = field(default_factory=dict)
     ends: dict[int, dict[tuple[str, int], int]] = field(default_factory=dict)
 
     def rules(self) -> admission.Rules:
@@ -215,7 +217,7 @@ class _ShardTask:
             self._now = now = self._lookup.now()
             newest = 0
             first_version = self._rules.first_version
-            for part in self._sink.fold(self._index.offsets):
+            for part in self._visible():
                 if part.kind == "gaps":
                     self._index.fold_gaps(part.gaps, part.offsets, now)
                     continue
@@ -234,6 +236,22 @@ class _ShardTask:
             if was_new and self._sink.truncated and self._index.position is None:
                 self._report.baseline = self._lost_baseline(newest)
                 self._index.set_baseline(self._report.baseline)
+
+    def _visible(self) -> Iterator[Folded]:
+        """What of the topic the index does not know; all that it knows is visible at the end."""
+        while True:
+            if self._index.unmarked:
+                self._report.restored += self._sink.restore(self._index.unmarked)
+                self._index.restored()
+            index = self._index
+            try:
+                yield from self._sink.fold(
+                    index.offsets, index.written, acknowledged=self._job.acknowledged
+                )
+            except UnmarkedError as lost:
+                self._index.note_unmarked(lost.written)
+            else:
+                return
 
     def _give_way(self) -> None:
         """Stop where the publisher was started again: a shard of its number may be another one.
@@ -262,6 +280,7 @@ class _ShardTask:
             ends is not None
             and self._job.config.sink.delivery == "exactly_once"
             and self._report.folded > 0
+            and not self._report.restored
             and any(self._sink.offsets.get(place, 0) > end for place, end in ends.items())
         )
 
@@ -415,6 +434,11 @@ class _ShardTask:
     def _answer(self, request: Request) -> str:
         index, a, version = self._index, request.aggregate_id, request.version
         hold = index.holds.get(a)
+        if request.action == "skip" and version is None:
+            version = index.resolved(request.id)
+            if version is None and hold is not None:
+                version = hold.first_missing
+                index.resolve(request.id, version, [r.id for r in self._job.requests])
         if hold is not None and version in {None, hold.first_missing}:
             version = hold.first_missing
             if request.action == "skip":
@@ -546,6 +570,7 @@ class _ShardTask:
                 if v < self._rules.first_version:
                     refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
         offsets: dict[tuple[str, int], int] = {}
+        written: dict[tuple[str, int], tuple[int, int]] = {}
         if decision.publishes:
             try:
                 with self._timed("publish"):
@@ -560,7 +585,7 @@ class _ShardTask:
             except RecordRefusedError as refusal:
                 self._refusals.note(refusal, events, diverted)
                 raise
-            offsets = published.next_offsets
+            offsets, written = published.next_offsets, published.written
             report.published += published.events
             report.skipped.extend(asdict(gap) for gap in decision.gaps)
             report.dead.extend(
@@ -571,7 +596,13 @@ class _ShardTask:
         counted = self._take_counted(position)
         with self._timed("index"):
             index.record(
-                decision, offsets, position, refused=refused, dead_run=kept.run, counted=counted
+                decision,
+                offsets,
+                position,
+                written=written,
+                refused=refused,
+                dead_run=kept.run,
+                counted=counted,
             )
         failpoint("after_index")
         for bucket in counted:

@@ -37,7 +37,7 @@ class Request:
         action: "retry" looks for what is missing now; "skip" gives the open gap up now.
         aggregate_id: whose.
         version: which is to be given up; a request that is done again gives up no other one. None:
-            whichever is missing then.
+            whichever is missing when it is done first.
     """
 
     id: str

@@ -204,6 +204,46 @@ def test_indexes_of_another_number_of_shards_are_moved_aggregate_by_aggregate(
         assert (index.position, index.baseline) == (60, 40)
 
 
+def test_what_was_written_is_known_until_a_fold_has_moved_on(tmp_path: Path) -> None:
+    here, there = ("t", 0), ("t", 1)
+    with Index(tmp_path / "0", IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(), {here: 11, there: 6}, 1, written={here: (0, 10), there: (0, 5)})
+        index.record(decided(), {here: 31}, 2, written={here: (20, 30)})
+        assert index.written == {here: (20, 30), there: (0, 5)}
+        index.record(decided(), {there: 9}, 3, written={there: (5, 8)})
+        assert index.written[there] == (0, 8), "written where the marker should have been"
+        index.moved_to({here: 40, there: 9})
+    with Index(tmp_path / "0", IDENTITY) as index:
+        assert index.written == {there: (0, 8)}
+        index.note_unmarked({there: (0, 8)})
+    with Index(tmp_path / "1", IDENTITY) as index:
+        index.move_from([tmp_path / "0"], lambda _: True, [there], None)
+        assert (index.written, index.unmarked) == ({there: (0, 8)}, {there: (0, 8)})
+        index.restored()
+        assert (index.written, index.unmarked, index.offsets) == ({}, {}, {there: 0})
+
+
+def test_what_is_restored_is_not_skipped_by_an_index_that_is_behind(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.note_unmarked({("t", 0): (5, 8)})
+        index.restored()
+        assert index.offsets == {}
+
+
+def test_a_request_means_what_it_meant_first(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        assert index.resolved("one") is None
+        index.resolve("one", 3, ["one", "two"])
+        index.resolve("two", 4, ["one", "two"])
+    with Index(tmp_path, IDENTITY) as index:
+        assert (index.resolved("one"), index.resolved("two")) == (3, 4)
+        index.resolve("three", 5, ["three"])
+        assert index.resolved("one") is None
+
+
 def test_where_one_of_the_former_indexes_is_gone_there_is_no_position(tmp_path: Path) -> None:
     fill(tmp_path / "0", ["a"], 70, {("t", 0): 10})
     with Index(tmp_path / "new", IDENTITY) as index:

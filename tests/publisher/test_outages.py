@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pymysql
 import pytest
@@ -15,6 +16,8 @@ from eventpub.local import Database, Kafka, kafka, mysql
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import Publisher, compare, create_table, eventually, insert
+from tests.sink.conftest import broker_with_doors
+from tests.sink.test_hazards import WRITE_TXN_MARKERS
 
 AWAY = 6.0
 """Seconds; longer than the transaction's timeout and than those of the clients."""
@@ -212,3 +215,28 @@ def test_c6_connections_that_die_in_the_middle_of_a_result(world: World) -> None
             time.sleep(0.3)
     assert in_the_middle >= 1
     world.catches_up()
+
+
+def test_c5_killed_while_it_commits_the_last_event(
+    tmp_path: Path, database: FreshDatabase, topic_name: str
+) -> None:
+    """It may leave the transaction open when it is back; nobody commits anything afterwards."""
+    create_table(database)
+    folder = tmp_path / "kafka"
+    folder.mkdir()
+    with broker_with_doors(folder) as doors:
+        publisher = Publisher(tmp_path, database.url, topic_name, doors.open, SETTINGS)
+        publisher.start()
+        insert_one(database, "warm-up")
+        publisher.until_published("warm-up", [1])
+        for number in range(3):
+            time.sleep(1.0)  # markers of what was before
+            doors.to_itself.strike_next(WRITE_TXN_MARKERS, "held")
+            insert_one(database, f"last-{number}")
+            eventually(lambda: doors.to_itself.has_struck, 30)
+            doors.server.kill()
+            doors.to_itself.drop()
+            doors.server.start()
+            publisher.until_published(f"last-{number}", [1])
+        assert not compare(database, publisher.topic)
+        assert publisher.stop() == 143

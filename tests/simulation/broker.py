@@ -43,6 +43,8 @@ class Owner:
     transaction: Transaction | None = None
     ending: Transaction | None = None
     """decided, its markers not yet written"""
+    left_open: dict[Place, Transaction] = field(default_factory=dict)
+    """whose markers were left out: what the next transaction there ends with itself"""
 
 
 class Message:
@@ -90,6 +92,10 @@ class Message:
     def value(self) -> bytes | None:
         """As there."""
         return self._value
+
+    def timestamp(self) -> tuple[int, int]:
+        """As there, but always the same."""
+        return 1, 1
 
     def headers(self) -> list[tuple[str, bytes | None]]:
         """As there."""
@@ -154,7 +160,7 @@ class Broker:
         place = message.topic(), message.partition()
         log = self.log[place]
         owner.transaction.places.setdefault(place, len(log))
-        log.append((owner.transaction, message))
+        log.append((owner.left_open.get(place, owner.transaction), message))
         return len(log) - 1
 
     def end(self, name: str, epoch: int, outcome: str) -> None:
@@ -177,7 +183,21 @@ class Broker:
 
     def _settle(self, owner: Owner) -> None:
         if owner.ending is not None:
-            for place in owner.ending.places:
+            # as a broker that comes back alone: none of its partitions has a leader, or all have
+            left_out = self._world.fault("markers left out")
+            for place, first in owner.ending.places.items():
+                before = owner.left_open.pop(place, None)
+                if left_out:
+                    start = first if before is None else before.places[place]
+                    owner.left_open[place] = still_open = Transaction({place: start})
+                    log = self.log[place]
+                    whose = {id(owner.ending), id(before)}
+                    log[start:] = [
+                        (still_open if id(t) in whose else t, message) for t, message in log[start:]
+                    ]
+                    continue
+                if before is not None:
+                    before.outcome = owner.ending.outcome
                 self.log[place].append((owner.ending, None))
             owner.ending = None
 
@@ -214,19 +234,18 @@ class Broker:
         """The last stable offset."""
         end = len(self.log[place])
         for owner in self.owners.values():
-            for transaction in (owner.transaction, owner.ending):
+            for transaction in (owner.transaction, owner.ending, *owner.left_open.values()):
                 if transaction is not None and place in transaction.places:
                     end = min(end, transaction.places[place])
         return end
 
-    def read(self, place: Place, start: int) -> list[Message]:
-        """The committed records from an offset to the last stable one."""
+    def read(self, place: Place, start: int, committed: bool = True) -> list[Message]:
+        """The records from an offset on: the committed ones up to the last stable, or all."""
+        end = self.stable(place) if committed else self.high(place)
         return [
             message.at(offset)
-            for offset, (transaction, message) in enumerate(
-                self.log[place][start : self.stable(place)], start
-            )
-            if message is not None and transaction.outcome == "committed"
+            for offset, (transaction, message) in enumerate(self.log[place][start:end], start)
+            if message is not None and (not committed or transaction.outcome == "committed")
         ]
 
 
@@ -365,9 +384,10 @@ class Producer:
 
 
 class Consumer:
-    """confluent_kafka.Consumer, assigned its partitions, of committed records."""
+    """confluent_kafka.Consumer, assigned its partitions."""
 
-    def __init__(self) -> None:
+    def __init__(self, committed: bool) -> None:
+        self._committed = committed
         self._world = world()
         self._broker = self._world.broker
         self._at: dict[Place, int] = {}
@@ -385,9 +405,9 @@ class Consumer:
 
     def _fetch(self) -> None:
         for place, at in self._at.items():
-            stable = self._broker.stable(place)
-            self._buffer += self._broker.read(place, at)
-            self._at[place] = max(at, stable)
+            upto = self._broker.stable(place) if self._committed else self._broker.high(place)
+            self._buffer += self._broker.read(place, at, self._committed)
+            self._at[place] = max(at, upto)
             if self._ended.get(place) != self._at[place]:
                 self._ended[place] = self._at[place]
                 end = KafkaError(KafkaError._PARTITION_EOF)

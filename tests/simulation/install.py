@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from eventpub.index import rocks
-from eventpub.sink import client, fold, shard, topics
+from eventpub.sink import client, fold, shard, topics, unmarked
 from eventpub.spark import boundary, publisher, source
 from eventpub.spark import shard as task
 from tests.simulation import broker, disk, store
@@ -95,7 +95,7 @@ def installed() -> Iterator[None]:
         put(
             client,
             producer=_producer,
-            consumer=lambda *_: broker.Consumer(),
+            consumer=lambda *_, committed=True: broker.Consumer(committed),
             admin=lambda _: admin,
         )
         put(
@@ -105,6 +105,7 @@ def installed() -> Iterator[None]:
             ThreadPoolExecutor=_Pool,
         )
         put(fold, time=_time)
+        put(unmarked, time=_time)
         put(topics, time=_time)
         put(
             rocks,

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 
 from eventpub.admission import Plan
+from eventpub.index import Index
 from eventpub.sink import client
 from eventpub.sink import shard as sink
 from eventpub.sink.fold import Fold
@@ -24,7 +25,7 @@ def no_fold() -> Iterator[None]:
     """The topic is not read back: a fold says that it has reached every end and gives nothing."""
 
     def read(self: Any) -> Iterator[Any]:
-        self.offsets = self._list_ends()
+        self.offsets = self._list("latest")
         yield from ()
 
     with patch.object(Fold, "_read", read):
@@ -95,6 +96,25 @@ def no_replacement() -> Iterator[None]:
 
 
 @contextmanager
+def no_restoring() -> Iterator[None]:
+    """What was committed and left open by the broker counts as visible."""
+
+    def settle(self: Any) -> None:
+        self._ends = self._list("latest")
+        for place, end in self._ends.items():
+            self.offsets[place] = min(end, self.offsets.get(place, 0))
+        blocked = {
+            p for p, at in self._list("latest", committed=True).items() if at < self._ends[p]
+        }
+        if blocked:
+            self._end_open(blocked)
+            self._ends = self._list("latest")
+
+    with patch.object(Fold, "_settle", settle), patch.object(Fold, "_last", lambda *_: None):
+        yield
+
+
+@contextmanager
 def no_fence() -> Iterator[None]:
     """Writers of a former number of shards are not fenced when the publisher starts."""
     with patch.object(publisher, "fence_all", lambda *_: None):
@@ -155,7 +175,10 @@ def skip_twice() -> Iterator[None]:
         answer(self, replace(request, version=None))
         return answer(self, replace(request, version=None))
 
-    with patch.object(task._ShardTask, "_answer", twice):
+    with (
+        patch.object(task._ShardTask, "_answer", twice),
+        patch.object(Index, "resolved", lambda *_: None),
+    ):
         yield
 
 
@@ -168,6 +191,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         index_before_commit,
         no_recount,
         no_replacement,
+        no_restoring,
         no_fence,
         no_count,
         no_dead_fold,

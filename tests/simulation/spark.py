@@ -202,11 +202,12 @@ class Driver:
             return
         process = self.world.process
         self.world.process = Process()
+        self.world.monotonic += 11.0  # it looks for open transactions less often than for rows
         try:
             self.world.counts["looks"] += 1
             _, live = self._publisher._live()
             found = self._publisher._recount_finds(EventStore(None, None), live)
-            if found or self._publisher._state.asked():
+            if found or self._publisher._state.asked() or self._publisher._finds_left_open():
                 self._publisher._want_batch()
         finally:
             self.world.process = process

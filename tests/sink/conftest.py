@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from eventpub.local import kafka
+from eventpub.local import Kafka, kafka
 from tests.sink.proxy import Proxy
 
 PASSWORDS = {"owner": "owner-word", "poor": "poor-word"}
@@ -23,6 +25,7 @@ class OwnBroker:
         guarded: asks for a password, and for permissions.
         proxied: leads through `proxy`.
         to_itself: a proxy before what the broker sends to itself, such as a transaction's markers.
+        server: the broker.
     """
 
     open: str
@@ -30,11 +33,19 @@ class OwnBroker:
     proxied: str
     proxy: Proxy
     to_itself: Proxy
+    server: Kafka
 
 
 @pytest.fixture(scope="session")
 def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
-    """A broker with several doors."""
+    """A broker with several doors, which stays up."""
+    with broker_with_doors(tmp_path_factory.mktemp("own")) as made:
+        yield made
+
+
+@contextmanager
+def broker_with_doors(folder: Path) -> Iterator[OwnBroker]:
+    """A broker that can be reached in several ways."""
     names = ["PLAINTEXT", "CONTROLLER", "GUARDED", "PROXIED", "ITSELF"]
     *inside, outside, around = free_ports(len(names) + 2)
     ports = dict(zip(names, inside, strict=True))
@@ -55,15 +66,15 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
         "super.users": "User:ANONYMOUS;User:owner",
     }
-    folder = tmp_path_factory.mktemp("own")
     proxy, to_itself = Proxy(outside, ports["PROXIED"]), Proxy(around, ports["ITSELF"])
-    with kafka(folder, port=ports["PLAINTEXT"], properties=properties):
+    with kafka(folder, port=ports["PLAINTEXT"], properties=properties) as server:
         yield OwnBroker(
             open=f"127.0.0.1:{ports['PLAINTEXT']}",
             guarded=f"127.0.0.1:{ports['GUARDED']}",
             proxied=f"127.0.0.1:{outside}",
             proxy=proxy,
             to_itself=to_itself,
+            server=server,
         )
         proxy.close()
         to_itself.close()

@@ -107,6 +107,11 @@ def _admin(bootstrap_servers: str) -> AdminClient:
     return AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
 
 
+def forget_leaders() -> None:
+    """To be called after a broker was started again: who led a partition does not any more."""
+    _admin.cache_clear()
+
+
 def _ends(
     bootstrap_servers: str,
     places: list[TopicPartition],

@@ -1,0 +1,170 @@
+"""Transactions that the broker has left open, though it has answered that they are over.
+
+A coordinator that finds a partition without a leader while it writes a transaction's markers takes
+the partition for deleted, leaves the marker out, and calls the transaction complete (Kafka 4.3.1:
+"Couldn't find leader endpoint for partitions … likely deleted already and hence can be skipped").
+A broker that is killed and comes back within its session's time-out does so with every transaction
+that was just being committed. Its records then belong to whatever transaction the same producer
+ends there next: readers wait until then, and see the records, or not, by *that* outcome.
+
+So, before anything else is published to such a partition: a transaction of ours is ended there by
+an abort; what was committed before, and thereby lost, is published again as it was. The range is
+noted in the index first, so that a crash in between changes nothing. What must hold: a record that
+the index counts as published is visible, or about to be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from eventpub import config
+from eventpub.errors import SinkError
+from eventpub.sink import client, faults, records
+from eventpub.sink.topics import list_offsets
+
+Place = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+Written = tuple[int, int]
+"""The first offset that one transaction has written to a partition, and the next after its last."""
+
+MARKER_TIMEOUT = 2.0
+"""Seconds that a marker may come after the answer that its transaction is over."""
+_READ_TIMEOUT = 60.0
+
+
+class UnmarkedError(Exception):
+    """Committed ranges that are not visible; see `ShardSink.restore`. Never leaves a task.
+
+    Attributes:
+        written: by place.
+    """
+
+    def __init__(self, written: Mapping[Place, Written]) -> None:
+        super().__init__(f"committed, but not visible: {dict(written)}")
+        self.written = dict(written)
+
+
+def hanging(sink: config.Sink, place: Place, stable: int, end: int, seconds: float) -> SinkError:
+    """What holds a partition, and how an operator ends it.
+
+    Args:
+        stable: the last stable offset.
+        end: what could not be reached.
+        seconds: for how long.
+    """
+    topic, partition = place
+    tool = f"kafka-transactions.sh --bootstrap-server {sink.bootstrap_servers}"
+    return SinkError(
+        "sink.hanging_transaction",
+        f"an open transaction holds {topic}[{partition}]: last stable offset {stable},"
+        f" high watermark {end}, no progress for {seconds:.0f} s",
+        where=f"topic {topic}",
+        suggestion=f"{tool} find-hanging --topic {topic} --partition {partition}; then {tool}"
+        f" abort --topic {topic} --partition {partition} --start-offset {stable}",
+        retriable=True,
+    )
+
+
+def are_left_open(sink: config.Sink, ends: Mapping[Place, int], timeout: float) -> bool:
+    """Whether readers are kept from what was committed up to these offsets.
+
+    Raises:
+        SinkError: as `check_topics`.
+    """
+    stable = list_offsets(sink, list(ends), "latest", committed=True, timeout=timeout)
+    return any(stable[place] < end for place, end in ends.items())
+
+
+def lost_records(
+    sink: config.Sink, app_id: str, written: Mapping[Place, Written]
+) -> list[tuple[str, records.Record]]:
+    """What eventpub has written in these ranges that is visible neither there nor behind them.
+
+    To be called when no transaction is open there. In the order of each partition.
+
+    Raises:
+        SinkError: `sink.unreachable`, ….
+    """
+    places = list(written)
+    ends = list_offsets(sink, places, "latest", committed=True)
+    lows = list_offsets(sink, places, "earliest")
+    firsts = {place: max(first, lows[place]) for place, (first, _) in written.items()}
+    raw = _read(sink, {p: (firsts[p], end) for p, (_, end) in written.items()}, committed=False)
+    visible = _read(sink, {p: (firsts[p], ends[p]) for p in written}, committed=True)
+    seen = Counter(_identity(message) for message in visible)
+    lost = []
+    for message in raw:
+        if not records.is_ours(message.headers(), message.value(), app_id):
+            continue
+        identity = _identity(message)
+        if seen[identity]:
+            seen[identity] -= 1
+        else:
+            lost.append((message.topic(), _again(message)))
+    return lost
+
+
+def _identity(message: Any) -> tuple[Any, ...]:
+    headers = tuple(message.headers() or ())
+    return message.topic(), message.partition(), message.key(), message.value(), headers
+
+
+def _again(message: Any) -> records.Record:
+    key = message.key()
+    return records.Record(
+        None if key is None else key.decode(),
+        message.value(),
+        message.partition(),
+        message.timestamp()[1],
+        message.headers() or [],
+    )
+
+
+def _read(
+    sink: config.Sink, ranges: Mapping[Place, tuple[int, int]], *, committed: bool
+) -> list[Any]:
+    """The records of each range, in the order of each partition."""
+    wanted = {place: (at, end) for place, (at, end) in ranges.items() if at < end}
+    if not wanted:
+        return []
+    consumer = client.consumer(sink, client.ClientLog(), committed=committed)
+    found: list[Any] = []
+    deadline = time.monotonic() + _READ_TIMEOUT
+    try:
+        consumer.assign([TopicPartition(t, p, at) for (t, p), (at, _) in wanted.items()])
+        while wanted:
+            message: Any = client.call(consumer.poll, 0.1)
+            if message is None:
+                if time.monotonic() > deadline:
+                    topic, partition = min(wanted)
+                    raise SinkError(
+                        "sink.unreachable",
+                        f"{topic}[{partition}] gave no records for {_READ_TIMEOUT:.0f} s",
+                        where=f"topic {topic}",
+                        retriable=True,
+                    )
+                continue
+            error, place = message.error(), (message.topic(), message.partition())
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                if place[0] is not None or error.fatal():
+                    raise faults.fault(error, "reading the topic back", sink)
+                continue
+            if place not in wanted:
+                continue
+            _, end = wanted[place]
+            if error is None and message.offset() < end:
+                found.append(message)
+            if message.offset() >= end - (error is None):
+                del wanted[place]
+    except KafkaException as exception:
+        raise faults.fault(
+            faults.kafka_error(exception), "reading the topic back", sink
+        ) from exception
+    finally:
+        consumer.close()
+    return found
