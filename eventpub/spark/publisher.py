@@ -63,8 +63,11 @@ _CLOCK_STEP = 1_000_000
 """µs by which the database's clock may go back without a word."""
 
 _FOLLOWS = 10.0
+_FOLLOWS_HERE = 60.0
 _FOLLOWS_WAITED_FOR = 1.0
-"""Seconds for which tasks follow the boundary, unless another batch is wanted before."""
+"""Seconds for which tasks follow the boundary, unless another is wanted: in general; where all
+indexes are on this machine, so that a task that is done again finds its own; where something waits
+for the end of the batch."""
 
 _OPEN_EVERY = 10.0
 """Seconds without a batch after which readers' ends are compared with what was published."""
@@ -287,7 +290,7 @@ class _Publisher:
             "boundary_file": str(self._state.boundary_file),
             "live_dir": str(self._state.live),
         }
-        if config.spark.master.startswith("local[") or config.spark.master == "local":
+        if self._is_local:
             pages = self._state.pages / f"{self._job.run}.{self._queries}"
             options["page_dir"] = str(pages)
             self._job = replace(self._job, pages=pages)
@@ -317,6 +320,7 @@ class _Publisher:
             job = replace(
                 self._job,
                 batch=batch_id,
+                goes_on=batch_id > self._batches_done,
                 wanted=self._wanted,
                 low=self._low,
                 recheck=tuple(recheck),
@@ -383,8 +387,14 @@ class _Publisher:
         """
         if self._all_buckets:  # what a start finds out is told at once
             return 0.0
-        waits = is_waited_for or self._config.gaps.policy == "hold_shard"
-        return _FOLLOWS_WAITED_FOR if waits else _FOLLOWS
+        if is_waited_for or self._config.gaps.policy == "hold_shard":
+            return _FOLLOWS_WAITED_FOR
+        return _FOLLOWS_HERE if self._is_local else _FOLLOWS
+
+    @property
+    def _is_local(self) -> bool:
+        master = self._config.spark.master
+        return master == "local" or master.startswith("local[")
 
     def _another_publisher_seen(self) -> bool:
         """Note it; whether it was seen so often that this publisher has to give way."""

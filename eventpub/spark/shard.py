@@ -68,6 +68,7 @@ class Job:
         low: from where a shard without an index reads again, µs.
         run: which start of the publisher this is of; it grows.
         batch: the micro-batch's number.
+        goes_on: what a former try of this batch has told of counts; the driver has not added it.
         wanted: how many batches the driver has wanted so far; for one more, a task stops following.
         recheck: time buckets whose keys are compared with the index; see `recount`.
         all_buckets: report what was accounted for in all of them, not only in those that change.
@@ -86,6 +87,7 @@ class Job:
     low: int
     run: int
     batch: int = 0
+    goes_on: bool = False
     wanted: int = 0
     recheck: tuple[int, ...] = ()
     all_buckets: bool = False
@@ -163,8 +165,8 @@ class _ShardTask:
         self._job = job
         self._shard = Shard(number, config.spark.shards, job.partitions)
         self._rules = job.rules()
-        self._report = ShardReport(number)
-        self._counts = admission.Counts()
+        self._report = self._begin_report()
+        self._counts = admission.Counts(**self._report.counts)
         self._open = ExitStack()
         self._sink = self._new_sink()
         try:
@@ -191,6 +193,16 @@ class _ShardTask:
     def __exit__(self, *_: object) -> None:
         self._sink.close()
         self._open.close()
+
+    def _begin_report(self) -> ShardReport:
+        """With what a try of this task before has published, found and given up."""
+        job, number = self._job, self._shard.number
+        state = StateDir(job.config.app.state_dir)
+        told = state.told_by(job.run, job.batch, number) if job.goes_on else None
+        if told is None:
+            return ShardReport(number)
+        buckets = {int(bucket): rows for bucket, rows in told["buckets"].items()}
+        return ShardReport(**{**told, "buckets": buckets, "foreign": False})
 
     def _new_sink(self) -> ShardSink:
         return ShardSink(self._job.config.sink, self._job.config.app.id, self._shard)

@@ -143,13 +143,17 @@ class StateDir:
 
     def told(self, run: int, batch: int, shards: int) -> list[dict[str, Any]]:
         """What all shards have left in a micro-batch; nothing where one of them has not, yet."""
-        found = [self.read(self.live / f"{n}.json") for n in range(shards)]
-        reports = [
-            data["report"]
-            for data in found
-            if data is not None and (data["run"], data["batch"]) == (run, batch)
-        ]
+        found = [self.told_by(run, batch, n) for n in range(shards)]
+        reports = [report for report in found if report is not None]
         return reports if len(reports) == shards else []
+
+    def told_by(self, run: int, batch: int, shard: int) -> dict[str, Any] | None:
+        """What one shard's task, or one before it, has left in a micro-batch."""
+        told = self.read(self.live / f"{shard}.json")
+        if told is None or (told["run"], told["batch"]) != (run, batch):
+            return None
+        report: dict[str, Any] = told["report"]
+        return report
 
     def forget_shards(self, shards: int) -> None:
         """Remove the indexes of a number of shards that is not used any more."""

@@ -98,3 +98,26 @@ def test_what_waits_for_a_batch_is_done_while_tasks_follow_the_boundary(
     publisher.publish_everything()
     differences = compare(database, publisher.topic)
     assert not differences, differences
+
+
+def test_what_a_killed_worker_has_published_counts(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """A task is done again with what the one before it has told of, but for its last window."""
+    create_table(database)
+    publisher = new_publisher(database, read={"delay": "50ms", "watermark": "off"})
+    publisher.start()
+    with steady_writer(database):
+        publisher.until_published("steady-0", [1])
+        eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
+        time.sleep(3.0)
+        for worker in publisher.workers():
+            worker.kill()
+        publisher.until_published("steady-300", [1])
+    publisher.until_published("steady-299", [1])
+    events = database.execute("SELECT COUNT(*) FROM events")[0][0]
+    eventually(lambda: len(publisher.topic.read()) == events, 60)
+    assert publisher.stop() == 143
+    ends = [json.loads(line) for line in publisher.log.read_text().splitlines() if line[:1] == "{"]
+    published = [line["published"] for line in ends if "published" in line][-1]
+    assert events - 40 <= published <= events

@@ -186,6 +186,11 @@ class StateDir:
         reports = [told[run, batch, n] for n in range(shards) if (run, batch, n) in told]
         return reports if len(reports) == shards else []
 
+    def told_by(self, run: int, batch: int, shard: int) -> dict[str, Any] | None:
+        """As there."""
+        told: dict[Any, Any] = world().files.get("live", {})
+        return told.get((run, batch, shard))
+
     def forget_shards(self, shards: int) -> None:
         """As there: on the driver's disk only."""
         databases = world().disk.databases
