@@ -41,9 +41,7 @@ Properties of librdkafka and Spark keep their own names: in the file
 object in `EVENTPUB_SINK__PROPERTIES`. Those that eventpub's guarantees stand on
 (`transactional.id`, `isolation.level`, `partitioner`, a weaker `acks` …) are refused.
 
-Not everything is there yet: `read.watermark` and `ops.http` are accepted and have no effect,
-`recount.horizon` only says how far back a lost index makes the publisher read again, and
-`gaps.policy = "hold_shard"` is refused by `run`.
+Not there yet: `ops.http` is accepted and has no effect.
 """
 
 _ERRORS = """\
