@@ -309,8 +309,8 @@ class ShardSink:
     ) -> Fold:
         """Reads the shard's own partitions back from the saved next offsets to their end.
 
-        A partition that is not in `saved` is read from its beginning. Nothing to read costs one
-        request. What the iteration found besides is in `offsets`, `truncated` and `foreign`.
+        A partition that is not in `saved` is read from its beginning. Nothing to read costs two
+        requests. What the iteration found besides is in `offsets`, `truncated` and `foreign`.
 
         Args:
             saved: next offsets, by topic and partition.
@@ -678,10 +678,7 @@ class ShardSink:
         self.needs_replacement = True
         # An abort brings the last delivery reports.
         self._serve()
-        cause = worse or self._cause(error, doing, batch)
-        if cause.code in {"sink.fenced", "sink.fatal"}:
-            self.needs_replacement = True
-        return cause
+        return worse or self._cause(error, doing, batch)
 
     def _cause(self, error: KafkaError | None, doing: str, batch: _Batch) -> SinkError:
         if not self._transactional:

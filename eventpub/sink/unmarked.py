@@ -3,7 +3,7 @@
 A coordinator that finds a partition without a leader while it writes a transaction's markers takes
 the partition for deleted, leaves the marker out, and calls the transaction complete (Kafka 4.3.1:
 "Couldn't find leader endpoint for partitions … likely deleted already and hence can be skipped").
-A broker that is killed and comes back within its session's time-out does so with every transaction
+A broker that is killed and comes back within its session's time-out may do so with any transaction
 that was just being committed. Its records then belong to whatever transaction the same producer
 ends there next: readers wait until then, and see the records, or not, by *that* outcome.
 
