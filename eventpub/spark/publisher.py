@@ -333,13 +333,11 @@ class _Publisher:
             )
             self._ends = {}
             rows = windows.mapInArrow(_task(job), "report string").collect()
-            reports: list[ShardReport] = []
-            for row in rows:
-                outcome = json.loads(row["report"])
-                if "error" in outcome:
-                    self._failure = from_dict(outcome["error"])
-                    raise self._failure
-                reports.append(ShardReport(**outcome))
+            outcomes = [json.loads(row["report"]) for row in rows]
+            if failures := [from_dict(o["error"]) for o in outcomes if "error" in o]:
+                self._failure = _foremost(failures)
+                raise self._failure
+            reports = [ShardReport(**outcome) for outcome in outcomes]
             with self._recounting:
                 unfinished: set[int] = set()
                 for report in reports:
@@ -639,6 +637,18 @@ def _task(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBa
                 yield pa.RecordBatch.from_pydict({"report": [json.dumps(outcome)]})
 
     return publish
+
+
+def _foremost(failures: list[EventpubError]) -> EventpubError:
+    """Of what the shards met in one batch: what waiting does not mend is not hidden by the rest.
+
+    Those that differ from it are logged.
+    """
+    foremost = min(failures, key=lambda failure: failure.retriable)
+    for code, failure in {f.code: f for f in failures}.items():
+        if code != foremost.code:
+            log.warning("another shard met another error", error=str(failure))
+    return foremost
 
 
 def _understood(error: Exception) -> EventpubError:

@@ -363,6 +363,13 @@ class Publisher:
         """The end of what it printed."""
         return self.log.read_text()[-4000:] if self.log.exists() else ""
 
+    def until_said(self, what: str, timeout: float = 60.0) -> None:
+        """Wait until it has printed this."""
+        try:
+            eventually(lambda: what in self.log.read_text(), timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {what}\n{self.words()}") from error
+
     def until_published(self, aggregate_id: str, versions: list[int], timeout: float = 240) -> None:
         """Wait for exactly these versions of an aggregate, in this order."""
 

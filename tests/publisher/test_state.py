@@ -171,7 +171,7 @@ def test_c11_the_disk_is_full_under_index_and_checkpoint(
             pass
     for version in range(3, 30):
         commit(database, range(version, version + 1))
-    eventually(lambda: "disk_full" in publisher.words(), 60)
+    publisher.until_said("disk_full")
     assert publisher.process is not None
     stopped = publisher.process.poll()
     assert stopped in {None, 3}, publisher.words()

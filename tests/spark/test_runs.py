@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from eventpub.config import App, Config, Sink, Store
-from eventpub.errors import StateError
-from eventpub.spark.publisher import _Publisher
+from eventpub.errors import SinkError, StateError
+from eventpub.spark.publisher import _foremost, _Publisher
 from eventpub.spark.shard import Job, _ShardTask
 
 
@@ -53,3 +54,15 @@ def test_a_task_goes_on_where_the_disk_knows_of_no_start_or_of_an_older_one(tmp_
     give_way(tmp_path, 1_000)
     start(tmp_path, 900)
     give_way(tmp_path, 1_000)
+
+
+def test_what_waiting_does_not_mend_is_not_hidden_by_another_shards_error() -> None:
+    """Nor is that other one."""
+    away = SinkError("sink.unreachable", "no answer", retriable=True)
+    taken = SinkError("sink.fenced", "another publisher has taken over this shard")
+    with structlog.testing.capture_logs() as lines:
+        assert _foremost([away, away, taken]) is taken
+    assert [str(away)] == [line["error"] for line in lines]
+    with structlog.testing.capture_logs() as lines:
+        assert _foremost([away, away]) is away
+    assert not lines
