@@ -286,6 +286,7 @@ class _Publisher:
             "shards": str(config.spark.shards),
             "partitions": str(self._job.partitions),
             "position": str(self._position),
+            "looks_every": str(config.spark.trigger),
             "wake_file": str(self._state.progress_file),
             "boundary_file": str(self._state.boundary_file),
             "live_dir": str(self._state.live),

@@ -58,6 +58,9 @@ WINDOWS = (
 _BEFORE_IT_SHOWS = 100_000
 """µs in which a statement that has begun shows among the open transactions, with a wide margin."""
 
+_LOOKS_FOR = 0.5
+"""Seconds for which the source itself looks for new rows; a stop may have to wait for its end."""
+
 _LONGEST_BATCH = 3.0
 """Seconds that a micro-batch may take: pages grow up to that while the reader is far behind."""
 
@@ -138,11 +141,13 @@ class Pages:
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans windows in Spark's driver and reads them in its tasks.
 
-    Six options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
+    Seven options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
     which the publishing task then reads itself; `until` is the last position; `wake_file` names a
     file with ``{"next_due": µs, "position": µs}``, the time at which a batch is wanted without any
     new row, and how far all shards have come; `boundary_file` is for `MovingBoundary`, which hears
-    from `live_dir` how far the shards are, and leaves pages for them in `page_dir`.
+    from `live_dir` how far the shards are, and leaves pages for them in `page_dir`; with
+    `looks_every`, µs, it goes on looking for new rows for a while before it says that there are
+    none, since to be asked again costs Spark more than a look.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -150,6 +155,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._shards = int(options.get("shards", "1"))
         self._partitions = int(options.get("partitions", str(self._shards)))
         self._windows = "windows" in options
+        self._looks_every = int(options.get("looks_every", "0")) / 1e6
         self._wake_file = Path(options["wake_file"]) if "wake_file" in options else None
         self._until = int(options["until"]) if "until" in options else None
         self._initial = int(options["position"]) if "position" in options else None
@@ -202,20 +208,27 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if self._boundary is not None:
             self._boundary.rest()
             self._pages_ahead.clear()
-        known = self._progress()
-        after = max(start["position"], known.get("position") or 0)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._read.page_rows
         if self._windows:
             rows *= self._pages.count
-        with _errors_through_spark():
-            poll = self._poll(after, rows, known)
+        began = time.monotonic()
+        while True:
+            known = self._progress()
+            after = max(start["position"], known.get("position") or 0)
+            with _errors_through_spark():
+                poll = self._poll(after, rows, known)
+            end = poll.upper if poll.page_end is None else poll.page_end
+            if self._until is not None:
+                end = min(end, self._until)
+            asked = self._first or _is_due(known, poll.now)
+            last = self._until is not None and poll.upper >= self._until
+            found = end > after and (poll.has_rows or asked or last)
+            goes_on = self._looks_every and self._until is None and not found and not asked
+            if not goes_on or time.monotonic() - began + self._looks_every > _LOOKS_FOR:
+                break
+            time.sleep(self._looks_every)
         self._pages.asked(poll.page_end is not None, time.monotonic())
-        end = poll.upper if poll.page_end is None else poll.page_end
-        if self._until is not None:
-            end = min(end, self._until)
-        asked = self._first or _is_due(known, poll.now)
-        last = self._until is not None and poll.upper >= self._until
-        if end > after and (poll.has_rows or asked or last):
+        if found:
             self._first = False
             failpoint("before_offset_log")
             if self._boundary is not None and poll.has_rows:
@@ -395,6 +408,7 @@ def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
     own = {"shards", "partitions", "path"}
     # and the publisher's
     own |= {"windows", "wake_file", "boundary_file", "live_dir", "page_dir", "until", "position"}
+    own |= {"looks_every"}
     store: dict[str, Any] = {}
     read: dict[str, Any] = {}
     columns: dict[str, Any] = {}

@@ -379,11 +379,11 @@ class Publisher:
 
         try:
             eventually(published, timeout, every=0.3)
-        except AssertionError as error:
+        except AssertionError:
             found = self.topic.versions(aggregate_id)
             raise AssertionError(
                 f"{aggregate_id}: {found}, not {versions}\n{self.words()}"
-            ) from error
+            ) from None
 
     def family(self) -> list[psutil.Process]:
         """Its process and all that descend from it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from eventpub.errors import ConfigError
 from eventpub.spark.source import EventStoreStreamReader
@@ -63,3 +64,32 @@ def test_an_unknown_option_is_refused_by_name() -> None:
         EventStoreStreamReader({"url": "mysql+pymysql://x@y/z", "pages": "3"})
     assert refused.value.code == "config.unknown_key"
     assert "pages" in refused.value.message
+
+
+def test_the_publishers_source_goes_on_looking_where_there_is_nothing_new(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_table(database)
+    options = {"url": database.url, "windows": "true", "position": "0", "watermark": "off"}
+    source = EventStoreStreamReader(options | {"looks_every": "1000"})
+    at: Any = source.initialOffset()
+    at = source.latestOffset(at, ReadMaxRows(10))
+    monkeypatch.setattr("eventpub.spark.source._LOOKS_FOR", 0.02)
+    assert source.latestOffset(at, ReadMaxRows(10)) == at
+
+    pauses: list[float] = []
+
+    def commit_meanwhile(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            with transaction(database) as cursor:
+                insert(cursor, "a-1", 1, create_time=created)
+                cursor.connection.commit()
+
+    [(created,)] = database.execute("SELECT CURRENT_TIMESTAMP(6) - INTERVAL 2 SECOND")
+    at["position"] -= 10_000_000
+    monkeypatch.setattr("eventpub.spark.source._LOOKS_FOR", 60.0)
+    monkeypatch.setattr("eventpub.spark.source.time.sleep", commit_meanwhile)
+    assert source.latestOffset(at, ReadMaxRows(10))["position"] > at["position"]
+    assert pauses == [0.001] * 3
+    source.stop()
