@@ -305,7 +305,7 @@ class Read(_Section):
         "auto", description="hold the boundary below open transactions where they can be seen"
     )
     max_wait: Micros = Field(
-        1_500_000,
+        1_000_000,
         description="a transaction that is open longer is passed by; recount finds its events",
     )
 

@@ -5,7 +5,7 @@ jobs' planning, workers that are woken, an index and a producer to open. So a ta
 its window goes on with the next one, as soon as the source has found it; the latency of an event
 is then that of the publishing, and a backlog drains without a pause. It ends when nothing new has
 come for a moment, when the driver wants another batch (a recount has found something, a user asks,
-it shall stop), and after ten seconds. The bounds come from one place, the source, since only one
+a shard has something to say, it shall stop), and after the time that it was given. The bounds come from one place, the source, since only one
 process may ask for open transactions; they go by a file in the state directory, as does what the
 shards have done so far. A task on a machine that does not see the files publishes one window per
 batch.
@@ -81,11 +81,18 @@ class MovingBoundary:
         file: takes what `look` found last; replaced as a whole.
         look: the `Bounds` of the next window that begins behind a position, or None where there is
             nothing to announce. Called by the thread, never while `rest` is in force.
+        pause: seconds until looking again is of use, where that is known to be sooner than usual.
     """
 
-    def __init__(self, file: Path, look: Callable[[int], Bounds | None]) -> None:
+    def __init__(
+        self,
+        file: Path,
+        look: Callable[[int], Bounds | None],
+        pause: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._file = file
         self._look = look
+        self._pause = pause
         self._end = 0
         self._going = threading.Event()
         self._busy = threading.Lock()
@@ -114,7 +121,7 @@ class MovingBoundary:
         more = False
         while self._going.wait():
             if not more:
-                time.sleep(_EVERY)
+                time.sleep(min(_EVERY, self._pause() or _EVERY))
             with self._busy:
                 more = self._going.is_set() and self._move()
 

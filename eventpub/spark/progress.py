@@ -63,6 +63,14 @@ class ShardReport:
     baseline: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether it has more to say than numbers, which is said at the end of the batch."""
+        vanished = self.counts.get("gaps_vanished", 0)
+        return bool(
+            self.skipped or self.dead or self.restored or self.baseline is not None or vanished
+        )
+
 
 @dataclass
 class Progress:

@@ -63,7 +63,7 @@ _CLOCK_STEP = 1_000_000
 """µs by which the database's clock may go back without a word."""
 
 _FOLLOWS = 10.0
-_FOLLOWS_HERE = 60.0
+_FOLLOWS_HERE = 300.0
 _FOLLOWS_WAITED_FOR = 1.0
 """Seconds for which tasks follow the boundary, unless another is wanted: in general; where all
 indexes are on this machine, so that a task that is done again finds its own; where something waits
@@ -484,7 +484,7 @@ class _Publisher:
                     batch, live = self._live()
                     self._look(store, live)
                     wanted = self._recount_finds(store, live) or self._state.asked()
-                    if wanted or self._finds_left_open():
+                    if wanted or self._finds_left_open() or any(r.has_news for r in live):
                         self._want_batch()
                     self._show(batch, live)
         return True

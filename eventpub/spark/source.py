@@ -161,7 +161,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._initial = int(options["position"]) if "position" in options else None
         self._first = self._windows
         self._pages = Pages()
-        self._moves = self._more = False
+        self._moves = self._more = self._was_blind = False
         self._boundary: MovingBoundary | None = None
         self._live_dir = Path(options["live_dir"]) if "live_dir" in options else None
         self._pages_ahead: deque[int] = deque()
@@ -171,7 +171,8 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             folder = Path(options["page_dir"])
             self._page_files = PageFiles(folder, self._shards, self._partitions)
         if "boundary_file" in options:
-            self._boundary = MovingBoundary(Path(options["boundary_file"]), self._next_window)
+            file = Path(options["boundary_file"])
+            self._boundary = MovingBoundary(file, self._next_window, self._next_look)
         self._store: EventStore | None = None
         self._watermark: Watermark | None = None
         if self._read.watermark == "auto":
@@ -232,6 +233,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._first = False
             failpoint("before_offset_log")
             if self._boundary is not None and poll.has_rows:
+                self._was_blind = self._is_blind()
                 self._moves, self._more = True, poll.page_end is not None
                 self._boundary.go(end)
             return {"position": end, "tick": 0}
@@ -255,6 +257,8 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             if len(self._pages_ahead) >= _MOST_PAGES_AHEAD:
                 return None
         poll = self._poll(after, self._read.page_rows, {})
+        if self._is_blind() != self._was_blind:
+            return None  # which the next batch tells of
         end = poll.upper if poll.page_end is None else poll.page_end
         if self._until is not None:
             end = min(end, self._until)
@@ -265,6 +269,14 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._leave_page(after, end)
         open_since = self._watermark.open_since if self._watermark else None
         return Bounds(end, open_since, poll.page_end is not None)
+
+    def _is_blind(self) -> bool:
+        """Whether open transactions should be seen, and are not."""
+        return self._watermark is not None and self._watermark.state in {"denied", "stale"}
+
+    def _next_look(self) -> float | None:
+        """Seconds until the watermark is looked at again; None: no look is behind or it is due."""
+        return self._watermark.next_look if self._watermark else None
 
     def _leave_page(self, after: int, upto: int) -> None:
         """Read a page for all shards, where they see the files."""

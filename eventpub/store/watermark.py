@@ -158,6 +158,12 @@ class Watermark:
         """How many transactions were not waited for any longer."""
         return self._transactions.passed
 
+    @property
+    def next_look(self) -> float | None:
+        """Seconds until `look` looks again; None: it would do so now."""
+        wait = self._looked + _REFRESH - time.monotonic()
+        return wait if wait > 0 and not self._denied else None
+
     def look(self) -> None:
         """Look, unless the last look was a moment ago.
 

@@ -122,3 +122,21 @@ def test_what_a_killed_worker_has_published_counts(
     said = re.search(r"^published ([\d,]+) events", publisher.log.read_text(), re.MULTILINE)
     assert said, publisher.words()
     assert events - 20 <= int(said[1].replace(",", "")) <= events
+
+
+def test_what_is_skipped_while_tasks_follow_is_said_soon(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """The line is written when the batch ends: without a reason it would not for minutes."""
+    create_table(database)
+    publisher = new_publisher(database, read={"delay": "50ms", "watermark": "off"})
+    publisher.start()
+    with steady_writer(database):
+        publisher.until_published("steady-0", [1])
+        eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
+        with transaction(database) as cursor:
+            insert(cursor, "gap", 2)
+            cursor.connection.commit()
+        publisher.until_published("gap", [2], 60)
+        publisher.until_said("gap skipped", 30)
+        assert publisher.stop() == 143
