@@ -1,14 +1,14 @@
 """The boundary moves on while a micro-batch runs, and the shards' tasks follow it.
 
 A micro-batch costs Spark 50 to 120 ms beyond its work, and its tasks as much again: two logs, two
-jobs' planning, workers that are woken, an index and a producer to open. So a task that has read
-its window goes on with the next one, as soon as the source has found it; the latency of an event
-is then that of the publishing, and a backlog drains without a pause. It ends when nothing new has
-come for a moment, when the driver wants another batch (a recount has found something, a user asks,
-a shard has something to say, it shall stop), and after the time that it was given. The bounds come from one place, the source, since only one
-process may ask for open transactions; they go by a file in the state directory, as does what the
-shards have done so far. A task on a machine that does not see the files publishes one window per
-batch.
+jobs' planning, workers that are woken, an index and a producer to open. So a task that has read its
+window goes on with the next one, as soon as the source has found it; the latency of an event is
+then that of the publishing, and a backlog drains without a pause. It ends when nothing new has come
+for a moment, when the driver wants another batch (a recount has found something, a user asks, a
+shard has something to say, it shall stop), and after the time that it was given. The bounds come
+from one place, the source, since only one process may ask for open transactions; they go by a file
+in the state directory, as does what the shards have done so far. A task on a machine that does not
+see the files publishes one window per batch.
 """
 
 from __future__ import annotations
