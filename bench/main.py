@@ -156,6 +156,7 @@ def _growth(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
         shards=plan.shards or (1, 2, 4),
         pages=plan.pages or (5_000, 20_000, 50_000, 100_000, 200_000),
         full_up_to=plan.full_up_to,
+        rounds=plan.rounds,
         say=say,
     )
 

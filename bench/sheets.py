@@ -218,7 +218,15 @@ def _growth(result: Result) -> list[Sheet]:
     own = result["settings"]
     among = f"{own['aggregates']:,} aggregates"
     notes = {
-        "by_size": [f"what is drained is the newest (read.start); {among}"],
+        "by_size": [
+            f"what is drained is the newest (read.start); {among}",
+            *(
+                f"{r['rows']:,} rows, {count(r['rate'])} is the median of "
+                + ", ".join(count(rate) for rate in r["rates"])
+                for r in result["by_size"]
+                if len(r.get("rates", ())) > 1
+            ),
+        ],
         "by_aggregates": ["index: on disk at the end, both shards; ids such as order-0001234"],
         "by_shards": [among],
         "by_page": [f"a page: its rows by the rate, what a read and its publishing cost; {among}"],

@@ -62,6 +62,7 @@ class _Reader(EventStoreStreamReader):
         self._read = config.read
         self._shards = config.spark.shards
         self._windows = True
+        self._looks_every = 0.0
         self._wake_file: Any = StateDir.progress_file
         self._until = None
         self._initial = position
