@@ -14,7 +14,7 @@ from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  
 from eventpub import config
 from eventpub.config import format_duration
 from eventpub.errors import Check, EventpubError
-from eventpub.sink import client, shard
+from eventpub.sink import client, owning
 from eventpub.sink.faults import topic_missing
 from eventpub.sink.topics import REACH_TIMEOUT, partition_counts
 
@@ -96,7 +96,7 @@ def _side_topic(sink: config.Sink, found: Mapping[str, int], topic: str) -> Chec
 def _transactions(sink: config.Sink, app_id: str) -> Check:
     name = "transactions"
     try:
-        shard.try_transactions(sink, app_id)
+        owning.try_transactions(sink, app_id)
     except EventpubError as error:
         return _wrong(name, error)
     timeout = format_duration(sink.transaction_timeout)

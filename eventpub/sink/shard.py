@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
@@ -25,24 +24,19 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import SinkError
-from eventpub.sink import client, faults, records
+from eventpub.sink import client, faults, owning, records
+from eventpub.sink.batch import Batch, batch_of
 from eventpub.sink.fold import FOLD_TIMEOUT, Fold
 from eventpub.sink.records import DeadRow
 from eventpub.sink.topics import list_offsets
 from eventpub.sink.unmarked import MARKER_TIMEOUT, Place, Written, hanging, lost_records
 
-READY_TIMEOUT = 10.0
-"""Seconds that `init_transactions` may take before the broker counts as away."""
 COMMIT_TIMEOUT = 30.0
 """Seconds until a commit without an answer is given up as indefinite."""
 ABORT_TIMEOUT = 5.0
 """Seconds for an abort; what it leaves open, the next owner's `init_transactions` aborts."""
 DOUBT_AFTER = 1.0
 """A commit or abort that took longer leaves a doubt (T-rule)."""
-
-_CONSEQUENCE = frozenset(
-    {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD}
-)
 
 _careful: set[tuple[str, str]] = set()
 """Owners whose sinks send each record by itself, to find the ones that the broker refuses, until a
@@ -66,74 +60,6 @@ class PublishedBatch:
     lost: int = 0
 
 
-def transactional_id(app_id: str, number: int | str) -> str:
-    """The id that a newer owner of the shard fences the older ones by."""
-    return f"eventpub.{app_id}.{number}"
-
-
-def fence_all(sink: config.Sink, app_id: str, upto: int) -> None:
-    """Fences the writers of shards 0 to `upto` − 1 and ends their transactions.
-
-    To be called at the start of a run, before any shard is folded, with the largest number of
-    shards that may have been used before: the topic's partitions are always enough. Without it, a
-    writer of a former number of shards could still write, or hold a transaction open, on
-    partitions that belong to another shard now.
-
-    Raises:
-        SinkError: as `ShardSink.ready`.
-    """
-    if sink.delivery != "exactly_once" or upto <= 0:
-        return
-
-    def fence(number: int) -> None:
-        client_log = client.ClientLog()
-        producer = client.producer(sink, transactional_id(app_id, number), client_log)
-        _init_transactions(sink, producer, client_log, lambda: False)
-
-    with ThreadPoolExecutor(min(upto, 8), thread_name_prefix="eventpub-fence") as pool:
-        for _ in pool.map(fence, range(upto)):
-            pass
-
-
-def try_transactions(sink: config.Sink, app_id: str) -> None:
-    """Takes a transactional id that no shard has, to see whether the broker lets us.
-
-    Raises:
-        SinkError: as `ShardSink.ready`.
-    """
-    client_log = client.ClientLog()
-    producer = client.producer(sink, transactional_id(app_id, "doctor"), client_log)
-    _init_transactions(sink, producer, client_log, lambda: False)
-
-
-def _init_transactions(
-    sink: config.Sink,
-    producer: Producer,
-    client_log: client.ClientLog,
-    cancelled: Callable[[], bool],
-) -> None:
-    started = time.monotonic()
-    doing = "taking over the shard"
-    while not cancelled():
-        try:
-            client.call(producer.init_transactions, 0.5)
-            return
-        except KafkaException as exception:
-            error = faults.kafka_error(exception)
-            if not error.retriable():
-                raise faults.fault(error, doing, sink) from exception
-            try:
-                client.call(producer.poll, 0)  # hands over what the client has heard
-            except KafkaException as fatal:
-                raise faults.fault(faults.kafka_error(fatal), doing, sink) from fatal
-            heard = client_log.last_error
-            if heard is not None and heard.code() in faults.AUTHENTICATION:
-                raise faults.auth_failed(sink, heard) from exception
-            waited = time.monotonic() - started
-            if waited > READY_TIMEOUT:
-                raise faults.unreachable(sink, doing, waited, heard or error) from exception
-
-
 def _aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
     why = "" if error is None else f" ({faults.says(error)})"
     return SinkError(
@@ -154,74 +80,6 @@ def _passing(crash_point: Callable[[str], None], name: str) -> Iterator[Any]:
     yield from ()
 
 
-class _Reports:
-    """Counts the delivery reports of one partition."""
-
-    __slots__ = ("count", "failed", "first", "last")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: Any = None
-        self.last: Any = None
-        self.failed: list[tuple[KafkaError, Any]] = []
-
-    def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            if not self.count:
-                self.first = message
-            self.count += 1
-            self.last = message
-        else:
-            self.failed.append((error, message))
-
-
-class _Batch:
-    """What one transaction shall make visible, and what came of it so far."""
-
-    def __init__(
-        self, columns: dict[str, records.Columns], side: list[tuple[str, records.Record]]
-    ) -> None:
-        self.columns = columns
-        self.side = side
-        self.produced = 0
-        self.reports: dict[Place, _Reports] = {}
-        self.refused: list[tuple[str, int, str]] = []
-        """Topic, row and reason of what the client itself has refused."""
-
-    def reports_of(self, topic: str, partition: int) -> _Reports:
-        return self.reports.setdefault((topic, partition), _Reports())
-
-    def failed(self) -> list[tuple[str, KafkaError, Any]]:
-        """The delivery reports that say no, without those that only follow from another's."""
-        return [
-            (topic, error, message)
-            for (topic, _), reports in self.reports.items()
-            for error, message in reports.failed
-            if error.code() not in _CONSEQUENCE
-        ]
-
-    def rows_of(self, failed: list[tuple[str, KafkaError, Any]]) -> list[tuple[str, int, str]]:
-        """Topic, row and reason of failed records; a report has no row, so content finds it."""
-        rows = []
-        for topic, error, message in failed:
-            reason = faults.says(error)
-            if topic not in self.columns:
-                rows.append((topic, 0, reason))
-                continue
-            key, value = message.key().decode(), message.value()
-            columns = self.columns[topic]
-            at = zip(columns.keys, columns.values, strict=True)
-            taken = {row for t, row, _ in rows if t == topic}
-            rows.append(
-                next(
-                    (topic, row, reason)
-                    for row, (k, v) in enumerate(at)
-                    if k == key and v == value and row not in taken
-                )
-            )
-        return rows
-
-
 class ShardSink:
     """Publishes one shard's batches; owns the shard from `ready()` until another one is made.
 
@@ -240,9 +98,9 @@ class ShardSink:
         self._app_id = app_id
         self._shard = shard
         self._transactional = sink.delivery == "exactly_once"
-        self._id = transactional_id(app_id, shard.number) if self._transactional else None
+        self._id = owning.transactional_id(app_id, shard.number) if self._transactional else None
         self._log = client.ClientLog()
-        self._owner = (sink.bootstrap_servers, transactional_id(app_id, shard.number))
+        self._owner = (sink.bootstrap_servers, owning.transactional_id(app_id, shard.number))
         self._careful = self._owner in _careful
         self._fold: Fold | None = None
         self._closed = False
@@ -270,7 +128,7 @@ class ShardSink:
             producer = client.producer(self._sink, self._id, self._log, careful=self._careful)
             if self._transactional:
                 try:
-                    _init_transactions(self._sink, producer, self._log, lambda: self._closed)
+                    owning.take_over(self._sink, producer, self._log, lambda: self._closed)
                 except SinkError as error:
                     # A request that librdkafka repeats by itself may fence its own first try.
                     if error.code != "sink.fenced":
@@ -278,7 +136,7 @@ class ShardSink:
                     producer = client.producer(
                         self._sink, self._id, self._log, careful=self._careful
                     )
-                    _init_transactions(self._sink, producer, self._log, lambda: self._closed)
+                    owning.take_over(self._sink, producer, self._log, lambda: self._closed)
             if not self._closed:
                 self._producer = producer
         except BaseException as error:  # handed to the thread that asks ready()
@@ -291,10 +149,12 @@ class ShardSink:
             SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized`,
                 `sink.transactions_refused`, `sink.fenced`, `sink.fatal`.
         """
-        self._starting.join(READY_TIMEOUT + 10)
+        self._starting.join(owning.READY_TIMEOUT + 10)
         if self._starting.is_alive():
             self.needs_replacement = True
-            raise faults.unreachable(self._sink, "taking over the shard", READY_TIMEOUT + 10, None)
+            raise faults.unreachable(
+                self._sink, "taking over the shard", owning.READY_TIMEOUT + 10, None
+            )
         if self._failure is not None:
             self.needs_replacement = True
             raise self._failure
@@ -359,7 +219,7 @@ class ShardSink:
                 return restored
             if self.needs_replacement:
                 raise _aborted(None, self._sink)
-            self._transact(_Batch({}, lost), _no_crash)
+            self._transact(Batch({}, lost), _no_crash)
             restored += len(lost)
 
     def _end_all(self, places: list[Place]) -> None:
@@ -389,7 +249,7 @@ class ShardSink:
             raise _aborted(None, self._sink)
         client.log.warning("ending transactions that the broker has left open: %s", sorted(places))
         probes = [(topic, records.Record("", b"", p, 0, [])) for topic, p in sorted(places)]
-        batch = _Batch({}, probes)
+        batch = Batch({}, probes)
         self._begin()
         self._produce(batch, _no_crash)
         self._flush(batch)
@@ -451,7 +311,7 @@ class ShardSink:
             return PublishedBatch(0, {}, 0.0, 0.0)
 
         started = time.perf_counter()
-        batch = self._batch(events, late, gaps, dead, diverted)
+        batch = batch_of(self._sink, self._app_id, self._shard, events, late, gaps, dead, diverted)
         produced, committed = self._transact(batch, crash_point)
         lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
         written = {
@@ -469,7 +329,7 @@ class ShardSink:
             lost=lost,
         )
 
-    def _transact(self, batch: _Batch, crash_point: Callable[[str], None]) -> tuple[float, float]:
+    def _transact(self, batch: Batch, crash_point: Callable[[str], None]) -> tuple[float, float]:
         """One transaction; when its records were delivered, and when it was committed."""
         crash_point("before_begin")
         self._begin()
@@ -494,39 +354,6 @@ class ShardSink:
 
     # -- the steps of a batch -------------------------------------------------------------------
 
-    def _batch(
-        self,
-        events: pa.Table | pa.RecordBatch,
-        late: npt.NDArray[np.bool_] | None,
-        gaps: Sequence[SkippedGap],
-        dead: Sequence[DeadRow],
-        diverted: pa.Table | None,
-    ) -> _Batch:
-        shard, sink, app = self._shard, self._sink, self._app_id
-        columns = {sink.topic: records.event_columns(events, app, shard.partitions, late)}
-        if diverted is not None and len(diverted):
-            marks = np.ones(len(diverted), np.bool_)
-            columns[sink.late_topic] = records.event_columns(diverted, app, shard.partitions, marks)
-        first = shard.topic_partitions()[0]
-        side = [(sink.gaps_topic, records.gap_record(g, shard.partitions)) for g in gaps]
-        side += [
-            (sink.dead_topic, records.dead_record(d, app, shard.partitions, first)) for d in dead
-        ]
-        partitions = np.concatenate(
-            [c.partitions for c in columns.values()]
-            + [np.array([r.partition for _, r in side], np.int32)]
-        )
-        foreign = partitions[partitions % shard.shards != shard.number]
-        if len(foreign):
-            raise SinkError(
-                "sink.wrong_partition",
-                f"shard {shard.number} of {shard.shards} was given records of partition"
-                f" {int(foreign[0])}",
-                where=f"topic {sink.topic}",
-                suggestion="this is a defect of eventpub; nothing was published",
-            )
-        return _Batch(columns, side)
-
     def _begin(self) -> None:
         self._serve()
         self._log.forget()
@@ -539,7 +366,7 @@ class ShardSink:
             error = faults.kafka_error(exception)
             raise faults.fault(error, "beginning a transaction", self._sink) from exception
 
-    def _produce(self, batch: _Batch, crash_point: Callable[[str], None]) -> None:
+    def _produce(self, batch: Batch, crash_point: Callable[[str], None]) -> None:
         try:
             for topic, columns in batch.columns.items():
                 self._produce_columns(topic, columns, batch, crash_point)
@@ -558,7 +385,7 @@ class ShardSink:
         self,
         topic: str,
         columns: records.Columns,
-        batch: _Batch,
+        batch: Batch,
         crash_point: Callable[[str], None],
     ) -> None:
         produce = self._client.produce
@@ -617,7 +444,7 @@ class ShardSink:
                     ) from None
                 client.call(self._client.poll, 0.05)
 
-    def _flush(self, batch: _Batch) -> None:
+    def _flush(self, batch: Batch) -> None:
         deadline = time.monotonic() + self._flush_timeout
         try:
             while (
@@ -670,7 +497,7 @@ class ShardSink:
             )
         return mapped
 
-    def _undo(self, error: KafkaError | None, doing: str, batch: _Batch) -> SinkError:
+    def _undo(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
         """Aborts, and names the cause: the refused rows, else what failed first."""
         worse = None if error is not None and error.fatal() else self._abort()
         # An abort that the broker leaves open would be undone by the next commit, and one that
@@ -680,7 +507,7 @@ class ShardSink:
         self._serve()
         return worse or self._cause(error, doing, batch)
 
-    def _cause(self, error: KafkaError | None, doing: str, batch: _Batch) -> SinkError:
+    def _cause(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
         if not self._transactional:
             # What is still queued must not be sent after the caller has begun again.
             self.needs_replacement = True
@@ -709,9 +536,7 @@ class ShardSink:
             return _aborted(error, self._sink)
         return mapped
 
-    def _refusal(
-        self, batch: _Batch, failed: list[tuple[str, KafkaError, Any]]
-    ) -> SinkError | None:
+    def _refusal(self, batch: Batch, failed: list[tuple[str, KafkaError, Any]]) -> SinkError | None:
         """The rows that can never be published, if that is what went wrong."""
         refused = list(batch.refused)
         by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]

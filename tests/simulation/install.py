@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from eventpub.index import rocks
-from eventpub.sink import client, fold, shard, topics, unmarked
+from eventpub.sink import client, fold, owning, shard, topics, unmarked
 from eventpub.spark import boundary, publisher, source
 from eventpub.spark import shard as task
 from tests.simulation import broker, disk, store
@@ -98,12 +98,8 @@ def installed() -> Iterator[None]:
             consumer=lambda *_, committed=True: broker.Consumer(committed),
             admin=lambda _: admin,
         )
-        put(
-            shard,
-            time=_time,
-            threading=SimpleNamespace(Thread=_Thread),
-            ThreadPoolExecutor=_Pool,
-        )
+        put(shard, time=_time, threading=SimpleNamespace(Thread=_Thread))
+        put(owning, time=_time, ThreadPoolExecutor=_Pool)
         put(fold, time=_time)
         put(unmarked, time=_time)
         put(topics, time=_time)

@@ -36,7 +36,7 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.local import Kafka, kafka
 from eventpub.sink import ShardSink, check_topics
-from eventpub.sink.shard import transactional_id
+from eventpub.sink.owning import transactional_id
 from tests.sink.conftest import OwnBroker
 from tests.sink.helpers import (
     APP,

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from eventpub.errors import SinkError
-from eventpub.sink import PublishedBatch, RecordRefusedError, ShardSink, shard
+from eventpub.sink import PublishedBatch, RecordRefusedError, ShardSink, batch, owning, shard
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings, some_events
 from tests.sink.mock_cluster import (
     ADD_PARTITIONS,
@@ -96,9 +96,9 @@ def test_a_connection_cut_at_the_end_is_a_doubt_however_short_it_was(
     sink: ShardSink, cluster: MockCluster
 ) -> None:
     cluster.answer(END_TXN, (_TRANSPORT, 0))
-    batch = publish(sink)
-    assert batch.events == 20
-    assert batch.commit_seconds < 1.0, "time alone would not show it"
+    published = publish(sink)
+    assert published.events == 20
+    assert published.commit_seconds < 1.0, "time alone would not show it"
     assert cluster.requests(END_TXN) == 2
     assert sink.needs_replacement
 
@@ -176,13 +176,13 @@ def test_messages_that_time_out_are_never_committed(sink: ShardSink, cluster: Mo
 def test_a_missing_delivery_report_prevents_the_commit(
     sink: ShardSink, cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = shard._Reports.on_delivery
+    counted = batch.Reports.on_delivery
 
-    def forgetful(self: shard._Reports, error: KafkaError | None, message: object) -> None:
+    def forgetful(self: batch.Reports, error: KafkaError | None, message: object) -> None:
         if message.offset() != 0 or message.partition() != 1:  # type: ignore[attr-defined]
             counted(self, error, message)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(shard._Reports, "on_delivery", forgetful)
+    monkeypatch.setattr(batch.Reports, "on_delivery", forgetful)
     error = refused(sink, 200)
     assert (error.code, error.retriable) == ("sink.delivery_lost", True)
     assert sink.needs_replacement
@@ -345,7 +345,7 @@ class TestReady:
         new_sink: Callable[[], ShardSink],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(shard, "READY_TIMEOUT", 1.0)
+        monkeypatch.setattr(owning, "READY_TIMEOUT", 1.0)
         cluster.down()
         with pytest.raises(SinkError) as caught:
             new_sink().ready()

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from eventpub import config
 from eventpub.errors import Check, SinkError
 from eventpub.local import Kafka
-from eventpub.sink import ShardSink, check_topics, checks, shard, topics
+from eventpub.sink import ShardSink, check_topics, checks, owning, topics
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings
 
 Make = Callable[..., None]
@@ -129,7 +129,7 @@ class TestBrokersThatDoNotAnswer:
         error = error_of(sink, timeout=1.0)
         assert error.code == "sink.auth_failed"
         assert "a-secret-word" not in str(error)
-        monkeypatch.setattr(shard, "READY_TIMEOUT", 1.0)
+        monkeypatch.setattr(owning, "READY_TIMEOUT", 1.0)
         with ShardSink(sink, APP, WHOLE) as producer, pytest.raises(SinkError) as caught:
             producer.ready()
         assert caught.value.code == "sink.auth_failed"
