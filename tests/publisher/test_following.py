@@ -60,6 +60,12 @@ def reached_beyond_its_window(publisher: Publisher) -> bool:
     return newest > end and not (checkpoint / "commits" / str(offsets)).exists()
 
 
+def until_it_follows(publisher: Publisher) -> None:
+    """The steady writer's events are published, by tasks that go on behind their window."""
+    publisher.until_published("steady-0", [1])
+    eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
+
+
 def _micros(text: bytes) -> int:
     since = datetime.fromisoformat(text.decode()) - datetime(1970, 1, 1, tzinfo=UTC)
     return round(since.total_seconds() * 1_000_000)
@@ -79,8 +85,7 @@ def test_what_waits_for_a_batch_is_done_while_tasks_follow_the_boundary(
         insert(late, "late", 1)
         insert(cursor, "gap", 2)
         cursor.connection.commit()
-        publisher.until_published("steady-0", [1])
-        eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
+        until_it_follows(publisher)
 
         # behind the window, and nothing will ever show that it is missing
         late.connection.commit()
@@ -109,8 +114,7 @@ def test_what_a_killed_worker_has_published_counts(
     publisher = new_publisher(database, read={"delay": "50ms", "watermark": "off"})
     publisher.start()
     with steady_writer(database):
-        publisher.until_published("steady-0", [1])
-        eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
+        until_it_follows(publisher)
         time.sleep(3.0)
         for worker in publisher.workers():
             worker.kill()
@@ -132,8 +136,7 @@ def test_what_is_skipped_while_tasks_follow_is_said_soon(
     publisher = new_publisher(database, read={"delay": "50ms", "watermark": "off"})
     publisher.start()
     with steady_writer(database):
-        publisher.until_published("steady-0", [1])
-        eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
+        until_it_follows(publisher)
         with transaction(database) as cursor:
             insert(cursor, "gap", 2)
             cursor.connection.commit()
