@@ -7,7 +7,7 @@ from typing import Any
 
 from eventpub.admission import Counts
 
-_NOT_SHOWN = {"buckets", "answers"}
+_NOT_SHOWN = {"buckets", "compared", "unfinished", "answers"}
 
 
 @dataclass
@@ -31,6 +31,8 @@ class ShardReport:
         dead: refused rows that were dead-lettered, by `aggregate_id`, `version`, `reason`.
         recount_found: events published that only a recount has found.
         buckets: rows of time buckets that were accounted for, where the number has changed.
+        compared: the last `recount.Comparison` that was done.
+        unfinished: its buckets of which something was left.
         answers: what came of requests, by their ids.
         watermark: as `store.Watermark.state`.
         passed: transactions that the watermark did not wait for any longer.
@@ -55,6 +57,8 @@ class ShardReport:
     dead: list[dict[str, Any]] = field(default_factory=list)
     recount_found: int = 0
     buckets: dict[int, int] = field(default_factory=dict)
+    compared: int = 0
+    unfinished: list[int] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
     watermark: str = "off"
     passed: int = 0

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from eventpub.spark.boundary import Bounds
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.lag import Lag
 from eventpub.spark.progress import Progress, ShardReport
-from eventpub.spark.recount import Recount, window_of
+from eventpub.spark.recount import Comparison, Recount, window_of
 from eventpub.spark.session import Session
 from eventpub.spark.shard import Job, publish_window
 from eventpub.spark.source import (
@@ -68,6 +68,9 @@ _FOLLOWS_WAITED_FOR = 1.0
 """Seconds for which tasks follow the boundary, unless another is wanted: in general; where all
 indexes are on this machine, so that a task that is done again finds its own; where something waits
 for the end of the batch."""
+
+_TAKEN_ON_WITHIN = 3.0
+"""Seconds for tasks that follow the boundary to do a comparison; then another batch does it."""
 
 _OPEN_EVERY = 10.0
 """Seconds without a batch after which readers' ends are compared with what was published."""
@@ -136,6 +139,8 @@ class _Publisher:
         self._queries = 0
         self._showing = threading.Lock()
         self._recounting = threading.Lock()
+        self._comparison = Comparison()
+        self._compared_since = 0.0
         self._watermark = ""
         self._looked_at = 0
         self._lag = Lag()
@@ -315,7 +320,7 @@ class _Publisher:
                 raise StateError("run.stopping", "stopped before this batch", retriable=True)
             started = time.perf_counter()
             with self._recounting:
-                recheck = self._recount.take()
+                self._begin_comparison()
             requests = self._state.asked()
             self._running = batch_id
             job = replace(
@@ -324,13 +329,13 @@ class _Publisher:
                 goes_on=batch_id > self._batches_done,
                 wanted=self._wanted,
                 low=self._low,
-                recheck=tuple(recheck),
+                comparison=self._comparison,
                 all_buckets=self._all_buckets,
                 requests=tuple(requests),
                 former_shards=self._former_shards,
                 acknowledged=self._acknowledged,
                 ends=self._ends,
-                follows=self._follows(bool(recheck or requests)),
+                follows=self._follows(bool(requests)),
             )
             self._ends = {}
             rows = windows.mapInArrow(_task(job), "report string").collect()
@@ -340,13 +345,7 @@ class _Publisher:
                 raise self._failure
             reports = [ShardReport(**outcome) for outcome in outcomes]
             with self._recounting:
-                unfinished: set[int] = set()
-                for report in reports:
-                    buckets = {int(b): rows for b, rows in report.buckets.items()}
-                    self._recount.heard(report.shard, buckets)
-                    unfinished.update({*recheck} - buckets.keys())
-                again = min((r.next_due for r in reports if r.next_due is not None), default=0)
-                self._recount.compared(recheck, unfinished, again)
+                self._hear(reports)
             self._all_buckets = False
             try:
                 self._remember(reports)
@@ -382,10 +381,12 @@ class _Publisher:
         """Seconds for which the next batch's tasks may follow the boundary.
 
         Not long where something waits for the end of the batch, or for the one after it: a shard
-        that holds is looked after once a batch.
+        that holds is looked after once a batch, and what tasks elsewhere have compared may be heard
+        of only then.
         """
         if self._all_buckets:  # what a start finds out is told at once
             return 0.0
+        is_waited_for = is_waited_for or (bool(self._comparison.buckets) and not self._is_local)
         if is_waited_for or self._config.gaps.policy == "hold_shard":
             return _FOLLOWS_WAITED_FOR
         return _FOLLOWS_HERE if self._is_local else _FOLLOWS
@@ -431,6 +432,7 @@ class _Publisher:
                     "low": self._low,
                     "next_due": 0 if wanted_now else self._next_due,
                     "wanted": self._wanted,
+                    "comparison": {"run": self._job.run, **asdict(self._comparison)},
                     "holds": self._holds,
                     "ends": [[*place, end] for place, end in self._acknowledged.items()],
                     "shards": self._config.spark.shards,
@@ -483,11 +485,16 @@ class _Publisher:
                     looked = time.monotonic()
                     batch, live = self._live()
                     self._look(store, live)
-                    wanted = self._recount_finds(store, live) or self._state.asked()
-                    if wanted or self._finds_left_open() or any(r.has_news for r in live):
-                        self._want_batch()
+                    self._see_to(store, live)
                     self._show(batch, live)
         return True
+
+    def _see_to(self, store: EventStore, live: Sequence[ShardReport]) -> None:
+        """What is not done by reading on."""
+        finds = self._recount_finds(store, live) and not self._is_compared_meanwhile(live)
+        news = any(r.has_news for r in live)
+        if finds or self._state.asked() or self._finds_left_open() or news:
+            self._want_batch()
 
     def _finds_left_open(self) -> bool:
         """Whether what was published last is kept from readers: a shard's next task mends it."""
@@ -527,6 +534,37 @@ class _Publisher:
         self._wanted += 1
         self._write_progress()
 
+    def _begin_comparison(self) -> None:
+        """What the recount wants compared is the next comparison; `_recounting` is held."""
+        buckets = tuple(self._recount.take())
+        number = self._comparison.number + (1 if buckets else 0)
+        self._comparison = Comparison(number, buckets)
+        self._compared_since = time.monotonic()
+
+    def _hear(self, reports: Sequence[ShardReport]) -> None:
+        """Take over what the shards have accounted for and compared; `_recounting` is held."""
+        for report in reports:
+            buckets = {int(b): rows for b, rows in report.buckets.items()}
+            self._recount.heard(report.shard, buckets)
+        comparison = self._comparison
+        if reports and all(report.compared >= comparison.number for report in reports):
+            unfinished = {b for report in reports for b in report.unfinished}
+            again = min((r.next_due for r in reports if r.next_due is not None), default=0)
+            self._recount.compared(comparison.buckets, unfinished, again)
+            self._comparison = Comparison(comparison.number)
+
+    def _is_compared_meanwhile(self, live: Sequence[ShardReport]) -> bool:
+        """Whether the tasks that run do the comparison, so that no other batch is needed."""
+        if not live:
+            return False
+        with self._recounting:
+            if not self._comparison.buckets:
+                self._begin_comparison()
+            elif time.monotonic() - self._compared_since > _TAKEN_ON_WITHIN:
+                return False
+        self._write_progress()
+        return True
+
     def _recount_finds(
         self, store: EventStore, live: Sequence[ShardReport] = (), *, last: bool = False
     ) -> bool:
@@ -538,6 +576,7 @@ class _Publisher:
         """
         with self._recounting:
             recount = self._recount
+            self._hear(live)
             if recount.has_suspects():
                 return True
             try:
@@ -552,8 +591,6 @@ class _Publisher:
                     recount.everything(now)
                 self._looked_at = now
                 position, reached = self._position, self._reached
-                for report in live:
-                    recount.heard(report.shard, {int(b): n for b, n in report.buckets.items()})
                 if live:
                     position = max(position, min(r.position for r in live))
                     reached = max(reached, *(r.position for r in live))

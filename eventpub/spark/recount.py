@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 WIDTH = 1_000_000
 """µs of a time bucket: bucket b has the rows of ``b * WIDTH < create_time <= (b + 1) * WIDTH``."""
@@ -34,6 +35,19 @@ def window_of(bucket: int, position: int) -> tuple[int, int]:
     """What of a bucket lies up to a position: ``(after, upto]``, µs."""
     after = bucket * WIDTH
     return after, max(after, min(after + WIDTH, position))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Time buckets whose keys all shards compare with their indexes.
+
+    Attributes:
+        number: grows; a shard reports which it has done last.
+        buckets: their numbers; none where there is nothing to compare.
+    """
+
+    number: int = 0
+    buckets: tuple[int, ...] = ()
 
 
 class Recount:
@@ -110,7 +124,7 @@ class Recount:
         return bool(self._suspects)
 
     def take(self) -> list[int]:
-        """The next buckets to compare: some, so that a batch stays small. See `compared`."""
+        """The next buckets to compare: some, so that events do not wait long. See `compared`."""
         taken: list[int] = []
         rows = 0
         for bucket, count in sorted(self._suspects.items()):

@@ -35,7 +35,7 @@ from eventpub.spark.hold_shard import at_first_row, with_unpublished
 from eventpub.spark.letters import Refusals, dead_rows
 from eventpub.spark.page_files import PageFiles
 from eventpub.spark.progress import ShardReport
-from eventpub.spark.recount import WIDTH, bucket_of, window_of
+from eventpub.spark.recount import WIDTH, Comparison, bucket_of, window_of
 from eventpub.spark.state import Request, StateDir
 from eventpub.store import EventStore, Layout
 
@@ -70,7 +70,7 @@ class Job:
         batch: the micro-batch's number.
         goes_on: what a former try of this batch has told of counts; the driver has not added it.
         wanted: how many batches the driver has wanted so far; for one more, a task stops following.
-        recheck: time buckets whose keys are compared with the index; see `recount`.
+        comparison: what the recount wants compared with the index.
         all_buckets: report what was accounted for in all of them, not only in those that change.
         requests: what users ask for.
         former_shards: how many shards the run before had, where it was another number.
@@ -89,7 +89,7 @@ class Job:
     batch: int = 0
     goes_on: bool = False
     wanted: int = 0
-    recheck: tuple[int, ...] = ()
+    comparison: Comparison = field(default_factory=Comparison)
     all_buckets: bool = False
     requests: tuple[Request, ...] = ()
     former_shards: int | None = None
@@ -130,15 +130,8 @@ def publish_window(
         task.look_for_others()
         task.answer_requests()
         follows = moves and job.follows > 0
-        later = task.following(window) if follows else iter(())
-        if not job.recheck:
-            task.publish(chain([window], later), follows)
-            return task.report(after)
-        task.publish([window], follows)
-        for bucket in job.recheck:
-            task.recheck(bucket)
-        if follows:
-            task.publish(later, follows)
+        task.publish(chain([window], task.following(window) if follows else ()), follows)
+        task.compare()
         return task.report(after)
 
 
@@ -343,6 +336,7 @@ class _ShardTask:
                 self._open_since = window.open_since
                 if rows is None:
                     self.step(_NOTHING, window.upto, due=not self._holds_shard)
+                    self.compare()
                 elif not self.step(rows, rows.column("create_time")[-1].as_py() - 1):
                     return
                 if tells and (rows is None or rows.num_rows >= _TOLD_ROWS):
@@ -413,27 +407,46 @@ class _ShardTask:
 
     # -- recount, requests -----------------------------------------------------------------------
 
-    def recheck(self, bucket: int) -> None:
-        """Compare a time bucket's keys with the index; what it does not know is admitted."""
+    def compare(self) -> None:
+        """Do the comparison that the driver wants, since the start of the batch or meanwhile."""
+        job = self._job
+        state = StateDir(job.config.app.state_dir)
+        known = state.read(state.progress_file) or {}
+        newest = known.get("comparison", {"run": None})
+        comparison = job.comparison
+        if newest["run"] == job.run and newest["number"] > comparison.number:
+            comparison = Comparison(newest["number"], tuple(newest["buckets"]))
+        if comparison.number <= self._report.compared:
+            return
+        self._report.unfinished = [b for b in comparison.buckets if not self._compare(b)]
+        self._report.compared = comparison.number
+
+    def _compare(self, bucket: int) -> bool:
+        """Compare a time bucket's keys with the index; what it does not know is admitted.
+
+        Returns:
+            False where something is left: the shard waits.
+        """
         total = 0
         whole = True
         before = self._counts.admitted + self._counts.late
         position = self._index.position
         if position is None:
-            return  # a new index of a shard that waits: nothing is read yet
+            return False  # a new index of a shard that waits: nothing is read yet
         for keys in self._lookup.keys(*window_of(bucket, position), self._shard):
             total += keys.num_rows
             ids: list[Any] = keys.column("aggregate_id").unique().to_pylist()
             known = self._index.known(ids)
             ranges = admission.unknown(keys, known, self._rules)
             if ranges:
-                rows = self._reader.backtrack(ranges).sort_by("create_time")
+                rows = self._lookup.backtrack(ranges).sort_by("create_time")
                 whole = self.step(rows, None) and whole
         self._report.recount_found += self._counts.admitted + self._counts.late - before
         if whole:
             oldest = bucket_of(self._now - self._job.config.recount.horizon)
             self._index.set_buckets({bucket: total}, oldest)
             self._report.buckets[bucket] = total
+        return whole
 
     def answer_requests(self) -> None:
         """Do what users ask for, with the aggregates of this shard."""

@@ -207,9 +207,7 @@ class Driver:
         try:
             self.world.counts["looks"] += 1
             _, live = self._publisher._live()
-            found = self._publisher._recount_finds(EventStore(None, None), live)
-            if found or self._publisher._state.asked() or self._publisher._finds_left_open():
-                self._publisher._want_batch()
+            self._publisher._see_to(EventStore(None, None), live)
         finally:
             self.world.process = process
 
