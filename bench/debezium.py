@@ -115,7 +115,7 @@ class Debezium:
                 watch.settled(before + events)
         self._stop()
         self._sent += events
-        found = topic.count(servers, self._topic)
+        found = topic.count(servers, self._topic, PARTITIONS)
         if found != self._sent:
             raise RuntimeError(f"Debezium: {found} records, not {self._sent}")
         return outcome("Debezium", events, started, watch.growth.last, watch.growth, usage) | {

@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eventpub.config import format_time
 from eventpub.local.downloads import check_space
 
 from . import peers
 from .machine import Machine
-from .publisher import Settings
 
 _STEP = 100
 """Microseconds from one event to the next: 50,000,000 events are 83 minutes."""
-_BYTES_A_ROW = 600
-"""On disk, with its indexes, and a record on the topic."""
+_BYTES_A_ROW = 700
+"""On disk, with its indexes, and what making those needs."""
+_BYTES_A_RECORD = 300
 AGGREGATES = 100_000
 
 
@@ -28,20 +27,18 @@ def growth(
     aggregates: Sequence[int],
     shards: Sequence[int],
     pages: Sequence[int],
-    full_up_to: int = 0,
     rounds: int = 1,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Drains, one after the other.
 
     Args:
-        drained: events of each drain; those above `aggregates` are as many as there are.
-        sizes: rows of the store, of which the last `drained` are drained (`read.start`).
+        drained: events of each drain but those of `sizes`; of more aggregates, as many as those.
+        sizes: rows of the store, ascending; all are drained, of 100,000 aggregates.
         aggregates: how many the drained events belong to.
         shards, pages: `spark.shards` and `read.page_rows`.
-        full_up_to: stores of at most so many rows are also drained from the beginning.
-        rounds: of each of `sizes`, by their median; before more than one, a drain does not count,
-            since a broker's first is slow.
+        rounds: of the smallest of `sizes`, by their median; before more than one, a drain does not
+            count, since a broker's first is slow.
 
     Raises:
         LocalError: local.disk_full, before anything is filled.
@@ -49,15 +46,18 @@ def growth(
 
     def told(what: str, run: dict[str, Any]) -> dict[str, Any]:
         say(f"{what}: {run['rate']:,} events/s, a page {run['page_seconds']:.2f} s")
-        return run
+        return {key: value for key, value in run.items() if key != "growth"}
 
-    check_space(machine.folder, max([*sizes, *aggregates, drained]) * _BYTES_A_ROW)
+    records = sum(sizes) + sum(max(drained, number) for number in aggregates)
+    records += drained * (len(shards) + len(pages) + rounds)
+    rows = max([*sizes, *aggregates, drained])
+    check_space(machine.folder, rows * _BYTES_A_ROW + records * _BYTES_A_RECORD)
     by_size: list[dict[str, Any]] = []
     url = machine.table("growth")
     begin = time.time_ns() // 1000 - max(sizes, default=0) * _STEP - 600_000_000
     there = 0
     for size in sizes:
-        machine.fill(
+        seconds = machine.grow(
             url,
             size - there,
             AGGREGATES,
@@ -65,19 +65,15 @@ def growth(
             last=begin + size * _STEP,
             before=there,
         )
+        say(f"{size:,} rows, filled in {seconds:.0f} s")
         there = size
-        start = begin + (size - drained) * _STEP - 1
-        settings: Settings = {"read": {"start": format_time(start)}}
-        if rounds > 1 and not by_size:
-            peers.eventpub(machine, url, drained, settings)
-        runs = [peers.eventpub(machine, url, drained, settings) for _ in range(rounds)]
+        again = 1 if by_size else rounds
+        if again > 1:
+            peers.eventpub(machine, url, size)
+        runs = [peers.eventpub(machine, url, size) for _ in range(again)]
         runs.sort(key=lambda one: float(one["rate"]))
-        run = told(f"the last of {size:,} rows", runs[len(runs) // 2])
-        rates = [one["rate"] for one in runs]
-        by_size.append({"rows": size, **run, "rates": rates})
-        if size <= full_up_to:
-            run = told(f"all of {size:,} rows", peers.eventpub(machine, url, size))
-            by_size.append({"rows": size, "full": True, **run})
+        run = told(f"all of {size:,} rows", runs[len(runs) // 2])
+        by_size.append({"rows": size, **run, "rates": [one["rate"] for one in runs]})
     machine.drop("growth")
 
     by_aggregates = []

@@ -32,7 +32,6 @@ class Plan:
         rounds: of `drain` (runs of each) and `restart` (kills).
         debezium: run it beside the drain; not in the quick run.
         sizes, aggregates, shards, pages: of `growth`; None: as in the documentation.
-        full_up_to: `growth` drains stores of at most so many rows from their beginning, too.
     """
 
     scale: float = 1.0
@@ -44,7 +43,6 @@ class Plan:
     aggregates: tuple[int, ...] | None = None
     shards: tuple[int, ...] | None = None
     pages: tuple[int, ...] | None = None
-    full_up_to: int = 10_000_000
 
     def events(self, number: int) -> int:
         """Scaled, at least 1,000."""
@@ -155,7 +153,6 @@ def _growth(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
         or [plan.events(n) for n in (10_000, 100_000, 1_000_000, 5_000_000)],
         shards=plan.shards or (1, 2, 4),
         pages=plan.pages or (5_000, 20_000, 50_000, 100_000, 200_000),
-        full_up_to=plan.full_up_to,
         rounds=plan.rounds,
         say=say,
     )

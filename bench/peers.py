@@ -48,7 +48,7 @@ def eventpub(
                 publisher.finish()
             ended = time.time()
         index_bytes = publisher.index_bytes()
-    _must_have(events, machine, name)
+    _must_have(events, machine, name, partitions)
     run = outcome("eventpub", events, started, ended, watch.growth, usage)
     page_rows = stated.get("read", {}).get("page_rows", Read().page_rows)
     return run | {
@@ -83,7 +83,7 @@ def raw_pipe(
         started = time.time()
         usage = run_measured(command, "raw pipe", machine)
         ended = time.time()
-    _must_have(events, machine, name)
+    _must_have(events, machine, name, partitions)
     return outcome("raw pipe", events, started, ended, watch.growth, usage) | {
         "settings": {
             "client": client,
@@ -130,8 +130,8 @@ def run_measured(command: Sequence[str], group: str, machine: Machine) -> Usage:
     return usage
 
 
-def _must_have(events: int, machine: Machine, name: str) -> None:
-    found = topic.count(machine.broker.bootstrap_servers, name)
+def _must_have(events: int, machine: Machine, name: str, partitions: int) -> None:
+    found = topic.count(machine.broker.bootstrap_servers, name, partitions)
     if found != events:
         raise RuntimeError(f"{name}: {found} records of {events} events")
 
@@ -144,6 +144,7 @@ def outcome(
         "what": what,
         "events": events,
         "rate": round(growth.rate(events)),
+        "rates_of_tenths": [round(rate) for rate in growth.rates(events, 10)],
         "rate_from_start": round(events / (ended - started)),
         "first_visible_seconds": round(growth.first - started, 3),
         "seconds": round(ended - started, 3),

@@ -188,33 +188,26 @@ def _growth(result: Result) -> dict[str, Figure]:
         ("by_shards", "shards", "shards", "rate", "events/s"),
         ("by_page", "page_rows", "rows of a page (read.page_rows)", "page_seconds", "s a page"),
     ]
-    drained = _short(result["settings"]["drained"])
     for axes, (key, x, label, y, heading) in zip(grid.flat, parts, strict=True):
         known = [run for run in result[key] if run[y] is not None]
-        last = [run for run in known if not run.get("full")]
-        full = [run for run in known if run.get("full")]
-        axes.plot(
-            [r[x] for r in last],
-            [r[y] for r in last],
-            "o-",
-            color=BLUE,
-            label=f"the last {drained}",
-        )
-        if full:
-            axes.plot(
-                [r[x] for r in full], [r[y] for r in full], "s--", color=ORANGE, label="all of them"
-            )
+        at = [run[x] for run in known]
+        axes.plot(at, [run[y] for run in known], "o-", color=BLUE, label="all")
+        if key == "by_size":
+            last = [run["rates_of_tenths"][-1] for run in known]
+            axes.plot(at, last, "s--", color=ORANGE, label="the last tenth of them")
             axes.legend(frameon=False, loc="lower right", title="drained")
-        if last:
+        if known:
             axes.set_xscale("log")
-            axes.set_xticks([run[x] for run in last], [_short(run[x]) for run in last])
+            axes.set_xticks(at, [_short(number) for number in at])
             axes.minorticks_off()
         if y == "rate":
             axes.yaxis.set_major_formatter(_THOUSANDS)
         axes.set_ylim(0, max([run[y] for run in known], default=1) * 1.15)
         axes.set_xlabel(label)
         axes.set_ylabel(heading)
-    figure.suptitle(f"Draining {result['settings']['drained']:,} events", x=0.01, ha="left")
+    drained = _short(result["settings"]["drained"])
+    title = f"Draining the rows of a store; number of aggregates, shards, pages: {drained} events"
+    figure.suptitle(title, x=0.01, ha="left")
     return {"growth": figure}
 
 

@@ -205,12 +205,7 @@ def _growth(result: Result) -> list[Sheet]:
 
     facts = ["events drained", "events/s", "a page", "CPU s per million", "peak memory"]
     parts: list[tuple[str, str, str, Callable[[Mapping[str, Any]], str]]] = [
-        (
-            "by_size",
-            "Rows in the store",
-            "rows",
-            lambda r: f"{r['rows']:,}{', all of them' if r.get('full') else ''}",
-        ),
+        ("by_size", "Rows in the store", "rows", lambda r: f"{r['rows']:,}"),
         ("by_aggregates", "Aggregates", "aggregates", lambda r: f"{r['aggregates']:,}"),
         ("by_shards", "Shards", "shards", lambda r: str(r["shards"])),
         ("by_page", "Rows of a page", "read.page_rows", lambda r: f"{r['page_rows']:,}"),
@@ -219,7 +214,7 @@ def _growth(result: Result) -> list[Sheet]:
     among = f"{own['aggregates']:,} aggregates"
     notes = {
         "by_size": [
-            f"what is drained is the newest (read.start); {among}",
+            f"all are drained; {among}",
             *(
                 f"{r['rows']:,} rows, {count(r['rate'])} is the median of "
                 + ", ".join(count(rate) for rate in r["rates"])
@@ -236,6 +231,11 @@ def _growth(result: Result) -> list[Sheet]:
         if not result[key]:
             continue
         columns, rows = [heading, *facts], [[name(run), *cells(run)] for run in result[key]]
+        if key == "by_size":
+            columns += ["the last tenth", "slowest, fastest tenth"]
+            for row, run in zip(rows, result[key], strict=True):
+                tenths = run["rates_of_tenths"]
+                row += [count(tenths[-1]), f"{count(min(tenths))}, {count(max(tenths))}"]
         if key == "by_aggregates":
             columns.append("index, bytes each")
             for row, run in zip(rows, result[key], strict=True):

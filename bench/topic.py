@@ -9,9 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from typing import Any, Self
 
+import numpy as np
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -21,6 +26,7 @@ _QUIET = logging.getLogger(__name__)  # a broker that was stopped is no news
 _QUIET.setLevel(logging.CRITICAL)
 _EVERY = 0.025
 _TOGETHER = 0.15
+_COUNTERS = 2
 
 
 def create(bootstrap_servers: str, name: str, partitions: int) -> None:
@@ -48,8 +54,14 @@ def stable_offsets(admin: AdminClient, name: str, partitions: int, timeout: floa
     return sum(answer.result(timeout).offset for answer in answers.values())
 
 
-def count(bootstrap_servers: str, name: str) -> int:
-    """How many records a `read_committed` consumer finds, to the present end."""
+def count(bootstrap_servers: str, name: str, partitions: int) -> int:
+    """How many records `read_committed` consumers find, to the present end: one a core."""
+    shares = [range(first, partitions, _COUNTERS) for first in range(_COUNTERS)]
+    with ProcessPoolExecutor(_COUNTERS, get_context("spawn")) as pool:
+        return sum(pool.map(partial(_count, bootstrap_servers, name), filter(None, shares)))
+
+
+def _count(bootstrap_servers: str, name: str, partitions: Sequence[int]) -> int:
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -62,7 +74,6 @@ def count(bootstrap_servers: str, name: str) -> int:
         logger=_QUIET,
     )
     try:
-        partitions = consumer.list_topics(name, timeout=10).topics[name].partitions
         consumer.assign([TopicPartition(name, p, 0) for p in partitions])
         ended: set[int] = set()
         found = 0
@@ -118,6 +129,15 @@ class Growth:
         What the first ones brought is not counted, since how long it took is not known.
         """
         return events * self.share / max(1e-9, self.last - self.since)
+
+    def rates(self, events: int, parts: int) -> list[float]:
+        """The rates of equal parts of what `rate` counts, in the order of time."""
+        offsets, at = np.unique(self.offsets, return_index=True)
+        times = np.maximum(np.array(self.times)[at], self.since)
+        begin = float(np.interp(self.since, self.times, self.offsets))
+        marks = np.interp(np.linspace(begin, self.offsets[-1], parts + 1), offsets, times)
+        each = events * self.share / parts
+        return [each / max(1e-9, seconds) for seconds in np.diff(marks).tolist()]
 
 
 class Watch:

@@ -106,13 +106,6 @@ def _case(name: str, text: str) -> None:
             ("--pages", "read.page_rows."),
         ):
             command = click.option(flag, callback=_numbers, metavar="N,N,…", help=what)(command)
-        command = click.option(
-            "--full-up-to",
-            type=click.IntRange(0),
-            default=10_000_000,
-            show_default=True,
-            help="Also drain stores of at most so many rows from their beginning.",
-        )(command)
     bench.command(name)(_sized(command))
 
 

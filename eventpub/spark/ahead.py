@@ -6,16 +6,44 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_Item = tuple[T | None, BaseException | None] | None
 
 _ENOUGH = 1
 """Items that wait; with the one in work and the one being made, three are in memory."""
 
 
+class Ahead(Generic[T]):
+    """What was read ahead: an iterator that can tell whether it would wait."""
+
+    def __init__(self, waiting: queue.Queue[_Item[T]]) -> None:
+        self._waiting = waiting
+        self._ended = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next item, the end or an error is there."""
+        return self._ended or not self._waiting.empty()
+
+    def __iter__(self) -> Ahead[T]:
+        return self
+
+    def __next__(self) -> T:
+        found = None if self._ended else self._waiting.get()
+        if found is None:
+            self._ended = True
+            raise StopIteration
+        item, error = found
+        if error is not None:
+            self._ended = True
+            raise error
+        return item  # type: ignore[return-value]
+
+
 @contextmanager
-def read_ahead(make: Callable[[], Iterator[T]]) -> Iterator[Iterator[T]]:
+def read_ahead(make: Callable[[], Iterator[T]]) -> Iterator[Ahead[T]]:
     """Iterates in a thread of its own, a little ahead of who consumes.
 
     An error is raised where the item would have come. Leaving the block ends the iterator (closing
@@ -25,10 +53,10 @@ def read_ahead(make: Callable[[], Iterator[T]]) -> Iterator[Iterator[T]]:
         make: called in the thread; whatever its iterator uses belongs to that thread until the
             block is left.
     """
-    waiting: queue.Queue[tuple[T | None, BaseException | None] | None] = queue.Queue(_ENOUGH)
+    waiting: queue.Queue[_Item[T]] = queue.Queue(_ENOUGH)
     left = threading.Event()
 
-    def put(item: tuple[T | None, BaseException | None] | None) -> None:
+    def put(item: _Item[T]) -> None:
         while not left.is_set():
             try:
                 waiting.put(item, timeout=0.05)
@@ -51,17 +79,10 @@ def read_ahead(make: Callable[[], Iterator[T]]) -> Iterator[Iterator[T]]:
             if close is not None:
                 close()
 
-    def consume() -> Iterator[T]:
-        while (found := waiting.get()) is not None:
-            item, error = found
-            if error is not None:
-                raise error
-            yield item  # type: ignore[misc]
-
     thread = threading.Thread(target=iterate, name="eventpub-read-ahead", daemon=True)
     thread.start()
     try:
-        yield consume()
+        yield Ahead(waiting)
     finally:
         left.set()
         thread.join()

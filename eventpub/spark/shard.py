@@ -30,6 +30,7 @@ from eventpub.index import Index
 from eventpub.sink import Folded, RecordRefusedError, ShardSink, UnmarkedError
 from eventpub.spark.ahead import read_ahead
 from eventpub.spark.boundary import Bounds, following
+from eventpub.spark.compare import KeysAhead
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.hold_shard import at_first_row, with_unpublished
 from eventpub.spark.letters import Refusals, dead_rows
@@ -131,7 +132,7 @@ def publish_window(
         task.answer_requests()
         follows = moves and job.follows > 0
         task.publish(chain([window], task.following(window) if follows else ()), follows)
-        task.compare()
+        task.compare(finish=True)
         return task.report(after)
 
 
@@ -153,6 +154,7 @@ class _ShardTask:
         self._open_since = open_since
         self._holds_shard = config.gaps.policy == "hold_shard"
         self._refusals = Refusals(config.sink)
+        self._comparing: KeysAhead | None = None
         self._uncounted = np.empty(0, np.int64)
         self._now = 0
         self._job = job
@@ -184,6 +186,8 @@ class _ShardTask:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._comparing is not None:
+            self._comparing.close()
         self._sink.close()
         self._open.close()
 
@@ -407,8 +411,37 @@ class _ShardTask:
 
     # -- recount, requests -----------------------------------------------------------------------
 
-    def compare(self) -> None:
-        """Do the comparison that the driver wants, since the start of the batch or meanwhile."""
+    def compare(self, *, finish: bool = False) -> None:
+        """Go on with the comparison that the driver wants, with keys that were read meanwhile.
+
+        Args:
+            finish: wait for all of them.
+        """
+        if self._comparing is None:
+            self._begin_comparison()
+        comparing = self._comparing
+        while comparing is not None and (finish or comparing.are_ready):
+            found = comparing.take()
+            if found is None:
+                self._report.unfinished = sorted(comparing.unfinished)
+                self._report.compared = comparing.comparison.number
+                comparing.close()
+                self._comparing = comparing = None
+                continue
+            bucket, keys = found
+            if keys is not None:
+                comparing.rows[bucket] += keys.num_rows
+                if not self._admit_unknown(keys):
+                    comparing.unfinished.add(bucket)
+                if not finish:
+                    return  # the next window does not wait for more
+            elif bucket not in comparing.unfinished:
+                oldest = bucket_of(self._now - self._job.config.recount.horizon)
+                self._index.set_buckets({bucket: comparing.rows[bucket]}, oldest)
+                self._report.buckets[bucket] = comparing.rows[bucket]
+
+    def _begin_comparison(self) -> None:
+        """Since the start of the batch one is wanted, or meanwhile."""
         job = self._job
         state = StateDir(job.config.app.state_dir)
         known = state.read(state.progress_file) or {}
@@ -418,34 +451,26 @@ class _ShardTask:
             comparison = Comparison(newest["number"], tuple(newest["buckets"]))
         if comparison.number <= self._report.compared:
             return
-        self._report.unfinished = [b for b in comparison.buckets if not self._compare(b)]
-        self._report.compared = comparison.number
-
-    def _compare(self, bucket: int) -> bool:
-        """Compare a time bucket's keys with the index; what it does not know is admitted.
-
-        Returns:
-            False where something is left: the shard waits.
-        """
-        total = 0
-        whole = True
-        before = self._counts.admitted + self._counts.late
         position = self._index.position
-        if position is None:
-            return False  # a new index of a shard that waits: nothing is read yet
-        for keys in self._lookup.keys(*window_of(bucket, position), self._shard):
-            total += keys.num_rows
-            ids: list[Any] = keys.column("aggregate_id").unique().to_pylist()
-            known = self._index.known(ids)
-            ranges = admission.unknown(keys, known, self._rules)
-            if ranges:
-                rows = self._lookup.backtrack(ranges).sort_by("create_time")
-                whole = self.step(rows, None) and whole
+        if position is None:  # a new index of a shard that waits: nothing is read yet
+            self._report.unfinished = [*comparison.buckets]
+            self._report.compared = comparison.number
+            return
+        lookup, shard = self._lookup, self._shard
+        self._comparing = KeysAhead(
+            comparison, lambda bucket: lookup.keys(*window_of(bucket, position), shard)
+        )
+
+    def _admit_unknown(self, keys: pa.RecordBatch) -> bool:
+        """Publish the rows of which the index does not know; False where the shard waits."""
+        ids: list[Any] = keys.column("aggregate_id").unique().to_pylist()
+        ranges = admission.unknown(keys, self._index.known(ids), self._rules)
+        if not ranges:
+            return True
+        before = self._counts.admitted + self._counts.late
+        rows = self._lookup.backtrack(ranges).sort_by("create_time")
+        whole = self.step(rows, None)
         self._report.recount_found += self._counts.admitted + self._counts.late - before
-        if whole:
-            oldest = bucket_of(self._now - self._job.config.recount.horizon)
-            self._index.set_buckets({bucket: total}, oldest)
-            self._report.buckets[bucket] = total
         return whole
 
     def answer_requests(self) -> None:

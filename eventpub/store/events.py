@@ -268,7 +268,10 @@ class EventStore:
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
         """A connection that nobody else uses; it is not used again after an error."""
-        connection = self._idle.pop() if self._idle else connect_for_reading(self._config)
+        try:
+            connection = self._idle.pop()
+        except IndexError:  # not asked before: another thread may take the last one
+            connection = connect_for_reading(self._config)
         finished = False
         try:
             with mapped(self._layout.where):

@@ -117,12 +117,14 @@ def test_the_rate_begins_with_the_second_transaction() -> None:
     assert growth.since == 5.1
     assert growth.share == 0.5
     assert growth.rate(200) == pytest.approx(100 / 3.9)
+    assert growth.rates(200, 2) == pytest.approx([50 / 1.9, 50 / 2.0])
 
 
 def test_the_rate_of_what_came_at_once_is_from_the_beginning() -> None:
     growth = Growth([0.0, 5.0, 5.1], [10, 60, 210])
     assert (growth.since, growth.share) == (0.0, 1.0)
     assert growth.rate(200) == pytest.approx(200 / 5.1)
+    assert sum(200 / 4 / rate for rate in growth.rates(200, 4)) == pytest.approx(5.1)
 
 
 def test_cpu_time_of_a_part_is_interpolated() -> None:

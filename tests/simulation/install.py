@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from eventpub.index import rocks
 from eventpub.sink import client, fold, owning, shard, topics, unmarked
-from eventpub.spark import boundary, publisher, source
+from eventpub.spark import boundary, compare, publisher, source
 from eventpub.spark import shard as task
 from tests.simulation import broker, disk, store
 from tests.simulation.world import world
@@ -62,19 +63,35 @@ class _Pool:
         return [work(item) for item in items]
 
 
+class _Ahead:
+    """As far ahead as it may get, and no further; asked whether it is ready, it has just read."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._waiting: list[Any] = []
+
+    def _read(self) -> None:
+        self._waiting += islice(self._items, 3 - len(self._waiting))
+
+    @property
+    def is_ready(self) -> bool:
+        was_ready = bool(self._waiting)
+        self._read()
+        return was_ready
+
+    def __iter__(self) -> _Ahead:
+        return self
+
+    def __next__(self) -> Any:
+        self._read()
+        if not self._waiting:
+            raise StopIteration
+        return self._waiting.pop(0)
+
+
 @contextmanager
-def _read_ahead(make: Callable[[], Iterator[Any]]) -> Iterator[Iterator[Any]]:
-    """As there, as far ahead as it may get, and no further."""
-
-    def ahead() -> Iterator[Any]:
-        waiting: list[Any] = []
-        for item in make():
-            waiting.append(item)
-            if len(waiting) > 2:
-                yield waiting.pop(0)
-        yield from waiting
-
-    yield ahead()
+def _read_ahead(make: Callable[[], Iterator[Any]]) -> Iterator[_Ahead]:
+    yield _Ahead(make())
 
 
 def _producer(_sink: object, name: str, log: Any, *, careful: bool = False) -> broker.Producer:
@@ -119,6 +136,7 @@ def installed() -> Iterator[None]:
             read_ahead=_read_ahead,
             failpoint=lambda name: world().point(name),
         )
+        put(compare, read_ahead=_read_ahead)
         put(source, time=_time)
         put(boundary, time=_time)
         put(

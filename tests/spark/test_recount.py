@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from eventpub.spark.recount import WIDTH, Recount, bucket_of, window_of
+from pathlib import Path
+
+from eventpub.config import App, Config, Sink, Store
+from eventpub.spark.progress import ShardReport
+from eventpub.spark.publisher import _Publisher
+from eventpub.spark.recount import WIDTH, Comparison, Recount, bucket_of, window_of
 
 HORIZON = 60_000_000
 SECOND = 1_000_000
@@ -102,3 +107,24 @@ def test_what_one_shard_passed_while_another_waited_is_counted_however_old_it_is
     recount.due(1000 * SECOND, 990 * SECOND)
     assert recount.due(1010 * SECOND, 990 * SECOND, 1000 * SECOND) == []
     assert recount.due(1500 * SECOND, 1500 * SECOND)[:10] == list(range(990, 1000))
+
+
+def test_a_comparison_is_over_when_all_shards_have_done_it(tmp_path: Path) -> None:
+    config = Config(
+        app=App(id="orders", state_dir=tmp_path),
+        store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
+        sink=Sink(topic="events"),
+    )
+    publisher = _Publisher(config, False, lambda _: None)
+    recount = publisher._recount = Recount(HORIZON, start=0)
+    recount.counted(20 * SECOND, {5: 7, 6: 2})
+    publisher._begin_comparison()
+    assert publisher._comparison == Comparison(1, (5, 6))
+    publisher._hear([ShardReport(0, compared=1), ShardReport(1)])
+    assert recount.take() == [5, 6]
+    publisher._hear([ShardReport(0, compared=1), ShardReport(1, compared=1, unfinished=[6])])
+    assert not recount.has_suspects()
+    assert publisher._comparison == Comparison(1)
+    assert 6 in recount.due(20 * SECOND, 19 * SECOND)  # of which a shard has left something
+    publisher._begin_comparison()
+    assert publisher._comparison == Comparison(1)  # nothing is wanted
