@@ -4,11 +4,11 @@ A micro-batch costs Spark 50 to 120 ms beyond its work, and its tasks as much ag
 jobs' planning, workers that are woken, an index and a producer to open. So a task that has read its
 window goes on with the next one, as soon as the source has found it; the latency of an event is
 then that of the publishing, and a backlog drains without a pause. It ends when nothing new has come
-for a moment, when the driver wants another batch (a recount has found something, a user asks, a
-shard has something to say, it shall stop), and after the time that it was given. The bounds come
-from one place, the source, since only one process may ask for open transactions; they go by a file
-in the state directory, as does what the shards have done so far. A task on a machine that does not
-see the files publishes one window per batch.
+for a moment, when another shard's task has ended (whose rows wait for the next batch), when the
+driver wants another batch (a user asks, a shard has something to say, it shall stop), and after the
+time that it was given. The bounds come from one place, the source, since only one process may ask
+for open transactions; they go by a file in the state directory, as does what the shards have done
+so far. A task on a machine that does not see the files publishes one window per batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from eventpub.errors import EventpubError
 from eventpub.spark.state import StateDir
 
 _EVERY = 0.05
-_IN_VAIN = 0.4
+_IN_VAIN = 1.0
 _MORE_IN_VAIN = 2.0
 _LOOKS_EVERY = 0.005
 
@@ -45,7 +45,13 @@ class Bounds:
     more: bool = False
 
 
-def following(state: StateDir, last: Bounds, seconds: float, wanted: int) -> Iterator[Bounds]:
+def following(
+    state: StateDir,
+    last: Bounds,
+    seconds: float,
+    wanted: int,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[Bounds]:
     """The windows behind one, each as soon as it is found; not long, and not in vain.
 
     What another shard has seen before the end, this one sees, too: what is visible of one shard
@@ -54,13 +60,14 @@ def following(state: StateDir, last: Bounds, seconds: float, wanted: int) -> Ite
     Args:
         seconds: for so long.
         wanted: how many batches the driver has wanted so far; at one more, this ends.
+        is_over: whether another shard's task has ended.
     """
     began = waiting = time.monotonic()
     ends = False
     while not ends:
         now = time.monotonic()
         known = state.read(state.progress_file) or {}
-        ends = now - began >= seconds or known.get("wanted", 0) > wanted
+        ends = now - began >= seconds or known.get("wanted", 0) > wanted or is_over()
         boundary = state.read(state.boundary_file)
         if boundary is None:
             return

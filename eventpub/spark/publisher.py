@@ -69,7 +69,7 @@ _FOLLOWS_WAITED_FOR = 1.0
 indexes are on this machine, so that a task that is done again finds its own; where something waits
 for the end of the batch."""
 
-_TAKEN_ON_WITHIN = 3.0
+_TAKEN_ON_WITHIN = 10.0
 """Seconds for tasks that follow the boundary to do a comparison; then another batch does it."""
 
 _OPEN_EVERY = 10.0

@@ -126,14 +126,18 @@ def publish_window(
     Raises:
         StoreError, SinkError, StateError: nothing was half done; the call may be repeated.
     """
-    with _without_collector(), _ShardTask(job, number, window.open_since) as task:
-        task.fold()
-        task.look_for_others()
-        task.answer_requests()
-        follows = moves and job.follows > 0
-        task.publish(chain([window], task.following(window) if follows else ()), follows)
-        task.compare(finish=True)
-        return task.report(after)
+    follows = moves and job.follows > 0
+    try:
+        with _without_collector(), _ShardTask(job, number, window.open_since) as task:
+            task.fold()
+            task.look_for_others()
+            task.answer_requests()
+            task.publish(chain([window], task.following(window) if follows else ()), follows)
+            task.compare(finish=True)
+            return task.report(after)
+    finally:
+        if follows:  # what comes now waits for the next batch: no other shard shall go on for long
+            StateDir(job.config.app.state_dir).end_batch(job.run, job.batch)
 
 
 @contextmanager
@@ -349,7 +353,10 @@ class _ShardTask:
     def following(self, last: Bounds) -> Iterator[Bounds]:
         """The windows behind one, as long as this batch may go on."""
         job = self._job
-        return following(StateDir(job.config.app.state_dir), last, job.follows, job.wanted)
+        state = StateDir(job.config.app.state_dir)
+        return following(
+            state, last, job.follows, job.wanted, lambda: state.has_ended(job.run, job.batch)
+        )
 
     def rows(
         self, windows: Iterable[Bounds]

@@ -155,6 +155,16 @@ class StateDir:
         report: dict[str, Any] = told["report"]
         return report
 
+    def end_batch(self, run: int, batch: int) -> None:
+        """Let the other shards know that one has ended a micro-batch; it may not arrive."""
+        with suppress(OSError, StateError):
+            self.live.mkdir(exist_ok=True)
+            self.write(self.live / "ended.json", {"run": run, "batch": batch})
+
+    def has_ended(self, run: int, batch: int) -> bool:
+        """Whether a shard has ended a micro-batch."""
+        return self.read(self.live / "ended.json") == {"run": run, "batch": batch}
+
     def forget_shards(self, shards: int) -> None:
         """Remove the indexes of a number of shards that is not used any more."""
         shutil.rmtree(self.index / f"{shards}-shards", ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from eventpub.errors import StoreError
@@ -100,17 +101,28 @@ def test_a_boundary_of_a_batch_before_is_not_followed(tmp_path: Path) -> None:
 def test_time_that_publishing_takes_is_no_time_without_a_window(tmp_path: Path) -> None:
     windows = following(state_with(tmp_path, upto=120), Bounds(100), 60.0, 0)
     next(windows)
-    time.sleep(0.6)
+    time.sleep(1.2)
     state_with(tmp_path, upto=130)
     assert next(windows) == Bounds(130)
 
 
 def test_where_more_is_known_to_come_it_waits_longer(tmp_path: Path) -> None:
     windows = following(state_with(tmp_path, upto=90), Bounds(100, more=True), 60.0, 0)
-    announced = threading.Timer(0.8, lambda: state_with(tmp_path, upto=120))
+    announced = threading.Timer(1.4, lambda: state_with(tmp_path, upto=120))
     announced.start()
     assert list(windows) == [Bounds(120)]
     announced.join()
+
+
+def test_it_ends_where_another_shard_has(tmp_path: Path) -> None:
+    state = state_with(tmp_path, upto=120)
+    state.end_batch(7, 3)
+    for ended, batch, goes_on in ((7, 3, False), (7, 4, True), (8, 3, True)):
+        windows = following(state, Bounds(100), 60.0, 0, partial(state.has_ended, ended, batch))
+        state_with(tmp_path, upto=120)
+        assert next(windows) == Bounds(120)
+        state_with(tmp_path, upto=130)
+        assert next(windows, None) == (Bounds(130) if goes_on else None)
 
 
 def test_it_ends_where_another_batch_is_wanted_and_after_its_time(tmp_path: Path) -> None:
