@@ -232,10 +232,9 @@ def _growth(result: Result) -> list[Sheet]:
             continue
         columns, rows = [heading, *facts], [[name(run), *cells(run)] for run in result[key]]
         if key == "by_size":
-            columns += ["the last tenth", "slowest, fastest tenth"]
+            columns.append("the last tenth, events/s")
             for row, run in zip(rows, result[key], strict=True):
-                tenths = run["rates_of_tenths"]
-                row += [count(tenths[-1]), f"{count(min(tenths))}, {count(max(tenths))}"]
+                row.append(count(run["rates_of_tenths"][-1]))
         if key == "by_aggregates":
             columns.append("index, bytes each")
             for row, run in zip(rows, result[key], strict=True):
