@@ -129,6 +129,8 @@ class _Publisher:
         self._batch = threading.Lock()
         self._closed = False
         self._batches_done = -1
+        self._remembered = -1
+        self._remembering = threading.Lock()
         self._former_shards: int | None = None
         self._next_due: int | None = None
         self._holds = 0
@@ -348,7 +350,12 @@ class _Publisher:
                 self._hear(reports)
             self._all_buckets = False
             try:
-                self._remember(reports)
+                with self._remembering:
+                    self._remember(reports)
+                    self._remembered = batch_id
+                if self._former_shards is not None:
+                    self._state.forget_shards(self._former_shards)
+                    self._former_shards = None
                 for report in reports:
                     for request_id, outcome in report.answers.items():
                         self._state.answer(request_id, outcome)
@@ -405,7 +412,13 @@ class _Publisher:
         self._sightings = [*recent, now]
         return len(self._sightings) >= _MOST_SIGHTINGS
 
-    def _remember(self, reports: list[ShardReport]) -> None:
+    def _remember_meanwhile(self, batch: int | None, live: Sequence[ShardReport]) -> None:
+        """What the tasks of a batch have told, which may go on for minutes."""
+        with self._remembering:
+            if live and batch is not None and batch > self._remembered:
+                self._remember(live)
+
+    def _remember(self, reports: Sequence[ShardReport]) -> None:
         """Before Spark commits the batch: a later batch must not know less than the index."""
         self._low = min(r.low for r in reports)
         self._position = min(r.position for r in reports)
@@ -417,9 +430,6 @@ class _Publisher:
         ends = {(t, p): end for report in reports for t, p, end in report.offsets}
         self._acknowledged = {**self._acknowledged, **ends}
         self._write_progress()
-        if self._former_shards is not None:
-            self._state.forget_shards(self._former_shards)
-            self._former_shards = None
 
     def _write_progress(self) -> None:
         """Position and pending work, and when the source is to ask for a batch without new rows."""
@@ -485,12 +495,13 @@ class _Publisher:
                     looked = time.monotonic()
                     batch, live = self._live()
                     self._look(store, live)
-                    self._see_to(store, live)
+                    self._see_to(store, batch, live)
                     self._show(batch, live)
         return True
 
-    def _see_to(self, store: EventStore, live: Sequence[ShardReport]) -> None:
+    def _see_to(self, store: EventStore, batch: int | None, live: Sequence[ShardReport]) -> None:
         """What is not done by reading on."""
+        self._remember_meanwhile(batch, live)
         finds = self._recount_finds(store, live) and not self._is_compared_meanwhile(live)
         news = any(r.has_news for r in live)
         if finds or self._state.asked() or self._finds_left_open() or news:

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -56,15 +56,23 @@ def running_batch(publisher: Publisher) -> int | None:
 
 def reached_beyond_its_window(publisher: Publisher) -> bool:
     """Whether an event is visible that was created after the end of the window that Spark runs."""
-    checkpoint = publisher.state / "checkpoint"
-    offsets = running_batch(publisher)
-    if offsets is None:
+    return is_beyond_its_window(
+        publisher,
+        lambda: max(_micros(record.headers["ce_time"]) for record in publisher.topic.read()),
+    )
+
+
+def is_beyond_its_window(publisher: Publisher, moment: Callable[[], int]) -> bool:
+    """Whether a moment, µs, lies behind the end of the window that Spark runs."""
+    batch = running_batch(publisher)
+    if batch is None:
         return False
-    lines = (checkpoint / "offsets" / str(offsets)).read_text().splitlines()
+    checkpoint = publisher.state / "checkpoint"
+    lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
     end = int(json.loads(lines[-1])["position"])
-    newest = max(_micros(record.headers["ce_time"]) for record in publisher.topic.read())
-    # the batch may have ended meanwhile, and another one have published this
-    return newest > end and not (checkpoint / "commits" / str(offsets)).exists()
+    later = moment() > end
+    # the batch may have ended meanwhile, and another one have got there
+    return later and not (checkpoint / "commits" / str(batch)).exists()
 
 
 def until_it_follows(publisher: Publisher) -> None:
@@ -76,6 +84,23 @@ def until_it_follows(publisher: Publisher) -> None:
 def _micros(text: bytes) -> int:
     since = datetime.fromisoformat(text.decode()) - datetime(1970, 1, 1, tzinfo=UTC)
     return round(since.total_seconds() * 1_000_000)
+
+
+def test_the_position_is_kept_while_tasks_follow_the_boundary(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """A start, and who watches, know of it before the batch ends, which may take minutes."""
+    create_table(database)
+    publisher = new_publisher(database, read={"delay": "50ms", "watermark": "off"})
+    publisher.start()
+
+    def position() -> int:
+        return int(json.loads((publisher.state / "progress.json").read_text())["position"])
+
+    with steady_writer(database):
+        until_it_follows(publisher)
+        eventually(lambda: is_beyond_its_window(publisher, position), 60, every=0.05)
+        assert publisher.stop() == 143
 
 
 def test_what_waits_for_a_batch_is_done_while_tasks_follow_the_boundary(

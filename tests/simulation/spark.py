@@ -206,8 +206,7 @@ class Driver:
         self.world.monotonic += 11.0  # it looks for open transactions less often than for rows
         try:
             self.world.counts["looks"] += 1
-            _, live = self._publisher._live()
-            self._publisher._see_to(EventStore(None, None), live)
+            self._publisher._see_to(EventStore(None, None), *self._publisher._live())
         finally:
             self.world.process = process
 
