@@ -23,6 +23,7 @@ from pathlib import Path
 from eventpub.errors import EventpubError
 from eventpub.spark.state import StateDir
 
+_EVERY = 0.05
 _IN_VAIN = 1.0
 _MORE_IN_VAIN = 2.0
 _LOOKS_EVERY = 0.005
@@ -87,7 +88,6 @@ class MovingBoundary:
         file: takes what `look` found last; replaced as a whole.
         look: the `Bounds` of the next window that begins behind a position, or None where there is
             nothing to announce. Called by the thread, never while `rest` is in force.
-        every: seconds between two looks while there is no more known to come.
         pause: seconds until looking again is of use, where that is known to be sooner than usual.
     """
 
@@ -95,12 +95,10 @@ class MovingBoundary:
         self,
         file: Path,
         look: Callable[[int], Bounds | None],
-        every: float = 0.05,
         pause: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._file = file
         self._look = look
-        self._every = every
         self._pause = pause
         self._end = 0
         self._going = threading.Event()
@@ -130,7 +128,7 @@ class MovingBoundary:
         more = False
         while self._going.wait():
             if not more:
-                time.sleep(min(self._every, self._pause() or self._every))
+                time.sleep(min(_EVERY, self._pause() or _EVERY))
             with self._busy:
                 more = self._going.is_set() and self._move()
 

@@ -558,7 +558,9 @@ class _Publisher:
             buckets = {int(b): rows for b, rows in report.buckets.items()}
             self._recount.heard(report.shard, buckets)
         comparison = self._comparison
-        if reports and all(report.compared >= comparison.number for report in reports):
+        if not (reports and comparison.buckets):
+            return
+        if all(report.compared >= comparison.number for report in reports):
             unfinished = {b for report in reports for b in report.unfinished}
             again = min((r.next_due for r in reports if r.next_due is not None), default=0)
             self._recount.compared(comparison.buckets, unfinished, again)

@@ -459,7 +459,8 @@ class _ShardTask:
         if comparison.number <= self._report.compared:
             return
         position = self._index.position
-        if position is None:  # a new index of a shard that waits: nothing is read yet
+        # none: a new index of a shard that waits, nothing is read yet
+        if position is None or not comparison.buckets:
             self._report.unfinished = [*comparison.buckets]
             self._report.compared = comparison.number
             return

@@ -61,11 +61,6 @@ _BEFORE_IT_SHOWS = 100_000
 _LOOKS_FOR = 0.5
 """Seconds for which the source itself looks for new rows; a stop may have to wait for its end."""
 
-_LEAST_PAUSE = 0.05
-_MOST_PAUSE = 0.125
-"""Seconds between two windows of a moving boundary: an eighth of read.delay, within these. Each
-window is a transaction of every shard."""
-
 _LONGEST_BATCH = 3.0
 """Seconds that a micro-batch may take: pages grow up to that while the reader is far behind."""
 
@@ -177,8 +172,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._page_files = PageFiles(folder, self._shards, self._partitions)
         if "boundary_file" in options:
             file = Path(options["boundary_file"])
-            every = min(max(_LEAST_PAUSE, self._read.delay / 8e6), _MOST_PAUSE)
-            self._boundary = MovingBoundary(file, self._next_window, every, self._next_look)
+            self._boundary = MovingBoundary(file, self._next_window, self._next_look)
         self._store: EventStore | None = None
         self._watermark: Watermark | None = None
         if self._read.watermark == "auto":
