@@ -191,9 +191,11 @@ def _growth(result: Result) -> dict[str, Figure]:
     for axes, (key, x, label, y, heading) in zip(grid.flat, parts, strict=True):
         known = [run for run in result[key] if run[y] is not None]
         at = [run[x] for run in known]
+        highest = max([run[y] for run in known], default=1)
         axes.plot(at, [run[y] for run in known], "o-", color=BLUE, label="all")
         if key == "by_size":
             last = [run["rates_of_tenths"][-1] for run in known]
+            highest = max([highest, *last])
             axes.plot(at, last, "s--", color=ORANGE, label="the last tenth of them")
             axes.legend(frameon=False, loc="lower right", title="drained")
         if known:
@@ -202,7 +204,7 @@ def _growth(result: Result) -> dict[str, Figure]:
             axes.minorticks_off()
         if y == "rate":
             axes.yaxis.set_major_formatter(_THOUSANDS)
-        axes.set_ylim(0, max([run[y] for run in known], default=1) * 1.15)
+        axes.set_ylim(0, highest * 1.15)
         axes.set_xlabel(label)
         axes.set_ylabel(heading)
     drained = _short(result["settings"]["drained"])
