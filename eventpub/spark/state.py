@@ -5,9 +5,9 @@ start.json      where this publisher started, resolved once
 run.json        which run this is: a number that grows with every start
 boundary.json   how far the shards may read while a micro-batch runs
 pages/          pages of a backlog that the source has read for all shards
-live/           what each shard has done so far in the micro-batch that runs
+live/           what each shard has done so far in the micro-batch that runs; if one has ended it
 requests/       what `eventpub gaps retry` and `skip` ask the publisher to do, and what came of it
-progress.json   position and pending work after the last micro-batch
+progress.json   position and pending work, as the shards have told last; what they shall compare
 checkpoint/     Spark's
 index/          one folder a shard, per number of shards
 spark.log       what Spark and its workers printed

@@ -44,6 +44,17 @@ def steady_writer(database: FreshDatabase) -> Iterator[None]:
         writer.join()
 
 
+def started(
+    database: FreshDatabase, new_publisher: NewPublisher, **sections: dict[str, object]
+) -> Publisher:
+    """A publisher whose windows end 50 ms before the present, whatever is open."""
+    create_table(database)
+    read = {"delay": "50ms", "watermark": "off"}
+    publisher = new_publisher(database, read=read, **sections)
+    publisher.start()
+    return publisher
+
+
 def running_batch(publisher: Publisher) -> int | None:
     """The number of the micro-batch that Spark runs; None: none runs."""
     checkpoint = publisher.state / "checkpoint"
@@ -90,9 +101,7 @@ def test_the_position_is_kept_while_tasks_follow_the_boundary(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     """A start, and who watches, know of it before the batch ends, which may take minutes."""
-    create_table(database)
-    publisher = new_publisher(database, read={"delay": "50ms", "watermark": "off"})
-    publisher.start()
+    publisher = started(database, new_publisher)
 
     def position() -> int:
         return int(json.loads((publisher.state / "progress.json").read_text())["position"])
@@ -106,13 +115,7 @@ def test_the_position_is_kept_while_tasks_follow_the_boundary(
 def test_what_waits_for_a_batch_is_done_while_tasks_follow_the_boundary(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
-    create_table(database)
-    publisher = new_publisher(
-        database,
-        read={"delay": "50ms", "watermark": "off"},
-        gaps={"backoff_base": "60s"},
-    )
-    publisher.start()
+    publisher = started(database, new_publisher, gaps={"backoff_base": "60s"})
     with steady_writer(database), transaction(database) as late, transaction(database) as cursor:
         insert(late, "late", 1)
         insert(cursor, "gap", 2)
@@ -141,9 +144,7 @@ def test_what_waits_for_a_batch_is_done_while_tasks_follow_the_boundary(
 def test_a_recounts_find_is_published_by_the_tasks_that_follow(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
-    create_table(database)
-    publisher = new_publisher(database, read={"delay": "50ms", "watermark": "off"})
-    publisher.start()
+    publisher = started(database, new_publisher)
     with steady_writer(database):
         until_it_follows(publisher)
 
@@ -169,9 +170,7 @@ def test_what_a_killed_worker_has_published_counts(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     """A task is done again with what the one before it has told of, but for its last window."""
-    create_table(database)
-    publisher = new_publisher(database, read={"delay": "50ms", "watermark": "off"})
-    publisher.start()
+    publisher = started(database, new_publisher)
     with steady_writer(database):
         until_it_follows(publisher)
         time.sleep(3.0)
@@ -191,9 +190,7 @@ def test_what_is_skipped_while_tasks_follow_is_said_soon(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     """The line is written when the batch ends: without a reason it would not for minutes."""
-    create_table(database)
-    publisher = new_publisher(database, read={"delay": "50ms", "watermark": "off"})
-    publisher.start()
+    publisher = started(database, new_publisher)
     with steady_writer(database):
         until_it_follows(publisher)
         with transaction(database) as cursor:
