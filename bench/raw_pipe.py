@@ -35,7 +35,7 @@ TRANSACTION_ROWS = 200_000
 IN_FLIGHT = 5
 PRODUCER: dict[str, Any] = {
     "compression.type": "lz4",
-    "linger.ms": 5,
+    "linger.ms": 200,
     "batch.num.messages": 100_000,
     "batch.size": 900_000,
     "queue.buffering.max.messages": 1_000_000,

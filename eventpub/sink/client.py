@@ -35,7 +35,6 @@ _COMMON: dict[str, Any] = {
 }
 _PRODUCER: dict[str, Any] = {
     "compression.type": "lz4",
-    "linger.ms": "5",
     # With more, librdkafka 2.16 spins between two answers of a busy broker: up to 58 µs of CPU a
     # record instead of 1.6 (docs/design.md). One request holds up to `batch.size` bytes.
     "max.in.flight": "1",
@@ -44,6 +43,8 @@ _PRODUCER: dict[str, Any] = {
     "queue.buffering.max.messages": "200000",
     "queue.buffering.max.kbytes": "262144",
 }
+_LINGER_MS = 200
+"""Every transaction is flushed, which waits for no linger; until then only full requests go out."""
 _CONSUMER: dict[str, Any] = {
     "fetch.wait.max.ms": "50",
     "fetch.error.backoff.ms": "50",
@@ -143,6 +144,9 @@ def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[s
         # broker has aborted would be sent into the next one's time.
         conf["message.timeout.ms"] = str(min(30_000, timeout_ms * 3 // 4))
     limit = int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"])
+    if not {"linger.ms", "queue.buffering.max.ms"} & conf.keys():
+        # librdkafka takes no linger above the time that a message has; 0 is all of it
+        conf["linger.ms"] = str(min(_LINGER_MS, limit // 2 or _LINGER_MS))
     if transactional_id is not None:
         if "socket.timeout.ms" not in sink.properties:
             # librdkafka wants it within the transaction's timeout
