@@ -27,6 +27,7 @@ _EVERY = 0.05
 _IN_VAIN = 1.0
 _MORE_IN_VAIN = 2.0
 _LOOKS_EVERY = 0.005
+_ASKS_EVERY = 0.02
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,15 @@ def following(
         wanted: how many batches the driver has wanted so far; at one more, this ends.
         is_over: whether another shard's task has ended.
     """
-    began = waiting = time.monotonic()
+    began = waiting = asks = time.monotonic()
     ends = False
     while not ends:
         now = time.monotonic()
-        known = state.read(state.progress_file) or {}
-        ends = now - began >= seconds or known.get("wanted", 0) > wanted or is_over()
+        if now >= asks:  # two thirds of what a look costs, and less urgent than a window
+            asks = now + _ASKS_EVERY
+            known = state.read(state.progress_file) or {}
+            ends = known.get("wanted", 0) > wanted or is_over()
+        ends = ends or now - began >= seconds
         boundary = state.read(state.boundary_file)
         if boundary is None:
             return

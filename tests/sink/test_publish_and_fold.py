@@ -612,3 +612,18 @@ def test_other_properties_reach_the_client(sink_config: config.Sink) -> None:
     with ShardSink(mine, APP, WHOLE) as sink:
         sink.publish(some_events(WHOLE, 20))
         assert len(folded(sink, {})[0]) == 20
+
+
+def test_no_transaction_waits_for_the_linger(sink_config: config.Sink) -> None:
+    patient = sink_config.model_copy(update={"properties": {"linger.ms": "20000"}})
+    with ShardSink(patient, APP, WHOLE) as sink:
+        sink.ready()
+        started = time.monotonic()
+        sink.publish(some_events(WHOLE, 20))
+        assert time.monotonic() - started < 15
+
+
+def test_a_message_may_have_less_time_than_the_usual_linger(sink_config: config.Sink) -> None:
+    hasty = sink_config.model_copy(update={"properties": {"message.timeout.ms": "150"}})
+    with ShardSink(hasty, APP, WHOLE) as sink:
+        sink.ready()
