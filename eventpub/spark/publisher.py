@@ -590,6 +590,8 @@ class _Publisher:
         with self._recounting:
             recount = self._recount
             self._hear(live)
+            if self._all_buckets:  # not said yet what is accounted for: every number would differ
+                return False
             if recount.has_suspects():
                 return True
             try:

@@ -117,3 +117,31 @@ def test_b7_rows_that_land_behind_the_reader_while_it_is_stopped(
     publisher.publish_everything()
     differences = compare(database, publisher.topic)
     assert not differences, differences
+
+
+def test_b7_a_start_compares_only_the_seconds_in_which_something_has_landed(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+
+    def commit(prefix: str, age: int) -> None:
+        """An event created so many seconds ago."""
+        with transaction(database) as cursor:
+            cursor.execute("SELECT NOW(6) - INTERVAL %s SECOND", (age,))
+            insert(cursor, f"{prefix}-{age}", 1, create_time=str(cursor.fetchone()[0]))
+            cursor.connection.commit()
+
+    for age in range(20, 120, 10):
+        commit("read", age)
+    publisher = new_publisher(database)
+    publisher.publish_everything()
+    publisher.start()
+    commit("live", 0)
+    publisher.until_published("live-0", [1])
+    time.sleep(3)  # the start's count is done
+    commit("late", 60)
+    publisher.until_published("late-60", [1])
+    assert publisher.stop() == 143
+    known = json.loads((publisher.state / "progress.json").read_text())
+    assert known["comparison"]["number"] == 1
+    assert not compare(database, publisher.topic)
