@@ -44,7 +44,7 @@ _PRODUCER: dict[str, Any] = {
     "queue.buffering.max.kbytes": "262144",
 }
 _LINGER_MS = 200
-"""Every transaction is flushed, which waits for no linger; until then only full requests go out."""
+"""Each batch ends with a flush, which waits for no linger; until then only full requests go out."""
 _CONSUMER: dict[str, Any] = {
     "fetch.wait.max.ms": "50",
     "fetch.error.backoff.ms": "50",
