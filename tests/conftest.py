@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,17 +96,25 @@ def mariadb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databas
     yield from _serving(lambda: mariadb(tmp_path_factory.mktemp("mariadb"), options=_LESS_WORK))
 
 
+@contextmanager
+def fresh_database(server: Database) -> Iterator[FreshDatabase]:
+    """A database of a name that nobody else uses."""
+    fresh = FreshDatabase(server, f"test_{uuid.uuid4().hex[:12]}")
+    with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {fresh.name}")
+    try:
+        yield fresh
+    finally:
+        with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE IF EXISTS {fresh.name}")
+
+
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> Iterator[FreshDatabase]:
     """A fresh database on MySQL, or on the server that the test's parameter names."""
     kind = getattr(request, "param", "mysql")
-    server: Database = request.getfixturevalue(f"{kind}_server")
-    fresh = FreshDatabase(server, f"test_{uuid.uuid4().hex[:12]}")
-    with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {fresh.name}")
-    yield fresh
-    with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"DROP DATABASE IF EXISTS {fresh.name}")
+    with fresh_database(request.getfixturevalue(f"{kind}_server")) as fresh:
+        yield fresh
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ _MOMENTARY = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError._NOENT,  # "no leaders found"
     }
 )
 """What a partition says until its leader is known to all."""
@@ -227,11 +228,16 @@ class TopicReader:
             )
             for tp, future in asked.items():
                 try:
-                    found[tp.topic, tp.partition] = future.result().offset
+                    offset = future.result().offset
                 except KafkaException as e:
                     # a topic that was just created, or a broker that was just started
                     if e.args[0].code() not in _MOMENTARY or time.monotonic() > deadline:
                         raise
+                    continue
+                if offset >= 0:  # else: the connection was lost before the answer
+                    found[tp.topic, tp.partition] = offset
+                elif time.monotonic() > deadline:
+                    raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no offset was given"))
             if len(found) == len(partitions):
                 return found
             time.sleep(0.1)

@@ -51,6 +51,7 @@ _AWAY = frozenset(
         KafkaError.NETWORK_EXCEPTION,
         KafkaError.NOT_ENOUGH_REPLICAS,
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError._NOENT,  # "no leaders found"
     }
 )
 _FENCED = frozenset(
@@ -68,6 +69,7 @@ MOMENTARY = frozenset(
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError._NOENT,
     }
 )
 """A partition's leader moves, or has just been created."""

@@ -145,11 +145,12 @@ class Fold(Iterator[Folded]):
 
     def _settle(self) -> None:
         """No transaction is open, nor is an end before its saved offset, but by a lost marker."""
-        began = time.monotonic()
+        began: float | None = None
         ended = False
         while True:
             self._ends = self._list("latest")
             stable = self._list("latest", committed=True)
+            began = began or time.monotonic()  # not before the broker answers
             blocked = {place for place, end in self._ends.items() if stable[place] < end}
             short = {p for p, end in self._ends.items() if self.offsets.get(p, 0) > end}
             if not blocked | short:

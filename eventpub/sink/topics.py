@@ -174,7 +174,8 @@ def list_offsets(
 ) -> dict[tuple[str, int], int]:
     """The low or high watermark, or with `committed` the last stable offset, of each partition.
 
-    Topics in `optional` may be missing; they are then left out of the answer.
+    Topics in `optional` may be missing; they are then left out of the answer. librdkafka 2.16
+    gives -1001 and no error where the connection was lost before the answer: that is asked again.
 
     Raises:
         SinkError: as `check_topics`.
@@ -196,8 +197,14 @@ def list_offsets(
         for at, future in futures.items():
             place = (at.topic, at.partition)
             try:
-                offsets[place] = future.result(timeout + 5).offset
-                asking.discard(place)
+                offset = future.result(timeout + 5).offset
+                if offset >= 0:
+                    offsets[place] = offset
+                    asking.discard(place)
+                elif time.monotonic() > deadline:
+                    raise faults.unreachable(
+                        sink, "asking for offsets", timeout, client_log.last_error
+                    )
             except TimeoutError as exception:
                 raise faults.unreachable(sink, "asking for offsets", timeout, None) from exception
             except KafkaException as exception:

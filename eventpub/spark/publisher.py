@@ -590,8 +590,6 @@ class _Publisher:
         with self._recounting:
             recount = self._recount
             self._hear(live)
-            if self._all_buckets:  # not said yet what is accounted for: every number would differ
-                return False
             if recount.has_suspects():
                 return True
             try:
@@ -605,6 +603,8 @@ class _Publisher:
                     )
                     recount.everything(now)
                 self._looked_at = now
+                if self._all_buckets:  # the shards have not said yet what they accounted for
+                    return False
                 position, reached = self._position, self._reached
                 if live:
                     position = max(position, min(r.position for r in live))

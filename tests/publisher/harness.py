@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psutil
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -271,7 +271,10 @@ def differences(
 
 
 class Publisher:
-    """`eventpub run`, configured for one database and topic."""
+    """`eventpub run`, configured for one database and topic.
+
+    As a context manager it kills what still runs at the end.
+    """
 
     def __init__(
         self,
@@ -302,6 +305,13 @@ class Publisher:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "publisher.log"
         self._starts = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.process is not None:
+            self.kill()
 
     @property
     def config(self) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from eventpub.local import Database, Kafka
-from tests.conftest import FreshDatabase
+from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (
     Publisher,
@@ -32,24 +32,24 @@ def world(
     mysql_server: Database, kafka_server: Kafka, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[FreshDatabase, Publisher]]:
     """A running publisher and its database."""
-    database = FreshDatabase(mysql_server, "late_commits")
-    with mysql_server.connect(None) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {database.name}")
-    create_table(database)
-    publisher = Publisher(
-        tmp_path_factory.mktemp("late"),
-        database.url,
-        "late.commits",
-        kafka_server.bootstrap_servers,
-        FAST,
-    )
-    publisher.start()
-    commit(database, "warm-up", 1)
-    publisher.until_published("warm-up", [1])
-    yield database, publisher
-    assert publisher.stop() == 143
-    differences = compare(database, publisher.topic)
-    assert not differences, differences
+    with (
+        fresh_database(mysql_server) as database,
+        Publisher(
+            tmp_path_factory.mktemp("late"),
+            database.url,
+            f"late.{database.name}",
+            kafka_server.bootstrap_servers,
+            FAST,
+        ) as publisher,
+    ):
+        create_table(database)
+        publisher.start()
+        commit(database, "warm-up", 1)
+        publisher.until_published("warm-up", [1])
+        yield database, publisher
+        assert publisher.stop() == 143
+        differences = compare(database, publisher.topic)
+        assert not differences, differences
 
 
 def commit(database: FreshDatabase, aggregate_id: str, *versions: int) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from eventpub.local import Database, mysql
-from tests.conftest import FreshDatabase
+from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import compare, create_table, insert, transaction
 
@@ -60,29 +60,32 @@ def test_b4_columns_of_second_and_millisecond_precision(
 
 
 @pytest.fixture(scope="module")
-def plus_five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+def plus_five_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A server whose clock says something else than UTC."""
-    server = mysql(tmp_path_factory.mktemp("plus-five"), time_zone="+05:30")
-    yield server
-    server.stop()
+    with mysql(tmp_path_factory.mktemp("plus-five"), time_zone="+05:30") as server:
+        yield server
+
+
+@pytest.fixture
+def plus_five(plus_five_server: Database) -> Iterator[FreshDatabase]:
+    """A fresh database there."""
+    with fresh_database(plus_five_server) as database:
+        yield database
 
 
 @pytest.mark.parametrize("column", ["TIMESTAMP(6)", "DATETIME(6)"])
 def test_b5_a_server_whose_time_zone_is_not_utc(
-    plus_five: Database, new_publisher: NewPublisher, column: str
+    plus_five: FreshDatabase, new_publisher: NewPublisher, column: str
 ) -> None:
-    database = FreshDatabase(plus_five, "zone_" + column[:4].lower())
-    with plus_five.connect(None) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {database.name}")
-    create_table(database, time=column)
-    publisher = new_publisher(database)
-    with transaction(database) as cursor:
+    create_table(plus_five, time=column)
+    publisher = new_publisher(plus_five)
+    with transaction(plus_five) as cursor:
         for version in range(1, 11):
             insert(cursor, "a", version)
         cursor.connection.commit()
     before = datetime.now(UTC)
     publisher.publish_everything()
-    differences = compare(database, publisher.topic)
+    differences = compare(plus_five, publisher.topic)
     assert not differences, differences
     created = datetime.fromtimestamp(publisher.topic.read()[0].timestamp / 1000, UTC)
     assert abs(before - created) < timedelta(minutes=2)

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from tests.simulation.world import World, world
@@ -473,12 +479,15 @@ class Admin:
         this.point("kafka.offsets")
         broker = this.broker
         away = this.fault("offsets away")
+        unknown = this.fault("offsets unknown")
         answers: dict[TopicPartition, _Future] = {}
         for place, spec in wanted.items():
             key = (place.topic, place.partition)
             if away or key not in broker.log:
                 code = KafkaError._TRANSPORT if away else KafkaError.UNKNOWN_TOPIC_OR_PART
                 answers[place] = _Refused(code)
+            elif unknown:
+                answers[place] = _Future(OFFSET_INVALID)
             elif spec is _EARLIEST:
                 answers[place] = _Future(0)
             elif isolation_level == IsolationLevel.READ_COMMITTED:

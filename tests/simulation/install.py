@@ -113,7 +113,7 @@ def installed() -> Iterator[None]:
             client,
             producer=_producer,
             consumer=lambda *_, committed=True: broker.Consumer(committed),
-            admin=lambda _: admin,
+            admin=lambda _, anew=False: admin,
         )
         put(shard, time=_time, threading=SimpleNamespace(Thread=_Thread))
         put(owning, time=_time, ThreadPoolExecutor=_Pool)

@@ -104,7 +104,22 @@ def make(seed: int) -> Schedule:
     schedule = _Maker(Random(seed)).make()
     # by draws of its own, so that the rest of a seed's schedule stays as it was
     steps = _with_users(schedule.steps, Random(f"{seed} users"))
-    return Schedule(schedule.setup, _with_markers_left_out(steps, Random(f"{seed} markers")))
+    steps = _with_markers_left_out(steps, Random(f"{seed} markers"))
+    return Schedule(schedule.setup, _with_unknown_offsets(steps, Random(f"{seed} offsets")))
+
+
+def _with_unknown_offsets(steps: list[Step], rng: Random) -> list[Step]:
+    """In some schedules the connection is lost under a question for offsets."""
+    if rng.random() > 0.2:
+        return steps
+    made: list[Step] = []
+    for step in steps:
+        if step[0] == "batch" and rng.random() < 0.4:
+            point = ["kafka.offsets", rng.randint(1, 6), ["fault", "offsets unknown"]]
+            made.append([*step[:3], [*step[3], point]])
+        else:
+            made.append(step)
+    return made
 
 
 def _with_markers_left_out(steps: list[Step], rng: Random) -> list[Step]:

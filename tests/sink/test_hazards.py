@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -35,8 +35,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.local import Kafka, kafka
+from eventpub.ops.topic import TopicReader
 from eventpub.sink import ShardSink, check_topics
 from eventpub.sink.owning import transactional_id
+from eventpub.sink.topics import list_offsets
 from tests.sink.conftest import OwnBroker
 from tests.sink.helpers import (
     APP,
@@ -63,6 +65,7 @@ from tests.sink.proxy import Fault
 
 IMPATIENT = {"socket.timeout.ms": "1000", "message.timeout.ms": "5000"}
 TOPIC = "orders.events"
+LIST_OFFSETS = 2
 WRITE_TXN_MARKERS = 27
 FIRST, SECOND, THIRD = (some_events(WHOLE, 40, version) for version in (1, 101, 201))
 
@@ -141,6 +144,41 @@ class TestOneRequest:
         assert passed >= into[1]
         assert api != END_TXN or way.told == [], "no transaction of the new owner was touched"
         assert_published_once(own_broker.open, proxied.topic, FIRST, SECOND, THIRD, last)
+
+
+class TestQuestionForOffsets:
+    """librdkafka 2.16 answers it with -1001 and no error where the connection is lost meanwhile."""
+
+    @pytest.mark.parametrize("fault", ["lost", "unanswered"])
+    @pytest.mark.parametrize(("end", "committed"), [("earliest", False), ("latest", True)])
+    def test_is_asked_again(
+        self,
+        own_broker: OwnBroker,
+        proxied: config.Sink,
+        way: Way,
+        fault: Fault,
+        end: Literal["earliest", "latest"],
+        committed: bool,
+    ) -> None:
+        way.publish(FIRST)
+        eventually(lambda: open_transactions(own_broker.open, proxied.topic) == [])
+        places = [(proxied.topic, number) for number in range(PARTITIONS)]
+        expected = list_offsets(proxied, places, end, committed=committed)
+        assert any(expected.values()) == (end == "latest")
+        own_broker.proxy.strike_next(LIST_OFFSETS, fault)
+        assert list_offsets(proxied, places, end, committed=committed) == expected
+        assert own_broker.proxy.has_struck
+
+    @pytest.mark.parametrize("fault", ["lost", "unanswered"])
+    def test_is_asked_again_by_who_verifies(
+        self, own_broker: OwnBroker, proxied: config.Sink, way: Way, fault: Fault
+    ) -> None:
+        way.publish(FIRST)
+        own_broker.proxy.strike_next(LIST_OFFSETS, fault)
+        reader = TopicReader(proxied, APP)
+        assert sum(len(records.ids) for records in reader.read()) == len(FIRST)
+        assert own_broker.proxy.has_struck
+        assert not reader.topic.truncated
 
 
 class TestLateProduceAfterAbort:

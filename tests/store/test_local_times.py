@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from eventpub.config import Store
 from eventpub.local import Database
 from eventpub.store import EventStore
-from tests.conftest import FreshDatabase
+from tests.conftest import FreshDatabase, fresh_database
 from tests.store.tables import SECOND, create, keys, open_store, read, utc
 
 HOUR = 3600 * SECOND
@@ -20,15 +20,10 @@ FORTH = utc("2025-03-30 01:00:00")  # Berlin: 02:00 becomes 03:00
 
 
 @pytest.fixture
-def berlin(berlin_server: Database) -> FreshDatabase:
+def berlin(berlin_server: Database) -> Iterator[FreshDatabase]:
     """A fresh database on a server that runs on Berlin's time."""
-    fresh = FreshDatabase(berlin_server, f"test_{uuid.uuid4().hex[:12]}")
-    with (
-        berlin_server.connect(None, ssl_disabled=True) as connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute(f"CREATE DATABASE {fresh.name}")
-    return fresh
+    with fresh_database(berlin_server) as fresh:
+        yield fresh
 
 
 def write_at(database: FreshDatabase, instants: list[int], **session: Any) -> None:
