@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from confluent_kafka import OFFSET_INVALID
 
 from eventpub.admission import Plan
 from eventpub.index import Index
@@ -17,6 +18,7 @@ from eventpub.sink import shard as sink
 from eventpub.sink.fold import Fold
 from eventpub.spark import publisher
 from eventpub.spark import shard as task
+from tests.simulation import broker
 from tests.simulation.world import world
 
 
@@ -182,6 +184,18 @@ def skip_twice() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def any_offset() -> Iterator[None]:
+    """What the client gives for an offset it has not got, -1001, counts as one."""
+
+    class Given(int):
+        def __ge__(self, other: int) -> bool:
+            return True
+
+    with patch.object(broker, "OFFSET_INVALID", Given(OFFSET_INVALID)):
+        yield
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     f.__name__: f
     for f in (
@@ -197,6 +211,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         no_dead_fold,
         blame_all,
         skip_twice,
+        any_offset,
     )
 }
 """By name. What each breaks is its docstring."""

@@ -110,13 +110,15 @@ def make(seed: int) -> Schedule:
 
 def _with_unknown_offsets(steps: list[Step], rng: Random) -> list[Step]:
     """In some schedules the connection is lost under a question for offsets."""
-    if rng.random() > 0.2:
+    left_out = any("markers left out" in str(step) for step in steps)
+    if rng.random() > (0.7 if left_out else 0.1):
         return steps
     made: list[Step] = []
     for step in steps:
-        if step[0] == "batch" and rng.random() < 0.4:
-            point = ["kafka.offsets", rng.randint(1, 6), ["fault", "offsets unknown"]]
-            made.append([*step[:3], [*step[3], point]])
+        if step[0] == "batch":
+            hits = rng.sample(range(1, 20 if left_out else 6), rng.choice([1, 2]))
+            points = [["kafka.offsets", hit, ["fault", "offsets unknown"]] for hit in hits]
+            made.append([*step[:3], [*step[3], *points]])
         else:
             made.append(step)
     return made
