@@ -23,11 +23,19 @@ from collections.abc import Callable, Iterator
 from queue import Queue
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import Producer
 from sqlalchemy.engine import make_url
 
-from eventpub.sink.records import event_columns
+from eventpub.sink.bulk import bulk_of
+from eventpub.sink.records import (
+    Columns,
+    event_columns,
+    fixed_events,
+    have_fixed_headers,
+    partitions_of,
+)
 
 READERS = ("connectorx", "asyncmy", "pymysql")
 PAGE_ROWS = 100_000
@@ -185,26 +193,18 @@ def drain(
         }
     )
     producer.init_transactions(30)
-    produce = producer.produce
+    at_once = bulk_of(producer)
     sent = open_rows = 0
     for page in pages(url, client, page_rows):
         if not open_rows:
             producer.begin_transaction()
-        columns = event_columns(page, "raw", partitions)
-        for key, value, partition, timestamp, headers in zip(
-            columns.keys,
-            columns.values,
-            columns.partitions.tolist(),
-            columns.timestamps,
-            columns.headers,
-            strict=True,
-        ):
-            while True:
-                try:
-                    produce(topic, value, key, partition, None, None, timestamp, headers)
-                    break
-                except BufferError:
-                    producer.poll(0.05)
+        if at_once is None or not have_fixed_headers(page, None):
+            _one_by_one(producer, topic, event_columns(page, "raw", partitions))
+        else:
+            events = fixed_events(page, "raw", partitions_of(page, partitions))
+            rows = np.arange(page.num_rows)
+            while len(rows := rows[at_once.produce(topic, events, rows) :]):
+                producer.poll(0.05)
         open_rows += page.num_rows
         if open_rows >= transaction_rows:
             producer.commit_transaction(60)
@@ -212,6 +212,23 @@ def drain(
     if open_rows:
         producer.commit_transaction(60)
     return sent + open_rows
+
+
+def _one_by_one(producer: Producer, topic: str, columns: Columns) -> None:
+    for key, value, partition, timestamp, headers in zip(
+        columns.keys,
+        columns.values,
+        columns.partitions.tolist(),
+        columns.timestamps,
+        columns.headers,
+        strict=True,
+    ):
+        while True:
+            try:
+                producer.produce(topic, value, key, partition, None, None, timestamp, headers)
+                break
+            except BufferError:
+                producer.poll(0.05)
 
 
 def main(arguments: list[str]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,20 @@ _CONSEQUENCE = frozenset(
 
 
 class Reports:
-    """Counts the delivery reports of one partition."""
+    """Counts the delivery reports of one partition.
 
-    __slots__ = ("count", "failed", "first", "last")
+    Attributes:
+        count: those that say yes.
+        first: the record of the first of them.
+        last: that of the last.
+        failed: those that say no, with the record.
+        between: how many records were produced between those two without a report of their own.
+    """
+
+    __slots__ = ("between", "count", "failed", "first", "last")
 
     def __init__(self) -> None:
+        self.between = 0
         self.count = 0
         self.first: Any = None
         self.last: Any = None
@@ -43,16 +54,55 @@ class Reports:
         else:
             self.failed.append((error, message))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the records between the first and the last have the offsets between theirs."""
+        if not self.between:
+            return True
+        return self.count == 2 and self.last.offset() - self.first.offset() == self.between + 1
+
+
+@dataclass(frozen=True)
+class Events:
+    """Rows of `EVENTS` on their way to one topic, and the partition of each."""
+
+    rows: pa.Table | pa.RecordBatch
+    app: str
+    of_topic: int
+    late: npt.NDArray[np.bool_] | None
+    partitions: npt.NDArray[np.int32]
+
+    @cached_property
+    def columns(self) -> records.Columns:
+        """All of them, to be produced one by one."""
+        return records.event_columns(self.rows, self.app, self.of_topic, self.late)
+
+    def taken(self, rows: npt.NDArray[np.int64]) -> records.Columns:
+        """Some of them."""
+        late = None if self.late is None else self.late[rows]
+        return records.event_columns(self.rows.take(rows), self.app, self.of_topic, late)
+
+    def ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The first row of each partition, and the last where that is another."""
+        _, first = np.unique(self.partitions, return_index=True)
+        _, behind = np.unique(self.partitions[::-1], return_index=True)
+        last = len(self.partitions) - 1 - behind
+        return np.sort(first), np.sort(last[last != first])
+
 
 class Batch:
-    """What one transaction shall make visible, and what came of it so far."""
+    """What one transaction shall make visible, and what came of it so far.
 
-    def __init__(
-        self, columns: dict[str, records.Columns], side: list[tuple[str, records.Record]]
-    ) -> None:
-        self.columns = columns
+    Attributes:
+        produced: records whose delivery is reported.
+        has_unreported: there are others, told by the offsets around them.
+    """
+
+    def __init__(self, events: dict[str, Events], side: list[tuple[str, records.Record]]) -> None:
+        self.events = events
         self.side = side
         self.produced = 0
+        self.has_unreported = False
         self.reports: dict[Place, Reports] = {}
         self.refused: list[tuple[str, int, str]] = []
         """Topic, row and reason of what the client itself has refused."""
@@ -75,11 +125,11 @@ class Batch:
         rows = []
         for topic, error, message in failed:
             reason = faults.says(error)
-            if topic not in self.columns:
+            if topic not in self.events:
                 rows.append((topic, 0, reason))
                 continue
             key, value = message.key().decode(), message.value()
-            columns = self.columns[topic]
+            columns = self.events[topic].columns
             at = zip(columns.keys, columns.values, strict=True)
             taken = {row for t, row, _ in rows if t == topic}
             rows.append(
@@ -107,15 +157,19 @@ def batch_of(
     Raises:
         SinkError: `sink.wrong_partition`.
     """
-    columns = {sink.topic: records.event_columns(events, app, shard.partitions, late)}
+
+    def of(rows: pa.Table | pa.RecordBatch, marks: npt.NDArray[np.bool_] | None) -> Events:
+        placed = records.partitions_of(rows, shard.partitions)
+        return Events(rows, app, shard.partitions, marks, placed)
+
+    by_topic = {sink.topic: of(events, late)}
     if diverted is not None and len(diverted):
-        marks = np.ones(len(diverted), np.bool_)
-        columns[sink.late_topic] = records.event_columns(diverted, app, shard.partitions, marks)
+        by_topic[sink.late_topic] = of(diverted, np.ones(len(diverted), np.bool_))
     first = shard.topic_partitions()[0]
     side = [(sink.gaps_topic, records.gap_record(g, shard.partitions)) for g in gaps]
     side += [(sink.dead_topic, records.dead_record(d, app, shard.partitions, first)) for d in dead]
     partitions = np.concatenate(
-        [c.partitions for c in columns.values()]
+        [e.partitions for e in by_topic.values()]
         + [np.array([r.partition for _, r in side], np.int32)]
     )
     foreign = partitions[partitions % shard.shards != shard.number]
@@ -127,4 +181,4 @@ def batch_of(
             where=f"topic {sink.topic}",
             suggestion="this is a defect of eventpub; nothing was published",
         )
-    return Batch(columns, side)
+    return Batch(by_topic, side)

@@ -90,9 +90,13 @@ class DeadRow:
 
 def format_times(micros: npt.NDArray[np.int64]) -> list[bytes]:
     """RFC 3339 in UTC with microseconds, as `ce_time` has it."""
+    return _bytes(_time_texts(micros))
+
+
+def _time_texts(micros: npt.NDArray[np.int64]) -> Any:
     text: Any = pa.array(micros).cast(pa.timestamp("us")).cast(pa.string())
     text = pc.replace_substring(text, " ", "T")
-    return _bytes(pc.binary_join_element_wise(text, "Z", ""))
+    return pc.binary_join_element_wise(text, "Z", "")
 
 
 def _bytes(strings: Any) -> list[bytes]:
@@ -167,6 +171,16 @@ class Columns:
         ]
 
 
+def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDArray[np.int32]:
+    """The partition of each event."""
+    encoded: Any = events.column("aggregate_id").dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.unify_dictionaries().combine_chunks()
+    of_each = topic_partitions(encoded.dictionary.to_pylist(), partitions)
+    placed: npt.NDArray[np.int32] = of_each[np.asarray(encoded.indices)]
+    return placed
+
+
 def event_columns(
     events: pa.Table | pa.RecordBatch,
     source: str,
@@ -188,12 +202,6 @@ def event_columns(
     ids: list[str] = ids_column.to_pylist()
     values: list[Any] = events.column("payload").to_pylist()
     types = _bytes(events.column("event_type"))
-    encoded: Any = ids_column.dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.unify_dictionaries().combine_chunks()
-    of_each = topic_partitions(encoded.dictionary.to_pylist(), partitions)
-    placed = of_each[np.asarray(encoded.indices)]
-
     specversion, ce_source = ("ce_specversion", "1.0"), ("ce_source", source)
     type_headers = {t: ("ce_type", t) for t in set(types)}
     # The constant part of all headers by C iterators: this is the publisher's hottest line.
@@ -218,7 +226,7 @@ def event_columns(
     return Columns(
         keys=ids,
         values=values,
-        partitions=placed,
+        partitions=partitions_of(events, partitions),
         timestamps=timestamps(micros).tolist(),
         headers=_headers(fixed, values, metadata, late_flags),
     )
@@ -241,6 +249,76 @@ def _headers(
         if is_late:
             headers.append(_IS_LATE)
         yield headers
+
+
+@dataclass(frozen=True)
+class FixedEvents:
+    """Events whose records have the same headers, as Arrow's columns; see `fixed_events`.
+
+    Attributes:
+        keys: an array of text.
+        values: one of bytes.
+        headers: name, and value: bytes for all, or an array with one for each.
+        content_types: what the header after these may say.
+        content_type: which of them a record has; -1: no such header.
+    """
+
+    keys: Any
+    values: Any
+    partitions: npt.NDArray[np.int32]
+    timestamps: npt.NDArray[np.int64]
+    headers: list[tuple[str, Any]]
+    content_types: list[bytes]
+    content_type: npt.NDArray[np.int8]
+
+
+def have_fixed_headers(
+    events: pa.Table | pa.RecordBatch, late: npt.NDArray[np.bool_] | None
+) -> bool:
+    """Whether `fixed_events` can tell all of these events' headers: no metadata, nothing late."""
+    return events.column("metadata").null_count == len(events) and (late is None or not late.any())
+
+
+def fixed_events(
+    events: pa.Table | pa.RecordBatch, source: str, partitions: npt.NDArray[np.int32]
+) -> FixedEvents:
+    """The same records as those of `event_columns`, of events that `have_fixed_headers`.
+
+    Args:
+        events: the rows.
+        source: the application's id, `ce_source`.
+        partitions: of each row.
+    """
+    ids, versions, types, values = (
+        _whole(events.column(name)) for name in ("aggregate_id", "version", "event_type", "payload")
+    )
+    version_texts: Any = versions.cast(pa.string())
+    micros: npt.NDArray[np.int64] = np.asarray(events.column("create_time"))
+    starts: Any = pc.binary_slice(values, 0, 1)
+    is_json: Any = pc.is_in(starts, pa.array(sorted(_JSON_STARTS), values.type))
+    content_type = np.where(np.asarray(is_json), 0, 1).astype(np.int8)
+    content_type[np.asarray(values.is_null())] = -1
+    return FixedEvents(
+        keys=ids,
+        values=values,
+        partitions=partitions,
+        timestamps=timestamps(micros),
+        headers=[
+            ("ce_specversion", b"1.0"),
+            ("ce_id", pc.binary_join_element_wise(ids, version_texts, "/")),
+            ("ce_source", source.encode()),
+            ("ce_type", types),
+            (TIME, _time_texts(micros)),
+            ("ce_subject", ids),
+            (SEQUENCE, version_texts),
+        ],
+        content_types=[_JSON[1].encode(), _BYTES[1].encode()],
+        content_type=content_type,
+    )
+
+
+def _whole(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _rfc3339(micros: int) -> str:

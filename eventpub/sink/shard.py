@@ -24,8 +24,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import SinkError
-from eventpub.sink import client, faults, owning, records
-from eventpub.sink.batch import Batch, batch_of
+from eventpub.sink import bulk, client, faults, owning, records
+from eventpub.sink.batch import Batch, Events, batch_of
 from eventpub.sink.fold import FOLD_TIMEOUT, Fold
 from eventpub.sink.records import DeadRow
 from eventpub.sink.topics import list_offsets
@@ -41,6 +41,9 @@ DOUBT_AFTER = 1.0
 _careful: set[tuple[str, str]] = set()
 """Owners whose sinks send each record by itself, to find the ones that the broker refuses, until a
 batch was published."""
+_one_by_one: set[tuple[str, str]] = set()
+"""Owners whose sinks ask for a report of each record, to find what went wrong with the last batch,
+until a batch was published."""
 
 
 @dataclass(frozen=True)
@@ -341,6 +344,7 @@ class ShardSink:
         produced = time.perf_counter()
         self._commit()
         _careful.discard(self._owner)
+        _one_by_one.discard(self._owner)
         crash_point("after_commit")
         return produced, time.perf_counter()
 
@@ -368,8 +372,8 @@ class ShardSink:
 
     def _produce(self, batch: Batch, crash_point: Callable[[str], None]) -> None:
         try:
-            for topic, columns in batch.columns.items():
-                self._produce_columns(topic, columns, batch, crash_point)
+            for topic, events in batch.events.items():
+                self._produce_events(topic, events, batch, crash_point)
             for topic, r in batch.side:
                 on_delivery = batch.reports_of(topic, r.partition).on_delivery
                 self._produce_one(
@@ -381,13 +385,65 @@ class ShardSink:
         if batch.refused and self._sink.delivery != "at_most_once":
             raise self._undo(None, "producing", batch)
 
+    def _produce_events(
+        self,
+        topic: str,
+        events: Events,
+        batch: Batch,
+        crash_point: Callable[[str], None],
+    ) -> None:
+        # At once only in a transaction: what failed without a report is not visible then.
+        one_by_one = not self._transactional or self._careful or self._owner in _one_by_one
+        if (
+            one_by_one
+            or len(events.rows) < bulk.WORTHWHILE
+            or not records.have_fixed_headers(events.rows, events.late)
+            or (at_once := bulk.bulk_of(self._client)) is None
+        ):
+            self._produce_columns(topic, events.columns, batch, crash_point)
+            return
+        first, last = events.ends()
+        between = np.ones(len(events.rows), np.bool_)
+        between[first] = between[last] = False
+        rows = np.flatnonzero(between)
+        half = len(rows) // 2
+        fixed = records.fixed_events(events.rows, self._app_id, events.partitions)
+        batch.has_unreported = True
+        self._produce_columns(topic, events.taken(first), batch, _no_crash, first)
+        self._produce_at_once(at_once, topic, fixed, rows[:half])
+        crash_point("during_produce")
+        self._produce_at_once(at_once, topic, fixed, rows[half:])
+        self._produce_columns(topic, events.taken(last), batch, _no_crash, last)
+        for partition, count in enumerate(np.bincount(events.partitions[rows]).tolist()):
+            batch.reports_of(topic, partition).between = count
+
+    def _produce_at_once(
+        self, at_once: bulk.Bulk, topic: str, events: records.FixedEvents, rows: npt.NDArray[Any]
+    ) -> None:
+        deadline = time.monotonic() + self._flush_timeout
+        while len(rows):
+            rows = rows[at_once.produce(topic, events, rows) :]
+            if len(rows):
+                self._wait_for_room(deadline)
+
+    def _wait_for_room(self, deadline: float) -> None:
+        """The producer's queue is full."""
+        if time.monotonic() > deadline:
+            self.needs_replacement = True
+            raise faults.unreachable(
+                self._sink, "producing", self._flush_timeout, self._log.last_error
+            )
+        client.call(self._client.poll, 0.05)
+
     def _produce_columns(
         self,
         topic: str,
         columns: records.Columns,
         batch: Batch,
         crash_point: Callable[[str], None],
+        numbers: npt.NDArray[np.int64] | None = None,
     ) -> None:
+        """One by one; `numbers` are those of the rows in the batch, where these are only some."""
         produce = self._client.produce
         partitions = columns.partitions.tolist()
         callbacks = {p: batch.reports_of(topic, p).on_delivery for p in set(partitions)}
@@ -414,7 +470,8 @@ class ShardSink:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
                     raise
-                batch.refused.append((topic, row, faults.says(error)))
+                number = row if numbers is None else int(numbers[row])
+                batch.refused.append((topic, number, faults.says(error)))
                 if self._sink.delivery == "at_least_once":
                     break
         batch.produced += row + 1 - (len(batch.refused) - refused_here)
@@ -437,12 +494,7 @@ class ShardSink:
                 )
                 return
             except BufferError:
-                if time.monotonic() > deadline:
-                    self.needs_replacement = True
-                    raise faults.unreachable(
-                        self._sink, "producing", self._flush_timeout, self._log.last_error
-                    ) from None
-                client.call(self._client.poll, 0.05)
+                self._wait_for_room(deadline)
 
     def _flush(self, batch: Batch) -> None:
         deadline = time.monotonic() + self._flush_timeout
@@ -459,7 +511,7 @@ class ShardSink:
         if self._sink.delivery == "at_most_once":
             return
         delivered = sum(r.count for r in batch.reports.values())
-        if delivered != batch.produced:
+        if delivered != batch.produced or not all(r.is_whole for r in batch.reports.values()):
             raise self._undo(None, "producing", batch)
 
     def _commit(self) -> None:
@@ -503,6 +555,8 @@ class ShardSink:
         # An abort that the broker leaves open would be undone by the next commit, and one that
         # ends more than this transaction must be found out: only a fold sees either.
         self.needs_replacement = True
+        if batch.has_unreported:
+            _one_by_one.add(self._owner)
         # An abort brings the last delivery reports.
         self._serve()
         return worse or self._cause(error, doing, batch)
@@ -512,6 +566,11 @@ class ShardSink:
             # What is still queued must not be sent after the caller has begun again.
             self.needs_replacement = True
         failed = batch.failed()
+        if batch.has_unreported:  # the next try, one by one, tells all that is refused
+            by_broker = [e for e in (self._log.transaction_error, *(e for _, e, _ in failed)) if e]
+            if any(e.code() in faults.REFUSED_RECORD for e in by_broker):
+                _careful.add(self._owner)
+            failed = [f for f in failed if f[1].code() not in faults.REFUSED_RECORD]
         if batch.refused or failed:
             refusal = self._refusal(batch, failed)
             if refusal is not None:
@@ -521,6 +580,8 @@ class ShardSink:
                 return faults.topic_missing(self._sink, topic, self._shard.partitions)
         # What was said about the transaction as a whole explains more than what a call met.
         error = self._log.transaction_error or error
+        if error is None and batch.has_unreported:
+            return _aborted(None, self._sink)
         if error is None:
             self.needs_replacement = True
             return SinkError(
@@ -541,17 +602,16 @@ class ShardSink:
         refused = list(batch.refused)
         by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]
         if by_broker and not refused:
-            too_large = [error for _, error, _ in by_broker if error.code() in faults.SIZE]
-            if len(too_large) > 1 and not self._careful:
+            if len(by_broker) > 1 and not self._careful:
                 # The broker refuses a batch of records as one; alone, only the guilty one fails.
                 _careful.add(self._owner)
                 self.needs_replacement = True
-                return _aborted(too_large[0], self._sink)
+                return _aborted(by_broker[0][1], self._sink)
             refused = batch.rows_of(by_broker)
         if not refused:
             return None
         topic, _, reason = refused[0]
-        if topic not in batch.columns:
+        if topic not in batch.events:
             return SinkError(
                 "sink.side_record_refused",
                 f"{topic} does not take a record: {reason}",

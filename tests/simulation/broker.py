@@ -22,12 +22,15 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from eventpub.sink.records import FixedEvents
 from tests.simulation.world import World, world
 
 Place = tuple[str, int]
 BY_CLIENT, ALONE, WITH_ITS_BATCH = "!client", "!alone", "!batch"
 """What ends the payload of a record that is refused: by the client at once, by the broker alone,
 or by the broker together with whatever was sent with it to its partition."""
+ROOM = 5
+"""Records that are taken at once, where many are handed over."""
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 
@@ -271,8 +274,8 @@ class Producer:
         self._name = name
         self._log = log
         self._epoch = -1
-        self._queue: list[tuple[Message, Callable[..., None]]] = []
-        self._unreported: list[tuple[Callable[..., None], KafkaError | None, Message]] = []
+        self._queue: list[tuple[Message, Callable[..., None] | None]] = []
+        self._unreported: list[tuple[Callable[..., None] | None, KafkaError | None, Message]] = []
         self._places: set[Place] = set()
         self._answered = False
 
@@ -296,8 +299,8 @@ class Producer:
         value: bytes | None,
         key: str | None,
         partition: int,
-        callback: Callable[..., None],
-        on_delivery: Callable[..., None],
+        callback: Callable[..., None] | None,
+        on_delivery: Callable[..., None] | None,
         timestamp: int,
         headers: list[Any],
     ) -> None:
@@ -344,7 +347,8 @@ class Producer:
         del timeout
         reports, self._unreported = self._unreported, []
         for on_delivery, error, message in reports:
-            on_delivery(error, message)
+            if on_delivery is not None:
+                on_delivery(error, message)
         return len(reports)
 
     def flush(self, timeout: float) -> int:
@@ -387,6 +391,33 @@ class Producer:
         if self._broker.owners[self._name].transaction is None and not self._places:
             return
         self._broker.end(self._name, self._epoch, "aborted")
+
+
+class Bulk:
+    """eventpub.sink.bulk.Bulk of such a producer."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def produce(self, topic: str, events: FixedEvents, rows: Any) -> int:
+        """As there; the queue is full after a few."""
+        rows = rows[:ROOM]
+        for row in rows.tolist():
+            headers = [
+                (name, value if isinstance(value, bytes) else value[row].as_py())
+                for name, value in events.headers
+            ]
+            self._producer.produce(
+                topic,
+                events.values[row].as_py(),
+                events.keys[row].as_py(),
+                int(events.partitions[row]),
+                None,
+                None,
+                int(events.timestamps[row]),
+                headers,
+            )
+        return len(rows)
 
 
 class Consumer:

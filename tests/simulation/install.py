@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from eventpub.index import rocks
-from eventpub.sink import client, fold, owning, shard, topics, unmarked
+from eventpub.sink import bulk, client, fold, owning, shard, topics, unmarked
 from eventpub.spark import boundary, compare, publisher, source
 from eventpub.spark import shard as task
 from tests.simulation import broker, disk, store
@@ -116,6 +116,7 @@ def installed() -> Iterator[None]:
             admin=lambda _, anew=False: admin,
         )
         put(shard, time=_time, threading=SimpleNamespace(Thread=_Thread))
+        put(bulk, bulk_of=broker.Bulk, WORTHWHILE=3)
         put(owning, time=_time, ThreadPoolExecutor=_Pool)
         put(fold, time=_time)
         put(unmarked, time=_time)

@@ -15,6 +15,7 @@ from eventpub.admission import Plan
 from eventpub.index import Index
 from eventpub.sink import client
 from eventpub.sink import shard as sink
+from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
 from eventpub.spark import publisher
 from eventpub.spark import shard as task
@@ -185,6 +186,13 @@ def skip_twice() -> Iterator[None]:
 
 
 @contextmanager
+def no_span() -> Iterator[None]:
+    """Records between two whose delivery is reported count as delivered, whatever the offsets."""
+    with patch.object(Reports, "is_whole", True):
+        yield
+
+
+@contextmanager
 def any_offset() -> Iterator[None]:
     """What the client gives for an offset it has not got, -1001, counts as one."""
 
@@ -212,6 +220,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         blame_all,
         skip_twice,
         any_offset,
+        no_span,
     )
 }
 """By name. What each breaks is its docstring."""

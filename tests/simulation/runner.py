@@ -48,6 +48,7 @@ def run(schedule: Schedule) -> Outcome:
     world.look = driver.look
     task.CHUNK_ROWS = setup.chunk_rows
     sink._careful.clear()
+    sink._one_by_one.clear()
     kind, text = None, ""
     try:
         for step in schedule.steps:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.local import Kafka, kafka
+from eventpub.sink import bulk
 from tests.sink.proxy import Proxy
 
 PASSWORDS = {"owner": "owner-word", "poor": "poor-word"}
@@ -91,3 +92,9 @@ def free_ports(count: int) -> list[int]:
 
 def _listeners(ports: dict[str, int]) -> str:
     return ",".join(f"{door}://127.0.0.1:{port}" for door, port in ports.items())
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches are handed over like large ones, so that all tests here go both ways."""
+    monkeypatch.setattr(bulk, "WORTHWHILE", 10)

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from eventpub.errors import SinkError
-from eventpub.sink import PublishedBatch, RecordRefusedError, ShardSink, batch, owning, shard
+from eventpub.sink import PublishedBatch, RecordRefusedError, ShardSink, batch, bulk, owning, shard
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings, some_events
 from tests.sink.mock_cluster import (
     ADD_PARTITIONS,
@@ -173,9 +173,13 @@ def test_messages_that_time_out_are_never_committed(sink: ShardSink, cluster: Mo
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.parametrize(
+    ("at_once", "code"), [(True, "sink.aborted"), (False, "sink.delivery_lost")]
+)
 def test_a_missing_delivery_report_prevents_the_commit(
-    sink: ShardSink, cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+    sink: ShardSink, cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, at_once: bool, code: str
 ) -> None:
+    monkeypatch.setattr(bulk, "WORTHWHILE", 10 if at_once else 1_000)
     counted = batch.Reports.on_delivery
 
     def forgetful(self: batch.Reports, error: KafkaError | None, message: object) -> None:
@@ -184,7 +188,7 @@ def test_a_missing_delivery_report_prevents_the_commit(
 
     monkeypatch.setattr(batch.Reports, "on_delivery", forgetful)
     error = refused(sink, 200)
-    assert (error.code, error.retriable) == ("sink.delivery_lost", True)
+    assert (error.code, error.retriable) == (code, True)
     assert sink.needs_replacement
 
 

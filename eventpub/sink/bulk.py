@@ -1,0 +1,210 @@
+"""Hands many events to librdkafka at once, from Arrow's memory, without Python objects of each.
+
+`Producer.produce` wants nineteen Python objects for an event with its headers, and makes another
+for its delivery report: 3 of the 9 µs of CPU that an event costs the client (docs/design.md).
+librdkafka itself takes a record as an array of values that say what they are
+(`rd_kafka_produceva`). NumPy fills many such arrays at once, with the addresses of Arrow's buffers,
+from which librdkafka copies.
+
+This needs the address that confluent-kafka keeps in its `Producer`. So it is done only with the
+library of its own wheel, with a version whose layout is known, and after librdkafka has confirmed
+that the address belongs to that very object; otherwise `bulk_of` gives None, and the records are
+produced one by one: slower, and the same in every byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from eventpub.sink.records import FixedEvents
+
+WORTHWHILE = 64
+"""Rows from which on the arrays are worth to be set up."""
+_KNOWN = ("2.16.",)
+"""Versions of confluent-kafka in whose `Producer` librdkafka's handle comes first."""
+_CHUNK = 500
+"""Records whose arrays are filled at once: half a megabyte, so that they stay in a core's cache."""
+
+# rd_kafka_vu_t, from rdkafka.h: what a value is, and a union of 64 bytes
+_VALUE = np.dtype(
+    {
+        "names": ["what", "first", "second", "third"],
+        "formats": ["i4", "u8", "u8", "i8"],
+        "offsets": [0, 8, 16, 24],
+        "itemsize": 72,
+    }
+)
+_TOPIC, _PARTITION, _VALUE_BYTES, _KEY, _MSGFLAGS, _TIMESTAMP, _HEADER = 1, 3, 4, 5, 7, 8, 9
+_PARTS = (_TOPIC, _MSGFLAGS, _PARTITION, _VALUE_BYTES, _KEY, _TIMESTAMP)
+_COPY = 0x2
+
+log = logging.getLogger("eventpub.sink")
+
+
+class Bulk:
+    """The other way into a producer; see `bulk_of`."""
+
+    def __init__(self, producer: Producer, library: Any, handle: int) -> None:
+        self._producer = producer  # as long as this is there, the handle is
+        self._library = library
+        self._handle = handle
+
+    def produce(self, topic: str, events: FixedEvents, rows: npt.NDArray[np.int64]) -> int:
+        """Queues these rows of the events in their order, without delivery reports.
+
+        Returns:
+            How many: fewer than there are when the producer's queue is full.
+
+        Raises:
+            KafkaException: the client refuses one; those before it are queued.
+        """
+        if not len(rows):
+            return 0
+        columns = [_Column(events.values), _Column(events.keys)]
+        headers = [
+            value if isinstance(value, bytes) else _Column(value) for _, value in events.headers
+        ]
+        kept = [_text(topic), *(_text(name) for name, _ in events.headers), _text("content-type")]
+        constants = [value for value in headers if isinstance(value, bytes)]
+        constants += events.content_types
+        held = {value: ctypes.create_string_buffer(value) for value in constants}
+        types = np.array([ctypes.addressof(held[t]) for t in events.content_types], np.uint64)
+        type_sizes = np.array([len(t) for t in events.content_types], np.int64)
+
+        width = len(_PARTS) + len(headers) + 1
+        chunk = min(_CHUNK, len(rows))
+        made = np.zeros((chunk, width), _VALUE)
+        made["what"] = [*_PARTS, *[_HEADER] * (len(headers) + 1)]
+        made["first"][:, 0] = ctypes.addressof(kept[0])
+        made["first"][:, 1] = _COPY
+        made["first"][:, len(_PARTS) :] = [ctypes.addressof(name) for name in kept[1:]]
+        for number, header in enumerate(headers, len(_PARTS)):
+            if isinstance(header, bytes):
+                made["second"][:, number] = ctypes.addressof(held[header])
+                made["third"][:, number] = len(header)
+        step = width * _VALUE.itemsize
+        addresses = range(made.ctypes.data, made.ctypes.data + chunk * step, step)
+
+        for begin in range(0, len(rows), chunk):
+            some = rows[begin : begin + chunk]
+            first, second, third = (
+                made[name][: len(some)] for name in ("first", "second", "third")
+            )
+            first[:, 2] = events.partitions[some]
+            for number, column in enumerate(columns, 3):
+                first[:, number], second[:, number] = column.addresses[some], column.sizes[some]
+            first[:, 5] = events.timestamps[some]
+            for number, header in enumerate(headers, len(_PARTS)):
+                if not isinstance(header, bytes):
+                    second[:, number] = header.addresses[some]
+                    third[:, number] = header.sizes[some]
+            of_type = events.content_type[some]
+            second[:, -1], third[:, -1] = types[of_type], type_sizes[of_type]
+            # a record without a value has no content type, which is the last of the array
+            counts = (width - (of_type < 0)).tolist()
+            done = self._queue(addresses[: len(some)], counts)
+            if done < len(some):
+                return begin + done
+        return len(rows)
+
+    def _queue(self, addresses: Sequence[int], counts: list[int]) -> int:
+        """One record after the other; stops at the first that is not taken."""
+        left = iter(addresses)
+        calls = map(self._library.rd_kafka_produceva, repeat(self._handle), left, counts)
+        error = next(filter(None, calls), None)  # no line of Python is run between two records
+        if error is None:
+            return len(addresses)
+        try:
+            code = self._library.rd_kafka_error_code(error)
+            text = self._library.rd_kafka_error_string(error).decode()
+            is_fatal = bool(self._library.rd_kafka_error_is_fatal(error))
+        finally:
+            self._library.rd_kafka_error_destroy(error)
+        if code != KafkaError._QUEUE_FULL:
+            raise KafkaException(KafkaError(code, text, is_fatal))
+        return len(addresses) - len(list(left)) - 1
+
+
+class _Column:
+    """Where each value of an Arrow array of texts or bytes begins, and its length."""
+
+    _empty = ctypes.create_string_buffer(1)  # an address of 0 would be no value at all
+
+    def __init__(self, array: Any) -> None:
+        large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+        _, offsets, data = array.buffers()
+        kind = np.dtype(np.int64 if large else np.int32)
+        begin = array.offset * kind.itemsize
+        ends = np.frombuffer(offsets, kind, len(array) + 1, begin)
+        ends = ends.astype(np.int64)
+        self._array = array  # holds what the addresses lead to
+        self.sizes = np.diff(ends)
+        self.addresses = ends[:-1].astype(np.uint64)
+        self.addresses += np.uint64(0 if data is None else data.address)
+        self.addresses[self.sizes == 0] = ctypes.addressof(self._empty)
+        if array.null_count:
+            none = np.asarray(array.is_null())
+            self.addresses[none], self.sizes[none] = 0, 0
+
+
+def _text(text: str) -> Any:
+    return ctypes.create_string_buffer(text.encode())
+
+
+def bulk_of(producer: Any) -> Bulk | None:
+    """The way into this producer; None where it is not known to be safe."""
+    library = _library()
+    if library is None or type(producer) is not Producer:
+        return None
+    handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__).value
+    if handle is None or library.rd_kafka_opaque(handle) != id(producer):
+        return None
+    return Bulk(producer, library, handle)
+
+
+@cache
+def _library() -> Any:
+    """The librdkafka that confluent-kafka itself has loaded; None where that is another's."""
+    version = importlib.metadata.version("confluent-kafka")
+    folder = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
+    paths = sorted(folder.glob("librdkafka*.so*"))
+    is_known = (
+        version.startswith(_KNOWN)
+        and sys.implementation.name == "cpython"
+        and getattr(sys, "_is_gil_enabled", lambda: True)()
+        and len(paths) == 1
+    )
+    try:
+        # with the lock of Python held: a call takes a microsecond, and giving it up another
+        library = ctypes.PyDLL(str(paths[0]), os.RTLD_NOW | os.RTLD_NOLOAD) if is_known else None
+    except OSError:
+        library = None
+    if library is None:
+        log.info("records are produced one by one with confluent-kafka %s", version)
+        return None
+    library.rd_kafka_opaque.argtypes = [ctypes.c_void_p]
+    library.rd_kafka_opaque.restype = ctypes.c_void_p
+    library.rd_kafka_produceva.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    library.rd_kafka_produceva.restype = ctypes.c_void_p
+    library.rd_kafka_error_code.argtypes = [ctypes.c_void_p]
+    library.rd_kafka_error_string.argtypes = [ctypes.c_void_p]
+    library.rd_kafka_error_string.restype = ctypes.c_char_p
+    library.rd_kafka_error_is_fatal.argtypes = [ctypes.c_void_p]
+    library.rd_kafka_error_destroy.argtypes = [ctypes.c_void_p]
+    library.rd_kafka_error_destroy.restype = None
+    return library
