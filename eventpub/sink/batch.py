@@ -75,12 +75,15 @@ class Events:
     @cached_property
     def columns(self) -> records.Columns:
         """All of them, to be produced one by one."""
-        return records.event_columns(self.rows, self.app, self.of_topic, self.late)
+        return self._columns_of(self.rows, self.late, self.partitions)
 
     def taken(self, rows: npt.NDArray[np.int64]) -> records.Columns:
         """Some of them."""
         late = None if self.late is None else self.late[rows]
-        return records.event_columns(self.rows.take(rows), self.app, self.of_topic, late)
+        return self._columns_of(self.rows.take(rows), late, self.partitions[rows])
+
+    def _columns_of(self, rows: Any, late: Any, placed: npt.NDArray[np.int32]) -> records.Columns:
+        return records.event_columns(rows, self.app, self.of_topic, late, placed=placed)
 
     def ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The first row of each partition, and the last where that is another."""

@@ -186,6 +186,8 @@ def event_columns(
     source: str,
     partitions: int,
     late: npt.NDArray[np.bool_] | None = None,
+    *,
+    placed: npt.NDArray[np.int32] | None = None,
 ) -> Columns:
     """Events (schema `EVENTS`) as records' columns.
 
@@ -194,6 +196,7 @@ def event_columns(
         source: the application's id, `ce_source`.
         partitions: of the topic.
         late: marks the rows that get the header `eventpub_late`.
+        placed: what `partitions_of` says, where that is known already.
     """
     ids_column: Any = events.column("aggregate_id")
     versions_column: Any = events.column("version").cast(pa.string())
@@ -226,7 +229,7 @@ def event_columns(
     return Columns(
         keys=ids,
         values=values,
-        partitions=partitions_of(events, partitions),
+        partitions=partitions_of(events, partitions) if placed is None else placed,
         timestamps=timestamps(micros).tolist(),
         headers=_headers(fixed, values, metadata, late_flags),
     )

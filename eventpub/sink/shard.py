@@ -422,7 +422,9 @@ class ShardSink:
     ) -> None:
         deadline = time.monotonic() + self._flush_timeout
         while len(rows):
-            rows = rows[at_once.produce(topic, events, rows) :]
+            if done := at_once.produce(topic, events, rows):
+                deadline = time.monotonic() + self._flush_timeout
+            rows = rows[done:]
             if len(rows):
                 self._wait_for_room(deadline)
 

@@ -52,6 +52,8 @@ def following(
     seconds: float,
     wanted: int,
     is_over: Callable[[], bool] = lambda: False,
+    *,
+    only_more: bool = False,
 ) -> Iterator[Bounds]:
     """The windows behind one, each as soon as it is found; not long, and not in vain.
 
@@ -62,10 +64,11 @@ def following(
         seconds: for so long.
         wanted: how many batches the driver has wanted so far; at one more, this ends.
         is_over: whether another shard's task has ended.
+        only_more: end behind the first window that is no full page.
     """
     began = waiting = asks = time.monotonic()
     ends = False
-    while not ends:
+    while not ends and (last.more or not only_more):
         now = time.monotonic()
         if now >= asks:  # two thirds of what a look costs, and less urgent than a window
             asks = now + _ASKS_EVERY

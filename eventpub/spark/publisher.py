@@ -387,12 +387,15 @@ class _Publisher:
     def _follows(self, is_waited_for: bool) -> float:
         """Seconds for which the next batch's tasks may follow the boundary.
 
+        Those of the first only while full pages wait: the change to the second takes a second.
+
         Not long where something waits for the end of the batch, or for the one after it: a shard
         that holds is looked after once a batch, and what tasks elsewhere have compared may be heard
         of only then.
         """
-        if self._all_buckets:  # what a start finds out is told at once
-            return 0.0
+        if self._all_buckets:  # what a start finds out is told soon
+            alone = is_waited_for or self._former_shards is not None
+            return 0.0 if alone or self._config.gaps.policy == "hold_shard" else _FOLLOWS
         is_waited_for = is_waited_for or (bool(self._comparison.buckets) and not self._is_local)
         if is_waited_for or self._config.gaps.policy == "hold_shard":
             return _FOLLOWS_WAITED_FOR

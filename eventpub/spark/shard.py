@@ -72,7 +72,8 @@ class Job:
         goes_on: what a former try of this batch has told of counts; the driver has not added it.
         wanted: how many batches the driver has wanted so far; for one more, a task stops following.
         comparison: what the recount wants compared with the index.
-        all_buckets: report what was accounted for in all of them, not only in those that change.
+        all_buckets: report what was accounted for in all of them, not only in those that change:
+            the first batch of a start, which follows the boundary only through a backlog.
         requests: what users ask for.
         former_shards: how many shards the run before had, where it was another number.
         pages: where the source leaves pages for tasks of this machine; see `page_files`.
@@ -355,7 +356,12 @@ class _ShardTask:
         job = self._job
         state = StateDir(job.config.app.state_dir)
         return following(
-            state, last, job.follows, job.wanted, lambda: state.has_ended(job.run, job.batch)
+            state,
+            last,
+            job.follows,
+            job.wanted,
+            lambda: state.has_ended(job.run, job.batch),
+            only_more=job.all_buckets,
         )
 
     def rows(

@@ -114,6 +114,16 @@ def test_where_more_is_known_to_come_it_waits_longer(tmp_path: Path) -> None:
     announced.join()
 
 
+def test_the_first_batch_follows_only_through_full_pages(tmp_path: Path) -> None:
+    assert list(following(state_with(tmp_path, upto=120), Bounds(100), 60, 0, only_more=True)) == []
+    windows = following(
+        state_with(tmp_path, upto=120), Bounds(100, more=True), 60, 0, only_more=True
+    )
+    assert next(windows) == Bounds(120)
+    state_with(tmp_path, upto=130)
+    assert list(windows) == [], "the one before was no full page"
+
+
 def test_it_ends_where_another_shard_has(tmp_path: Path) -> None:
     state = state_with(tmp_path, upto=120)
     state.end_batch(7, 3)
