@@ -51,6 +51,8 @@ _VALUE = np.dtype(
 )
 _TOPIC, _PARTITION, _VALUE_BYTES, _KEY, _MSGFLAGS, _TIMESTAMP, _HEADER = 1, 3, 4, 5, 7, 8, 9
 _PARTS = (_TOPIC, _MSGFLAGS, _PARTITION, _VALUE_BYTES, _KEY, _TIMESTAMP)
+"""Of each record, in this order; then its headers."""
+_AT = {what: at for at, what in enumerate(_PARTS)}
 _COPY = 0x2
 
 log = logging.getLogger("eventpub.sink")
@@ -75,7 +77,7 @@ class Bulk:
         """
         if not len(rows):
             return 0
-        columns = [_Column(events.values), _Column(events.keys)]
+        columns = {_VALUE_BYTES: _Column(events.values), _KEY: _Column(events.keys)}
         headers = [
             value if isinstance(value, bytes) else _Column(value) for _, value in events.headers
         ]
@@ -90,8 +92,8 @@ class Bulk:
         chunk = min(_CHUNK, len(rows))
         made = np.zeros((chunk, width), _VALUE)
         made["what"] = [*_PARTS, *[_HEADER] * (len(headers) + 1)]
-        made["first"][:, 0] = ctypes.addressof(kept[0])
-        made["first"][:, 1] = _COPY
+        made["first"][:, _AT[_TOPIC]] = ctypes.addressof(kept[0])
+        made["first"][:, _AT[_MSGFLAGS]] = _COPY
         made["first"][:, len(_PARTS) :] = [ctypes.addressof(name) for name in kept[1:]]
         for number, header in enumerate(headers, len(_PARTS)):
             if isinstance(header, bytes):
@@ -105,10 +107,11 @@ class Bulk:
             first, second, third = (
                 made[name][: len(some)] for name in ("first", "second", "third")
             )
-            first[:, 2] = events.partitions[some]
-            for number, column in enumerate(columns, 3):
-                first[:, number], second[:, number] = column.addresses[some], column.sizes[some]
-            first[:, 5] = events.timestamps[some]
+            first[:, _AT[_PARTITION]] = events.partitions[some]
+            first[:, _AT[_TIMESTAMP]] = events.timestamps[some]
+            for what, column in columns.items():
+                first[:, _AT[what]] = column.addresses[some]
+                second[:, _AT[what]] = column.sizes[some]
             for number, header in enumerate(headers, len(_PARTS)):
                 if not isinstance(header, bytes):
                     second[:, number] = header.addresses[some]

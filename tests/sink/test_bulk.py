@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.local import Kafka
-from eventpub.sink import RecordRefusedError, ShardSink, check_topics
+from eventpub.sink import RecordRefusedError, ShardSink, bulk, check_topics
 from eventpub.sink import shard as sink_shard
 from eventpub.sink.bulk import Bulk, bulk_of
 from eventpub.sink.records import event_columns, fixed_events, have_fixed_headers, partitions_of
@@ -157,6 +157,14 @@ def test_knows_the_client_that_is_installed() -> None:
 
 
 @pytest.fixture
+def unknown_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(bulk, "_KNOWN", ("0.",))
+    bulk._library.cache_clear()
+    yield
+    bulk._library.cache_clear()
+
+
+@pytest.fixture
 def sink(kafka_server: Kafka, topic_name: str) -> Iterator[config.Sink]:
     made = settings(topic_name, kafka_server.bootstrap_servers)
     check_topics(made)
@@ -195,6 +203,15 @@ class TestOnABroker:
             (name, value.encode() if isinstance(value, str) else value)
             for name, value in expected.headers
         ]
+
+    def test_one_by_one_where_the_client_is_not_known(
+        self, unknown_client: None, sink: config.Sink
+    ) -> None:
+        assert bulk_of(Producer({"bootstrap.servers": "127.0.0.1:1"})) is None
+        table = some_events(WHOLE, 1_000)
+        with ShardSink(sink, APP, WHOLE) as shard:
+            assert shard.publish(table).events == len(table)
+        assert_published_once(sink.bootstrap_servers, sink.topic, table)
 
     @pytest.mark.parametrize("where", [0, 700, 999])
     def test_what_the_client_refuses_is_named(self, sink: config.Sink, where: int) -> None:
