@@ -407,6 +407,8 @@ class Bulk:
                 (name, value if isinstance(value, bytes) else value[row].as_py())
                 for name, value in events.headers
             ]
+            if (of_type := events.content_type[row]) >= 0:
+                headers.append(("content-type", events.content_types[of_type]))
             self._producer.produce(
                 topic,
                 events.values[row].as_py(),

@@ -180,15 +180,15 @@ def values(rows: int, large: dict[int, int]) -> list[bytes]:
 class TestOnABroker:
     def test_each_once_and_in_order_with_the_offsets_it_had(self, sink: config.Sink) -> None:
         parts = [some_events(WHOLE, 5_000, version) for version in (1, 1001, 2001)]
-        with ShardSink(sink, APP, WHOLE) as shard:
-            for part in parts:
+        for part in parts:
+            with ShardSink(sink, APP, WHOLE) as shard:
                 batch = shard.publish(part)
-                assert batch.events == len(part)
-                counts = np.bincount(partitions_of(part, PARTITIONS)).tolist()
-                for (topic, partition), (first, behind) in batch.written.items():
-                    assert topic == sink.topic
-                    assert behind - first == counts[partition]
-                    assert batch.next_offsets[topic, partition] == behind + 1
+            assert batch.events == len(part)
+            counts = np.bincount(partitions_of(part, PARTITIONS)).tolist()
+            for (topic, partition), (first, behind) in batch.written.items():
+                assert topic == sink.topic
+                assert behind - first == counts[partition]
+                assert batch.next_offsets[topic, partition] == behind + 1
         assert not sink_shard._one_by_one
         assert_published_once(sink.bootstrap_servers, sink.topic, *parts)
         message = next(
