@@ -165,12 +165,12 @@ def unknown_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def sink(kafka_server: Kafka, topic_name: str) -> Iterator[config.Sink]:
+def sink(kafka_server: Kafka, topic_name: str) -> config.Sink:
     made = settings(topic_name, kafka_server.bootstrap_servers)
     check_topics(made)
     sink_shard._one_by_one.clear()  # what failed in other tests
     sink_shard._careful.clear()
-    yield made
+    return made
 
 
 def values(rows: int, large: dict[int, int]) -> list[bytes]:
