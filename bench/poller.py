@@ -20,7 +20,7 @@ from sqlalchemy.engine import make_url
 
 from eventpub.sink.records import event_columns
 
-from .raw_pipe import PRODUCER, SELECTED, table
+from .raw_pipe import PRODUCER, SELECTED, one_by_one, table
 
 _EVERY = 0.1
 _MOST_ROWS = 50_000
@@ -54,16 +54,7 @@ def poll(
                 )
                 rows = cursor.fetchall()
             if rows:
-                columns = event_columns(table(rows), "poller", partitions)
-                for key, value, partition, timestamp, headers in zip(
-                    columns.keys,
-                    columns.values,
-                    columns.partitions.tolist(),
-                    columns.timestamps,
-                    columns.headers,
-                    strict=True,
-                ):
-                    producer.produce(topic, value, key, partition, None, None, timestamp, headers)
+                one_by_one(producer, topic, event_columns(table(rows), "poller", partitions))
                 producer.flush()
                 sent += len(rows)
                 last = rows[-1][-1]

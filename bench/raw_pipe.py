@@ -199,7 +199,7 @@ def drain(
         if not open_rows:
             producer.begin_transaction()
         if at_once is None or not have_fixed_headers(page, None):
-            _one_by_one(producer, topic, event_columns(page, "raw", partitions))
+            one_by_one(producer, topic, event_columns(page, "raw", partitions))
         else:
             events = fixed_events(page, "raw", partitions_of(page, partitions))
             rows = np.arange(page.num_rows)
@@ -214,7 +214,8 @@ def drain(
     return sent + open_rows
 
 
-def _one_by_one(producer: Producer, topic: str, columns: Columns) -> None:
+def one_by_one(producer: Producer, topic: str, columns: Columns) -> None:
+    """Queues all records, without delivery reports."""
     for key, value, partition, timestamp, headers in zip(
         columns.keys,
         columns.values,
