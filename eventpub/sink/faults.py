@@ -73,8 +73,9 @@ MOMENTARY = frozenset(
     }
 )
 """A partition's leader moves, or has just been created."""
-SIZE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
-REFUSED_RECORD = SIZE | {
+REFUSED_RECORD = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_MSG,
     KafkaError.INVALID_MSG_SIZE,
     KafkaError.INVALID_TIMESTAMP,

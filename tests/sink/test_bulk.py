@@ -244,10 +244,10 @@ def refused(sink: config.Sink, table: pa.Table) -> list[int]:
     raise AssertionError(told)
 
 
-def test_an_offset_too_many_between_two_reports_is_noticed(
+def test_a_record_that_is_missing_between_two_reports_is_noticed(
     sink: config.Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if a record had been lost, or one of somebody else had come between."""
+    """One of each half never reaches the queue."""
     table = some_events(WHOLE, 1_000)
     produce = Bulk.produce
 
