@@ -393,11 +393,10 @@ class _Publisher:
         that holds is looked after once a batch, and what tasks elsewhere have compared may be heard
         of only then.
         """
+        is_waited_for = is_waited_for or self._config.gaps.policy == "hold_shard"
         if self._all_buckets:  # what a start finds out is told soon
-            alone = is_waited_for or self._former_shards is not None
-            return 0.0 if alone or self._config.gaps.policy == "hold_shard" else _FOLLOWS
-        is_waited_for = is_waited_for or (bool(self._comparison.buckets) and not self._is_local)
-        if is_waited_for or self._config.gaps.policy == "hold_shard":
+            return 0.0 if is_waited_for or self._former_shards is not None else _FOLLOWS
+        if is_waited_for or (bool(self._comparison.buckets) and not self._is_local):
             return _FOLLOWS_WAITED_FOR
         return _FOLLOWS_HERE if self._is_local else _FOLLOWS
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from eventpub.config import App, Config, Sink, Store
 from eventpub.spark.progress import ShardReport
@@ -109,13 +111,43 @@ def test_what_one_shard_passed_while_another_waited_is_counted_however_old_it_is
     assert recount.due(1500 * SECOND, 1500 * SECOND)[:10] == list(range(990, 1000))
 
 
-def test_a_comparison_is_over_when_all_shards_have_done_it(tmp_path: Path) -> None:
+def publisher_in(state: Path) -> _Publisher:
+    """A driver that is not started."""
     config = Config(
-        app=App(id="orders", state_dir=tmp_path),
+        app=App(id="orders", state_dir=state),
         store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
         sink=Sink(topic="events"),
     )
-    publisher = _Publisher(config, False, lambda _: None)
+    return _Publisher(config, False, lambda _: None)
+
+
+def test_a_clock_that_goes_back_during_the_first_batch_is_noticed(tmp_path: Path) -> None:
+    publisher = publisher_in(tmp_path)
+    publisher._position = 990 * SECOND
+    recount = publisher._recount = Recount(HORIZON, start=0)
+    while recount.due(1000 * SECOND, 990 * SECOND):
+        pass
+    for now in (1000, 970):
+        store: Any = SimpleNamespace(now=lambda now=now: now * SECOND)
+        assert not publisher._recount_finds(store), "nobody has said what is accounted for"
+        assert publisher._progress.last_error is None
+        assert publisher._looked_at == now * SECOND
+    assert 950 in recount.due(970 * SECOND, 990 * SECOND), "everything is counted again"
+
+
+def test_the_first_batch_follows_a_while_unless_something_waits_for_its_end(tmp_path: Path) -> None:
+    publisher = publisher_in(tmp_path)
+    first = publisher._follows(False)
+    assert first > 0
+    assert publisher._follows(True) == 0
+    publisher._former_shards = 3
+    assert publisher._follows(False) == 0
+    publisher._all_buckets = False
+    assert publisher._follows(False) > first
+
+
+def test_a_comparison_is_over_when_all_shards_have_done_it(tmp_path: Path) -> None:
+    publisher = publisher_in(tmp_path)
     recount = publisher._recount = Recount(HORIZON, start=0)
     recount.counted(20 * SECOND, {5: 7, 6: 2})
     publisher._begin_comparison()
