@@ -131,6 +131,14 @@ def from_dict(data: dict[str, Any]) -> EventpubError:
     )
 
 
+def words_of(error: BaseException) -> str:
+    """What an exception says; that of a JVM asks the JVM, which may have died."""
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__
+
+
 def find_marked(text: str) -> EventpubError | None:
     """The error that a Spark worker left in the text of its exception, if there is one."""
     at = text.find(_MARK)

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
 from typing import IO
 
 import click
@@ -24,6 +23,7 @@ from eventpub.cli.output import (
     Stopped,
     as_error,
     only_stderr,
+    stop,
     write_error,
     write_json,
     write_text,
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     threading.excepthook = _report_thread
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGTERM, stop)
     try:
         if "--json" not in arguments:
             return _run(arguments, None)
@@ -100,10 +100,6 @@ def _command_name(arguments: list[str]) -> str:
             words.append(argument)
             group = found
     return " ".join(words)
-
-
-def _stop(number: int, _: FrameType | None) -> None:
-    raise Stopped(number)
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:

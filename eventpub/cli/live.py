@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from eventpub.cli.output import Report
+from eventpub.cli.output import Report, end_if_asked
 from eventpub.config import Config, format_time
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def publish(config: Config, *, available_now: bool) -> Report:
     with watching(config) as view:
         from eventpub.spark.publisher import run
 
+        end_if_asked()
         final = run(config, available_now=available_now, on_progress=view.see)
     result = {name: getattr(final, name) for name in (*COUNTERS, "rows_read", "holds_open")}
     position = format_time(final.position) if final.position > 0 else None

@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from eventpub.errors import ConfigError, EventpubError, find_marked
+from eventpub.errors import ConfigError, EventpubError, find_marked, words_of
 from eventpub.masking import mask, mask_all
 
 if TYPE_CHECKING:
@@ -64,6 +65,26 @@ class Stopped(BaseException):
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
         self.exit_status = 128 + signal_number
+
+
+_asked: list[int] = []
+
+
+def stop(number: int, _: FrameType | None) -> None:
+    """The handler of a signal that asks to end."""
+    _asked.append(number)
+    raise Stopped(number)
+
+
+def end_if_asked() -> None:
+    """Once more what `stop` raised: where it interrupts a callback of the import system, say, it
+    is swallowed.
+
+    Raises:
+        Stopped: there was a signal.
+    """
+    if _asked:
+        raise Stopped(_asked[-1])
 
 
 @contextmanager
@@ -150,11 +171,12 @@ def as_error(cause: BaseException) -> tuple[EventpubError, int]:
             return usage, WRONG_USE
         case click.ClickException():
             return ConfigError("cli.usage", cause.format_message()), WRONG_USE
-    if marked := find_marked(str(cause)):
+    words = words_of(cause)
+    if marked := find_marked(words):
         return marked, marked.exit_status
     error = EventpubError(
         "internal.unexpected",
-        f"{type(cause).__name__}: {cause}",
+        f"{type(cause).__name__}: {words}",
         suggestion="this is a defect of eventpub; please report it with the traceback",
     )
     return error, UNEXPECTED

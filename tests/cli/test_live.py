@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import signal
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ import structlog
 from rich.console import Console
 from structlog.testing import capture_logs
 
+from eventpub.cli import live, output
 from eventpub.cli.live import Lines, Rate, facts_grid
+from eventpub.config import App, Config, Sink, Store
 from eventpub.spark.progress import Progress
 
 
@@ -106,3 +111,20 @@ def test_the_panel_shows_what_a_person_looks_for() -> None:
     shown = out.getvalue()
     for text in ("12,345", "679/s", "2.5 s", "total 50", "beginning", "[bold]answers[/bold]"):
         assert text in shown
+
+
+def test_a_signal_that_a_callback_has_swallowed_ends_it_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An import that is interrupted in a callback of the import system goes on, without a word."""
+    monkeypatch.setattr(output, "_asked", [])
+    config = Config(
+        app=App(id="orders", state_dir=tmp_path),
+        store=Store.model_validate({"url": "mysql+pymysql://u@127.0.0.1:1/d"}),
+        sink=Sink(topic="events"),
+    )
+    with suppress(output.Stopped):
+        output.stop(signal.SIGTERM, None)
+    with pytest.raises(output.Stopped) as stopped:
+        live.publish(config, available_now=False)
+    assert stopped.value.exit_status == 143
