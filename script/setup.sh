@@ -211,8 +211,8 @@ setup_venv() {
 
 setup_classes() {
   local archive
-  archive=$("$(venv_python)" -m eventpub.spark.jvm --where)
-  [ -f "$archive" ] && return
-  say "archiving the classes that Spark loads in $archive (half a minute, 160 MB, once)"
+  archive=$("$(venv_python)" -m eventpub.spark.jvm --missing)
+  [ -z "$archive" ] && return
+  say "archiving the classes that Spark loads in $archive (half a minute, 160 MB, once for .venv)"
   "$(venv_python)" -m eventpub.spark.jvm || say "that failed; the tests only take longer"
 }

@@ -8,6 +8,7 @@ publisher needs about 9 instead of 28 s of CPU time until its first event on a s
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -128,21 +129,34 @@ class Jvm:
 
 
 def archive_file(java: str) -> Path:
-    """Where the archive of classes of this Spark and this Java is, if it was made."""
+    """Where the archive of classes of this Java and of Spark's jars as they are installed is.
+
+    A JVM takes it only for the very files that it was made of: each environment has its own.
+    """
     named = os.environ.get("EVENTPUB_CACHE")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(named) if named else home / "eventpub"
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     match = re.search(r'version "([^"]+)"', told.stderr)
-    return cache / f"spark-{version('pyspark')}-java-{match[1] if match else 'unknown'}.jsa"
+    java_version = match[1] if match else "unknown"
+    place = hashlib.sha256(os.fsencode(_jars())).hexdigest()[:8]
+    return cache / f"spark-{version('pyspark')}-java-{java_version}-{place}.jsa"
 
 
-def _java_options(java: str, properties: Mapping[str, str], archive: Path | None) -> list[str]:
+def has_archive(file: Path) -> bool:
+    """Whether it was made, and of the jars that are there now."""
+    return file.exists() and file.stat().st_mtime > _jars().stat().st_mtime
+
+
+def _jars() -> Path:
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
-    jars = Path(spec.origin).parent / "jars"
-    options = ["-cp", f"{jars}{os.sep}*", f"-Xmx{properties['spark.driver.memory']}"]
+    return Path(spec.origin).resolve().parent / "jars"
+
+
+def _java_options(java: str, properties: Mapping[str, str], archive: Path | None) -> list[str]:
+    options = ["-cp", f"{_jars()}{os.sep}*", f"-Xmx{properties['spark.driver.memory']}"]
     options += ["-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UseSerialGC"]
     # The JVM only plans; compiling its code better costs more than it brings.
     options += ["-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:disable"]
@@ -152,7 +166,7 @@ def _java_options(java: str, properties: Mapping[str, str], archive: Path | None
         options.append(f"-XX:ArchiveClassesAtExit={archive}")
     else:
         made = archive_file(java)
-        if made.exists():
+        if has_archive(made):
             options.append(f"-XX:SharedArchiveFile={made}")
     return [*options, *properties.get("spark.driver.extraJavaOptions", "").split()]
 
@@ -174,20 +188,31 @@ def _find_java() -> str:
 def make_archive() -> Path:
     """Run a small stream that loads what a publisher does, and keep its classes for later starts.
 
+    Those of environments that are gone are removed.
+
     Returns:
-        the archive, about 160 MB; an existing one is kept.
+        the archive, about 160 MB; one that can be used is kept.
     """
     from eventpub.spark.warm_up import stream_a_little
 
     file = archive_file(_find_java())
-    if not file.exists():
+    if not has_archive(file):
         file.parent.mkdir(parents=True, exist_ok=True)
+        for place in file.parent.glob("spark-*.jars"):
+            if not Path(place.read_text()).exists():
+                place.with_suffix(".jsa").unlink(missing_ok=True)
+                place.unlink()
         partial = file.with_suffix(f".{os.getpid()}")
         stream_a_little(partial)
         if partial.exists():
             partial.rename(file)
+            file.with_suffix(".jars").write_text(str(_jars()))
     return file
 
 
 if __name__ == "__main__":
-    print(archive_file(_find_java()) if "--where" in sys.argv else make_archive())
+    if "--missing" in sys.argv:
+        wanted = archive_file(_find_java())
+        print("" if has_archive(wanted) else wanted)
+    else:
+        print(make_archive())
