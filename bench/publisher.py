@@ -14,6 +14,8 @@ from typing import Any, Self
 
 import psutil
 
+from eventpub.spark.state import StateDir
+
 from . import usage
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -50,6 +52,7 @@ class Publisher:
             )
         )
         self.process: subprocess.Popen[bytes] | None = None
+        self._former_run: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -59,6 +62,7 @@ class Publisher:
 
     def start(self, *arguments: str) -> None:
         """Starts it; does not wait."""
+        self._former_run = self._run()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [_command(), "run", *arguments, "--config", str(self._config)],
@@ -70,13 +74,23 @@ class Publisher:
             )
 
     def started(self, timeout: float = 180) -> None:
-        """Waits until its first window has been looked at."""
+        """Waits until Spark's tasks have published a window; the driver may have, before."""
         deadline = time.monotonic() + timeout
-        while not (self.state / "progress.json").exists():
+        while not self._runs_on_spark():
             self.check()
             if time.monotonic() > deadline:
                 raise PublisherFailedError(f"not started after {timeout:.0f} s\n{self.words()}")
             time.sleep(0.1)
+
+    def _runs_on_spark(self) -> bool:
+        files = StateDir(self.state).live.glob("[0-9]*.json")
+        told = [StateDir(self.state).read(file) for file in files]
+        return any(t and t["run"] != self._former_run and t["batch"] >= 0 for t in told)
+
+    def _run(self) -> int | None:
+        """The number of the run that the state is of."""
+        state = StateDir(self.state)
+        return (state.read(state.run_file) or {}).get("run")
 
     def reaches(self, moment: int, timeout: float = 900) -> None:
         """Waits until everything created at or before `moment` (µs) is accounted for."""

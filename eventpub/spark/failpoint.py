@@ -5,7 +5,8 @@ Off, and free of cost, unless ``EVENTPUB_FAILPOINT=name:hit:file`` is in the env
 killed, or until there is a file of that name with ``.go`` added: then it goes on, as a process that
 was stalled does. A file that exists already has been used: the failpoint stays off then, so that a
 restarted publisher passes. Of several, with commas between, each one is on when those before it
-were used.
+were used. In the head start the names begin with ``head_start.``; there is none while only others
+are asked for, so that Spark's tasks come to them.
 
 | name | the process stands |
 |---|---|
@@ -22,6 +23,7 @@ were used.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -29,11 +31,13 @@ from pathlib import Path
 
 _SPEC = os.environ.get("EVENTPUB_FAILPOINT")
 _hits: Counter[str] = Counter()
+_part = threading.local()
 
 
 def _stop_here(name: str) -> None:
     assert _SPEC is not None
     specs = (spec.split(":", 2) for spec in _SPEC.split(","))
+    name = f"{getattr(_part, 'prefix', '')}{name}"
     wanted, hit, file = next((s for s in specs if not Path(s[2]).exists()), ("", "", ""))
     if name != wanted:
         return
@@ -48,6 +52,16 @@ def _stop_here(name: str) -> None:
         return
     while not Path(f"{file}.go").exists():
         time.sleep(0.05)
+
+
+def named(part: str) -> None:
+    """From now on, the places that this thread comes to are those of a part."""
+    _part.prefix = f"{part}."
+
+
+def is_wanted_elsewhere(part: str) -> bool:
+    """Whether there are failpoints, and none in this part."""
+    return _SPEC is not None and f"{part}." not in _SPEC
 
 
 def _pass(name: str) -> None:

@@ -22,10 +22,19 @@ import pyarrow as pa
 import structlog
 
 from eventpub.config import Config, format_time
-from eventpub.errors import EventpubError, SinkError, StateError, find_marked, from_dict
+from eventpub.errors import (
+    EventpubError,
+    SinkError,
+    StateError,
+    find_marked,
+    from_dict,
+    words_of,
+)
 from eventpub.sink import are_left_open, check_topics, fence_all
+from eventpub.spark import head_start
 from eventpub.spark.boundary import Bounds
-from eventpub.spark.failpoint import failpoint
+from eventpub.spark.failpoint import failpoint, is_wanted_elsewhere
+from eventpub.spark.head_start import HeadStart, Tasks
 from eventpub.spark.lag import Lag
 from eventpub.spark.progress import Progress, ShardReport
 from eventpub.spark.recount import Comparison, Recount, window_of
@@ -128,8 +137,10 @@ class _Publisher:
         self._boundary = 0
         self._batch = threading.Lock()
         self._closed = False
-        self._batches_done = -1
-        self._remembered = -1
+        self._batches_done = head_start.FIRST - 1
+        self._remembered = head_start.FIRST - 1
+        self._begun: int | None = None
+        self._head_start: HeadStart | None = None
         self._remembering = threading.Lock()
         self._former_shards: int | None = None
         self._next_due: int | None = None
@@ -161,11 +172,13 @@ class _Publisher:
         restore = self._catch_signals()
         try:
             self._prepare()
+            self._begin_head_start()
             with Session(self._config, self._state.spark_log) as spark:
                 self._catch_signals()  # pyspark has put a handler of its own in their place
                 spark.dataSource.register(EventStoreDataSource)
                 self._publish(spark)
         finally:
+            self._end_head_start()
             restore()
             self._state.forget_pages()
             self._state.unlock()
@@ -256,15 +269,16 @@ class _Publisher:
         wait = 0.25
         failures = 0
         while not self._stop.is_set():
-            done = self._batches_done
-            query = self._start_query(spark)
+            done = max(self._batches_done, -1)  # those of the head start say nothing of Spark's
+            query: StreamingQuery | None = None
             try:
+                query = self._start_query(spark)
                 finished = self._watch(query)
             except Exception as error:
                 finished = False
                 failure = self._failure or _understood(error)
                 with suppress(OSError), self._state.spark_log.open("a") as log_file:
-                    log_file.write(f"{error}\n")
+                    log_file.write(f"{words_of(error)}\n")
                 failures = 1 if self._batches_done > done else failures + 1
                 if failure.code == "sink.fenced" and not self._another_publisher_seen():
                     failure.retriable = True
@@ -272,10 +286,11 @@ class _Publisher:
                     failure.code == "spark.query_failed" and failures > _MOST_FAILURES
                 ):
                     raise failure from error
-                self._progress.last_error = str(failure)
+                self._met(failure)
                 log.debug("waiting", error=str(failure), seconds=wait)
             finally:
-                self._end_query(query)
+                if query is not None:
+                    self._end_query(query)
             if finished:
                 return
             wait = 0.25 if self._batches_done > done else min(wait * 2, _LONGEST_WAIT)
@@ -288,13 +303,8 @@ class _Publisher:
         self._running = None
         self._queries += 1
         self._state.forget_pages()
-        options = options_of(config.store, config.read) | {
-            "windows": "true",
-            "shards": str(config.spark.shards),
-            "partitions": str(self._job.partitions),
-            "position": str(self._position),
+        options = self._options() | {
             "looks_every": str(config.spark.trigger),
-            "wake_file": str(self._state.progress_file),
             "boundary_file": str(self._state.boundary_file),
             "live_dir": str(self._state.live),
         }
@@ -302,8 +312,6 @@ class _Publisher:
             pages = self._state.pages / f"{self._job.run}.{self._queries}"
             options["page_dir"] = str(pages)
             self._job = replace(self._job, pages=pages)
-        if self._until is not None:
-            options["until"] = str(self._until)
         return (
             spark.readStream.format("eventstore")
             .options(**options)
@@ -314,75 +322,116 @@ class _Publisher:
             .start()
         )
 
+    def _options(self) -> dict[str, str]:
+        """Of the source, whoever runs its tasks."""
+        config = self._config
+        options = options_of(config.store, config.read) | {
+            "windows": "true",
+            "shards": str(config.spark.shards),
+            "partitions": str(self._job.partitions),
+            "position": str(self._position),
+            "wake_file": str(self._state.progress_file),
+        }
+        if self._until is not None:
+            options["until"] = str(self._until)
+        return options
+
+    def _begin_head_start(self) -> None:
+        """Not on a cluster: the indexes are there. A run that ends by itself gains nothing."""
+        if self._is_local and self._until is None and not is_wanted_elsewhere("head_start"):
+            self._head_start = HeadStart(self._options(), self._publish_batch, self._missed)
+
+    def _end_head_start(self) -> None:
+        if self._head_start is not None:
+            self._head_start.end()
+
+    def _missed(self, error: Exception) -> None:
+        """What has ended the head start is met again by Spark's tasks, if it lasts."""
+        self._met(_understood(error))
+
     def _micro_batch(self, windows: DataFrame, batch_id: int) -> None:
         """One window: every shard publishes its part, in one stage without a shuffle."""
         failpoint("after_offset_log")
         with self._batch:
             if self._closed:
                 raise StateError("run.stopping", "stopped before this batch", retriable=True)
-            started = time.perf_counter()
-            with self._recounting:
-                self._begin_comparison()
-            requests = self._state.asked()
-            self._running = batch_id
-            job = replace(
-                self._job,
-                batch=batch_id,
-                goes_on=batch_id > self._batches_done,
-                wanted=self._wanted,
-                low=self._low,
-                comparison=self._comparison,
-                all_buckets=self._all_buckets,
-                requests=tuple(requests),
-                former_shards=self._former_shards,
-                acknowledged=self._acknowledged,
-                ends=self._ends,
-                follows=self._follows(bool(requests)),
-            )
-            self._ends = {}
-            rows = windows.mapInArrow(_task(job), "report string").collect()
-            outcomes = [json.loads(row["report"]) for row in rows]
-            if failures := [from_dict(o["error"]) for o in outcomes if "error" in o]:
-                self._failure = _foremost(failures)
-                raise self._failure
-            reports = [ShardReport(**outcome) for outcome in outcomes]
-            with self._recounting:
-                self._hear(reports)
-            self._all_buckets = False
+            if self._head_start is not None and self._head_start.is_running:
+                windows.mapInArrow(_same, windows.schema).collect()  # forks workers, loads classes
+                self._end_head_start()
+
+            def run(tasks: Tasks) -> list[Any]:
+                rows = windows.mapInArrow(tasks, "report string").collect()
+                return [json.loads(row["report"]) for row in rows]
+
             try:
-                with self._remembering:
-                    self._remember(reports)
-                    self._remembered = batch_id
-                if self._former_shards is not None:
-                    self._state.forget_shards(self._former_shards)
-                    self._former_shards = None
-                for report in reports:
-                    for request_id, outcome in report.answers.items():
-                        self._state.answer(request_id, outcome)
-            except StateError as error:
+                self._publish_batch(batch_id, run)
+            except EventpubError as error:
                 self._failure = error
                 raise
-            with self._showing:
-                self._running = None
-                self._progress.add(reports, time.perf_counter() - started)
-            self._batches_done = batch_id
-            if self._position >= self._boundary:
-                self._progress.lag_seconds, self._progress.lag_events = 0.0, 0
-                self._lag.nothing()
-            self._say(reports)
-            self._ends = {r.shard: {(t, p): end for t, p, end in r.offsets} for r in reports}
-            self._first_batch = self._first_batch or time.monotonic()
-            if any(r.foreign for r in reports) and self._another_publisher_seen():
-                self._failure = SinkError(
-                    "sink.fenced",
-                    "another publisher with the same app.id is publishing to this topic; nothing "
-                    "was lost or repeated, and this one, the older, stops",
-                    where=f"app.id = {self._config.app.id}, topic {self._config.sink.topic}",
-                    suggestion="let only one publisher run for an app.id",
-                )
-                raise self._failure
-        self._on_progress(self._progress)
         failpoint("before_commit_log")
+
+    def _publish_batch(self, number: int, run: Callable[[Tasks], list[Any]]) -> None:
+        """One window, by tasks that Spark runs, or the head start."""
+        started = time.perf_counter()
+        with self._recounting:
+            self._begin_comparison()
+        requests = self._state.asked()
+        self._running = number
+        job = replace(
+            self._job,
+            batch=number,
+            goes_on=number > self._batches_done,
+            takes_over=self._begun,
+            wanted=self._wanted,
+            low=self._low,
+            comparison=self._comparison,
+            all_buckets=self._all_buckets,
+            requests=tuple(requests),
+            former_shards=self._former_shards,
+            acknowledged=self._acknowledged,
+            ends=self._ends,
+            follows=self._follows(bool(requests)),
+        )
+        self._ends = {}
+        if number < 0:  # of the head start: nobody leaves pages for it, or tries it again
+            job = replace(job, pages=None)
+            self._begun = number
+        outcomes = run(_task(job))
+        if failures := [from_dict(o["error"]) for o in outcomes if "error" in o]:
+            raise _foremost(failures)
+        reports = [ShardReport(**outcome) for outcome in outcomes]
+        with self._recounting:
+            self._hear(reports)
+        self._all_buckets = False
+        with self._remembering:
+            self._remember(reports)
+            self._remembered = number
+        if self._former_shards is not None:
+            self._state.forget_shards(self._former_shards)
+            self._former_shards = None
+        for report in reports:
+            for request_id, outcome in report.answers.items():
+                self._state.answer(request_id, outcome)
+        with self._showing:
+            self._running = None
+            self._progress.add(reports, time.perf_counter() - started)
+        self._batches_done = number
+        self._begun = None
+        if self._position >= self._boundary:
+            self._progress.lag_seconds, self._progress.lag_events = 0.0, 0
+            self._lag.nothing()
+        self._say(reports)
+        self._ends = {r.shard: {(t, p): end for t, p, end in r.offsets} for r in reports}
+        self._first_batch = self._first_batch or time.monotonic()
+        if any(r.foreign for r in reports) and self._another_publisher_seen():
+            raise SinkError(
+                "sink.fenced",
+                "another publisher with the same app.id is publishing to this topic; nothing "
+                "was lost or repeated, and this one, the older, stops",
+                where=f"app.id = {self._config.app.id}, topic {self._config.sink.topic}",
+                suggestion="let only one publisher run for an app.id",
+            )
+        self._on_progress(self._progress)
 
     def _follows(self, is_waited_for: bool) -> float:
         """Seconds for which the next batch's tasks may follow the boundary.
@@ -404,6 +453,11 @@ class _Publisher:
     def _is_local(self) -> bool:
         master = self._config.spark.master
         return master == "local" or master.startswith("local[")
+
+    def _met(self, failure: EventpubError) -> None:
+        """Show what is waited out."""
+        self._progress.last_error = str(failure)
+        self._on_progress(self._progress)
 
     def _another_publisher_seen(self) -> bool:
         """Note it; whether it was seen so often that this publisher has to give way."""
@@ -664,7 +718,11 @@ class _Publisher:
         query.stop()
 
 
-def _task(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _same(windows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return windows
+
+
+def _task(job: Job) -> Tasks:
     """The function that Spark runs for each shard's window."""
 
     def publish(windows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -710,7 +768,7 @@ def _understood(error: Exception) -> EventpubError:
     """What an exception that came through Spark means."""
     if isinstance(error, EventpubError):
         return error
-    text = str(error)
+    text = words_of(error)
     found = find_marked(text)
     if found is not None:
         return found

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,8 @@ def Session(  # noqa: N802 (reads as what it is)
         for key, value in properties.items():
             builder = builder.config(key, value)
         try:
-            with _stderr_to(log_file):
+            # the JVM writes to the file already, and what others say meanwhile is for the terminal
+            with nullcontext() if jvm else _stderr_to(log_file):
                 spark = builder.getOrCreate()
         except Exception as error:
             raise StateError(

@@ -70,6 +70,7 @@ class Job:
         run: which start of the publisher this is of; it grows.
         batch: the micro-batch's number.
         goes_on: what a former try of this batch has told of counts; the driver has not added it.
+        takes_over: the same of another batch, which was begun and is not tried again.
         wanted: how many batches the driver has wanted so far; for one more, a task stops following.
         comparison: what the recount wants compared with the index.
         all_buckets: report what was accounted for in all of them, not only in those that change:
@@ -90,6 +91,7 @@ class Job:
     run: int
     batch: int = 0
     goes_on: bool = False
+    takes_over: int | None = None
     wanted: int = 0
     comparison: Comparison = field(default_factory=Comparison)
     all_buckets: bool = False
@@ -133,7 +135,7 @@ def publish_window(
             task.fold()
             task.look_for_others()
             task.answer_requests()
-            task.publish(chain([window], task.following(window) if follows else ()), follows)
+            task.publish(chain([window], task.following(window) if follows else ()))
             task.compare(finish=True)
             return task.report(after)
     finally:
@@ -201,6 +203,8 @@ class _ShardTask:
         job, number = self._job, self._shard.number
         state = StateDir(job.config.app.state_dir)
         told = state.told_by(job.run, job.batch, number) if job.goes_on else None
+        if told is None and job.takes_over is not None:
+            told = state.told_by(job.run, job.takes_over, number)
         if told is None:
             return ShardReport(number)
         buckets = {int(bucket): rows for bucket, rows in told["buckets"].items()}
@@ -329,12 +333,11 @@ class _ShardTask:
 
     # -- read ------------------------------------------------------------------------------------
 
-    def publish(self, windows: Iterable[Bounds], tells: bool) -> None:
+    def publish(self, windows: Iterable[Bounds]) -> None:
         """What lies between where this index was last and the end of each window, and holds due.
 
         Args:
             windows: iterated in the thread that reads ahead.
-            tells: whether the driver hears how far this is.
         """
         if self._holds_shard:
             self.step(_NOTHING, None, due=True)
@@ -348,7 +351,7 @@ class _ShardTask:
                     self.compare()
                 elif not self.step(rows, rows.column("create_time")[-1].as_py() - 1):
                     return
-                if tells and (rows is None or rows.num_rows >= _TOLD_ROWS):
+                if rows is None or rows.num_rows >= _TOLD_ROWS:
                     self._tell()
 
     def following(self, last: Bounds) -> Iterator[Bounds]:

@@ -232,9 +232,10 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if found:
             self._first = False
             failpoint("before_offset_log")
+            self._more = poll.page_end is not None
             if self._boundary is not None and poll.has_rows:
                 self._was_blind = self._is_blind()
-                self._moves, self._more = True, poll.page_end is not None
+                self._moves = True
                 self._boundary.go(end)
             return {"position": end, "tick": 0}
         if asked:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import structlog.testing
 
+from eventpub.cli.output import as_error
 from eventpub.config import App, Config, Sink, Store
 from eventpub.errors import SinkError, StateError
-from eventpub.spark.publisher import _foremost, _Publisher
+from eventpub.spark.publisher import _foremost, _Publisher, _understood
 from eventpub.spark.shard import Job, _ShardTask
 
 
@@ -66,3 +67,17 @@ def test_what_waiting_does_not_mend_is_not_hidden_by_another_shards_error() -> N
     with structlog.testing.capture_logs() as lines:
         assert _foremost([away, away]) is away
     assert not lines
+
+
+def test_an_exception_that_cannot_say_anything_is_named_by_its_kind() -> None:
+    """Py4J's asks the JVM, which may have died of what went wrong."""
+
+    class OfAJvmError(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    failure = _understood(OfAJvmError())
+    assert failure.code == "spark.query_failed"
+    assert "OfAJvmError" in str(failure)
+    error, _ = as_error(OfAJvmError())
+    assert "OfAJvmError" in str(error)
