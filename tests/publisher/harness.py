@@ -6,6 +6,7 @@ by a consumer of its own.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -403,6 +404,15 @@ class Publisher:
             return [driver, *driver.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+    def until_spark_publishes(self, timeout: float = 120.0) -> None:
+        """Wait until the head start of a first run is over, and Spark's tasks have begun."""
+
+        def has_begun() -> bool:
+            told = (self.state / "live").glob("[0-9]*.json")
+            return any(json.loads(file.read_text())["batch"] >= 0 for file in told)
+
+        eventually(has_begun, timeout)
 
     def workers(self) -> list[psutil.Process]:
         """The processes that run the shards' tasks: forked from a daemon of the same name."""

@@ -52,6 +52,7 @@ def started(
     read = {"delay": "50ms", "watermark": "off"}
     publisher = new_publisher(database, read=read, **sections)
     publisher.start()
+    publisher.until_spark_publishes()
     return publisher
 
 
@@ -174,7 +175,9 @@ def test_what_a_killed_worker_has_published_counts(
     with steady_writer(database):
         until_it_follows(publisher)
         time.sleep(3.0)
-        for worker in publisher.workers():
+        workers = publisher.workers()
+        assert workers
+        for worker in workers:
             worker.kill()
         publisher.until_published("steady-300", [1])
     publisher.until_published("steady-299", [1])
