@@ -12,10 +12,9 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from eventpub import config
@@ -327,17 +326,4 @@ def admin(sink: config.Sink, *, anew: bool = False) -> tuple[AdminClient, Client
     if found is None or anew:
         client_log = ClientLog()
         found = _admins[key] = (_made(AdminClient, conf, client_log), client_log)
-        _connect(found[0], sink.topic)
     return found
-
-
-def _connect(admin: AdminClient, topic: str) -> None:
-    """Have a new client know its broker before it is asked for offsets.
-
-    Of first questions for offsets, which came while it connected, 10 of 120 took 3 s: librdkafka
-    missed who leads the partitions, and asks again after that time. Behind this question, which
-    takes some 10 ms, none of 240 did. Whatever is wrong is met again by what is asked for.
-    """
-    with suppress(KafkaException, TimeoutError):
-        topics = TopicCollection([topic])
-        admin.describe_topics(topics, request_timeout=1.0)[topic].result(2.0)

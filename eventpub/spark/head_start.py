@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,6 +43,7 @@ class HeadStart:
         options: of the source.
         publish: does one batch, of a number, by a function that runs its tasks and returns what
             they report; raises what they met.
+        look: what the driver else does once a second, meanwhile.
         failed: told what ended it too early.
     """
 
@@ -49,10 +51,12 @@ class HeadStart:
         self,
         options: Mapping[str, str],
         publish: Callable[[int, Callable[[Tasks], list[Any]]], None],
+        look: Callable[[], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._reader = EventStoreStreamReader(options)
         self._publish = publish
+        self._look = look
         self._failed = failed
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="eventpub-head-start", daemon=True)
@@ -79,6 +83,7 @@ class HeadStart:
     def _publish_windows(self) -> None:
         reader, number = self._reader, FIRST
         position = reader.initialOffset()
+        looked = 0.0
         while not self._ended.is_set():
             end = reader.latestOffset(position, reader.getDefaultReadLimit())
             if end != position:
@@ -88,6 +93,9 @@ class HeadStart:
                 self._publish(number, partial(self._in_threads, windows))
                 position = end
                 number += 1
+            if time.monotonic() - looked >= 1.0:
+                looked = time.monotonic()
+                self._look()
             self._ended.wait(_PAUSE)
 
     def _in_threads(self, windows: Sequence[InputPartition], tasks: Tasks) -> list[Any]:

@@ -339,7 +339,17 @@ class _Publisher:
     def _begin_head_start(self) -> None:
         """Not on a cluster: the indexes are there. A run that ends by itself gains nothing."""
         if self._is_local and self._until is None and not is_wanted_elsewhere("head_start"):
-            self._head_start = HeadStart(self._options(), self._publish_batch, self._missed)
+            self._head_start = HeadStart(
+                self._options(), self._publish_batch, self._look_meanwhile, self._missed
+            )
+
+    def _look_meanwhile(self) -> None:
+        """What `_watch` does once a second, until there is a query to be watched."""
+        if not self._queries:
+            with EventStore(self._config.store, self._job.layout) as store:
+                self._look(store, [])
+                self._see_to(store, None, [])
+            self._show(None, [])
 
     def _end_head_start(self) -> None:
         if self._head_start is not None:

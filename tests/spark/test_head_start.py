@@ -47,26 +47,29 @@ class FakeReader:
 def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[HeadStart, list[Exception]]]:
     """A head start of a fake reader, and what it failed with."""
 
-    def make(reader: FakeReader, publish: Any) -> tuple[HeadStart, list[Exception]]:
+    def make(
+        reader: FakeReader, publish: Any, look: Any = None
+    ) -> tuple[HeadStart, list[Exception]]:
         monkeypatch.setattr(head_start, "EventStoreStreamReader", lambda options: reader)
         monkeypatch.setattr(head_start, "_PAUSE", 0.001)
         failures: list[Exception] = []
-        return HeadStart({}, publish, failures.append), failures
+        return HeadStart({}, publish, look or (lambda: None), failures.append), failures
 
     return make
 
 
 def test_batches_are_numbered_upwards_until_the_end_and_below_those_of_spark(begin: Any) -> None:
     numbers: list[int] = []
-    enough, reader = threading.Event(), FakeReader()
+    enough, looked, reader = threading.Event(), threading.Event(), FakeReader()
 
     def publish(number: int, run: Any) -> None:
         numbers.append(number)
         if len(numbers) == 3:
             enough.set()
 
-    started, failures = begin(reader, publish)
+    started, failures = begin(reader, publish, looked.set)
     assert enough.wait(10)
+    assert looked.wait(10)
     started.end()
     assert not started.is_running
     assert numbers[:3] == [head_start.FIRST + n for n in range(3)]
