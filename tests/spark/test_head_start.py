@@ -10,13 +10,22 @@ from typing import Any
 import pytest
 
 from eventpub.admission import Shard
-from eventpub.config import App, Config, Sink, Store
+from eventpub.config import App, Config, Sink, Spark, Store
 from eventpub.errors import StoreError
-from eventpub.spark import head_start
+from eventpub.spark import failpoint, head_start, publisher
 from eventpub.spark.head_start import HeadStart
 from eventpub.spark.shard import Job, _ShardTask
 from eventpub.spark.source import Window
 from eventpub.spark.state import StateDir
+
+
+def config_in(state: Path) -> Config:
+    """A publisher's configuration with this state directory."""
+    return Config(
+        app=App(id="orders", state_dir=state),
+        store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
+        sink=Sink(topic="events"),
+    )
 
 
 class FakeReader:
@@ -98,6 +107,38 @@ def test_what_goes_wrong_ends_it_and_is_told(begin: Any) -> None:
     assert failures == [error]
 
 
+@pytest.mark.parametrize(
+    ("master", "available_now", "failpoints", "begins"),
+    [
+        ("local[2]", False, None, True),
+        ("local[2]", False, "head_start.before_begin:1:f", True),
+        ("local[2]", False, "before_begin:1:f", False),
+        ("local[2]", True, None, False),
+        ("spark://host:7077", False, None, False),
+    ],
+)
+def test_none_on_a_cluster_where_the_run_ends_by_itself_or_tasks_shall_stop(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    master: str,
+    available_now: bool,
+    failpoints: str | None,
+    begins: bool,
+) -> None:
+    monkeypatch.setattr(failpoint, "_SPEC", failpoints)
+    begun: list[Any] = []
+    monkeypatch.setattr(publisher, "HeadStart", lambda *given: begun.append(given))
+    config = config_in(tmp_path)
+    config = config.model_copy(update={"spark": Spark(master=master)})
+    layout: Any = None
+    driver = publisher._Publisher(config, available_now, lambda _: None)
+    driver._job = Job(config, layout, 1, None, 0, 5)
+    driver._position = 0
+    driver._until = 7 if available_now else None
+    driver._begin_head_start()
+    assert bool(begun) == begins
+
+
 @pytest.mark.parametrize(("takes_over", "skipped"), [(None, 0), (head_start.FIRST, 1)])
 def test_what_a_failed_batch_had_told_is_counted_by_the_next(
     tmp_path: Path, takes_over: int | None, skipped: int
@@ -106,11 +147,7 @@ def test_what_a_failed_batch_had_told_is_counted_by_the_next(
     gap = {"aggregate_id": "a", "from_version": 1, "to_version": 1}
     told = {"shard": 0, "skipped": [gap], "published": 7}
     state.tell(5, head_start.FIRST, 0, {**told, "buckets": {}, "foreign": True})
-    config = Config(
-        app=App(id="orders", state_dir=tmp_path),
-        store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
-        sink=Sink(topic="events"),
-    )
+    config = config_in(tmp_path)
     layout: Any = None
     task = object.__new__(_ShardTask)
     task._job = Job(config, layout, 1, None, 0, 5, goes_on=True, takes_over=takes_over)
