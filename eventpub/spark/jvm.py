@@ -63,7 +63,7 @@ class Jvm:
     def __init__(
         self, properties: Mapping[str, str], log_file: Path, *, archive: Path | None = None
     ) -> None:
-        java = _find_java()
+        java = find_java()
         folder = Path(tempfile.mkdtemp(prefix="eventpub-"))
         told = folder / "connection"
         environment = {k: v for k, v in os.environ.items() if k != "SPARK_HOME"} | {
@@ -171,7 +171,12 @@ def _java_options(java: str, properties: Mapping[str, str], archive: Path | None
     return [*options, *properties.get("spark.driver.extraJavaOptions", "").split()]
 
 
-def _find_java() -> str:
+def find_java() -> str:
+    """The program: of JAVA_HOME, else of the PATH.
+
+    Raises:
+        StateError: spark.java_missing.
+    """
     home = os.environ.get("JAVA_HOME")
     if home and (Path(home) / "bin" / "java").exists():
         return str(Path(home) / "bin" / "java")
@@ -195,7 +200,7 @@ def make_archive() -> Path:
     """
     from eventpub.spark.warm_up import stream_a_little
 
-    file = archive_file(_find_java())
+    file = archive_file(find_java())
     if not has_archive(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         for place in file.parent.glob("spark-*.jars"):
@@ -212,7 +217,7 @@ def make_archive() -> Path:
 
 if __name__ == "__main__":
     if "--missing" in sys.argv:
-        wanted = archive_file(_find_java())
+        wanted = archive_file(find_java())
         print("" if has_archive(wanted) else wanted)
     else:
         print(make_archive())

@@ -35,6 +35,7 @@ from eventpub.spark import head_start
 from eventpub.spark.boundary import Bounds
 from eventpub.spark.failpoint import failpoint, is_wanted_elsewhere
 from eventpub.spark.head_start import HeadStart, Tasks
+from eventpub.spark.jvm import find_java
 from eventpub.spark.lag import Lag
 from eventpub.spark.progress import Progress, ShardReport
 from eventpub.spark.recount import Comparison, Recount, window_of
@@ -187,6 +188,8 @@ class _Publisher:
     def _prepare(self) -> None:
         """Everything that can be wrong is found here, before Spark takes its seconds."""
         config = self._config
+        if self._is_local:
+            find_java()
         layout = EventStore.discover(config.store)
         topics = check_topics(
             config.sink, shards=config.spark.shards, late=config.gaps.late == "divert"

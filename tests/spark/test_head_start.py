@@ -11,7 +11,7 @@ import pytest
 
 from eventpub.admission import Shard
 from eventpub.config import App, Config, Sink, Spark, Store
-from eventpub.errors import StoreError
+from eventpub.errors import StateError, StoreError
 from eventpub.spark import failpoint, head_start, publisher
 from eventpub.spark.head_start import HeadStart
 from eventpub.spark.shard import Job, _ShardTask
@@ -137,6 +137,14 @@ def test_none_on_a_cluster_where_the_run_ends_by_itself_or_tasks_shall_stop(
     driver._until = 7 if available_now else None
     driver._begin_head_start()
     assert bool(begun) == begins
+
+
+def test_without_java_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(StateError) as error:
+        publisher._Publisher(config_in(tmp_path / "state"), False, lambda _: None)._prepare()
+    assert error.value.code == "spark.java_missing"
 
 
 @pytest.mark.parametrize(("takes_over", "skipped"), [(None, 0), (head_start.FIRST, 1)])
