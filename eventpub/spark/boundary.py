@@ -3,31 +3,45 @@
 A micro-batch costs Spark 50 to 120 ms beyond its work, and its tasks as much again: two logs, two
 jobs' planning, workers that are woken, an index and a producer to open. So a task that has read its
 window goes on with the next one, as soon as the source has found it; the latency of an event is
-then that of the publishing, and a backlog drains without a pause. It ends when nothing new has come
-for a moment, when another shard's task has ended (whose rows wait for the next batch), when the
-driver wants another batch (a user asks, a shard has something to say, it shall stop), and after the
-time that it was given. The bounds come from one place, the source, since only one process may ask
-for open transactions; they go by a file in the state directory, as does what the shards have done
-so far. A task on a machine that does not see the files publishes one window per batch.
+then that of the publishing, a backlog drains without a pause, and what comes after a rest waits for
+no batch. It ends when another shard's task has ended (whose rows wait for the next batch), when the
+driver wants another batch (a user asks, a shard has something to say, it shall stop), when the
+source cannot go on or shows no sign of life, and after the time that it was given. The bounds come
+from one place, the source, since only one process may ask for open transactions; they go by a file
+in the state directory, as does what the shards have done so far. A task on a machine that does not
+see the files publishes one window per batch.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from eventpub.errors import EventpubError
 from eventpub.spark.state import StateDir
 
 _EVERY = 0.05
-_IN_VAIN = 1.0
-_MORE_IN_VAIN = 2.0
+"""Seconds between two looks of the source."""
 _LOOKS_EVERY = 0.005
 _ASKS_EVERY = 0.02
+"""Seconds between two looks of a task: for a window, and for a reason to end."""
+
+_RESTS_AFTER = 1.0
+"""Seconds without a window after which all of them look less often."""
+_RESTING_EVERY = 0.1
+_LOOKS_RESTING_EVERY = 0.05
+_ASKS_RESTING_EVERY = 0.2
+
+_MORE_IN_VAIN = 2.0
+"""Seconds without a window where the one before was full."""
+_TOUCHED_EVERY = 0.5
+_NO_SIGN_OF_LIFE = 5.0
+"""Seconds between two signs of life of the source where it finds nothing, at least and at most."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +53,17 @@ class Bounds:
         open_since: when the oldest open transaction began, µs; None: there is none, or nobody can
             tell. A gap that was seen after it is not skipped.
         more: whether the window is a full page, so that another one is about to come.
+        tick: how many windows of the batch ended where the one before did, since a hold was due.
     """
 
     upto: int
     open_since: int | None = None
     more: bool = False
+    tick: int = 0
+
+
+class BatchOver(Exception):  # noqa: N818 (nothing is wrong)
+    """What the source has to tell is told by the next batch."""
 
 
 def following(
@@ -55,7 +75,7 @@ def following(
     *,
     only_more: bool = False,
 ) -> Iterator[Bounds]:
-    """The windows behind one, each as soon as it is found; not long, and not in vain.
+    """The windows behind one, each as soon as it is found.
 
     What another shard has seen before the end, this one sees, too: what is visible of one shard
     when the publisher is told to stop, and its like of the others, comes out together.
@@ -66,36 +86,56 @@ def following(
         is_over: whether another shard's task has ended.
         only_more: end behind the first window that is no full page.
     """
-    began = waiting = asks = time.monotonic()
+    began = waiting = asks = lived = time.monotonic()
     ends = False
+    sign = 0
     while not ends and (last.more or not only_more):
         now = time.monotonic()
+        rests = now - waiting > _RESTS_AFTER
+        if rests and now < asks:
+            seen = _modified(state.boundary_file)
+            if seen == sign:
+                time.sleep(_LOOKS_RESTING_EVERY)
+                continue
+            sign, lived = seen, now
         if now >= asks:  # two thirds of what a look costs, and less urgent than a window
-            asks = now + _ASKS_EVERY
+            asks = now + (_ASKS_RESTING_EVERY if rests else _ASKS_EVERY)
             known = state.read(state.progress_file) or {}
             ends = known.get("wanted", 0) > wanted or is_over()
         ends = ends or now - began >= seconds
         boundary = state.read(state.boundary_file)
         if boundary is None:
             return
-        if boundary["upto"] > last.upto:
-            last = Bounds(**boundary)
+        found = Bounds(**boundary)
+        if (found.upto, found.tick) > (last.upto, last.tick):
+            last = found
             yield last
-            waiting = time.monotonic()
-        elif now - waiting < (_MORE_IN_VAIN if last.more else _IN_VAIN):
-            time.sleep(_LOOKS_EVERY)
-        else:
+            waiting = lived = time.monotonic()
+            continue
+        if now - lived > _NO_SIGN_OF_LIFE or (last.more and now - waiting > _MORE_IN_VAIN):
             return
+        time.sleep(_LOOKS_RESTING_EVERY if rests else _LOOKS_EVERY)
+
+
+def _modified(file: Path) -> int:
+    """When a file was written or touched, ns; 0: there is none."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 class MovingBoundary:
     """Looks for the next window's end in a thread, from `go` to `rest`, and writes it to a file.
 
     Args:
-        file: takes what `look` found last; replaced as a whole.
+        file: takes what `look` found last; replaced as a whole, touched by looks in vain, and
+            removed where the tasks shall end.
         look: the `Bounds` of the next window that begins behind a position, or None where there is
-            nothing to announce. Called by the thread, never while `rest` is in force.
+            nothing to announce. Called by the thread, never while `rest` is in force. Whatever it
+            raises ends the tasks: who asks for the next window meets it, too.
         pause: seconds until looking again is of use, where that is known to be sooner than usual.
+        seldom: seconds between two looks where nothing has come for a moment.
     """
 
     def __init__(
@@ -103,18 +143,22 @@ class MovingBoundary:
         file: Path,
         look: Callable[[int], Bounds | None],
         pause: Callable[[], float | None] = lambda: None,
+        seldom: float = _RESTING_EVERY,
     ) -> None:
         self._file = file
         self._look = look
         self._pause = pause
-        self._end = 0
+        self._seldom = max(seldom, _EVERY)
+        self._last = Bounds(0)
+        self._found = self._touched = 0.0
         self._going = threading.Event()
         self._busy = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def go(self, end: int) -> None:
         """A micro-batch begins, whose window ends there."""
-        self._end = end
+        self._last, self._found = Bounds(end), time.monotonic()
+        self._announce()
         self._going.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="eventpub-boundary", daemon=True)
@@ -135,25 +179,44 @@ class MovingBoundary:
         more = False
         while self._going.wait():
             if not more:
-                time.sleep(min(_EVERY, self._pause() or _EVERY))
+                rests = time.monotonic() - self._found > _RESTS_AFTER
+                every = self._seldom if rests else _EVERY
+                time.sleep(min(every, self._pause() or every))
             with self._busy:
                 more = self._going.is_set() and self._move()
 
     def _move(self) -> bool:
         """Whether there is known to be more."""
+        last = self._last
         try:
-            found = self._look(self._end)
-        except EventpubError:  # who asks for the next window meets it, too
-            self._going.clear()
+            found = self._look(last.upto)
+            if found is None:
+                self._touch()
+                return False
+        except Exception:
+            self._give_up()
             return False
-        if found is None or found.upto <= self._end:
-            return False
+        self._last = replace(found, tick=last.tick + (found.upto == last.upto))
+        self._found = time.monotonic()
+        return self._announce() and found.more
+
+    def _touch(self) -> None:
+        now = time.monotonic()
+        if now - self._touched > _TOUCHED_EVERY:
+            self._touched = now
+            os.utime(self._file)
+
+    def _announce(self) -> bool:
         partial = self._file.with_suffix(".moving")
         try:
-            partial.write_text(json.dumps(asdict(found)))
+            partial.write_text(json.dumps(asdict(self._last)))
             partial.rename(self._file)
         except OSError:  # a full disk: the batch's own window is published all the same
-            self._going.clear()
+            self._give_up()
             return False
-        self._end = found.upto
-        return found.more
+        return True
+
+    def _give_up(self) -> None:
+        self._going.clear()
+        with suppress(OSError):
+            self._file.unlink()

@@ -82,8 +82,14 @@ for the end of the batch."""
 _TAKEN_ON_WITHIN = 10.0
 """Seconds for tasks that follow the boundary to do a comparison; then another batch does it."""
 
+_WATCHED_EVERY = 0.25
+"""Seconds between two looks whether the query still runs, each a question to the JVM."""
+
+_RESTS_AFTER = 2.0
+"""Seconds without a window after which tasks that follow the boundary have nothing to do."""
+
 _OPEN_EVERY = 10.0
-"""Seconds without a batch after which readers' ends are compared with what was published."""
+"""Seconds without a window after which readers' ends are compared with what was published."""
 _OPEN_TIMEOUT = 2.0
 
 _WATERMARK = {
@@ -163,6 +169,8 @@ class _Publisher:
         self._acknowledged: dict[tuple[str, int], int] = {}
         self._left_open = False
         self._look_for_open = 0.0
+        self._stands: tuple[int | None, list[int]] = None, []
+        self._stands_since = 0.0
         self._first_batch: float | None = None
         self._sightings: list[float] = []
 
@@ -312,6 +320,8 @@ class _Publisher:
             "live_dir": str(self._state.live),
         }
         if self._is_local:
+            if config.gaps.policy != "hold_shard":
+                options["rests_in_tasks"] = "true"
             pages = self._state.pages / f"{self._job.run}.{self._queries}"
             options["page_dir"] = str(pages)
             self._job = replace(self._job, pages=pages)
@@ -554,7 +564,7 @@ class _Publisher:
         """Wait until told to stop, or until everything is published where that was asked for."""
         with EventStore(self._config.store, self._job.layout) as store:
             looked = 0.0
-            while not self._stop.wait(0.05):
+            while not self._stop.wait(_WATCHED_EVERY if self._until is None else 0.05):
                 if not query.isActive:
                     query.awaitTermination()
                     return False
@@ -571,17 +581,27 @@ class _Publisher:
     def _see_to(self, store: EventStore, batch: int | None, live: Sequence[ShardReport]) -> None:
         """What is not done by reading on."""
         self._remember_meanwhile(batch, live)
-        finds = self._recount_finds(store, live) and not self._is_compared_meanwhile(live)
+        rests = self._tasks_rest(batch, live)
+        finds = self._recount_finds(store, live)
+        if finds and not rests:
+            finds = not self._is_compared_meanwhile(live)
         news = any(r.has_news for r in live)
-        if finds or self._state.asked() or self._finds_left_open() or news:
+        if finds or self._state.asked() or self._finds_left_open(rests) or news:
             self._want_batch()
 
-    def _finds_left_open(self) -> bool:
+    def _tasks_rest(self, batch: int | None, live: Sequence[ShardReport]) -> bool:
+        """Whether tasks run and have not had a window for a moment."""
+        now, stands = time.monotonic(), (batch, [report.position for report in live])
+        if stands != self._stands:
+            self._stands, self._stands_since = stands, now
+        return bool(live) and now - self._stands_since > _RESTS_AFTER
+
+    def _finds_left_open(self, tasks_rest: bool) -> bool:
         """Whether what was published last is kept from readers: a shard's next task mends it."""
         now = time.monotonic()
         ends = self._acknowledged
-        rests = self._running is None and self._config.sink.delivery == "exactly_once" and ends
-        if not rests:
+        rests = tasks_rest or self._running is None
+        if not (rests and self._config.sink.delivery == "exactly_once" and ends):
             self._look_for_open = now + _OPEN_EVERY
         elif now >= self._look_for_open:
             self._look_for_open = now + _OPEN_EVERY

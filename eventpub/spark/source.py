@@ -24,7 +24,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,7 +41,7 @@ from pyspark.sql.streaming.datasource import (
 from eventpub.admission import Shard
 from eventpub.config import Read, Store
 from eventpub.errors import ConfigError, EventpubError
-from eventpub.spark.boundary import Bounds, MovingBoundary
+from eventpub.spark.boundary import BatchOver, Bounds, MovingBoundary
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.page_files import PageFiles
 from eventpub.store import EventStore, Poll, Watermark
@@ -141,13 +141,14 @@ class Pages:
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans windows in Spark's driver and reads them in its tasks.
 
-    Seven options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
+    Eight options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
     which the publishing task then reads itself; `until` is the last position; `wake_file` names a
     file with ``{"next_due": µs, "position": µs}``, the time at which a batch is wanted without any
     new row, and how far all shards have come; `boundary_file` is for `MovingBoundary`, which hears
     from `live_dir` how far the shards are, and leaves pages for them in `page_dir`; with
     `looks_every`, µs, it goes on looking for new rows for a while before it says that there are
-    none, since to be asked again costs Spark more than a look.
+    none, since to be asked again costs Spark more than a look; and with `rests_in_tasks` it then
+    has a batch begun without rows, whose tasks wait for the boundary to move.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -161,7 +162,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._initial = int(options["position"]) if "position" in options else None
         self._first = self._windows
         self._pages = Pages()
+        self._rests_in_tasks = "rests_in_tasks" in options
         self._moves = self._more = self._was_blind = False
+        self._ticked: list[tuple[int, str]] = []
         self._boundary: MovingBoundary | None = None
         self._live_dir = Path(options["live_dir"]) if "live_dir" in options else None
         self._pages_ahead: deque[int] = deque()
@@ -172,7 +175,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._page_files = PageFiles(folder, self._shards, self._partitions)
         if "boundary_file" in options:
             file = Path(options["boundary_file"])
-            self._boundary = MovingBoundary(file, self._next_window, self._next_look)
+            self._boundary = MovingBoundary(
+                file, self._next_window, self._next_look, self._looks_every
+            )
         self._store: EventStore | None = None
         self._watermark: Watermark | None = None
         if self._read.watermark == "auto":
@@ -233,20 +238,36 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._first = False
             failpoint("before_offset_log")
             self._more = poll.page_end is not None
-            if self._boundary is not None and poll.has_rows:
-                self._was_blind = self._is_blind()
-                self._moves = True
-                self._boundary.go(end)
+            if poll.has_rows:
+                self._go(end)
             return {"position": end, "tick": 0}
         if asked:
             self._first = False
-            return {"position": start["position"], "tick": start["tick"] + 1}
-        return start
+        elif self._rests_in_tasks and self._until is None:
+            if self._watermark is not None:  # a task may find a gap that is due
+                with _errors_through_spark():
+                    self._watermark.look()
+            self._go(after)
+            return {"position": after, "tick": start["tick"] + 1}
+        else:
+            return start
+        return {"position": start["position"], "tick": start["tick"] + 1}
+
+    def _go(self, end: int) -> None:
+        """Let the boundary move on behind a window."""
+        if self._boundary is not None:
+            self._was_blind = self._is_blind()
+            self._moves = True
+            self._boundary.go(end)
 
     def _next_window(self, after: int) -> Bounds | None:
         """The end of the window behind the one that is being published.
 
-        None without rows, and where some pages are waiting for the shards.
+        None without rows where no hold is due, and where some pages are waiting for the shards.
+
+        Raises:
+            BatchOver: whether open transactions are seen has changed, or there are no more rows and
+                there is an end.
         """
         if len(self._pages_ahead) >= _MOST_PAGES_AHEAD:
             told = self._told()
@@ -257,13 +278,20 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 self._page_files.forget(told)
             if len(self._pages_ahead) >= _MOST_PAGES_AHEAD:
                 return None
-        poll = self._poll(after, self._read.page_rows, {})
+        dues = self._dues()
+        known = {"next_due": min((due for due, _ in dues), default=None)}
+        poll = self._poll(after, self._read.page_rows, known if dues != self._ticked else {})
         if self._is_blind() != self._was_blind:
-            return None  # which the next batch tells of
+            raise BatchOver
         end = poll.upper if poll.page_end is None else poll.page_end
         if self._until is not None:
             end = min(end, self._until)
-        if not poll.has_rows or end <= after:
+        if dues != self._ticked and _is_due(known, poll.now):
+            self._ticked = dues
+            end = max(end, after)
+        elif not poll.has_rows or end <= after:
+            if self._until is not None:
+                raise BatchOver
             return None
         if poll.page_end is not None:
             self._pages_ahead.append(end)
@@ -295,32 +323,41 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def _told(self) -> int:
         """The position that all shards have told of."""
-        assert self._live_dir is not None
-        positions = []
-        for number in range(self._shards):
-            try:
-                told = json.loads((self._live_dir / f"{number}.json").read_text())
-            except FileNotFoundError:
-                return 0
-            positions.append(int(told["report"]["position"]))
-        return min(positions)
+        found = [report["position"] for report, _ in self._live()]
+        return min(found) if len(found) == self._shards else 0
+
+    def _dues(self) -> list[tuple[int, str]]:
+        """When the next hold of each shard is due, µs, and in which words it told so."""
+        found = [(report.get("next_due"), text) for report, text in self._live()]
+        return [(due, text) for due, text in found if due is not None]
+
+    def _live(self) -> list[tuple[dict[str, Any], str]]:
+        """What shards have told last, in this batch or one before; never twice in the same words,
+        since they say how long it took."""
+        found = []
+        if self._live_dir is not None:
+            for number in range(self._shards):
+                with suppress(FileNotFoundError):
+                    text = (self._live_dir / f"{number}.json").read_text()
+                    found.append((json.loads(text)["report"], text))
+        return found
 
     def _poll(self, after: int, rows: int, known: dict[str, Any]) -> Poll:
         """How far the next window may reach; open transactions hold it back where they show."""
         store, delay = self._connected(), self._read.delay
-        poll = store.poll(after, delay, rows)
+        if self._watermark is None:
+            return store.poll(after, delay, rows)
+        poll = store.poll(after, delay, 1)  # the rows of a page are counted only up to the boundary
         asked = self._first or self._until is not None or _is_due(known, poll.now)
-        if self._watermark is None or not (poll.has_rows or asked):
+        if not (poll.has_rows or asked):
             return poll
         self._watermark.look()
         upto = self._watermark.upto
-        if upto is None:
-            return poll
-        # what began its statement just before a look does not show in it yet
-        upto -= min(delay, _BEFORE_IT_SHOWS)
-        if upto >= (poll.upper if poll.page_end is None else poll.page_end):
-            return poll
-        return store.poll(after, delay, rows, max(upto, after))
+        if upto is not None:
+            # what began its statement just before a look does not show in it yet
+            upto -= min(delay, _BEFORE_IT_SHOWS)
+        most = poll.upper if upto is None else min(upto, poll.upper)
+        return store.poll(after, delay, rows, max(most, after))
 
     def _progress(self) -> dict[str, Any]:
         """What the publisher has written after its last batch."""
@@ -421,7 +458,7 @@ def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
     own = {"shards", "partitions", "path"}
     # and the publisher's
     own |= {"windows", "wake_file", "boundary_file", "live_dir", "page_dir", "until", "position"}
-    own |= {"looks_every"}
+    own |= {"looks_every", "rests_in_tasks"}
     store: dict[str, Any] = {}
     read: dict[str, Any] = {}
     columns: dict[str, Any] = {}

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pymysql
 
 from eventpub.admission.model import EVENTS, Shard, VersionRange
 from eventpub.config import Store
@@ -30,6 +32,9 @@ T = TypeVar("T")
 _BATCH_BYTES = 8 * 1024 * 1024
 _RANGES_PER_STATEMENT = 500
 _UNIONS_PER_STATEMENT = 100
+
+_ASKED_AFTER = 5.0
+"""Seconds without use after which a connection is asked whether it is still there."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class EventStore:
     def __init__(self, config: Store, layout: Layout) -> None:
         self._config = config
         self._layout = layout
-        self._idle: list[Connection] = []
+        self._idle: list[tuple[Connection, float]] = []
 
     def __enter__(self) -> EventStore:
         return self
@@ -83,7 +88,7 @@ class EventStore:
     def close(self) -> None:
         """Closes the connections; the next call makes new ones."""
         while self._idle:
-            self._idle.pop().close()
+            self._idle.pop()[0].close()
 
     def now(self) -> int:
         """The database's time, µs."""
@@ -268,10 +273,7 @@ class EventStore:
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
         """A connection that nobody else uses; it is not used again after an error."""
-        try:
-            connection = self._idle.pop()
-        except IndexError:  # not asked before: another thread may take the last one
-            connection = connect_for_reading(self._config)
+        connection = self._take_idle() or connect_for_reading(self._config)
         finished = False
         try:
             with mapped(self._layout.where):
@@ -279,9 +281,24 @@ class EventStore:
             finished = True
         finally:
             if finished:
-                self._idle.append(connection)
+                self._idle.append((connection, monotonic()))
             else:
                 connection._force_close()  # type: ignore[attr-defined]
+
+    def _take_idle(self) -> Connection | None:
+        """One that is there: what has not been used for a while, a server or a proxy may close."""
+        while True:
+            try:  # not asked before whether there is one: another thread may take the last
+                connection, used = self._idle.pop()
+            except IndexError:
+                return None
+            try:
+                if monotonic() - used > _ASKED_AFTER:
+                    connection.ping(reconnect=False)
+            except (pymysql.Error, OSError):
+                connection._force_close()  # type: ignore[attr-defined]
+                continue
+            return connection
 
 
 def record_batch(

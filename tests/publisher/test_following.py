@@ -202,3 +202,91 @@ def test_what_is_skipped_while_tasks_follow_is_said_soon(
         publisher.until_published("gap", [2], 60)
         publisher.until_said("gap skipped", 30)
         assert publisher.stop() == 143
+
+
+def resting_batch(publisher: Publisher) -> int:
+    """The micro-batch whose tasks wait for what comes."""
+    found: list[int | None] = []
+
+    def stays() -> bool:
+        found.append(running_batch(publisher))
+        return found[-1] is not None and found[-25:] == found[-1:] * 25
+
+    eventually(stays, 60)
+    batch = found[-1]
+    assert batch is not None
+    return batch
+
+
+def publish_one(database: FreshDatabase, publisher: Publisher, aggregate_id: str) -> None:
+    """An event that must come out."""
+    with transaction(database) as cursor:
+        insert(cursor, aggregate_id, 1)
+        cursor.connection.commit()
+    publisher.until_published(aggregate_id, [1], 60)
+
+
+def test_without_new_rows_tasks_wait_for_the_first_and_for_holds_that_are_due(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """A single event, hours after the one before, does not pay for a batch of its own."""
+    publisher = started(database, new_publisher, gaps={"backoff_base": "20ms", "max_backoff": 8})
+    batch = resting_batch(publisher)
+    for number in range(3):
+        publish_one(database, publisher, f"seldom-{number}")
+        time.sleep(1.5)
+    with transaction(database) as late, transaction(database) as cursor:
+        insert(late, "filled", 1)
+        insert(cursor, "filled", 2)
+        cursor.connection.commit()
+        time.sleep(0.5)
+        assert publisher.topic.versions("filled") == []
+        late.connection.commit()
+    publisher.until_published("filled", [1, 2], 60)
+    assert running_batch(publisher) == batch, "no other was needed"
+
+    with transaction(database) as cursor:
+        insert(cursor, "gap", 2)
+        cursor.connection.commit()
+    publisher.until_published("gap", [2], 60)
+    publisher.until_said("gap skipped", 30)
+    assert publisher.stop() == 143
+
+
+def test_connections_that_were_closed_meanwhile_are_no_error(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Servers and proxies close what is not used for a while."""
+    publisher = started(database, new_publisher)
+    batch = resting_batch(publisher)
+    publish_one(database, publisher, "one")
+    time.sleep(6.0)
+    resting = [
+        number
+        for (number,) in database.execute(
+            "SELECT id FROM information_schema.processlist"
+            " WHERE db = DATABASE() AND command = 'Sleep' AND time >= 5"
+        )
+    ]
+    assert len(resting) >= 2, "of each shard"
+    for number in resting:
+        database.execute(f"KILL {number}")
+    for number in range(8):
+        publish_one(database, publisher, f"after-{number}")
+    assert running_batch(publisher) == batch
+    assert publisher.stop() == 143
+
+
+def test_a_source_that_dies_does_not_leave_the_tasks_waiting(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    publisher = started(database, new_publisher)
+    resting_batch(publisher)
+    [source] = [
+        process
+        for process in publisher.family()
+        if any("python_streaming_source_runner" in word for word in process.cmdline())
+    ]
+    source.kill()
+    publish_one(database, publisher, "after")
+    assert publisher.stop() == 143

@@ -70,7 +70,7 @@ class _Reader(EventStoreStreamReader):
         self._pages = Pages()
         self._store: Any = EventStore(None, None)
         self._watermark = None
-        self._moves = self._more = False
+        self._moves = self._more = self._rests_in_tasks = False
         self._pages_ahead: deque[int] = deque()
         self._boundary: Any = SimpleNamespace(rest=lambda: None, go=lambda _: None)
 

@@ -8,6 +8,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from eventpub.errors import StoreError
 from eventpub.spark.boundary import Bounds, MovingBoundary, following
 from eventpub.spark.state import StateDir
@@ -48,7 +50,7 @@ def test_it_moves_from_window_to_window_until_it_rests(tmp_path: Path) -> None:
     assert store.asked[:4] == [100, 110, 120, 130]
 
 
-def test_an_error_of_the_store_is_left_to_who_asks_next(tmp_path: Path) -> None:
+def test_an_error_ends_the_tasks_and_is_left_to_who_asks_next(tmp_path: Path) -> None:
     store, file = Store(0), tmp_path / "boundary.json"
     asked: list[int] = []
 
@@ -60,11 +62,61 @@ def test_an_error_of_the_store_is_left_to_who_asks_next(tmp_path: Path) -> None:
 
     boundary = MovingBoundary(file, look)
     boundary.go(100)
+    assert upto(file) == 100
     eventually(lambda: asked == [100], 10)
+    eventually(lambda: not file.exists(), 10)
     boundary.rest()
+    assert asked == [100]
     store.end = 110
     boundary.go(100)
     eventually(lambda: upto(file) == 110, 10)
+    boundary.rest()
+
+
+def test_a_window_that_ends_where_the_one_before_did_has_a_number(tmp_path: Path) -> None:
+    """Whoever looks after a hold needs no rows."""
+    file, dues = tmp_path / "boundary.json", [120, 110, 110]
+
+    def look(after: int) -> Bounds | None:
+        return Bounds(dues.pop()) if dues else None
+
+    found: set[tuple[int, int]] = set()
+
+    def is_at(*bounds: int) -> bool:
+        at = json.loads(file.read_text())
+        found.add((at["upto"], at["tick"]))
+        return (at["upto"], at["tick"]) == bounds
+
+    boundary = MovingBoundary(file, look)
+    boundary.go(110)
+    eventually(lambda: is_at(120, 2), 10, every=0.001)
+    assert sorted(found) == [(110, 0), (110, 1), (110, 2), (120, 2)]
+    boundary.go(120)
+    assert is_at(120, 0)
+    boundary.rest()
+
+
+def test_a_look_in_vain_is_a_sign_of_life_and_comes_less_often_after_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventpub.spark.boundary._RESTS_AFTER", 0.5)
+    store, file = Store(0), tmp_path / "boundary.json"
+    boundary = MovingBoundary(file, store.look, seldom=0.4)
+    boundary.go(100)
+    seen = set()
+    busy, resting = 0, 0
+    began = time.monotonic()
+    while (now := time.monotonic() - began) < 2.6:
+        if now > 1.0:
+            seen.add(file.stat().st_mtime_ns)
+        if now < 0.5:
+            busy = len(store.asked)
+        elif now > 1.0:
+            resting = resting or len(store.asked)
+        time.sleep(0.001)
+    assert 2 <= len(seen) <= 4
+    assert busy >= 4
+    assert len(store.asked) - resting <= 5
     boundary.rest()
 
 
@@ -84,33 +136,64 @@ def state_with(tmp_path: Path, **boundary: int | None) -> StateDir:
     return state
 
 
-def test_a_task_follows_from_window_to_window_and_ends_where_nothing_comes(tmp_path: Path) -> None:
+@pytest.fixture
+def soon_lifeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks end 1.2 s after the source has shown a sign of life, and look for one at once."""
+    monkeypatch.setattr("eventpub.spark.boundary._NO_SIGN_OF_LIFE", 1.2)
+    monkeypatch.setattr("eventpub.spark.boundary._RESTS_AFTER", 0.0)
+
+
+def test_a_task_follows_from_window_to_window_until_the_source_ends_it(tmp_path: Path) -> None:
     state = state_with(tmp_path, upto=120, open_since=7)
     windows = following(state, Bounds(100), 60.0, 0)
     assert next(windows) == Bounds(120, 7)
     state_with(tmp_path, upto=130)
     assert next(windows) == Bounds(130)
+    state_with(tmp_path, upto=130, tick=1)
+    assert next(windows) == Bounds(130, tick=1)
+    state_with(tmp_path, upto=140, tick=1)
+    assert next(windows) == Bounds(140, tick=1)
+    state.boundary_file.unlink()
     assert list(windows) == []
 
 
+@pytest.mark.usefixtures("soon_lifeless")
 def test_a_boundary_of_a_batch_before_is_not_followed(tmp_path: Path) -> None:
     assert list(following(state_with(tmp_path, upto=90), Bounds(100), 60.0, 0)) == []
     assert list(following(StateDir(tmp_path / "elsewhere"), Bounds(100), 60.0, 0)) == []
 
 
-def test_time_that_publishing_takes_is_no_time_without_a_window(tmp_path: Path) -> None:
-    windows = following(state_with(tmp_path, upto=120), Bounds(100), 60.0, 0)
-    next(windows)
-    time.sleep(1.2)
-    state_with(tmp_path, upto=130)
-    assert next(windows) == Bounds(130)
-
-
-def test_where_more_is_known_to_come_it_waits_longer(tmp_path: Path) -> None:
-    windows = following(state_with(tmp_path, upto=90), Bounds(100, more=True), 60.0, 0)
-    announced = threading.Timer(1.4, lambda: state_with(tmp_path, upto=120))
+@pytest.mark.usefixtures("soon_lifeless")
+def test_a_task_waits_as_long_as_the_source_lives(tmp_path: Path) -> None:
+    state = state_with(tmp_path, upto=100)
+    boundary = MovingBoundary(state.boundary_file, lambda _: None)
+    boundary.go(100)
+    windows = following(state, Bounds(100), 60.0, 0)
+    announced = threading.Timer(3.0, lambda: state_with(tmp_path, upto=120))
     announced.start()
-    assert list(windows) == [Bounds(120)]
+    assert next(windows) == Bounds(120)
+    announced.join()
+    boundary.rest()  # as the process of the source does that is killed
+    assert list(windows) == []
+
+
+def test_time_that_publishing_takes_is_no_time_without_a_window(tmp_path: Path) -> None:
+    windows = following(state_with(tmp_path, upto=120, more=True), Bounds(100), 60.0, 0)
+    next(windows)
+    time.sleep(2.2)
+    announced = threading.Timer(0.5, lambda: state_with(tmp_path, upto=130))
+    announced.start()
+    assert next(windows) == Bounds(130)
+    announced.join()
+
+
+def test_where_more_is_known_to_come_it_does_not_wait_for_long(tmp_path: Path) -> None:
+    windows = following(state_with(tmp_path, upto=90), Bounds(100, more=True), 60.0, 0)
+    announced = threading.Timer(1.4, lambda: state_with(tmp_path, upto=120, more=True))
+    announced.start()
+    since = time.monotonic()
+    assert list(windows) == [Bounds(120, more=True)]
+    assert 3.3 < time.monotonic() - since < 5.0
     announced.join()
 
 

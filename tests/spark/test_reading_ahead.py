@@ -93,8 +93,8 @@ def test_a_batch_takes_up_what_was_read_for_the_one_before(reader: Reader) -> No
     first: Any = source.latestOffset(source.initialOffset(), ReadMaxRows(PAGE))
     eventually(lambda: files(state) == 4 * SHARDS, 10)
     read = {path: path.stat().st_mtime_ns for path in state.pages.iterdir()}
-    second: Any = source.latestOffset(first, ReadMaxRows(PAGE))
     page = (boundary(state) - first["position"]) // 4  # as far apart as the rows are
+    second: Any = source.latestOffset(first, ReadMaxRows(PAGE))
     source.partitions(first, second)
     tell(state, *[second["position"]] * SHARDS)
     eventually(lambda: boundary(state) == second["position"] + 4 * page, 10)
