@@ -385,7 +385,12 @@ class Sink(_Section):
 class Spark(_Section):
     """`[spark]`"""
 
-    master: str = Field("local[*]", min_length=1, description="where the job runs")
+    master: str = Field(
+        "local[*]",
+        min_length=1,
+        description="where the job runs; `local[N]` runs at least as many tasks at a time as there"
+        " are shards",
+    )
     shards: int = Field(2, ge=1, le=1024, description="at most the topic's partitions")
     trigger: Micros = Field(100_000, description="shortest time between micro-batches")
     properties: Properties = Field(

@@ -41,7 +41,7 @@ def Session(  # noqa: N802 (reads as what it is)
     properties = _properties(config)
     local = re.fullmatch(r"local(?:\[(\*|\d+)\])?", config.spark.master)
     # `local[N]` lets no task fail twice unless told so.
-    master = f"local[{local[1] or 1},{TASK_FAILURES}]" if local else config.spark.master
+    master = f"local[{_slots(local[1], config)},{TASK_FAILURES}]" if local else config.spark.master
     jvm = Jvm(properties, log_file, archive=archive) if local else None
     try:
         from pyspark.sql import SparkSession
@@ -71,6 +71,12 @@ def Session(  # noqa: N802 (reads as what it is)
     finally:
         if jvm is not None:
             jvm.close()
+
+
+def _slots(asked: str | None, config: Config) -> int:
+    """How many tasks may run at a time: those of all shards, which go on side by side."""
+    cores = (os.cpu_count() or 1) if asked == "*" else int(asked or 1)
+    return max(cores, config.spark.shards)
 
 
 def _reason(error: Exception) -> str:
