@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -216,6 +217,27 @@ def resting_batch(publisher: Publisher) -> int:
     batch = found[-1]
     assert batch is not None
     return batch
+
+
+def test_more_shards_than_cores_follow_side_by_side(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """A task that waits for another one to end would wait for minutes."""
+    shards = 2 * (os.cpu_count() or 1)
+    publisher = started(
+        database, new_publisher, spark={"shards": shards}, sink={"partitions": shards}
+    )
+
+    def all_follow() -> bool:
+        batch = running_batch(publisher)
+        told = (publisher.state / "live" / f"{shard}.json" for shard in range(shards))
+        found = [json.loads(file.read_text()) for file in told if file.exists()]
+        of_this = [f["report"]["counts"]["rows"] for f in found if f["batch"] == batch]
+        return len(of_this) == shards and all(of_this)
+
+    with steady_writer(database):
+        eventually(all_follow, 60)
+        assert publisher.stop() == 143
 
 
 def publish_one(database: FreshDatabase, publisher: Publisher, aggregate_id: str) -> None:
