@@ -581,12 +581,10 @@ class _Publisher:
     def _see_to(self, store: EventStore, batch: int | None, live: Sequence[ShardReport]) -> None:
         """What is not done by reading on."""
         self._remember_meanwhile(batch, live)
-        rests = self._tasks_rest(batch, live)
-        finds = self._recount_finds(store, live)
-        if finds and not rests:
-            finds = not self._is_compared_meanwhile(live)
+        finds = self._recount_finds(store, live) and not self._is_compared_meanwhile(batch, live)
         news = any(r.has_news for r in live)
-        if finds or self._state.asked() or self._finds_left_open(rests) or news:
+        left_open = self._finds_left_open(self._tasks_rest(batch, live))
+        if finds or self._state.asked() or left_open or news:
             self._want_batch()
 
     def _tasks_rest(self, batch: int | None, live: Sequence[ShardReport]) -> bool:
@@ -655,9 +653,12 @@ class _Publisher:
             self._recount.compared(comparison.buckets, unfinished, again)
             self._comparison = Comparison(comparison.number)
 
-    def _is_compared_meanwhile(self, live: Sequence[ShardReport]) -> bool:
-        """Whether the tasks that run do the comparison, so that no other batch is needed."""
-        if not live:
+    def _is_compared_meanwhile(self, batch: int | None, live: Sequence[ShardReport]) -> bool:
+        """Whether the tasks that run do the comparison, so that no other batch is needed.
+
+        On this machine also those that have not told anything yet.
+        """
+        if batch is None or not (live or self._is_local):
             return False
         with self._recounting:
             if not self._comparison.buckets:

@@ -279,7 +279,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             if len(self._pages_ahead) >= _MOST_PAGES_AHEAD:
                 return None
         dues = self._dues()
-        known = {"next_due": min((due for due, _ in dues), default=None)}
+        known: dict[str, Any] = {"next_due": min((due for due, _ in dues), default=None)}
         poll = self._poll(after, self._read.page_rows, known if dues != self._ticked else {})
         if self._is_blind() != self._was_blind:
             raise BatchOver
@@ -327,9 +327,18 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return min(found) if len(found) == self._shards else 0
 
     def _dues(self) -> list[tuple[int, str]]:
-        """When the next hold of each shard is due, µs, and in which words it told so."""
-        found = [(report.get("next_due"), text) for report, text in self._live()]
-        return [(due, text) for due, text in found if due is not None]
+        """When each shard has something to do without rows, µs, and what it has told last.
+
+        That is when its next hold is due; 0 where the recount wants something compared.
+        """
+        wanted = self._progress().get("comparison", {"number": 0, "buckets": []})
+        number = wanted["number"] if wanted["buckets"] else 0
+        dues = []
+        for report, text in self._live():
+            due = 0 if report.get("compared", number) < number else report.get("next_due")
+            if due is not None:
+                dues.append((due, text))
+        return dues
 
     def _live(self) -> list[tuple[dict[str, Any], str]]:
         """What shards have told last, in this batch or one before; never twice in the same words,

@@ -146,6 +146,22 @@ def test_the_first_batch_follows_a_while_unless_something_waits_for_its_end(tmp_
     assert publisher._follows(False) > first
 
 
+def test_a_batch_that_begins_takes_a_comparison_on_and_is_not_ended_for_it(tmp_path: Path) -> None:
+    """Its tasks have told nothing yet; a batch that was wanted for it would begin as this one."""
+    publisher = publisher_in(tmp_path)
+    publisher._job = SimpleNamespace(run=1, partitions=2)  # type: ignore[assignment]
+    recount = publisher._recount = Recount(HORIZON, start=0)
+    recount.counted(20 * SECOND, {5: 7})
+    assert not publisher._is_compared_meanwhile(None, []), "no batch runs"
+    publisher._position = publisher._low = 0
+    assert publisher._is_compared_meanwhile(4, [])
+    wanted = publisher._state.read(publisher._state.progress_file)
+    assert wanted is not None
+    assert wanted["comparison"] == {"run": 1, "number": 1, "buckets": [5]}
+    publisher._compared_since -= 60.0
+    assert not publisher._is_compared_meanwhile(4, []), "they do not get to it"
+
+
 def test_a_comparison_is_over_when_all_shards_have_done_it(tmp_path: Path) -> None:
     publisher = publisher_in(tmp_path)
     recount = publisher._recount = Recount(HORIZON, start=0)

@@ -13,7 +13,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from eventpub.errors import ConfigError
+from eventpub.spark.boundary import Bounds
 from eventpub.spark.source import EventStoreStreamReader
+from eventpub.spark.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table, insert, transaction
 
@@ -92,4 +94,56 @@ def test_the_publishers_source_goes_on_looking_where_there_is_nothing_new(
     monkeypatch.setattr("eventpub.spark.source.time.sleep", commit_meanwhile)
     assert source.latestOffset(at, ReadMaxRows(10))["position"] > at["position"]
     assert pauses == [0.001] * 3
+    source.stop()
+
+
+def test_a_window_without_rows_is_announced_where_tasks_have_something_to_do(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Once for each time that they tell of it: of a hold that is due, and of a comparison."""
+    create_table(database)
+    state = StateDir(tmp_path)
+    options = {"url": database.url, "windows": "true", "position": "0"}
+    files = {
+        "wake_file": str(state.progress_file),
+        "boundary_file": str(state.boundary_file),
+        "live_dir": str(state.live),
+    }
+    source = EventStoreStreamReader(options | files)
+    now = source._connected().now()
+    assert source._next_window(now) is None
+
+    state.tell(1, 1, 0, {"position": now, "next_due": now + 3_600_000_000, "compared": 2})
+    assert source._next_window(now) is None
+    state.tell(1, 1, 0, {"position": now, "next_due": now, "compared": 2})
+    assert source._next_window(now) == Bounds(now)
+    assert source._next_window(now) is None, "it is on its way"
+    state.tell(1, 1, 0, {"position": now, "next_due": now, "compared": 2, "again": True})
+    assert source._next_window(now) == Bounds(now)
+
+    state.tell(1, 1, 0, {"position": now, "next_due": None, "compared": 2})
+    for number, buckets, found in ((2, [7], None), (3, [], None), (3, [7], Bounds(now))):
+        comparison = {"run": 1, "number": number, "buckets": buckets}
+        state.write(state.progress_file, {"comparison": comparison})
+        assert source._next_window(now) == found
+    source.stop()
+
+
+def test_where_nothing_is_new_a_batch_begins_whose_tasks_wait(
+    database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_table(database)
+    state = StateDir(tmp_path)
+    monkeypatch.setattr("eventpub.spark.source._LOOKS_FOR", 0.02)
+    options = {"url": database.url, "windows": "true", "position": "5", "rests_in_tasks": "true"}
+    files = {"boundary_file": str(state.boundary_file), "wake_file": str(state.progress_file)}
+    source = EventStoreStreamReader(options | files | {"looks_every": "1000"})
+    at: Any = source.latestOffset(source.initialOffset(), ReadMaxRows(10))
+    assert [w.moves for w in source.partitions(at, at)] == [False]  # type: ignore[attr-defined]
+    reached = at["position"] + 7
+    state.write(state.progress_file, {"position": reached})  # by tasks that followed
+    rests: Any = source.latestOffset(at, ReadMaxRows(10))
+    assert rests == {"position": reached, "tick": at["tick"] + 1}
+    assert [w.moves for w in source.partitions(at, rests)] == [True]  # type: ignore[attr-defined]
+    assert (state.read(state.boundary_file) or {})["upto"] == reached
     source.stop()
