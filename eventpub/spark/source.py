@@ -278,26 +278,31 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 self._page_files.forget(told)
             if len(self._pages_ahead) >= _MOST_PAGES_AHEAD:
                 return None
-        dues = self._dues()
-        known: dict[str, Any] = {"next_due": min((due for due, _ in dues), default=None)}
-        poll = self._poll(after, self._read.page_rows, known if dues != self._ticked else {})
-        if self._is_blind() != self._was_blind:
-            raise BatchOver
-        end = poll.upper if poll.page_end is None else poll.page_end
-        if self._until is not None:
-            end = min(end, self._until)
-        if dues != self._ticked and _is_due(known, poll.now):
-            self._ticked = dues
-            end = max(end, after)
-        elif not poll.has_rows or end <= after:
+        poll, end = self._poll_behind(after, {})
+        if not poll.has_rows or end <= after:
             if self._until is not None:
                 raise BatchOver
-            return None
+            dues = self._dues()
+            known = {"next_due": min((due for due, _ in dues), default=None)}
+            if dues == self._ticked or not _is_due(known, poll.now):
+                return None
+            self._ticked = dues
+            poll, end = self._poll_behind(after, known)
         if poll.page_end is not None:
             self._pages_ahead.append(end)
             self._leave_page(after, end)
         open_since = self._watermark.open_since if self._watermark else None
         return Bounds(end, open_since, poll.page_end is not None)
+
+    def _poll_behind(self, after: int, known: dict[str, Any]) -> tuple[Poll, int]:
+        """What is behind a window, and where the next one ends; not before `after`."""
+        poll = self._poll(after, self._read.page_rows, known)
+        if self._is_blind() != self._was_blind:
+            raise BatchOver
+        end = poll.upper if poll.page_end is None else poll.page_end
+        if self._until is not None:
+            end = min(end, self._until)
+        return poll, max(end, after)
 
     def _is_blind(self) -> bool:
         """Whether open transactions should be seen, and are not."""
