@@ -145,6 +145,29 @@ def test_errors_say_what_is_wrong_and_how_to_mend_it(database: FreshDatabase) ->
     database.execute(f"DROP USER {user}@'%'")
 
 
+def kill_connections(database: FreshDatabase) -> None:
+    """All that others have to it."""
+    for (number,) in database.execute(
+        "SELECT id FROM information_schema.processlist"
+        " WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+    ):
+        with suppress(pymysql.err.OperationalError):  # it has gone by itself meanwhile
+            database.execute(f"KILL {number}")
+
+
+@both
+def test_a_connection_that_was_closed_while_nobody_used_it_is_replaced(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As servers and proxies do with those that rest."""
+    store = open_store(create(database))
+    monkeypatch.setattr("eventpub.store.events._ASKED_AFTER", 0.5)
+    assert store.now() > 0
+    kill_connections(database)
+    time.sleep(0.6)
+    assert store.now() > 0
+
+
 @both
 def test_a_connection_that_dies_is_a_retriable_error_and_the_next_call_works(
     database: FreshDatabase,
@@ -153,23 +176,15 @@ def test_a_connection_that_dies_is_a_retriable_error_and_the_next_call_works(
     insert(database, [("a", n, "2026-03-01 12:00:01") for n in range(1, 2001)])
     database.execute("UPDATE events SET payload = REPEAT('x', 20000)")
 
-    def kill() -> None:
-        for (number,) in database.execute(
-            "SELECT id FROM information_schema.processlist"
-            " WHERE db = DATABASE() AND id <> CONNECTION_ID()"
-        ):
-            with suppress(pymysql.err.OperationalError):  # it has gone by itself meanwhile
-                database.execute(f"KILL {number}")
-
     assert store.now() > 0
-    kill()
+    kill_connections(database)
     with pytest.raises(StoreError) as caught:
         store.now()
     assert (caught.value.code, caught.value.retriable) == ("store.connection_lost", True)
     assert store.now() > 0
     window = store.window(NOON, NOON + SECOND, None, batch_rows=10)
     next(window)
-    kill()
+    kill_connections(database)
     with pytest.raises(StoreError) as caught:
         list(window)
     assert (caught.value.code, caught.value.retriable) == ("store.connection_lost", True)
