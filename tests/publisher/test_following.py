@@ -190,6 +190,15 @@ def test_what_a_killed_worker_has_published_counts(
     assert events - 20 <= int(said[1].replace(",", "")) <= events
 
 
+def until_a_gap_is_skipped(database: FreshDatabase, publisher: Publisher) -> None:
+    """A version whose predecessor never comes is published, and what was skipped is said."""
+    with transaction(database) as cursor:
+        insert(cursor, "gap", 2)
+        cursor.connection.commit()
+    publisher.until_published("gap", [2], 60)
+    publisher.until_said("gap skipped", 30)
+
+
 def test_what_is_skipped_while_tasks_follow_is_said_soon(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
@@ -197,11 +206,7 @@ def test_what_is_skipped_while_tasks_follow_is_said_soon(
     publisher = started(database, new_publisher)
     with steady_writer(database):
         until_it_follows(publisher)
-        with transaction(database) as cursor:
-            insert(cursor, "gap", 2)
-            cursor.connection.commit()
-        publisher.until_published("gap", [2], 60)
-        publisher.until_said("gap skipped", 30)
+        until_a_gap_is_skipped(database, publisher)
         assert publisher.stop() == 143
 
 
@@ -267,11 +272,7 @@ def test_without_new_rows_tasks_wait_for_the_first_and_for_holds_that_are_due(
     publisher.until_published("filled", [1, 2], 60)
     assert running_batch(publisher) == batch, "no other was needed"
 
-    with transaction(database) as cursor:
-        insert(cursor, "gap", 2)
-        cursor.connection.commit()
-    publisher.until_published("gap", [2], 60)
-    publisher.until_said("gap skipped", 30)
+    until_a_gap_is_skipped(database, publisher)
     assert publisher.stop() == 143
 
 
