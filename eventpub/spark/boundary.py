@@ -53,7 +53,8 @@ class Bounds:
         open_since: when the oldest open transaction began, µs; None: there is none, or nobody can
             tell. A gap that was seen after it is not skipped.
         more: whether the window is a full page, so that another one is about to come.
-        tick: how many windows of the batch ended where the one before did, since a hold was due.
+        tick: how many windows of the batch ended where the one before did, since tasks had to do
+            something without rows: look after a hold, compare.
     """
 
     upto: int

@@ -243,15 +243,14 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return {"position": end, "tick": 0}
         if asked:
             self._first = False
-        elif self._rests_in_tasks and self._until is None:
-            if self._watermark is not None:  # a task may find a gap that is due
-                with _errors_through_spark():
-                    self._watermark.look()
-            self._go(after)
-            return {"position": after, "tick": start["tick"] + 1}
-        else:
+            return {"position": start["position"], "tick": start["tick"] + 1}
+        if self._until is not None or not self._rests_in_tasks:
             return start
-        return {"position": start["position"], "tick": start["tick"] + 1}
+        if self._watermark is not None:  # a task may find a gap that is due
+            with _errors_through_spark():
+                self._watermark.look()
+        self._go(after)
+        return {"position": after, "tick": start["tick"] + 1}
 
     def _go(self, end: int) -> None:
         """Let the boundary move on behind a window."""
@@ -263,7 +262,8 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def _next_window(self, after: int) -> Bounds | None:
         """The end of the window behind the one that is being published.
 
-        None without rows where no hold is due, and where some pages are waiting for the shards.
+        None without rows where tasks have nothing else to do, and where some pages are waiting for
+        the shards.
 
         Raises:
             BatchOver: whether open transactions are seen has changed, or there are no more rows and
