@@ -15,7 +15,7 @@ are asked for, so that Spark's tasks come to them.
 | `before_begin`, `after_begin` | at a shard's transaction |
 | `during_produce`, `after_produce` | where half of a batch, all of it was given to the client |
 | `before_commit`, `after_commit` | where all of it was delivered, is visible |
-| `before_index`, `after_index` | at the index's write |
+| `before_index`, `after_index` | at the index's write of what was published |
 | `before_commit_log` | in the driver, with the window published and remembered |
 | `source_commit` | in the source, where Spark has committed the window |
 """

@@ -659,7 +659,7 @@ class _ShardTask:
                 {"aggregate_id": d.aggregate_id, "version": d.version, "reason": d.reason}
                 for d in dead
             )
-        failpoint("before_index")
+            failpoint("before_index")
         counted = self._take_counted(position)
         with self._timed("index"):
             index.record(
@@ -671,7 +671,8 @@ class _ShardTask:
                 dead_run=kept.run,
                 counted=counted,
             )
-        failpoint("after_index")
+        if decision.publishes:
+            failpoint("after_index")
         for bucket in counted:
             report.buckets[bucket] = index.rows_of(bucket)
         self._counts.add(decision.counts)

@@ -24,6 +24,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from eventpub.index import Index
+from eventpub.spark.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (
@@ -187,8 +188,16 @@ class World:
         return self.logged("offsets") > self.logged("commits")
 
     def has_published(self) -> bool:
-        """Whether all that is stored is visible, and no micro-batch runs."""
-        return self.stored() == self.reader.identities() and not self.batch_runs()
+        """Whether all that is stored is visible."""
+        return self.stored() == self.reader.identities()
+
+    def next_batch(self) -> None:
+        """Wait until another micro-batch runs, whose tasks have not failed yet, and rest."""
+        state = StateDir(self.publisher.state)
+        request = state.ask("retry", "a-0")
+        eventually(lambda: state.answer_of(request), every=0.02)
+        eventually(lambda: self.batch_runs() and self.remembered() >= self.window_end())
+        self.remembered_before = self.remembered()
 
     def stored(self) -> set[tuple[str, int]]:
         """The events in the store."""
@@ -338,7 +347,7 @@ class World:
         """All in one run: Spark gives the task to another worker, which meets the next step.
 
         After each group, which may have at most one step less than a task may fail, a batch is
-        allowed to succeed: until then the next group's steps are off.
+        allowed to succeed, and the next one to begin: until then the next group's steps are off.
         """
         places = [
             (step, self.folder / f"worker-{number}-{place}.pid")
@@ -351,6 +360,7 @@ class World:
             following = places[number + 1][0] if number + 1 < len(places) else ""
             if step == "a batch succeeds":
                 eventually(self.has_published, 60, every=0.02)
+                self.next_batch()
                 self.arm(following)
                 marker.touch()
                 self.commit(now_only=True)
