@@ -363,9 +363,12 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return store.poll(after, delay, rows)
         poll = store.poll(after, delay, 1)  # the rows of a page are counted only up to the boundary
         asked = self._first or self._until is not None or _is_due(known, poll.now)
+        # Not only when the delay of the first rows has passed: whatever is open at the first look
+        # may hide any row, and what is seen to come and go hides but its own.
+        if poll.has_rows or poll.has_newer or asked:
+            self._watermark.look()
         if not (poll.has_rows or asked):
             return poll
-        self._watermark.look()
         upto = self._watermark.upto
         if upto is not None:
             # what began its statement just before a look does not show in it yet

@@ -47,12 +47,14 @@ class Poll:
             time has passed altogether, and to the next change of the clocks backward.
         page_end: `create_time` of the page's last row; None if there are fewer rows.
         has_rows: whether there is any row behind `after` and up to `upper`.
+        has_newer: whether there are none of these, but some above `upper` and up to `now`.
     """
 
     now: int
     upper: int
     page_end: int | None
     has_rows: bool
+    has_newer: bool = False
 
 
 class EventStore:
@@ -111,21 +113,23 @@ class EventStore:
                 boundary = self._boundary(now, delay, at_most)
                 oldest = None if first is None else self._instant(first, after, boundary)
                 if oldest is None or oldest > boundary:
-                    return Poll(now, boundary, None, False)
+                    return Poll(now, boundary, None, False, oldest is not None and oldest <= now)
                 page_end = self._page_end(connection, after, boundary, page_rows, oldest)
                 return Poll(now, boundary, page_end, True)
             now = int(run(connection, statements.NOW)[0][0])
             boundary = self._boundary(now, delay, at_most)
             # Local time repeats itself where the clocks go back: a window ends before that.
-            back = layout.zone.backward_changes(after + 1, boundary)
-            start = after
-            for end in [*(t - 1 for t in back), boundary]:
-                oldest = self._page_end(connection, start, end, 1)
-                if oldest is not None:
+            back = [t - 1 for t in layout.zone.backward_changes(after + 1, now)]
+            top = next((t for t in back if t >= boundary), now)
+            start, oldest = after, None
+            for end in [*(t for t in back if t < boundary), boundary]:
+                upto = top if end == boundary else end
+                oldest = self._page_end(connection, start, upto, 1)
+                if oldest is not None and oldest <= end:
                     page_end = self._page_end(connection, start, end, page_rows, oldest)
                     return Poll(now, end, page_end, True)
                 start = end
-            return Poll(now, boundary, None, False)
+            return Poll(now, boundary, None, False, oldest is not None)
 
     def _boundary(self, now: int, delay: int, at_most: int | None) -> int:
         boundary = now - delay if at_most is None else min(now - delay, at_most)

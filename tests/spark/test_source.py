@@ -97,6 +97,27 @@ def test_the_publishers_source_goes_on_looking_where_there_is_nothing_new(
     source.stop()
 
 
+def test_open_transactions_are_looked_at_before_the_delay_of_the_first_rows_has_passed(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_table(database)
+    options = {"url": database.url, "windows": "true", "position": "0", "delay": "1h"}
+    source = EventStoreStreamReader(options)
+    now = source._connected().now()
+    source._first = False
+    assert source._watermark is not None
+    looks: list[int] = []
+    monkeypatch.setattr(source._watermark, "look", lambda: looks.append(1))
+    assert not source._poll(now, 10, {}).has_newer
+    assert not looks
+    with transaction(database) as cursor:
+        insert(cursor, "a-1", 1)
+        cursor.connection.commit()
+    poll = source._poll(now, 10, {})
+    assert (poll.has_rows, poll.has_newer, len(looks)) == (False, True, 1)
+    source.stop()
+
+
 def test_a_window_without_rows_is_announced_where_tasks_have_something_to_do(
     database: FreshDatabase, tmp_path: Path
 ) -> None:

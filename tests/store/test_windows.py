@@ -88,6 +88,25 @@ def test_the_boundary_is_the_database_time_less_the_delay(database: FreshDatabas
     assert abs(now - poll.now) < 60 * SECOND
 
 
+@pytest.mark.parametrize("kind", ["TIMESTAMP", "DATETIME"])
+def test_rows_younger_than_the_delay_are_told_of_and_those_of_the_future_are_not(
+    database: FreshDatabase, kind: str
+) -> None:
+    config = create(database, create_time=f"{kind}(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)")
+    store = open_store(config)
+
+    def found() -> tuple[bool, bool]:
+        poll = store.poll(0, 60 * SECOND, 10)
+        return poll.has_rows, poll.has_newer
+
+    insert(database, [("a", 1, "2037-01-01 00:00:00")])
+    assert found() == (False, False)
+    database.execute("INSERT INTO events (aggregate_id, version, event_type) VALUES ('b', 1, 't')")
+    assert found() == (False, True)
+    insert(database, [("c", 1, "2026-03-01 12:00:00")])
+    assert found() == (True, False)
+
+
 @both
 @pytest.mark.parametrize(("digits", "unit"), [(0, SECOND), (3, 1_000)])
 @pytest.mark.parametrize("kind", ["TIMESTAMP", "DATETIME"])
