@@ -41,7 +41,7 @@ from pyspark.sql.streaming.datasource import (
 from eventpub.admission import Shard
 from eventpub.config import Read, Store
 from eventpub.errors import ConfigError, EventpubError
-from eventpub.spark.boundary import BatchOver, Bounds, MovingBoundary
+from eventpub.spark.boundary import BatchOver, Bounds, MovingBoundary, edition_of
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.page_files import PageFiles
 from eventpub.store import EventStore, Poll, Watermark
@@ -60,6 +60,14 @@ _BEFORE_IT_SHOWS = 100_000
 
 _LOOKS_FOR = 0.5
 """Seconds for which the source itself looks for new rows; a stop may have to wait for its end."""
+
+_LOOKS_RESTING = 0.3
+"""Where nothing has come for a while, the next look is after that part of the delay, at most after
+so many seconds. Rows that are seen when a third of their delay has passed are not read later than
+others."""
+
+_LOOKS_COMING = 0.05
+"""Seconds between two looks where rows are seen whose delay has not passed."""
 
 _LONGEST_BATCH = 3.0
 """Seconds that a micro-batch may take: pages grow up to that while the reader is far behind."""
@@ -163,8 +171,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._first = self._windows
         self._pages = Pages()
         self._rests_in_tasks = "rests_in_tasks" in options
-        self._moves = self._more = self._was_blind = False
+        self._moves = self._more = self._was_blind = self._rows_come = False
         self._ticked: list[tuple[int, str]] = []
+        self._dues_of: tuple[list[tuple[int, int]], list[tuple[int, str]]] = [], []
         self._boundary: MovingBoundary | None = None
         self._live_dir = Path(options["live_dir"]) if "live_dir" in options else None
         self._pages_ahead: deque[int] = deque()
@@ -175,8 +184,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._page_files = PageFiles(folder, self._shards, self._partitions)
         if "boundary_file" in options:
             file = Path(options["boundary_file"])
+            resting = _LOOKS_RESTING * min(self._read.delay / 1e6, 1.0)
             self._boundary = MovingBoundary(
-                file, self._next_window, self._next_look, self._looks_every
+                file, self._next_window, self._next_look, max(self._looks_every, resting)
             )
         self._store: EventStore | None = None
         self._watermark: Watermark | None = None
@@ -297,6 +307,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def _poll_behind(self, after: int, known: dict[str, Any]) -> tuple[Poll, int]:
         """What is behind a window, and where the next one ends; not before `after`."""
         poll = self._poll(after, self._read.page_rows, known)
+        self._rows_come = poll.has_newer
         if self._is_blind() != self._was_blind:
             raise BatchOver
         end = poll.upper if poll.page_end is None else poll.page_end
@@ -309,8 +320,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._watermark is not None and self._watermark.state in {"denied", "stale"}
 
     def _next_look(self) -> float | None:
-        """Seconds until the watermark is looked at again; None: no look is behind or it is due."""
-        return self._watermark.next_look if self._watermark else None
+        """Seconds until it is of use to look again, where that may be soon; None: it may not."""
+        wait = self._watermark.next_look if self._watermark else None
+        return wait or (_LOOKS_COMING if self._rows_come else None)
 
     def _leave_page(self, after: int, upto: int) -> None:
         """Read a page for all shards, where they see the files."""
@@ -336,6 +348,10 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
         That is when its next hold is due; 0 where the recount wants something compared.
         """
+        files = [self._wake_file, *self._live_files()]
+        editions = [edition_of(file) for file in files if file is not None]
+        if editions == self._dues_of[0]:
+            return self._dues_of[1]
         wanted = self._progress().get("comparison", {"number": 0, "buckets": []})
         number = wanted["number"] if wanted["buckets"] else 0
         dues = []
@@ -343,18 +359,22 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             due = 0 if report.get("compared", number) < number else report.get("next_due")
             if due is not None:
                 dues.append((due, text))
+        self._dues_of = editions, dues
         return dues
 
     def _live(self) -> list[tuple[dict[str, Any], str]]:
         """What shards have told last, in this batch or one before; never twice in the same words,
         since they say how long it took."""
         found = []
-        if self._live_dir is not None:
-            for number in range(self._shards):
-                with suppress(FileNotFoundError):
-                    text = (self._live_dir / f"{number}.json").read_text()
-                    found.append((json.loads(text)["report"], text))
+        for file in self._live_files():
+            with suppress(FileNotFoundError):
+                text = file.read_text()
+                found.append((json.loads(text)["report"], text))
         return found
+
+    def _live_files(self) -> list[Path]:
+        folder = self._live_dir
+        return [] if folder is None else [folder / f"{n}.json" for n in range(self._shards)]
 
     def _poll(self, after: int, rows: int, known: dict[str, Any]) -> Poll:
         """How far the next window may reach; open transactions hold it back where they show."""

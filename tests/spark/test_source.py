@@ -108,13 +108,15 @@ def test_open_transactions_are_looked_at_before_the_delay_of_the_first_rows_has_
     assert source._watermark is not None
     looks: list[int] = []
     monkeypatch.setattr(source._watermark, "look", lambda: looks.append(1))
-    assert not source._poll(now, 10, {}).has_newer
+    assert source._next_window(now) is None
+    assert source._next_look() is None
     assert not looks
     with transaction(database) as cursor:
         insert(cursor, "a-1", 1)
         cursor.connection.commit()
-    poll = source._poll(now, 10, {})
-    assert (poll.has_rows, poll.has_newer, len(looks)) == (False, True, 1)
+    assert source._next_window(now) is None
+    assert looks == [1]
+    assert (source._next_look() or 1.0) < 0.2, "or the boundary's thread rests, and sees them late"
     source.stop()
 
 
