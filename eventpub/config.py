@@ -78,21 +78,22 @@ _UNITS = {
 }
 
 
+_DURATION = "a number and a unit (us, ms, s, m, h or d), such as '250ms' or '1.5s'"
+
+
 def parse_duration(value: Any) -> int:
     """Microseconds of a duration such as ``"250ms"``, ``"1.5s"``, ``"5m"`` or ``"7d"``.
 
     A bare zero needs no unit; any other bare number is refused, since its unit would be a guess.
     """
     if isinstance(value, bool):
-        raise ValueError("a duration is text with a unit, such as '250ms' or '1s'")
+        raise ValueError(_DURATION)
     text = str(value).strip()
     if text in {"0", "0.0"}:
         return 0
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)", text)
     if not match:
-        raise ValueError(
-            f"'{text}' is no duration; write a number and a unit: us, ms, s, m, h or d ('250ms')"
-        )
+        raise ValueError(_DURATION)
     return round(float(match[1]) * _UNITS[match[2]])
 
 

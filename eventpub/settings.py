@@ -424,15 +424,31 @@ def _problem(detail: dict[str, Any], layers: _Layers, file: Path) -> ConfigError
                 suggestion=context["suggestion"],
             )
     origin = layers.origins.get(key, "default")
-    reason = re.sub(r"^Value error, ", "", detail["msg"])
-    reason = re.sub(r"^Input should be ", "", reason)
-    reason = re.sub(r", unable to parse.*", "", reason)
     return ConfigError(
         "config.invalid_value",
         f"{key} = {_quoted(key, layers.values.get(key))} ({origin}) is not valid",
         where=key,
-        suggestion=f"it must be: {reason}",
+        suggestion=f"it must be: {_wanted(detail, key)}",
     )
+
+
+def _wanted(detail: dict[str, Any], key: str) -> str:
+    """What a value must be, in our words."""
+
+    def bound(limit: int) -> str:
+        return format_duration(limit) if key in KEYS and KEYS[key].is_duration else str(limit)
+
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "string_too_short":
+            return "some text; leave the key out for the default"
+        case "greater_than_equal":
+            return f"at least {bound(context['ge'])}"
+        case "less_than_equal":
+            return f"at most {bound(context['le'])}"
+        case "int_parsing" | "int_from_float" | "int_type":
+            return "a whole number"
+    return re.sub(r"^(Value error, |Input should be )", "", detail["msg"])
 
 
 def _quoted(key: str, value: Any) -> str:
