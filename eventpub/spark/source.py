@@ -67,7 +67,10 @@ so many seconds. Rows that are seen when a third of their delay has passed are n
 others."""
 
 _LOOKS_COMING = 0.05
-"""Seconds between two looks where rows are seen whose delay has not passed."""
+"""Seconds between two looks where rows are seen whose delay will have passed soon."""
+
+_SOON = 1_000_000
+"""µs; `read.max_wait` where that is more."""
 
 _LONGEST_BATCH = 3.0
 """Seconds that a micro-batch may take: pages grow up to that while the reader is far behind."""
@@ -307,13 +310,19 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def _poll_behind(self, after: int, known: dict[str, Any]) -> tuple[Poll, int]:
         """What is behind a window, and where the next one ends; not before `after`."""
         poll = self._poll(after, self._read.page_rows, known)
-        self._rows_come = poll.has_newer
+        self._rows_come = self._comes_soon(poll)
         if self._is_blind() != self._was_blind:
             raise BatchOver
         end = poll.upper if poll.page_end is None else poll.page_end
         if self._until is not None:
             end = min(end, self._until)
         return poll, max(end, after)
+
+    def _comes_soon(self, poll: Poll) -> bool:
+        """Whether a row's delay will have passed before all that is open now is not waited for any
+        more, or after a few looks of a source that rests."""
+        row, soon = poll.next_row, max(self._read.max_wait, _SOON)
+        return row is not None and row + self._read.delay - poll.now <= soon
 
     def _is_blind(self) -> bool:
         """Whether open transactions should be seen, and are not."""
@@ -385,7 +394,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         asked = self._first or self._until is not None or _is_due(known, poll.now)
         # Not only when the delay of the first rows has passed: whatever is open at the first look
         # may hide any row, and what is seen to come and go hides but its own.
-        if poll.has_rows or poll.has_newer or asked:
+        if poll.has_rows or self._comes_soon(poll) or asked:
             self._watermark.look()
         if not (poll.has_rows or asked):
             return poll

@@ -47,14 +47,15 @@ class Poll:
             time has passed altogether, and to the next change of the clocks backward.
         page_end: `create_time` of the page's last row; None if there are fewer rows.
         has_rows: whether there is any row behind `after` and up to `upper`.
-        has_newer: whether there are none of these, but some above `upper` and up to `now`.
+        next_row: where there is none, `create_time` of the first above `upper`; None: there is none
+            of these either, or it is of the future.
     """
 
     now: int
     upper: int
     page_end: int | None
     has_rows: bool
-    has_newer: bool = False
+    next_row: int | None = None
 
 
 class EventStore:
@@ -113,7 +114,8 @@ class EventStore:
                 boundary = self._boundary(now, delay, at_most)
                 oldest = None if first is None else self._instant(first, after, boundary)
                 if oldest is None or oldest > boundary:
-                    return Poll(now, boundary, None, False, oldest is not None and oldest <= now)
+                    is_newer = oldest is not None and oldest <= now
+                    return Poll(now, boundary, None, False, oldest if is_newer else None)
                 page_end = self._page_end(connection, after, boundary, page_rows, oldest)
                 return Poll(now, boundary, page_end, True)
             now = int(run(connection, statements.NOW)[0][0])
@@ -129,7 +131,7 @@ class EventStore:
                     page_end = self._page_end(connection, start, end, page_rows, oldest)
                     return Poll(now, end, page_end, True)
                 start = end
-            return Poll(now, boundary, None, False, oldest is not None)
+            return Poll(now, boundary, None, False, oldest)
 
     def _boundary(self, now: int, delay: int, at_most: int | None) -> int:
         boundary = now - delay if at_most is None else min(now - delay, at_most)

@@ -79,8 +79,12 @@ class EventStore:
             r.create_time for r in self._world.committed.values() if after < r.create_time <= upper
         )
         page_end = times[page_rows - 1] if len(times) >= page_rows else None
-        newer = any(upper < r.create_time <= now for r in self._world.committed.values())
-        return Poll(now, upper, page_end, bool(times), not times and newer)
+        newer = [
+            r.create_time
+            for r in self._world.committed.values()
+            if max(after, upper) < r.create_time <= now
+        ]
+        return Poll(now, upper, page_end, bool(times), None if times else min(newer, default=None))
 
     def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """As there."""
