@@ -38,7 +38,7 @@ from eventpub.spark.head_start import HeadStart, Tasks
 from eventpub.spark.jvm import find_java
 from eventpub.spark.lag import Lag
 from eventpub.spark.progress import Progress, ShardReport
-from eventpub.spark.recount import Comparison, Recount, window_of
+from eventpub.spark.recounting import Recounting
 from eventpub.spark.session import Session
 from eventpub.spark.shard import Job, publish_window
 from eventpub.spark.source import (
@@ -69,18 +69,12 @@ may be a task of our own that had stalled."""
 
 _SIGHTINGS_WITHIN = 600.0
 
-_CLOCK_STEP = 1_000_000
-"""µs by which the database's clock may go back without a word."""
-
 _FOLLOWS = 10.0
 _FOLLOWS_HERE = 300.0
 _FOLLOWS_WAITED_FOR = 1.0
 """Seconds for which tasks follow the boundary, unless another is wanted: in general; where all
 indexes are on this machine, so that a task that is done again finds its own; where something waits
 for the end of the batch."""
-
-_TAKEN_ON_WITHIN = 10.0
-"""Seconds for tasks that follow the boundary to do a comparison; then another batch does it."""
 
 _WATCHED_EVERY = 0.25
 """Seconds between two looks whether the query still runs, each a question to the JVM."""
@@ -158,11 +152,7 @@ class _Publisher:
         self._running: int | None = None
         self._queries = 0
         self._showing = threading.Lock()
-        self._recounting = threading.Lock()
-        self._comparison = Comparison()
-        self._compared_since = 0.0
         self._watermark = ""
-        self._looked_at = 0
         self._lag = Lag()
         self._failure: EventpubError | None = None
         self._ends: dict[int, dict[tuple[str, int], int]] = {}
@@ -221,7 +211,7 @@ class _Publisher:
         self._acknowledged = {(t, p): end for t, p, end in before.get("ends", ())}
         self._low = before.get("low", start)
         self._position = self._reached = before.get("position", start)
-        self._recount = Recount(config.recount.horizon, start)
+        self._recounting = Recounting(config.recount.horizon, start)
         self._job = Job(
             config,
             layout,
@@ -396,8 +386,7 @@ class _Publisher:
     def _publish_batch(self, number: int, run: Callable[[Tasks], list[Any]]) -> None:
         """One window, by tasks that Spark runs, or the head start."""
         started = time.perf_counter()
-        with self._recounting:
-            self._begin_comparison()
+        comparison = self._recounting.next_comparison()
         requests = self._state.asked()
         self._running = number
         job = replace(
@@ -407,7 +396,7 @@ class _Publisher:
             takes_over=self._begun,
             wanted=self._wanted,
             low=self._low,
-            comparison=self._comparison,
+            comparison=comparison,
             all_buckets=self._all_buckets,
             requests=tuple(requests),
             former_shards=self._former_shards,
@@ -423,8 +412,7 @@ class _Publisher:
         if failures := [from_dict(o["error"]) for o in outcomes if "error" in o]:
             raise _foremost(failures)
         reports = [ShardReport(**outcome) for outcome in outcomes]
-        with self._recounting:
-            self._hear(reports)
+        self._recounting.hear(reports)
         self._all_buckets = False
         with self._remembering:
             self._remember(reports)
@@ -468,7 +456,7 @@ class _Publisher:
         is_waited_for = is_waited_for or self._config.gaps.policy == "hold_shard"
         if self._all_buckets:  # what a start finds out is told soon
             return 0.0 if is_waited_for or self._former_shards is not None else _FOLLOWS
-        if is_waited_for or (bool(self._comparison.buckets) and not self._is_local):
+        if is_waited_for or (bool(self._recounting.comparison.buckets) and not self._is_local):
             return _FOLLOWS_WAITED_FOR
         return _FOLLOWS_HERE if self._is_local else _FOLLOWS
 
@@ -512,7 +500,7 @@ class _Publisher:
 
     def _write_progress(self) -> None:
         """Position and pending work, and when the source is to ask for a batch without new rows."""
-        wanted_now = self._left_open or self._recount.has_suspects() or bool(self._state.asked())
+        wanted_now = self._left_open or self._recounting.has_suspects() or bool(self._state.asked())
         with self._files:
             self._state.write(
                 self._state.progress_file,
@@ -521,7 +509,7 @@ class _Publisher:
                     "low": self._low,
                     "next_due": 0 if wanted_now else self._next_due,
                     "wanted": self._wanted,
-                    "comparison": {"run": self._job.run, **asdict(self._comparison)},
+                    "comparison": {"run": self._job.run, **asdict(self._recounting.comparison)},
                     "holds": self._holds,
                     "ends": [[*place, end] for place, end in self._acknowledged.items()],
                     "shards": self._config.spark.shards,
@@ -632,27 +620,6 @@ class _Publisher:
         self._wanted += 1
         self._write_progress()
 
-    def _begin_comparison(self) -> None:
-        """What the recount wants compared is the next comparison; `_recounting` is held."""
-        buckets = tuple(self._recount.take())
-        number = self._comparison.number + (1 if buckets else 0)
-        self._comparison = Comparison(number, buckets)
-        self._compared_since = time.monotonic()
-
-    def _hear(self, reports: Sequence[ShardReport]) -> None:
-        """Take over what the shards have accounted for and compared; `_recounting` is held."""
-        for report in reports:
-            buckets = {int(b): rows for b, rows in report.buckets.items()}
-            self._recount.heard(report.shard, buckets)
-        comparison = self._comparison
-        if not (reports and comparison.buckets):
-            return
-        if all(report.compared >= comparison.number for report in reports):
-            unfinished = {b for report in reports for b in report.unfinished}
-            again = min((r.next_due for r in reports if r.next_due is not None), default=0)
-            self._recount.compared(comparison.buckets, unfinished, again)
-            self._comparison = Comparison(comparison.number)
-
     def _is_compared_meanwhile(self, batch: int | None, live: Sequence[ShardReport]) -> bool:
         """Whether the tasks that run do the comparison, so that no other batch is needed.
 
@@ -660,13 +627,10 @@ class _Publisher:
         """
         if batch is None or not (live or self._is_local):
             return False
-        with self._recounting:
-            if not self._comparison.buckets:
-                self._begin_comparison()
-            elif time.monotonic() - self._compared_since > _TAKEN_ON_WITHIN:
-                return False
-        self._write_progress()
-        return True
+        is_taken_on = self._recounting.is_taken_on()
+        if is_taken_on:
+            self._write_progress()
+        return is_taken_on
 
     def _recount_finds(
         self, store: EventStore, live: Sequence[ShardReport] = (), *, last: bool = False
@@ -677,38 +641,19 @@ class _Publisher:
             live: as far as the shards are in the batch that runs.
             last: count everything within the horizon, due or not.
         """
-        with self._recounting:
-            recount = self._recount
-            self._hear(live)
-            if recount.has_suspects():
-                return True
-            try:
-                now = store.now()
-                if now < self._looked_at - _CLOCK_STEP:
-                    log.warning(
-                        "the database's clock went back: what is created until it has caught up "
-                        "lies behind the position, where the recount finds it",
-                        seconds=round((self._looked_at - now) / 1e6, 3),
-                        position=format_time(self._position),
-                    )
-                    recount.everything(now)
-                self._looked_at = now
-                if self._all_buckets:  # the shards have not said yet what they accounted for
-                    return False
-                position, reached = self._position, self._reached
-                if live:
-                    position = max(position, min(r.position for r in live))
-                    reached = max(reached, *(r.position for r in live))
-                if last:
-                    recount.due(now, position, reached)
-                    recount.everything(now)
-                while buckets := recount.due(now, position, reached):
-                    rows = store.counts([window_of(bucket, position) for bucket in buckets])
-                    recount.counted(now, dict(zip(buckets, rows, strict=True)))
-            except EventpubError as error:
-                self._progress.last_error = str(error)
-                return last
-            found = recount.has_suspects()
+
+        def stand() -> tuple[int, int]:
+            if not live:
+                return self._position, self._reached
+            told = [report.position for report in live]
+            return max(self._position, min(told)), max(self._reached, *told)
+
+        is_told = not self._all_buckets
+        try:
+            found = self._recounting.finds(store, live, stand, is_told=is_told, last=last)
+        except EventpubError as error:
+            self._progress.last_error = str(error)
+            return last
         if found and last:
             self._write_progress()
         return found

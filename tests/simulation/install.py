@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from eventpub.index import rocks
 from eventpub.sink import bulk, client, fold, owning, shard, topics, unmarked
-from eventpub.spark import boundary, compare, publisher, source
+from eventpub.spark import boundary, compare, publisher, recounting, source
 from eventpub.spark import shard as task
 from tests.simulation import broker, disk, store
 from tests.simulation.world import world
@@ -145,8 +145,9 @@ def installed() -> Iterator[None]:
             time=_time,
             EventStore=store.EventStore,
             StateDir=disk.StateDir,
-            log=SimpleNamespace(warning=_nothing, debug=_nothing, info=_nothing),
+            log=_log,
         )
+        put(recounting, time=_time, log=_log)
         try:
             yield
         finally:
@@ -155,6 +156,9 @@ def installed() -> Iterator[None]:
 
 def _nothing(*_: object, **__: object) -> None:
     return None
+
+
+_log = SimpleNamespace(warning=_nothing, debug=_nothing, info=_nothing)
 
 
 class _NoOptions:

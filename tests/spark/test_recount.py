@@ -6,10 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from eventpub.config import App, Config, Sink, Store
 from eventpub.spark.progress import ShardReport
 from eventpub.spark.publisher import _Publisher
 from eventpub.spark.recount import WIDTH, Comparison, Recount, bucket_of, window_of
+from eventpub.spark.recounting import Recounting
 
 HORIZON = 60_000_000
 SECOND = 1_000_000
@@ -118,20 +121,24 @@ def publisher_in(state: Path) -> _Publisher:
         store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
         sink=Sink(topic="events"),
     )
-    return _Publisher(config, False, lambda _: None)
+    publisher = _Publisher(config, False, lambda _: None)
+    publisher._recounting = Recounting(HORIZON, start=0)
+    return publisher
 
 
-def test_a_clock_that_goes_back_during_the_first_batch_is_noticed(tmp_path: Path) -> None:
+def test_a_clock_that_goes_back_during_the_first_batch_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     publisher = publisher_in(tmp_path)
-    publisher._position = 990 * SECOND
-    recount = publisher._recount = Recount(HORIZON, start=0)
+    publisher._position = publisher._reached = 990 * SECOND
+    recount = publisher._recounting._recount
     while recount.due(1000 * SECOND, 990 * SECOND):
         pass
     for now in (1000, 970):
         store: Any = SimpleNamespace(now=lambda now=now: now * SECOND)
         assert not publisher._recount_finds(store), "nobody has said what is accounted for"
         assert publisher._progress.last_error is None
-        assert publisher._looked_at == now * SECOND
+        assert ("clock went back" in capsys.readouterr().out) is (now == 970)
     assert 950 in recount.due(970 * SECOND, 990 * SECOND), "everything is counted again"
 
 
@@ -150,29 +157,26 @@ def test_a_batch_that_begins_takes_a_comparison_on_and_is_not_ended_for_it(tmp_p
     """Its tasks have told nothing yet; a batch that was wanted for it would begin as this one."""
     publisher = publisher_in(tmp_path)
     publisher._job = SimpleNamespace(run=1, partitions=2)  # type: ignore[assignment]
-    recount = publisher._recount = Recount(HORIZON, start=0)
-    recount.counted(20 * SECOND, {5: 7})
+    publisher._recounting._recount.counted(20 * SECOND, {5: 7})
     assert not publisher._is_compared_meanwhile(None, []), "no batch runs"
     publisher._position = publisher._low = 0
     assert publisher._is_compared_meanwhile(4, [])
     wanted = publisher._state.read(publisher._state.progress_file)
     assert wanted is not None
     assert wanted["comparison"] == {"run": 1, "number": 1, "buckets": [5]}
-    publisher._compared_since -= 60.0
+    publisher._recounting._wanted_since -= 60.0
     assert not publisher._is_compared_meanwhile(4, []), "they do not get to it"
 
 
-def test_a_comparison_is_over_when_all_shards_have_done_it(tmp_path: Path) -> None:
-    publisher = publisher_in(tmp_path)
-    recount = publisher._recount = Recount(HORIZON, start=0)
+def test_a_comparison_is_over_when_all_shards_have_done_it() -> None:
+    recounting = Recounting(HORIZON, start=0)
+    recount = recounting._recount
     recount.counted(20 * SECOND, {5: 7, 6: 2})
-    publisher._begin_comparison()
-    assert publisher._comparison == Comparison(1, (5, 6))
-    publisher._hear([ShardReport(0, compared=1), ShardReport(1)])
+    assert recounting.next_comparison() == Comparison(1, (5, 6)) == recounting.comparison
+    recounting.hear([ShardReport(0, compared=1), ShardReport(1)])
     assert recount.take() == [5, 6]
-    publisher._hear([ShardReport(0, compared=1), ShardReport(1, compared=1, unfinished=[6])])
-    assert not recount.has_suspects()
-    assert publisher._comparison == Comparison(1)
+    recounting.hear([ShardReport(0, compared=1), ShardReport(1, compared=1, unfinished=[6])])
+    assert not recounting.has_suspects()
+    assert recounting.comparison == Comparison(1)
     assert 6 in recount.due(20 * SECOND, 19 * SECOND)  # of which a shard has left something
-    publisher._begin_comparison()
-    assert publisher._comparison == Comparison(1)  # nothing is wanted
+    assert recounting.next_comparison() == Comparison(1)  # nothing is wanted
