@@ -51,15 +51,21 @@ def test_c1_killed_at_each_step_of_publishing(
     publisher: Publisher, database: FreshDatabase, tmp_path: Path
 ) -> None:
     """The driver and all of its processes are killed while a worker stands at the step."""
+    visible = 0
+
+    def has_grown() -> bool:
+        return len(publisher.topic.read()) > visible
+
     for number, step in enumerate(STEPS):
         commit_some(database, range(number * 2 + 1, number * 2 + 3))
         marker = tmp_path / f"{step}.pid"
+        visible = len(publisher.topic.read()) if number else 0
         publisher.start(environment={"EVENTPUB_FAILPOINT": f"{step}:1:{marker}"})
         eventually(marker.exists, 240)
         stopped = psutil.Process(int(marker.read_text()))
         assert stopped in publisher.family()
-        if step in {"after_commit", "before_index"}:
-            assert compare(database, publisher.topic).missing != []
+        if step in {"after_commit", "before_index", "after_index"}:
+            eventually(has_grown)
         publisher.kill()
     commit_some(database, range(100, 101))
     database.execute("DELETE FROM events WHERE version = 100")
