@@ -127,9 +127,7 @@ def position(publisher: Publisher) -> int:
 def test_b3_a_million_events_wait_and_memory_does_not_grow_with_them(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
-    """`run --available-now`, then `verify`; peak memory of all processes in both runs.
-
-    In the smaller backlog each of the workers, which take turns, has had some pages.
+    """`run --available-now`, then `verify`; peak memory in both runs.
 
     Every window that the publisher asked for is explained by the server.
     """
@@ -146,7 +144,7 @@ def test_b3_a_million_events_wait_and_memory_does_not_grow_with_them(
         publisher.topic.name = publisher.settings["sink"]["topic"]
         with watched(publisher) as peak, statements_of(database) as sent:
             publisher.publish_everything(timeout=800)
-        peaks.append(peak[0])
+        peaks.append(peak)
         windows = {s for s in sent if " FORCE INDEX " in s and " ORDER BY " in s}
         assert_index_ranges(database, windows)
         pages = {s.partition(" BETWEEN ")[2].partition(" ORDER ")[0] for s in windows}
@@ -155,7 +153,9 @@ def test_b3_a_million_events_wait_and_memory_does_not_grow_with_them(
         assert verdict.returncode == 0, verdict.stdout + verdict.stderr
         result = json.loads(verdict.stdout)["result"]
         assert compare(database, publisher.topic).counts() == (0, 0, 0), result
-    assert peaks[1] <= 1.10 * peaks[0], [round(p / 1e6) for p in peaks]
+    # Not of all processes together: how many of Spark's workers come to a page is chance.
+    assert {"pyspark-shell", "pyspark.worker"} < peaks[1].keys()
+    assert sum(peaks[1].values()) <= 1.10 * sum(peaks[0].values()), peaks
 
 
 @contextmanager
@@ -190,27 +190,27 @@ def assert_index_ranges(database: FreshDatabase, windows: set[str]) -> None:
 
 
 @contextmanager
-def watched(publisher: Publisher) -> Iterator[list[float]]:
-    """Peak of the memory of all processes of a publisher, shared pages counted once, in bytes."""
-    peak = [0.0]
+def watched(publisher: Publisher) -> Iterator[dict[str, int]]:
+    """Peak memory of the largest process of each kind, shared pages counted once, in MB."""
+    peaks: dict[str, int] = {}
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.25):
             if publisher.process is None:
                 continue
-            total = 0.0
             for process in publisher.family():
                 try:
-                    total += process.memory_full_info().pss
-                except psutil.Error:
+                    kind = Path(process.cmdline()[-1]).name
+                    used = round(process.memory_full_info().pss / 1e6)
+                except (psutil.Error, IndexError):
                     continue
-            peak[0] = max(peak[0], total)
+                peaks[kind] = max(peaks.get(kind, 0), used)
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield peak
+        yield peaks
     finally:
         done.set()
         thread.join()
