@@ -37,6 +37,7 @@ from eventpub.spark.failpoint import failpoint, is_wanted_elsewhere
 from eventpub.spark.head_start import HeadStart, Tasks
 from eventpub.spark.jvm import find_java
 from eventpub.spark.lag import Lag
+from eventpub.spark.passed import told
 from eventpub.spark.progress import Progress, ShardReport
 from eventpub.spark.recounting import Recounting
 from eventpub.spark.session import Session
@@ -334,6 +335,7 @@ class _Publisher:
             "partitions": str(self._job.partitions),
             "position": str(self._position),
             "wake_file": str(self._state.progress_file),
+            "passed_file": str(self._state.passed_file),
         }
         if self._until is not None:
             options["until"] = str(self._until)
@@ -650,7 +652,8 @@ class _Publisher:
 
         is_told = not self._all_buckets
         try:
-            found = self._recounting.finds(store, live, stand, is_told=is_told, last=last)
+            passed = told(self._state.passed_file)
+            found = self._recounting.finds(store, live, stand, passed, is_told=is_told, last=last)
         except EventpubError as error:
             self._progress.last_error = str(error)
             return last

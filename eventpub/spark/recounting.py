@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from eventpub.config import format_time
+from eventpub.errors import EventpubError
 from eventpub.spark.progress import ShardReport
 from eventpub.spark.recount import Comparison, Recount, window_of
 from eventpub.store import EventStore
@@ -93,6 +94,7 @@ class Recounting:
         store: EventStore,
         live: Sequence[ShardReport],
         stand: Callable[[], tuple[int, int]],
+        passed: Mapping[tuple[int, int], int],
         *,
         is_told: bool,
         last: bool,
@@ -102,6 +104,7 @@ class Recounting:
         Args:
             live: as far as the shards are in the batch that runs.
             stand: up to where all shards have read, and up to where any of them has, µs.
+            passed: where rows may have come behind the windows; as of `Recount.told`.
             is_told: whether the shards have said what they had accounted for before.
             last: count everything within the horizon, due or not.
 
@@ -110,6 +113,7 @@ class Recounting:
         """
         with self._lock:
             recount = self._recount
+            recount.told(passed)
             self._hear(live)
             if recount.has_suspects():
                 return True
@@ -130,6 +134,17 @@ class Recounting:
                 recount.due(now, position, reached)
                 recount.everything(now)
             while buckets := recount.due(now, position, reached):
-                rows = store.counts([window_of(bucket, position) for bucket in buckets])
-                recount.counted(now, dict(zip(buckets, rows, strict=True)))
+                try:
+                    rows = _counted(store, buckets, position)
+                except EventpubError:
+                    recount.not_counted(buckets)
+                    raise
+                recount.counted(now, rows)
+            if buckets := recount.late(now, position):
+                recount.counted(now, _counted(store, buckets, position), in_turn=False)
             return recount.has_suspects()
+
+
+def _counted(store: EventStore, buckets: Sequence[int], position: int) -> dict[int, int]:
+    rows = store.counts([window_of(bucket, position) for bucket in buckets])
+    return dict(zip(buckets, rows, strict=True))

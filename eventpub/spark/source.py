@@ -44,6 +44,7 @@ from eventpub.errors import ConfigError, EventpubError
 from eventpub.spark.boundary import BatchOver, Bounds, MovingBoundary, edition_of
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.page_files import PageFiles
+from eventpub.spark.passed import Passed
 from eventpub.store import EventStore, Poll, Watermark
 
 ROWS = (
@@ -152,14 +153,15 @@ class Pages:
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans windows in Spark's driver and reads them in its tasks.
 
-    Eight options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
+    Nine options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
     which the publishing task then reads itself; `until` is the last position; `wake_file` names a
     file with ``{"next_due": µs, "position": µs}``, the time at which a batch is wanted without any
     new row, and how far all shards have come; `boundary_file` is for `MovingBoundary`, which hears
-    from `live_dir` how far the shards are, and leaves pages for them in `page_dir`; with
-    `looks_every`, µs, it goes on looking for new rows for a while before it says that there are
-    none, since to be asked again costs Spark more than a look; and with `rests_in_tasks` it then
-    has a batch begun without rows, whose tasks wait for the boundary to move.
+    from `live_dir` how far the shards are, and leaves pages for them in `page_dir`; `passed_file`
+    takes where rows have become visible behind the windows, for `passed.told`; with `looks_every`,
+    µs, it goes on looking for new rows for a while before it says that there are none, since to be
+    asked again costs Spark more than a look; and with `rests_in_tasks` it then has a batch begun
+    without rows, whose tasks wait for the boundary to move.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -174,7 +176,8 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._first = self._windows
         self._pages = Pages()
         self._rests_in_tasks = "rests_in_tasks" in options
-        self._moves = self._more = self._was_blind = self._rows_come = False
+        self._moves = self._more = self._was_blind = False
+        self._rows_come = self._has_rows = False
         self._ticked: list[tuple[int, str]] = []
         self._dues_of: tuple[list[tuple[int, int]], list[tuple[int, str]]] = [], []
         self._boundary: MovingBoundary | None = None
@@ -185,6 +188,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if "page_dir" in options:
             folder = Path(options["page_dir"])
             self._page_files = PageFiles(folder, self._shards, self._partitions)
+        self._passed = Passed(Path(options["passed_file"])) if "passed_file" in options else None
         if "boundary_file" in options:
             file = Path(options["boundary_file"])
             resting = _LOOKS_RESTING * min(self._read.delay / 1e6, 1.0)
@@ -198,7 +202,12 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def __getstate__(self) -> dict[str, Any]:
         """What a task needs, which is sent a copy of this: nothing that is open here."""
-        return self.__dict__ | {"_store": None, "_watermark": None, "_boundary": None}
+        return self.__dict__ | {
+            "_store": None,
+            "_watermark": None,
+            "_passed": None,
+            "_boundary": None,
+        }
 
     def _connected(self) -> EventStore:
         if self._store is None:
@@ -261,7 +270,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return start
         if self._watermark is not None:  # a task may find a gap that is due
             with _errors_through_spark():
-                self._watermark.look()
+                self._look(self._watermark)
         self._go(after)
         return {"position": after, "tick": start["tick"] + 1}
 
@@ -311,6 +320,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """What is behind a window, and where the next one ends; not before `after`."""
         poll = self._poll(after, self._read.page_rows, known)
         self._rows_come = self._comes_soon(poll)
+        self._has_rows = poll.has_rows
         if self._is_blind() != self._was_blind:
             raise BatchOver
         end = poll.upper if poll.page_end is None else poll.page_end
@@ -330,8 +340,18 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def _next_look(self) -> float | None:
         """Seconds until it is of use to look again, where that may be soon; None: it may not."""
+        if not (self._rows_come or self._has_rows):
+            return None  # for the end of a transaction that stays open no look comes sooner
         wait = self._watermark.next_look if self._watermark else None
         return wait or (_LOOKS_COMING if self._rows_come else None)
+
+    def _look(self, watermark: Watermark) -> None:
+        """Look at the open transactions, and tell of the ends of those that were passed by."""
+        watermark.look()
+        ended = watermark.take_ended()
+        if ended and self._passed is not None:
+            shows = min(self._read.delay, _BEFORE_IT_SHOWS)
+            self._passed.add([(after - shows, upto) for after, upto in ended])
 
     def _leave_page(self, after: int, upto: int) -> None:
         """Read a page for all shards, where they see the files."""
@@ -393,9 +413,10 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         poll = store.poll(after, delay, 1)  # the rows of a page are counted only up to the boundary
         asked = self._first or self._until is not None or _is_due(known, poll.now)
         # Not only when the delay of the first rows has passed: whatever is open at the first look
-        # may hide any row, and what is seen to come and go hides but its own.
-        if poll.has_rows or self._comes_soon(poll) or asked:
-            self._watermark.look()
+        # may hide any row, and what is seen to come and go hides but its own. And not only while
+        # rows come: those of a transaction that has been passed by show when it ends.
+        if poll.has_rows or self._comes_soon(poll) or asked or self._watermark.has_open:
+            self._look(self._watermark)
         if not (poll.has_rows or asked):
             return poll
         upto = self._watermark.upto
@@ -504,7 +525,7 @@ def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
     own = {"shards", "partitions", "path"}
     # and the publisher's
     own |= {"windows", "wake_file", "boundary_file", "live_dir", "page_dir", "until", "position"}
-    own |= {"looks_every", "rests_in_tasks"}
+    own |= {"passed_file", "looks_every", "rests_in_tasks"}
     store: dict[str, Any] = {}
     read: dict[str, Any] = {}
     columns: dict[str, Any] = {}

@@ -4,6 +4,7 @@ lock            held by the running publisher
 start.json      where this publisher started, resolved once
 run.json        which run this is: a number that grows with every start
 boundary.json   how far the shards may read while a micro-batch runs
+passed.json     where rows have become visible behind the windows, as the source has seen
 pages/          pages of a backlog that the source has read for all shards
 live/           what each shard has done so far in the micro-batch that runs; if one has ended it
 requests/       what `eventpub gaps retry` and `skip` ask the publisher to do, and what came of it
@@ -63,6 +64,7 @@ class StateDir:
         self.start_file = self.root / "start.json"
         self.run_file = self.root / "run.json"
         self.boundary_file = self.root / "boundary.json"
+        self.passed_file = self.root / "passed.json"
         self.checkpoint = self.root / "checkpoint"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"

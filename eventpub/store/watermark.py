@@ -47,15 +47,21 @@ class Transaction:
         thread: of its connection; 0 for one without (prepared XA).
         started: µs, rounded down to a second.
         before: at this time, µs, it had neither written nor run a statement.
+        modified: rows that it has written, deleted, or rolled back, so far.
+        is_running: whether it runs a statement.
         first_seen: µs.
+        wrote_before: µs; nothing that it had written when it was seen last is newer.
         passed: it was open for too long, and nobody waits for it any more.
     """
 
     id: int
     thread: int
     started: int
+    modified: int = 0
+    is_running: bool = False
     before: int = 0
     first_seen: int = 0
+    wrote_before: int = 0
     passed: bool = False
 
     def is_still(self, other: Transaction) -> bool:
@@ -82,6 +88,7 @@ class OpenTransactions:
         self._open: dict[tuple[int, int], Transaction] = {}
         self.looked_at: int | None = None
         self.passed = 0
+        self._ended: list[tuple[int, int]] = []
 
     def seen(self, at: int, transactions: Iterable[Transaction]) -> None:
         """Take over a look at database time `at`, µs."""
@@ -91,15 +98,31 @@ class OpenTransactions:
             key = (found.thread, 0 if found.thread else found.id)
             earlier = before.get(key)
             if earlier is not None and found.is_still(earlier):
-                now = replace(earlier, id=found.id)
+                del before[key]
+                now = replace(
+                    found,
+                    before=earlier.before,
+                    first_seen=earlier.first_seen,
+                    wrote_before=earlier.wrote_before,
+                    passed=earlier.passed,
+                )
+                if found.is_running or found.modified != earlier.modified:
+                    now = replace(now, wrote_before=at)
             else:
                 since = max(found.started, self.looked_at or 0)
-                now = replace(found, before=since, first_seen=at)
+                now = replace(found, before=since, first_seen=at, wrote_before=at)
             if not now.passed and at - now.first_seen > self._max_wait:
                 now = replace(now, passed=True)
                 self.passed += 1
             self._open[key] = now
+        self._ended += [(t.before, t.wrote_before) for t in before.values() if t.passed]
         self.looked_at = at
+
+    def take_ended(self) -> list[tuple[int, int]]:
+        """When those that were passed by, and are gone since, may have written: ``(after, upto]``,
+        µs. Each is told once."""
+        ended, self._ended = self._ended, []
+        return ended
 
     @property
     def upto(self) -> int | None:
@@ -159,6 +182,15 @@ class Watermark:
         return self._transactions.passed
 
     @property
+    def has_open(self) -> bool:
+        """Whether there is one whose end another look may show."""
+        return self._transactions.open_since is not None
+
+    def take_ended(self) -> list[tuple[int, int]]:
+        """As of `OpenTransactions`."""
+        return self._transactions.take_ended()
+
+    @property
     def next_look(self) -> float | None:
         """Seconds until `look` looks again; None: it would do so now."""
         wait = self._looked + _REFRESH - time.monotonic()
@@ -205,7 +237,7 @@ class Watermark:
         self._transactions.seen(
             int(rows[0][0]),
             [
-                Transaction(int(number), int(thread), int(started))
+                Transaction(int(number), int(thread), int(started), int(written), bool(query))
                 for _, number, thread, started, query, written, read_only, plain in rows
                 if nonce not in query
                 and not int(read_only)

@@ -34,6 +34,29 @@ def write(database: FreshDatabase, number: int) -> None:
                 cursor.connection.commit()
 
 
+def test_what_was_open_for_longer_than_the_horizon_is_found_when_it_ends(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Nothing comes behind it, neither in its aggregate nor in any other."""
+    create_table(database)
+    publisher = new_publisher(database, recount={"horizon": "2s"}, read={"max_wait": "500ms"})
+    publisher.start()
+    with transaction(database) as late, transaction(database) as cursor:
+        insert(cursor, "other", 1)
+        cursor.connection.commit()
+        publisher.until_spark_publishes()
+        insert(late, "late", 1)
+        insert(cursor, "other", 2)
+        cursor.connection.commit()
+        publisher.until_published("other", [1, 2])
+        time.sleep(6.0)
+        late.connection.commit()
+    publisher.until_published("late", [1])
+    assert publisher.stop() == 143
+    differences = compare(database, publisher.topic)
+    assert not differences, differences
+
+
 @pytest.mark.parametrize("sight", ["open transactions", "no privilege", "never fresh"])
 def test_nothing_is_lost_at_a_delay_of_50_ms(
     database: FreshDatabase, new_publisher: NewPublisher, sight: str

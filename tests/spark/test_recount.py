@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 
 from eventpub.config import App, Config, Sink, Store
+from eventpub.errors import StoreError
+from eventpub.spark.passed import Passed, told
 from eventpub.spark.progress import ShardReport
 from eventpub.spark.publisher import _Publisher
 from eventpub.spark.recount import WIDTH, Comparison, Recount, bucket_of, window_of
@@ -112,6 +116,109 @@ def test_what_one_shard_passed_while_another_waited_is_counted_however_old_it_is
     recount.due(1000 * SECOND, 990 * SECOND)
     assert recount.due(1010 * SECOND, 990 * SECOND, 1000 * SECOND) == []
     assert recount.due(1500 * SECOND, 1500 * SECOND)[:10] == list(range(990, 1000))
+
+
+def out_of_turn(
+    recount: Recount, until: int, told: dict[int, dict[tuple[int, int], int]]
+) -> dict[int, list[int]]:
+    """The buckets that are counted in each second beside those in their turn, by what is told."""
+    found = {}
+    for second in range(1, until):
+        now, position = second * SECOND, (second - 1) * SECOND
+        recount.told(told.get(second, {}))
+        recount.counted(now, dict.fromkeys(recount.due(now, position), 0))
+        found[second] = recount.late(now, position)
+        recount.counted(now, dict.fromkeys(found[second], 0), in_turn=False)
+    return {second: buckets for second, buckets in found.items() if buckets}
+
+
+def test_where_rows_may_have_come_is_counted_at_once_and_in_its_turn_all_the_same() -> None:
+    recount = Recount(HORIZON, start=0)
+    told = {20: {(8, 9): 1}, 21: {(8, 9): 1}, 22: {(8, 9): 2}}
+    assert out_of_turn(recount, 23, told) == {20: [8, 9], 22: [8, 9]}
+    assert looks(recount, bucket=9, until=100) == [26, 42, 70]
+
+
+def test_it_is_counted_however_old_it_is_but_not_from_before_the_start() -> None:
+    recount = Recount(HORIZON, start=5 * SECOND)
+    assert out_of_turn(recount, 220, {200: {(3, 6): 1}}) == {200: [5, 6]}
+
+
+def test_what_was_counted_just_now_is_counted_a_little_later() -> None:
+    told = {second: {(9, 9): second} for second in range(26, 31)}
+    found = out_of_turn(Recount(HORIZON, start=0), 40, told)
+    assert found == {28: [9], 30: [9]}, "and at 26 in its turn"
+
+
+def test_it_is_counted_when_the_position_has_come_to_it() -> None:
+    recount = Recount(HORIZON, start=0)
+    recount.told({(15, 15): 1})
+    recount.due(20 * SECOND, 10 * SECOND)
+    assert recount.late(20 * SECOND, 10 * SECOND) == []
+    recount.told({})
+    recount.due(21 * SECOND, 20 * SECOND)
+    assert recount.late(21 * SECOND, 20 * SECOND) == [15]
+
+
+def test_very_many_are_counted_in_several_looks() -> None:
+    recount = Recount(HORIZON, start=0)
+    assert {len(b) for b in out_of_turn(recount, 1505, {1500: {(0, 1399): 1}}).values()} == {
+        600,
+        200,
+    }
+
+
+def test_with_a_horizon_of_zero_nobody_counts_it() -> None:
+    recount = Recount(0, start=0)
+    recount.told({(5, 5): 1})
+    recount.due(20 * SECOND, 19 * SECOND)
+    assert recount.late(20 * SECOND, 19 * SECOND) == []
+
+
+def test_what_could_not_be_counted_is_counted_the_next_time() -> None:
+    recounting = Recounting(HORIZON, start=0)
+    asked: list[list[int]] = []
+
+    def counts(windows: list[tuple[int, int]]) -> list[int]:
+        asked.append([bucket_of(upto) for _, upto in windows])
+        if len(asked) in {1, 3}:
+            raise StoreError("store.unavailable", "gone", where="h", suggestion="wait")
+        return [0] * len(windows)
+
+    def finds(second: int, passed: dict[tuple[int, int], int]) -> None:
+        store: Any = SimpleNamespace(now=lambda: second * SECOND, counts=counts)
+        stand = 10 * SECOND, 10 * SECOND
+        recounting.finds(store, [], lambda: stand, passed, is_told=True, last=False)
+
+    recounting._recount.due(49 * SECOND, SECOND)
+    looks: list[tuple[int, dict[tuple[int, int], int]]] = [(50, {}), (50, {})]
+    looks += [(53, {(2, 2): 1}), (53, {}), (53, {})]
+    for second, passed in looks:
+        with suppress(StoreError):
+            finds(second, passed)
+    whole = list(range(1, 10))
+    assert asked == [whole, whole, [2], [2]]
+
+
+def test_the_file_keeps_what_was_told_a_while_also_when_the_source_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "passed.json"
+    assert told(file) == {}
+    Passed(file).add([(3 * SECOND, 5 * SECOND), (7 * SECOND, 7 * SECOND + 1)])
+    first = told(file)
+    assert list(first) == [(3, 4), (7, 7)]
+    source = Passed(file)
+    source.add([(7 * SECOND, 7 * SECOND + 1)])
+    then = told(file)
+    assert then[3, 4] == first[3, 4]
+    assert then[7, 7] != first[7, 7]
+    later = time.time_ns() + 3_600_000_000_000
+    monkeypatch.setattr("eventpub.spark.passed.time.time_ns", lambda: later)
+    source.add([(9 * SECOND, 10 * SECOND)])
+    assert told(file) == {(9, 9): later}
+    file.write_text("[[4, ")
+    assert told(file) == {}
 
 
 def publisher_in(state: Path) -> _Publisher:

@@ -14,6 +14,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from eventpub.errors import ConfigError
 from eventpub.spark.boundary import Bounds
+from eventpub.spark.passed import told
+from eventpub.spark.recount import bucket_of
 from eventpub.spark.source import EventStoreStreamReader
 from eventpub.spark.state import StateDir
 from tests.conftest import FreshDatabase
@@ -119,6 +121,40 @@ def test_open_transactions_are_looked_at_before_the_delay_of_the_first_rows_has_
     assert source._next_window(now) is None
     assert bool(looks) is is_soon
     assert (source._next_look() is not None) is is_soon, "or the thread rests, and sees them late"
+    source.stop()
+
+
+def test_the_end_of_a_transaction_that_was_passed_by_is_looked_for_and_told(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Also where nothing else comes; as seldom as for rows then."""
+    create_table(database)
+    file = tmp_path / "passed.json"
+    options = {"url": database.url, "windows": "true", "position": "0", "max_wait": "10ms"}
+    source = EventStoreStreamReader(options | {"passed_file": str(file)})
+    assert source._watermark is not None
+    now = source._connected().now()
+    with transaction(database) as cursor:
+        insert(cursor, "a-1", 1)
+        source.latestOffset({"position": now, "tick": 0}, ReadMaxRows(10))  # the first look
+        source._first = False
+        deadline = time.monotonic() + 10.0
+        while not source._watermark.passed:
+            assert time.monotonic() < deadline
+            assert source._next_window(now + 3_600_000_000) is None
+            assert source._next_look() is None
+            time.sleep(0.02)
+        assert told(file) == {}
+        cursor.connection.commit()
+    while not told(file):
+        assert time.monotonic() < deadline
+        assert source._next_window(now + 3_600_000_000) is None
+        time.sleep(0.02)
+    [(created,)] = database.execute(
+        "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', create_time) FROM events"
+    )
+    assert any(first <= bucket_of(created) <= last for first, last in told(file))
+    assert not source._watermark.has_open
     source.stop()
 
 

@@ -67,6 +67,37 @@ def test_a_long_transaction_is_passed_by_and_counted_once() -> None:
     assert found.open_since == 10 * SECOND
 
 
+def wrote(modified: int, *, runs: bool = False) -> list[Transaction]:
+    """One that has, so far, and one that goes on."""
+    return [Transaction(1, 1, 10 * SECOND, modified, runs), tx(9, thread=2, started=10)]
+
+
+def test_what_was_passed_by_tells_when_it_may_have_written_once_it_is_gone() -> None:
+    looks = [(11, wrote(1)), (12, wrote(1)), (13, wrote(3)), (14, wrote(3)), (19, wrote(3))]
+    found = seen((10, []), *looks, max_wait=5)
+    assert found.take_ended() == []
+    found.seen(20 * SECOND, [tx(9, thread=2, started=10)])
+    assert found.take_ended() == [(10 * SECOND, 13 * SECOND)]
+    assert found.take_ended() == []
+
+
+def test_what_a_statement_writes_while_it_runs_may_be_as_new_as_the_look_that_shows_it() -> None:
+    looks = [(11, wrote(0, runs=True)), (17, wrote(0, runs=True)), (18, wrote(0))]
+    found = seen((10, []), *looks, (19, []), max_wait=5)
+    assert (10 * SECOND, 17 * SECOND) in found.take_ended()
+
+
+def test_what_was_waited_for_has_nothing_to_tell() -> None:
+    found = seen((10, []), (11, wrote(1)), (12, []), max_wait=5)
+    assert found.take_ended() == []
+
+
+def test_the_next_transaction_of_a_connection_ends_what_was_passed_by() -> None:
+    looks = [(second, [tx(1, started=10)]) for second in (11, 17)]
+    found = seen((10, []), *looks, (18, [tx(2, started=17)]), max_wait=5)
+    assert found.take_ended() == [(10 * SECOND, 11 * SECOND)]
+
+
 def looking(mark: Watermark, until: Callable[[], bool], seconds: float = 10.0) -> None:
     """Look until something holds."""
     deadline = time.monotonic() + seconds
@@ -94,6 +125,7 @@ def test_an_open_transaction_holds_it_and_its_end_lets_it_go(database: FreshData
         writer.commit()
     looking(mark, lambda: mark.state == "open")
     assert (mark.upto or 0) > (held_at or 0)
+    assert not mark.has_open
     mark.close()
 
 
