@@ -13,6 +13,8 @@ from .machine import Machine
 
 _STEP = 100
 """Microseconds from one event to the next: 50,000,000 events are 83 minutes."""
+_STEP_ON_TOP = 20
+"""The same of what comes on top of a store: it has to be younger than the drain before."""
 _BYTES_A_ROW = 700
 """On disk, with its indexes, and what making those needs."""
 _BYTES_A_RECORD = 300
@@ -34,11 +36,11 @@ def growth(
 
     Args:
         drained: events of each drain but those of `sizes`; of more aggregates, as many as those.
-        sizes: rows of the store, ascending; all are drained, of 100,000 aggregates.
+        sizes: rows of the store, ascending, each more than `rounds * drained` above the one before;
+            all are drained, of 100,000 aggregates, and then `drained` more, `rounds` times.
         aggregates: how many the drained events belong to.
         shards, pages: `spark.shards` and `read.page_rows`.
-        rounds: of the smallest of `sizes`, by their median; before more than one, a drain does not
-            count, since a broker's first is slow.
+        rounds: of what comes on top of each of `sizes`, by their median.
 
     Raises:
         LocalError: local.disk_full, before anything is filled.
@@ -46,34 +48,37 @@ def growth(
 
     def told(what: str, run: dict[str, Any]) -> dict[str, Any]:
         say(f"{what}: {run['rate']:,} events/s, a page {run['page_seconds']:.2f} s")
-        return {key: value for key, value in run.items() if key != "growth"}
+        return _facts(run)
 
-    records = sum(sizes) + sum(max(drained, number) for number in aggregates)
-    records += drained * (len(shards) + len(pages) + rounds)
-    rows = max([*sizes, *aggregates, drained])
-    check_space(machine.folder, rows * _BYTES_A_ROW + records * _BYTES_A_RECORD)
+    rows = max([max(sizes, default=0) + rounds * drained, *aggregates, drained])
+    check_space(machine.folder, rows * (_BYTES_A_ROW + _BYTES_A_RECORD))
     by_size: list[dict[str, Any]] = []
     url = machine.table("growth")
     begin = time.time_ns() // 1000 - max(sizes, default=0) * _STEP - 600_000_000
-    there = 0
+    old = on_top = 0
     for size in sizes:
+        wanted = size - on_top
         seconds = machine.grow(
             url,
-            size - there,
+            wanted - old,
             AGGREGATES,
-            first=begin + there * _STEP,
-            last=begin + size * _STEP,
-            before=there,
+            first=begin + old * _STEP,
+            last=begin + wanted * _STEP,
+            before=old,
         )
         say(f"{size:,} rows, filled in {seconds:.0f} s")
-        there = size
-        again = 1 if by_size else rounds
-        if again > 1:
-            peers.eventpub(machine, url, size)
-        runs = [peers.eventpub(machine, url, size) for _ in range(again)]
-        runs.sort(key=lambda one: float(one["rate"]))
-        run = told(f"all of {size:,} rows", runs[len(runs) // 2])
-        by_size.append({"rows": size, **run, "rates": [one["rate"] for one in runs]})
+        old = wanted
+        drain = peers.Eventpub(machine, url)
+        run = told(f"all of {size:,} rows", drain.drain(size))
+        more = []
+        for number in range(rounds):
+            _append(machine, url, drained, f"{size}-{number}")
+            on_top += drained
+            more.append(told(f"{drained:,} more", drain.drain(drained)))
+        drain.finish()
+        more.sort(key=lambda one: float(one["rate"]))
+        middle = more[len(more) // 2] | {"rates": [one["rate"] for one in more]}
+        by_size.append({"rows": size, **run, "more": middle})
     machine.drop("growth")
 
     by_aggregates = []
@@ -117,3 +122,15 @@ def growth(
         "by_shards": by_shards,
         "by_page": by_page,
     }
+
+
+def _append(machine: Machine, url: str, events: int, prefix: str) -> None:
+    """A backlog of new aggregates, so that the table's indexes are not written all over."""
+    first = time.time_ns() // 1000
+    last = first + events * _STEP_ON_TOP
+    machine.fill(url, events, AGGREGATES, first=first, last=last, prefix=prefix)
+    time.sleep(max(0.0, last / 1e6 + 1.0 - time.time()))
+
+
+def _facts(run: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if key not in {"growth", "settings"}}

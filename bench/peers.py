@@ -36,26 +36,51 @@ def eventpub(
     partitions: int = PARTITIONS,
 ) -> Run:
     """Drains by `eventpub run --available-now`, exactly once, from an empty state."""
-    name = machine.name("drain")
-    topic.create(machine.broker.bootstrap_servers, name, partitions)
-    folder = machine.folder / name
-    stated = settings or {}
-    with Publisher(folder, url, machine.broker.bootstrap_servers, name, stated) as publisher:
-        with topic.Watch(machine.broker.bootstrap_servers, name, partitions) as watch:
-            started = time.time()
-            publisher.start("--available-now")
-            with Usage(publisher.group, *machine.groups()) as usage:
-                publisher.finish()
-            ended = time.time()
-        index_bytes = publisher.index_bytes()
-    _must_have(events, machine, name, partitions)
-    run = outcome("eventpub", events, started, ended, watch.growth, usage)
-    page_rows = stated.get("read", {}).get("page_rows", Read().page_rows)
-    return run | {
-        "page_seconds": round(page_rows / run["rate"], 3),
-        "index_bytes": index_bytes,
-        "settings": {section: dict(keys) for section, keys in stated.items()},
-    }
+    drain = Eventpub(machine, url, partitions)
+    run = drain.drain(events, settings)
+    drain.finish()
+    return run
+
+
+class Eventpub:
+    """Drains one after the other of a table that grows, on a state that is empty at first."""
+
+    def __init__(self, machine: Machine, url: str, partitions: int = PARTITIONS) -> None:
+        self._machine, self._url, self._partitions = machine, url, partitions
+        self._name = machine.name("drain")
+        self._events = 0
+        topic.create(machine.broker.bootstrap_servers, self._name, partitions)
+
+    def drain(self, events: int, settings: Settings | None = None) -> Run:
+        """So many are waiting."""
+        machine, name = self._machine, self._name
+        servers = machine.broker.bootstrap_servers
+        stated = settings or {}
+        with Publisher(machine.folder / name, self._url, servers, name, stated) as publisher:
+            with topic.Watch(servers, name, self._partitions) as watch:
+                started = time.time()
+                publisher.start("--available-now")
+                with Usage(publisher.group, *machine.groups()) as usage:
+                    publisher.finish()
+                ended = time.time()
+            index_bytes = publisher.index_bytes()
+        self._events += events
+        run = outcome("eventpub", events, started, ended, watch.growth, usage)
+        page_rows = stated.get("read", {}).get("page_rows", Read().page_rows)
+        return run | {
+            "page_seconds": round(page_rows / run["rate"], 3),
+            "index_bytes": index_bytes,
+            "settings": {section: dict(keys) for section, keys in stated.items()},
+        }
+
+    def finish(self) -> None:
+        """Removes the topic.
+
+        Raises:
+            RuntimeError: it has not one record for each event that was drained.
+        """
+        _must_have(self._events, self._machine, self._name, self._partitions)
+        topic.delete(self._machine.broker.bootstrap_servers, self._name)
 
 
 def raw_pipe(

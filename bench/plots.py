@@ -182,6 +182,7 @@ def _short(number: float) -> str:
 
 def _growth(result: Result) -> dict[str, Figure]:
     figure, grid = _figure(2, 2, size=(10, 7))
+    drained = _short(result["settings"]["drained"])
     parts = [
         ("by_size", "rows", "rows in the store", "rate", "events/s"),
         ("by_aggregates", "aggregates", "aggregates", "rate", "events/s"),
@@ -194,9 +195,9 @@ def _growth(result: Result) -> dict[str, Figure]:
         highest = max([run[y] for run in known], default=1)
         axes.plot(at, [run[y] for run in known], "o-", color=BLUE, label="all")
         if key == "by_size":
-            last = [run["rates_of_tenths"][-1] for run in known]
-            highest = max([highest, *last])
-            axes.plot(at, last, "s--", color=ORANGE, label="the last tenth of them")
+            more = [run["more"]["rate"] for run in known]
+            highest = max([highest, *more])
+            axes.plot(at, more, "s--", color=ORANGE, label=f"and then {drained} more")
             axes.legend(frameon=False, loc="lower right", title="drained")
         if known:
             axes.set_xscale("log")
@@ -207,7 +208,6 @@ def _growth(result: Result) -> dict[str, Figure]:
         axes.set_ylim(0, highest * 1.15)
         axes.set_xlabel(label)
         axes.set_ylabel(heading)
-    drained = _short(result["settings"]["drained"])
     title = f"Draining the rows of a store; number of aggregates, shards, pages: {drained} events"
     figure.suptitle(title, x=0.01, ha="left")
     return {"growth": figure}

@@ -211,15 +211,17 @@ def _growth(result: Result) -> list[Sheet]:
         ("by_page", "Rows of a page", "read.page_rows", lambda r: f"{r['page_rows']:,}"),
     ]
     own = result["settings"]
+    more = f"{own['drained']:,}"
     among = f"{own['aggregates']:,} aggregates"
     notes = {
         "by_size": [
-            f"all are drained; {among}",
+            f"all are drained, and then {more} more, which begins as any drain: some pages are "
+            f"read while Spark starts; {among}",
             *(
-                f"{r['rows']:,} rows, {count(r['rate'])} is the median of "
-                + ", ".join(count(rate) for rate in r["rates"])
+                f"{more} more than {r['rows']:,} rows, {count(r['more']['rate'])} is the median of "
+                + ", ".join(count(rate) for rate in r["more"]["rates"])
                 for r in result["by_size"]
-                if len(r.get("rates", ())) > 1
+                if len(r["more"]["rates"]) > 1
             ),
         ],
         "by_aggregates": ["index: on disk at the end, both shards; ids such as order-0001234"],
@@ -232,9 +234,10 @@ def _growth(result: Result) -> list[Sheet]:
             continue
         columns, rows = [heading, *facts], [[name(run), *cells(run)] for run in result[key]]
         if key == "by_size":
-            columns.append("the last tenth, events/s")
+            columns += ["the last tenth, events/s", f"{more} more, events/s", "a page"]
             for row, run in zip(rows, result[key], strict=True):
                 row.append(count(run["rates_of_tenths"][-1]))
+                row += [count(run["more"]["rate"]), seconds(run["more"]["page_seconds"])]
         if key == "by_aggregates":
             columns.append("index, bytes each")
             for row, run in zip(rows, result[key], strict=True):
