@@ -36,8 +36,8 @@ def growth(
 
     Args:
         drained: events of each drain but those of `sizes`; of more aggregates, as many as those.
-        sizes: rows of the store, ascending, each more than `rounds * drained` above the one before;
-            all are drained, of 100,000 aggregates, and then `drained` more, `rounds` times.
+        sizes: rows of the store, of 100,000 aggregates; all are drained, and then `drained` more,
+            `rounds` times.
         aggregates: how many the drained events belong to.
         shards, pages: `spark.shards` and `read.page_rows`.
         rounds: of what comes on top of each of `sizes`, by their median.
@@ -53,33 +53,22 @@ def growth(
     rows = max([max(sizes, default=0) + rounds * drained, *aggregates, drained])
     check_space(machine.folder, rows * (_BYTES_A_ROW + _BYTES_A_RECORD))
     by_size: list[dict[str, Any]] = []
-    url = machine.table("growth")
-    begin = time.time_ns() // 1000 - max(sizes, default=0) * _STEP - 600_000_000
-    old = on_top = 0
     for size in sizes:
-        wanted = size - on_top
-        seconds = machine.grow(
-            url,
-            wanted - old,
-            AGGREGATES,
-            first=begin + old * _STEP,
-            last=begin + wanted * _STEP,
-            before=old,
-        )
+        url = machine.table("growth")
+        last = time.time_ns() // 1000 - 600_000_000
+        seconds = machine.grow(url, size, AGGREGATES, first=last - size * _STEP, last=last)
         say(f"{size:,} rows, filled in {seconds:.0f} s")
-        old = wanted
         drain = peers.Eventpub(machine, url)
         run = told(f"all of {size:,} rows", drain.drain(size))
         more = []
         for number in range(rounds):
             _append(machine, url, drained, f"{size}-{number}")
-            on_top += drained
             more.append(told(f"{drained:,} more", drain.drain(drained)))
         drain.finish()
+        machine.drop("growth")
         more.sort(key=lambda one: float(one["rate"]))
         middle = more[len(more) // 2] | {"rates": [one["rate"] for one in more]}
         by_size.append({"rows": size, **run, "more": middle})
-    machine.drop("growth")
 
     by_aggregates = []
     for number in aggregates:

@@ -253,23 +253,6 @@ def test_notes_what_was_held_open_and_when_it_was_committed(
             assert committed > oldest
 
 
-def test_fill_goes_on_where_another_one_ended(database: FreshDatabase) -> None:
-    fill(database.url, events=12_345, aggregates=1_000, first=10**15, last=10**15 + 12_345)
-    fill(
-        database.url,
-        events=7_655,
-        aggregates=1_000,
-        first=10**15 + 12_345,
-        last=10**15 + 20_000,
-        before=12_345,
-    )
-    assert holes(database) == {}
-    ((rows, versions, times),) = database.execute(
-        "SELECT COUNT(*), MAX(version), COUNT(DISTINCT create_time) FROM events"
-    )
-    assert (rows, versions, times) == (20_000, 20, 20_000)
-
-
 @BOTH
 def test_fill_makes_a_backlog_in_the_time_that_is_given(database: FreshDatabase) -> None:
     first, last = 1_700_000_000_000_000, 1_700_000_600_000_000

@@ -100,7 +100,7 @@ def _case(name: str, text: str) -> None:
     command.__doc__ = text
     if name == "growth":
         for flag, what in (
-            ("--sizes", "Rows of the store, ascending."),
+            ("--sizes", "Rows of the store."),
             ("--aggregates", "How many the drained events belong to."),
             ("--shards", "spark.shards."),
             ("--pages", "read.page_rows."),

@@ -661,7 +661,6 @@ def fill(
     prefix: str = "order",
     connections: int = 2,
     session_time_zone: str | None = "+00:00",
-    before: int = 0,
 ) -> None:
     """Appends `events` events as fast as the server can make them, for a backlog.
 
@@ -672,8 +671,6 @@ def fill(
         first: `create_time` of the first event, in microseconds; None = an hour before `last`.
         last: the time before which the last event is; None = the database's present time.
         session_time_zone: None = the server's, for a DATETIME column with local time.
-        before: how many events were appended before, with the same number of aggregates; these
-            go on from there.
 
     Raises:
         pymysql.Error: the database cannot be reached or refuses the rows.
@@ -700,7 +697,7 @@ def fill(
             f"""',"note":"', SUBSTRING(_latin1'{text}', 1 + n * 7919 % {space - size}, {size}), """
             """'"}'), """
             f"FROM_UNIXTIME({begin // 1_000_000}) + INTERVAL "
-            f"({begin % 1_000_000} + (n - {before}) * {last - begin} DIV {events}) MICROSECOND "
+            f"({begin % 1_000_000} + n * {last - begin} DIV {events}) MICROSECOND "
             f"FROM (SELECT {start} + a.d * 1000 + b.d * 100 + c.d * 10 + e.d AS n FROM "
             f"({digits}) a JOIN ({digits}) b JOIN ({digits}) c JOIN ({digits}) e) numbers "
             f"WHERE n < {stop} ORDER BY n"
@@ -715,11 +712,11 @@ def fill(
             opened.append(local.connection)
             if session_time_zone is not None:
                 local.connection.query(f"SET time_zone = '{session_time_zone}'")
-        local.connection.query(statement(start, min(start + 10_000, before + events)))
+        local.connection.query(statement(start, min(start + 10_000, events)))
 
     with ThreadPoolExecutor(connections) as pool:
         try:
-            for _ in pool.map(insert, range(before, before + events, 10_000)):
+            for _ in pool.map(insert, range(0, events, 10_000)):
                 pass
         finally:
             pool.shutdown(cancel_futures=True)
