@@ -154,6 +154,7 @@ class StateDir:
     start_file = File("start.json")
     run_file = File("run.json")
     boundary_file = File("boundary.json")
+    passed_file = File("passed.json")
 
     def __init__(self, root: object) -> None:
         del root
