@@ -48,7 +48,7 @@ def growth(
 
     def told(what: str, run: dict[str, Any]) -> dict[str, Any]:
         say(f"{what}: {run['rate']:,} events/s, a page {run['page_seconds']:.2f} s")
-        return _facts(run)
+        return {key: value for key, value in run.items() if key not in {"growth", "settings"}}
 
     rows = max([max(sizes, default=0) + rounds * drained, *aggregates, drained])
     check_space(machine.folder, rows * (_BYTES_A_ROW + _BYTES_A_RECORD))
@@ -119,7 +119,3 @@ def _append(machine: Machine, url: str, events: int, prefix: str) -> None:
     last = first + events * _STEP_ON_TOP
     machine.fill(url, events, AGGREGATES, first=first, last=last, prefix=prefix)
     time.sleep(max(0.0, last / 1e6 + 1.0 - time.time()))
-
-
-def _facts(run: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in run.items() if key not in {"growth", "settings"}}

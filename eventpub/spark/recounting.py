@@ -140,8 +140,10 @@ class Recounting:
                     recount.not_counted(buckets)
                     raise
                 recount.counted(now, rows)
-            if buckets := recount.late(now, position):
+            while buckets := recount.late(now, position):
                 recount.counted(now, _counted(store, buckets, position), in_turn=False)
+                if not last:
+                    break  # the others at the next look
             return recount.has_suspects()
 
 

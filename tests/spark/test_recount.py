@@ -200,6 +200,22 @@ def test_what_could_not_be_counted_is_counted_the_next_time() -> None:
     assert asked == [whole, whole, [2], [2]]
 
 
+@pytest.mark.parametrize(("last", "counted"), [(False, 600), (True, 1400)])
+def test_the_last_look_leaves_nothing_that_was_told(last: bool, counted: int) -> None:
+    recounting = Recounting(HORIZON, start=0)
+    asked: list[tuple[int, int]] = []
+
+    def counts(windows: list[tuple[int, int]]) -> list[int]:
+        asked.extend(windows)
+        return [0] * len(windows)
+
+    store: Any = SimpleNamespace(now=lambda: 1500 * SECOND, counts=counts)
+    recounting._recount.due(1500 * SECOND, 1400 * SECOND)
+    stand = 1400 * SECOND, 1400 * SECOND
+    recounting.finds(store, [], lambda: stand, {(0, 1399): 1}, is_told=True, last=last)
+    assert len(set(asked)) == counted
+
+
 def test_the_file_keeps_what_was_told_a_while_also_when_the_source_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
