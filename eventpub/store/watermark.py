@@ -89,6 +89,7 @@ class OpenTransactions:
         self.looked_at: int | None = None
         self.passed = 0
         self._ended: list[tuple[int, int]] = []
+        self._first_look: int | None = None
 
     def seen(self, at: int, transactions: Iterable[Transaction]) -> None:
         """Take over a look at database time `at`, µs."""
@@ -115,12 +116,17 @@ class OpenTransactions:
                 now = replace(now, passed=True)
                 self.passed += 1
             self._open[key] = now
-        self._ended += [(t.before, t.wrote_before) for t in before.values() if t.passed]
+        if self._first_look is None:
+            self._first_look = at
+        for t in before.values():
+            # what was open at the first look may have been passed by before there was a look
+            if t.passed or t.before < self._first_look:
+                self._ended.append((t.before, t.wrote_before))
         self.looked_at = at
 
     def take_ended(self) -> list[tuple[int, int]]:
-        """When those that were passed by, and are gone since, may have written: ``(after, upto]``,
-        µs. Each is told once."""
+        """When those that were passed by, or open at the first look, and are gone since, may have
+        written: ``(after, upto]``, µs. Each is told once."""
         ended, self._ended = self._ended, []
         return ended
 

@@ -92,6 +92,11 @@ def test_what_was_waited_for_has_nothing_to_tell() -> None:
     assert found.take_ended() == []
 
 
+def test_what_was_open_at_the_first_look_may_have_been_passed_by_before() -> None:
+    found = seen((10, [tx(1, started=3)]), (11, [tx(2, thread=2, started=10)]), (12, []))
+    assert found.take_ended() == [(3 * SECOND, 10 * SECOND)]
+
+
 def test_the_next_transaction_of_a_connection_ends_what_was_passed_by() -> None:
     looks = [(second, [tx(1, started=10)]) for second in (11, 17)]
     found = seen((10, []), *looks, (18, [tx(2, started=17)]), max_wait=5)
