@@ -10,6 +10,8 @@ WORKDIR /usr/src/eventpub
 COPY pyproject.toml README.md LICENSE ./
 COPY migrations migrations
 COPY eventpub eventpub
+# a part of the wheel: eventpub bench, whose libraries are the extra "bench"
+COPY bench bench
 RUN pip install --no-cache-dir . && rm -rf /usr/src/eventpub
 
 RUN useradd --system --uid 10001 --home-dir /var/lib/eventpub --create-home eventpub
@@ -17,9 +19,13 @@ USER eventpub
 WORKDIR /var/lib/eventpub
 # halves the CPU time that Spark takes to start
 ENV EVENTPUB_CACHE=/var/lib/eventpub/cache
-RUN mkdir state && python -m eventpub.spark.jvm
+RUN mkdir --mode=700 state && python -m eventpub.spark.jvm
 VOLUME /var/lib/eventpub/state
 ENV PYTHONUNBUFFERED=1
+
+# Whether a publisher has the state directory and has seen the database within a minute.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=2 \
+  CMD ["python", "-m", "eventpub.ops.alive", "/var/lib/eventpub/state"]
 
 # SIGTERM finishes the running batch; give it time (docker stop --time 60)
 STOPSIGNAL SIGTERM

@@ -46,7 +46,7 @@ def growth(
         LocalError: local.disk_full, before anything is filled.
     """
 
-    def told(what: str, run: dict[str, Any]) -> dict[str, Any]:
+    def noted(what: str, run: dict[str, Any]) -> dict[str, Any]:
         say(f"{what}: {run['rate']:,} events/s, a page {run['page_seconds']:.2f} s")
         return {key: value for key, value in run.items() if key not in {"growth", "settings"}}
 
@@ -59,11 +59,11 @@ def growth(
         seconds = machine.grow(url, size, AGGREGATES, first=last - size * _STEP, last=last)
         say(f"{size:,} rows, filled in {seconds:.0f} s")
         drain = peers.Eventpub(machine, url)
-        run = told(f"all of {size:,} rows", drain.drain(size))
+        run = noted(f"all of {size:,} rows", drain.drain(size))
         more = []
         for number in range(rounds):
             _append(machine, url, drained, f"{size}-{number}")
-            more.append(told(f"{drained:,} more", drain.drain(drained)))
+            more.append(noted(f"{drained:,} more", drain.drain(drained)))
         drain.finish()
         machine.drop("growth")
         more.sort(key=lambda one: float(one["rate"]))
@@ -75,7 +75,7 @@ def growth(
         url = machine.table("growth")
         events = max(drained, number)
         machine.fill(url, events, number)
-        run = told(f"{number:,} aggregates", peers.eventpub(machine, url, events))
+        run = noted(f"{number:,} aggregates", peers.eventpub(machine, url, events))
         per_aggregate = round(run["index_bytes"] / number, 1)
         by_aggregates.append({"aggregates": number, "index_bytes_each": per_aggregate, **run})
         machine.drop("growth")
@@ -85,7 +85,7 @@ def growth(
     by_shards = [
         {
             "shards": number,
-            **told(
+            **noted(
                 f"{number} shards",
                 peers.eventpub(machine, url, drained, {"spark": {"shards": number}}),
             ),
@@ -95,7 +95,7 @@ def growth(
     by_page = [
         {
             "page_rows": rows,
-            **told(
+            **noted(
                 f"pages of {rows:,} rows",
                 peers.eventpub(machine, url, drained, {"read": {"page_rows": rows}}),
             ),

@@ -40,7 +40,8 @@ at everything twice that was open for 5 s."""
 class Phase:
     """So many events a second for so many seconds.
 
-    `open_fraction` of the transactions stay open for 0 to `open_seconds`.
+    `open_fraction` of the transactions stay open for 0 to `open_seconds`. With `note_all` the time
+    of every commit is known, not only of those.
     """
 
     rate: float
@@ -50,6 +51,8 @@ class Phase:
     aggregates: int = 20_000
     zipf: float = 0.0
     bursts: tuple[float, float, float] | None = None
+    events_per_transaction: int = 20
+    note_all: bool = False
 
 
 class Writers:
@@ -66,6 +69,8 @@ class Writers:
                 *("--open-fraction", str(phase.open_fraction)),
                 *("--open-seconds", "0", str(phase.open_seconds)),
                 *("--payload-bytes", str(PAYLOAD_BYTES), "--seed", str(seed)),
+                *("--events-per-transaction", str(phase.events_per_transaction)),
+                *(["--note-all"] if phase.note_all else []),
                 *("--held", str(self._held), "--no-close", "--json"),
             ],
             stdout=subprocess.PIPE,

@@ -18,7 +18,7 @@ from .growth import growth
 from .load import Phase
 from .machine import Machine, environment
 from .sheets import CASES
-from .steady import DELAYS, bursts, idle, latency, restart
+from .steady import DELAYS, bursts, idle, large, latency, restart
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,13 @@ def _restart(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     return restart(machine, 6_000, plan.rounds, say=say)
 
 
+def _large(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
+    if plan.quick:
+        return large(machine, 3_000, 6, publishers=_ONE, warm_up=2, quiet=4, say=say)
+    rate = (plan.rates or (12_000,))[0]
+    return large(machine, rate, plan.seconds(60), say=say)
+
+
 _CASES: dict[str, Callable[[Machine, Plan, Say], dict[str, Any]]] = {
     "article": _article,
     "drain": _drain,
@@ -193,5 +200,6 @@ _CASES: dict[str, Callable[[Machine, Plan, Say], dict[str, Any]]] = {
     "latency": _latency,
     "bursts": _bursts,
     "restart": _restart,
+    "large": _large,
 }
 assert tuple(_CASES) == CASES

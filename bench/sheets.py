@@ -334,6 +334,29 @@ def _restart(result: Result) -> list[Sheet]:
     ]
 
 
+def _large(result: Result) -> list[Sheet]:
+    rows = [
+        [
+            name,
+            *_wrong(one["verdict"]),
+            *_waited(one["latency"]["held_open_from_commit"]),
+            *_waited(one["latency"]["held_open"]),
+        ]
+        for name, one in result["publishers"].items()
+    ]
+    phase = result["settings"]["phase"]
+    return [
+        Sheet(
+            f"Transactions of some {phase['events_per_transaction']:,} rows, {phase['rate']:,.0f} "
+            f"events/s, {100 * phase['open_fraction']:.0f}% open for 0 to "
+            f"{phase['open_seconds']:.0f} s",
+            ["", *_JUDGED, "p50", "p99", "max", "since create_time: p50", "p99", "max"],
+            rows,
+            ["from the answer to the COMMIT until a read_committed consumer has the event"],
+        )
+    ]
+
+
 _SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {
     "article": _article,
     "drain": _drain,
@@ -342,6 +365,7 @@ _SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {
     "latency": _latency,
     "bursts": _bursts,
     "restart": _restart,
+    "large": _large,
 }
 CASES = tuple(_SHEETS)
 
@@ -361,6 +385,8 @@ def faults(result: Result) -> list[str]:
             }
         case "bursts":
             checked = dict(result["loads"])
+        case "large":
+            checked = dict(result["publishers"])
         case "restart":
             checked = {"restart": result}
     return [

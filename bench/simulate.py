@@ -2,6 +2,8 @@
 
     python -m bench.simulate --schedules 1000000 --jobs 2
     python -m bench.simulate --seed 1326             # one, shrunk and shown if it fails
+    python -m bench.simulate --kind downtime,future  # those kinds of schedules, one a seed in turn
+    python -m bench.simulate --kind new              # every enabled kind but the general one
     python -m bench.simulate --mutant no_fold        # with an invariant broken: which seed tells?
 
 Prints schedules per second and what the schedules contained; on a failure the seed, the shrunk
@@ -20,9 +22,9 @@ from pathlib import Path
 
 from tests.simulation.install import installed
 from tests.simulation.kept import keep
+from tests.simulation.kinds import KINDS, made
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runner import Failure, run, shrink, sweep_all
-from tests.simulation.schedule import make
 
 _SHOWN = 5
 """Failures that are shrunk and printed."""
@@ -35,6 +37,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seed", type=int, help="this one only")
+    parser.add_argument("--kind", type=_kinds, default="any", help=", ".join(KINDS))
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break this invariant")
     parser.add_argument("--keep", action="store_true", help="add what failed to kept.json")
     parser.add_argument("--json", type=Path, help="write the result here as well")
@@ -45,12 +48,14 @@ def main() -> int:
     counts: Counter[str] = Counter()
     failures: list[Failure] = []
     done = 0
-    for size, some, failed in sweep_all(first, count, min(given.jobs, count), given.mutant):
+    for size, some, failed in sweep_all(
+        first, count, min(given.jobs, count), given.mutant, given.kind
+    ):
         done += size
         counts += some
         failures += failed
         for failure in failed:
-            print(f"seed {failure.seed}: {failure.text}", file=sys.stderr)
+            print(f"{failure.of} {failure.seed}: {failure.text}", file=sys.stderr)
         if time.monotonic() - said > 10:
             said = time.monotonic()
             rate = done / (said - started)
@@ -67,6 +72,7 @@ def main() -> int:
         result = {
             "schedules": done,
             "seconds": round(seconds, 1),
+            "kinds": given.kind,
             "mutant": given.mutant,
             "counts": dict(sorted(counts.items())),
             "failed": [vars(f) for f in failures],
@@ -76,20 +82,30 @@ def main() -> int:
     return bool(failures)
 
 
+def _kinds(names: str) -> list[str]:
+    """What `--kind` says."""
+    found = [name for name, kind in KINDS.items() if kind.enabled and name != "any"]
+    if names != "new":
+        found = names.split(",")
+    if unknown := [name for name in found if name not in KINDS]:
+        raise argparse.ArgumentTypeError(f"there is no kind {', '.join(unknown)}")
+    return found
+
+
 def _show(failure: Failure, mutant: str | None, kept: bool) -> dict[str, object]:
     """Shrink one failure and print it."""
     with installed(), MUTANTS[mutant]() if mutant else nullcontext():
-        shrunk = shrink(make(failure.seed), failure.kind)
+        shrunk = shrink(made(failure.of, failure.seed), failure.kind)
         text = run(shrunk).text
-    print(f"\nseed {failure.seed}: {failure.text}")
+    print(f"\n{failure.of} {failure.seed}: {failure.text}")
     print(f"shrunk: {text}\n  {shrunk.as_json()['setup']}")
     for step in shrunk.steps:
         print(f"  {json.dumps(step)}")
     option = f" --mutant {mutant}" if mutant else ""
-    print(f"again: python -m bench.simulate --seed {failure.seed}{option}")
+    print(f"again: python -m bench.simulate --kind {failure.of} --seed {failure.seed}{option}")
     if kept and mutant is None:
-        keep(failure.seed, failure.kind, shrunk)
-    return {"seed": failure.seed, "was": text, **shrunk.as_json()}
+        keep(failure.seed, failure.kind, shrunk, failure.of)
+    return {"kind": failure.of, "seed": failure.seed, "was": text, **shrunk.as_json()}
 
 
 if __name__ == "__main__":

@@ -43,10 +43,15 @@ _quiet.setLevel(logging.CRITICAL)
 
 
 class Reader:
-    """A consumer that reads through all of it: each aggregate's versions must only ascend."""
+    """A consumer that reads through all of it: each aggregate's versions must only ascend.
+
+    Attributes:
+        newest: of each partition when the newest event was created that was read, s since 1970.
+    """
 
     def __init__(self, publisher: Publisher) -> None:
         self._topic = publisher.topic
+        self.newest: dict[int, float] = {}
         self._last: dict[bytes, int] = {}
         self.records = 0
         self.wrong: list[str] = []
@@ -62,6 +67,9 @@ class Reader:
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
+                # a broker that answers nothing is given up before its successor would be late
+                "socket.timeout.ms": 5_000,
+                "topic.metadata.refresh.interval.ms": 2_000,
             },
             logger=_quiet,
         )
@@ -76,6 +84,9 @@ class Reader:
     def _take(self, message: Any) -> None:
         headers = dict(message.headers())
         self.records += 1
+        created = message.timestamp()[1] / 1000
+        partition = message.partition()
+        self.newest[partition] = max(created, self.newest.get(partition, 0.0))
         if "eventpub_late" in headers:
             return
         key, version = message.key(), int(headers["ce_sequence"])

@@ -238,6 +238,44 @@ def bursts(
     }
 
 
+def large(
+    machine: Machine,
+    rate: float,
+    seconds: float,
+    *,
+    rows: int = 3_000,
+    publishers: Mapping[str, Settings] = DELAYS,
+    warm_up: float = WARM_UP,
+    quiet: float = QUIET,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Transactions of some `rows` rows, a tenth of them open for 0 to 3 s: commit → consumer.
+
+    A row's create_time is its statement's start, so what it shows is mostly how long the writer
+    took; what an event waits for the publisher begins with the answer to the COMMIT.
+    """
+    phase = Phase(
+        rate,
+        warm_up + seconds,
+        open_fraction=0.1,
+        open_seconds=3.0,
+        aggregates=200_000,
+        events_per_transaction=rows,
+        note_all=True,
+    )
+    found: dict[str, Any] = {}
+    for number, (name, settings) in enumerate(publishers.items()):
+        one = under_load(machine, f"large{number}", [phase], settings, quiet=quiet, warm_up=warm_up)
+        machine.drop(f"large{number}")
+        found[name] = one
+        say(f"{name}: {one['latency']['held_open_from_commit']}, {one['verdict']}")
+    return {
+        "case": "large",
+        "settings": machine.settings() | {"phase": vars(phase), "warm_up": warm_up},
+        "publishers": found,
+    }
+
+
 def _median(values: list[float | None]) -> float | None:
     """None where one is: it never happened."""
     known = [value for value in values if value is not None]

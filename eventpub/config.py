@@ -1,11 +1,12 @@
 """Configuration: what the keys of `eventpub.toml` mean, their defaults and their limits.
 
-The models here are plain, immutable values: every room takes its own section and knows nothing of
-files or environment variables. Durations are whole microseconds inside (`Micros`).
+The models here are plain, immutable values: every package takes its own section and knows nothing
+of files or environment variables. Durations are whole microseconds inside (`Micros`).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,32 +26,35 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-PROTECTED_PROPERTIES: frozenset[str] = frozenset(
-    {
-        "transactional.id",
-        "transaction.timeout.ms",
-        "enable.gapless.guarantee",
-        "partitioner",
-        "delivery.report.only.error",
-        "isolation.level",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "enable.partition.eof",
-        "auto.offset.reset",
-        "group.id",
-        "log.queue",
-        "bootstrap.servers",
-        "metadata.broker.list",
-    }
-)
-"""Names that `[sink.properties]` may not set: guarantees stand on them, or they have own keys."""
+_ONLY_OWN_KEY = "it has a key of its own in [sink]"
+_JOINS_NO_GROUP = "eventpub joins no group"
+_LOG_IS_WATCHED = "the client's log is watched for lost answers of the transaction coordinator"
+
+PROTECTED_PROPERTIES: dict[str, str] = {
+    "bootstrap.servers": _ONLY_OWN_KEY,
+    "metadata.broker.list": _ONLY_OWN_KEY,
+    "transaction.timeout.ms": _ONLY_OWN_KEY,
+    "transactional.id": "it is made of app.id and the shard's number, so that a newer owner fences",
+    "enable.gapless.guarantee": "transactions give it",
+    "partitioner": "the partition is CRC32 of the aggregate's id",
+    "delivery.report.only.error": "delivery reports are counted before each commit",
+    "isolation.level": "what is read back must be committed",
+    "group.id": _JOINS_NO_GROUP,
+    "enable.auto.commit": _JOINS_NO_GROUP,
+    "enable.auto.offset.store": _JOINS_NO_GROUP,
+    "enable.partition.eof": "reading back ends by it",
+    "auto.offset.reset": "an offset that is gone must be reported, not skipped",
+    "log.queue": _LOG_IS_WATCHED,
+    "log_level": _LOG_IS_WATCHED,
+}
+"""Names that `[sink.properties]` may not set, each with the reason."""
 
 
 def refused_property(name: str, value: str, delivery: str) -> str | None:
     """Why a property of `[sink.properties]` would break what `sink.delivery` promises, or None."""
     text = value.strip().lower()
     if name in PROTECTED_PROPERTIES:
-        return "eventpub's guarantees stand on it, or it has a key of its own in [sink]"
+        return PROTECTED_PROPERTIES[name]
     if delivery == "at_most_once":
         return None
     match name:
@@ -63,6 +67,8 @@ def refused_property(name: str, value: str, delivery: str) -> str | None:
                 return "more than 5 requests in flight lose the order of an idempotent producer"
         case "retries" | "message.send.max.retries" if text == "0":
             return "without retries a broker's restart loses records"
+        case "log.connection.close" if text != "true" and delivery == "exactly_once":
+            return _LOG_IS_WATCHED
         case _:
             pass
     return None
@@ -136,9 +142,14 @@ _SECRET_NAME = re.compile(
 )
 
 
+FILE_SUFFIX = ".file"
+"""`NAME.file` in `[sink.properties]` names the file that holds the value of `NAME`."""
+_OF_NO_SECRET = (".location", ".url", FILE_SUFFIX)
+
+
 def is_secret_property(name: str) -> bool:
     """Whether the value of a librdkafka or Spark property must never be shown."""
-    return _SECRET_NAME.search(name) is not None and not name.endswith((".location", ".url"))
+    return _SECRET_NAME.search(name) is not None and not name.endswith(_OF_NO_SECRET)
 
 
 def _property_text(value: Any) -> Any:
@@ -167,7 +178,9 @@ class _Section(BaseModel):
 
 def _is_app_id(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", value):
-        raise ValueError("1 to 200 of A-Z a-z 0-9 . _ - (it names topics' writers and files)")
+        raise ValueError(
+            "1 to 200 of A-Z a-z 0-9 . _ - (it becomes part of transactional ids and file names)"
+        )
     return value
 
 
@@ -219,6 +232,12 @@ def _is_http(value: str) -> str:
     return value
 
 
+def _is_function(value: str | None) -> str | None:
+    if value and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", value):
+        raise ValueError("package.module:function")
+    return value or None
+
+
 def _is_servers(value: str) -> str:
     parts = [p.strip() for p in value.split(",")]
     if not all(
@@ -229,32 +248,55 @@ def _is_servers(value: str) -> str:
     return ",".join(parts)
 
 
+AppId = Annotated[str, AfterValidator(_is_app_id)]
+
+
+def _names(value: Any) -> Any:
+    """A list; in the environment and in flags, text with commas between, or JSON."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError('names with commas between, or a list such as ["a", "b"]') from None
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
 class App(_Section):
     """`[app]`"""
 
-    id: Annotated[str, AfterValidator(_is_app_id)] = Field(
-        description="names this publisher: ce_source, transactional ids, state"
+    id: AppId = Field(
+        description="name of this publisher: ce_source of its records, part of its transactional"
+        " ids; one running publisher for each, and not to be changed without former_ids"
+    )
+    former_ids: Annotated[tuple[AppId, ...], BeforeValidator(_names)] = Field(
+        (),
+        description="former values of app.id: records on the topic with these as ce_source count as"
+        " this publisher's own",
     )
     state_dir: Path = Field(
         Path("./state"),
-        description="index and Spark checkpoint; while far behind, also rows on their way, at most"
-        " four pages",
+        description="folder of the index and Spark's checkpoint, kept between runs; during a"
+        " backlog also of rows in transit, at most four pages",
     )
 
 
 class Columns(_Section):
     """`[store.columns]`: the table's name of each column; only those that differ."""
 
-    id: str | None = Field("id", description="a unique ascending key; '' where the table has none")
+    id: str | None = Field("id", description="a unique ascending number; '' if the table has none")
     aggregate_id: str = Field("aggregate_id", min_length=1, description="text, compared as bytes")
     version: str = Field("version", min_length=1, description="1, 2, 3, … within the aggregate")
-    event_type: str = Field("event_type", min_length=1, description="published as ce_type")
-    payload: str = Field("payload", min_length=1, description="published byte for byte")
+    event_type: str = Field("event_type", min_length=1, description="the header ce_type")
+    payload: str = Field("payload", min_length=1, description="the record's value, byte for byte")
     metadata: str | None = Field(
-        "metadata", description="a flat JSON object, published as headers; '' where there is none"
+        "metadata", description="a flat JSON object, published as headers; '' if the table has none"
     )
     create_time: str = Field(
-        "create_time", min_length=1, description="TIMESTAMP or DATETIME of the insert"
+        "create_time",
+        min_length=1,
+        description="TIMESTAMP or DATETIME, set by the database when the row is inserted",
     )
 
     @field_validator("id", "metadata")
@@ -269,16 +311,34 @@ class Store(_Section):
     url: Annotated[SecretStr, AfterValidator(_is_url)] = Field(
         description="mysql+pymysql://user@host:3306/database"
     )
-    password: SecretStr | None = Field(None, description="wins over one in the url")
-    password_file: Path | None = Field(None, description="a file that holds the password")
-    table: str = Field("events", min_length=1, description="the event table, in the url's database")
-    first_version: int = Field(1, ge=0, le=1, description="of every aggregate; 0 in Axon's tables")
+    password: SecretStr | None = Field(
+        None, description="the account's password; wins over one in store.url"
+    )
+    password_file: Path | None = Field(None, description="a file that holds the password, instead")
+    table: str = Field(
+        "events", min_length=1, description="the event table, in the database of store.url"
+    )
+    first_version: int = Field(
+        1, ge=0, le=1, description="version of an aggregate's first event; 0 in Axon's tables"
+    )
     time_zone: Annotated[str, AfterValidator(_is_zone)] = Field(
         "auto",
-        description="of a DATETIME create_time: an IANA name or offset; auto = the server's",
+        description="zone of a DATETIME create_time: an IANA name or offset; auto = the server's",
     )
     connect_timeout: Micros = Field(
-        5_000_000, ge=1_000_000, description="for the connection to be made; at least 1s"
+        5_000_000, ge=1_000_000, description="longest wait for a connection; at least 1s"
+    )
+    allow_replica: bool = Field(
+        False,
+        description="read from a replica all the same: rows that it applies later than"
+        " recount.horizon after their create_time may be lost, and the primary's open transactions"
+        " are not seen",
+    )
+    takes_all_writes: bool = Field(
+        False,
+        description="the promise that every writer of the event table uses the server that url"
+        " names, where others could take writes: Galera, a group in multi-primary mode, two"
+        " servers that replicate each other",
     )
     columns: Columns = Columns()
 
@@ -298,16 +358,24 @@ class Read(_Section):
 
     start: Annotated[str, BeforeValidator(_is_start)] = Field(
         "beginning",
-        description="what counts as old already: 'beginning' (nothing), 'now', or an RFC 3339 time",
+        description="events created up to this are not published: 'beginning' (publish all), 'now',"
+        " or an RFC 3339 time; decided at the first start and kept in app.state_dir",
     )
-    delay: Micros = Field(1_000_000, description="the dynamic boundary: database now − delay")
-    page_rows: int = Field(50_000, ge=1, le=10_000_000, description="most rows of one window")
+    delay: Micros = Field(
+        1_000_000,
+        description="events are read at this age, so that transactions can commit: the boundary is"
+        " the database's clock minus delay",
+    )
+    page_rows: int = Field(50_000, ge=1, le=10_000_000, description="most rows read at once")
     watermark: Literal["auto", "off"] = Field(
-        "auto", description="hold the boundary below open transactions where they can be seen"
+        "auto",
+        description="auto: the boundary also waits for open transactions, where the account may see"
+        " them (PROCESS); off: read.delay alone",
     )
     max_wait: Micros = Field(
         1_000_000,
-        description="a transaction that is open longer is passed by; recount finds its events",
+        description="longest wait of the boundary for an open transaction; the events of one open"
+        " longer are found by the recount when it has committed",
     )
 
 
@@ -315,15 +383,23 @@ class Gaps(_Section):
     """`[gaps]`"""
 
     policy: Literal["hold_aggregate", "hold_shard"] = Field(
-        "hold_aggregate", description="what waits for a missing version"
+        "hold_aggregate",
+        description="what waits for a missing version: its aggregate, or its whole shard (keeps the"
+        " order across the shard's aggregates)",
     )
-    max_backoff: int = Field(8, ge=1, le=30, description="attempts before a skip")
-    backoff_base: Micros = Field(250_000, description="wait before the first retry; doubles")
+    max_backoff: int = Field(
+        8, ge=1, le=30, description="attempts to find a missing version before it is skipped"
+    )
+    backoff_base: Micros = Field(
+        250_000, description="wait before the first retry; doubles each time"
+    )
     late: Literal["publish", "divert", "drop"] = Field(
-        "publish", description="an event that turns up after its gap was skipped"
+        "publish",
+        description="what to do with an event that appears after its version was skipped: publish"
+        " it with the header eventpub_late, divert it to <topic>.late, or drop it",
     )
     backtrack: bool = Field(
-        True, description="false loses events; it exists so that the bench can show it"
+        True, description="look missing versions up by key; false loses events, for the bench only"
     )
 
 
@@ -333,7 +409,15 @@ class Recount(_Section):
     horizon: Micros = Field(
         300_000_000,
         le=86_400_000_000,
-        description="how late a commit may be and still be found without a later version; 0 = off",
+        description="age up to which the rows of each second are counted again, to find events that"
+        " committed late and that no later version points to; 0 = off",
+    )
+    rows_in_past: Literal["stop", "count"] = Field(
+        "stop",
+        description="what to do when rows keep being inserted with a create_time older than"
+        " recount.horizon, by the difference of two time zones or with ids above those of younger"
+        " rows: 'stop' with store.rows_in_past, or 'count' their seconds again, which publishes"
+        " them late, as single late commits are",
     )
 
 
@@ -341,18 +425,22 @@ class Sink(_Section):
     """`[sink]`"""
 
     topic: Annotated[str, AfterValidator(_is_topic)] = Field(
-        description="where the events go; <topic>.gaps, .dead and .late stand beside it"
+        description="topic of the events; its side topics are <topic>.gaps, .dead and .late"
     )
     bootstrap_servers: Annotated[str, AfterValidator(_is_servers)] = Field(
         "127.0.0.1:9092", description="brokers, host:port, several with commas between"
     )
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = Field(
-        "exactly_once", description="what a crash may do"
+        "exactly_once",
+        description="after a crash: nothing lost or repeated, perhaps repeated, or perhaps lost",
     )
-    create_topics: bool = Field(True, description="create what is missing, where it may")
-    partitions: int = Field(8, ge=1, le=4096, description="of a topic that it creates")
+    create_topics: bool = Field(True, description="create missing topics, if the account may")
+    partitions: int = Field(8, ge=1, le=4096, description="of a topic that eventpub creates")
     replication_factor: int = Field(
-        -1, ge=-1, le=32_767, description="of a topic that it creates; -1 = broker's"
+        -1,
+        ge=-1,
+        le=32_767,
+        description="of a topic that eventpub creates; -1 = the broker's default",
     )
     transaction_timeout: Micros = Field(
         60_000_000,
@@ -361,11 +449,57 @@ class Sink(_Section):
         description="the broker aborts a transaction that is open longer; 1s to 15m",
     )
     dead_limit: int = Field(
-        100, ge=1, description="refused events in a row before the publisher stops and says why"
+        100,
+        ge=1,
+        description="dead letters in a row that are allowed; at one more the publisher stops",
+    )
+    ignored_sources: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        (),
+        description="ce_source of other producers that may write to the topic: their records are"
+        " ignored, instead of the error sink.other_publisher",
+    )
+    accept_topic_id: str = Field(
+        "",
+        description="Kafka's id of the topic to continue in, after it was deleted and created"
+        " again or sink.topic was changed (`eventpub doctor` shows it): only what was not published"
+        " before is published there",
     )
     properties: Properties = Field(
-        default_factory=dict, repr=False, description="passed to librdkafka as they are"
+        default_factory=dict,
+        repr=False,
+        description="properties of librdkafka; `NAME.file` names a file that holds the value of"
+        " `NAME`",
     )
+
+    token_provider: Annotated[str | None, AfterValidator(_is_function)] = Field(
+        None,
+        description="for SASL/OAUTHBEARER: `package.module:function`, called with"
+        " sasl.oauthbearer.config; returns a token and when it expires, in seconds since 1970",
+    )
+
+    @model_validator(mode="after")
+    def _tokens_come_from_somewhere(self) -> Sink:
+        given = self.properties
+        mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms") or ""
+        if mechanism.upper() != "OAUTHBEARER":
+            if self.token_provider is not None:
+                _contradiction(
+                    "sink.token_provider",
+                    "sink.token_provider is set, and sasl.mechanism is not OAUTHBEARER",
+                    'set "sasl.mechanism" = "OAUTHBEARER" in [sink.properties], or remove it',
+                )
+        elif (
+            self.token_provider is None
+            and given.get("sasl.oauthbearer.method", "").lower() != "oidc"
+            and given.get("enable.sasl.oauthbearer.unsecure.jwt", "").lower() != "true"
+        ):
+            _contradiction(
+                "sink.token_provider",
+                "sasl.mechanism is OAUTHBEARER, and nothing gives a token",
+                "set sink.token_provider, or sasl.oauthbearer.method = oidc with the other"
+                " sasl.oauthbearer.* in [sink.properties]",
+            )
+        return self
 
     @property
     def gaps_topic(self) -> str:
@@ -376,6 +510,11 @@ class Sink(_Section):
     def dead_topic(self) -> str:
         """The topic of refused rows."""
         return f"{self.topic}.dead"
+
+    @property
+    def topics(self) -> tuple[str, str, str, str]:
+        """The topic and those beside it."""
+        return self.topic, self.gaps_topic, self.dead_topic, self.late_topic
 
     @property
     def late_topic(self) -> str:
@@ -389,13 +528,18 @@ class Spark(_Section):
     master: str = Field(
         "local[*]",
         min_length=1,
-        description="where the job runs; `local[N]` runs at least as many tasks at a time as there"
-        " are shards",
+        description="Spark's master; `local[N]` gets at least as many slots as there are shards",
     )
-    shards: int = Field(2, ge=1, le=1024, description="at most the topic's partitions")
+    shards: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        description="tasks that publish in parallel, each its share of the aggregates; at most the"
+        " topic's partitions",
+    )
     trigger: Micros = Field(100_000, description="shortest time between micro-batches")
     properties: Properties = Field(
-        default_factory=dict, repr=False, description="passed to Spark as they are"
+        default_factory=dict, repr=False, description="properties of Spark"
     )
 
 
@@ -403,10 +547,11 @@ class Ops(_Section):
     """`[ops]`"""
 
     http: Annotated[str, AfterValidator(_is_http)] = Field(
-        "127.0.0.1:8077", description="address of metrics, health and dashboard; '' = off"
+        "127.0.0.1:8077",
+        description="no effect yet: address of metrics, health and dashboard; '' = off",
     )
     log: Literal["auto", "text", "json"] = Field(
-        "auto", description="lines on stderr; auto = text on a terminal, json otherwise"
+        "auto", description="form of the log on stderr; auto = text on a terminal, json otherwise"
     )
 
 

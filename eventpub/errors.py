@@ -8,9 +8,9 @@
     ├── LocalError       servers that eventpub starts itself      exit status 3
     └── VersionConflict  raised by `eventpub.append` alone
 
-An error carries data, not only text: a stable `code` (``room.what``), a message, `where`
-(configuration key, table, topic, file), a `suggestion` that mends it, and whether the same call may
-succeed later (`retriable`). The errors of libraries are mapped to these at the edge of each room.
+An error carries data, not only text: a stable `code` (``package.what``), a message, `where`
+(configuration key, table, topic, file), a `suggestion` that fixes it, and whether the same call may
+succeed later (`retriable`). The errors of libraries are mapped to these at each package's edge.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class EventpubError(Exception):
     """Base of all errors of eventpub.
 
     Args:
-        code: stable name, ``room.what``, listed in docs/errors.md.
+        code: stable name, ``package.what``, listed in docs/errors.md.
         message: what is wrong, one sentence, without secrets.
         where: the configuration key, table, topic or file it is about.
-        suggestion: what mends it; a statement or command where there is one.
-        retriable: True when waiting may mend it (a server that is away).
+        suggestion: what fixes it; a statement or command where there is one.
+        retriable: True when waiting may fix it (a server that is away).
     """
 
     exit_status: ClassVar[int] = 3
@@ -56,7 +56,7 @@ class EventpubError(Exception):
         if self.where:
             text += f" [{self.where}]"
         if self.suggestion:
-            text += f"\n  to mend it: {self.suggestion}"
+            text += f"\n  to fix it: {self.suggestion}"
         return text
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -157,14 +157,15 @@ class Check:
 
     Args:
         name: what was looked at, in a few words ("index on create_time").
-        status: "ok"; "warn" where it works but not well; "wrong" where `run` would fail.
+        status: "ok"; "warn" where it works but not well; "wrong" where `run` would fail; "skipped"
+            where it was not made, and the message says why.
         message: what was found, without secrets.
-        suggestion: how to mend it; the statement or command where there is one.
+        suggestion: how to fix it; the statement or command where there is one.
         code: the code of the error that `run` would end with, or None.
     """
 
     name: str
-    status: Literal["ok", "warn", "wrong"]
+    status: Literal["ok", "warn", "wrong", "skipped"]
     message: str
     suggestion: str | None = None
     code: str | None = None

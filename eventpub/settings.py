@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from eventpub import masking
 from eventpub.config import (
+    FILE_SUFFIX,
     Config,
     format_duration,
     is_secret_property,
@@ -64,7 +65,7 @@ class Loaded:
     """A configuration and where each of its values came from.
 
     Args:
-        config: what the rooms take. A password file has been read: its text is `store.password`.
+        config: what the packages take. A password file has been read: its text is `store.password`.
         origins: by key: "default", "file …", "env …" or "flag …".
         file: the file that was read, or None.
     """
@@ -121,7 +122,7 @@ class _Layers:
 
     def put(self, key: str, value: Any, origin: str) -> None:
         if isinstance(value, str):
-            if key == "store.password" or is_secret_property(key):
+            if key == "store.password" or (key not in KEYS and is_secret_property(key)):
                 masking.remember(value)
             elif key == "store.url":
                 _remember_url(value)
@@ -177,7 +178,8 @@ def shown(loaded: Loaded) -> dict[str, Any]:
             value = getattr(value, part)
         if key.is_map:
             for prop, text in value.items():
-                hidden = is_secret_property(prop)
+                of_file = f"{name}.{prop}{FILE_SUFFIX}" in loaded.origins
+                hidden = of_file or is_secret_property(prop)
                 result[f"{name}.{prop}"] = masking.MASK if hidden else text
         else:
             result[name] = _shown(key, value)
@@ -190,6 +192,8 @@ def _shown(key: Key, value: Any) -> Any:
         return masking.mask(secret) if key.name == "store.url" else masking.MASK
     if key.is_duration:
         return format_duration(value)
+    if isinstance(value, tuple):
+        return list(value)
     return str(value) if isinstance(value, Path) else value
 
 
@@ -389,6 +393,7 @@ def _validate(layers: _Layers, file: Path) -> Config | None:
         for detail in e.errors(include_url=False, include_input=False):
             layers.problems.append(_problem(dict(detail), layers, file))
         return None
+    config = _with_secret_files(config, layers)
     for name, value in config.sink.properties.items():
         if reason := refused_property(name, value, config.sink.delivery):
             key = f"sink.properties.{name}"
@@ -452,7 +457,7 @@ def _wanted(detail: dict[str, Any], key: str) -> str:
 
 
 def _quoted(key: str, value: Any) -> str:
-    if key in _SECRETS or is_secret_property(key):
+    if key in _SECRETS or (key not in KEYS and is_secret_property(key)):
         return masking.MASK
     text = masking.mask(json.dumps(value, default=str, ensure_ascii=False))
     return text if len(text) <= 120 else f"{text[:117]}…"
@@ -479,29 +484,68 @@ def _remember_url(url: str) -> None:
         masking.remember(match[1])
 
 
+def _with_secret_files(config: Config, layers: _Layers) -> Config:
+    """`"sasl.password.file"` in `[sink.properties]` as `"sasl.password"`, with the file's text.
+
+    Executors need not have the file. Whatever stands in one is taken for a secret.
+    """
+    properties: dict[str, str] = {}
+    for name, value in config.sink.properties.items():
+        if not name.endswith(FILE_SUFFIX):
+            properties[name] = value
+            continue
+        meant, key = name.removesuffix(FILE_SUFFIX), f"sink.properties.{name}"
+        try:
+            if meant in config.sink.properties:
+                raise ConfigError(
+                    "config.contradiction",
+                    f"both sink.properties.{meant} and {key} are set",
+                    where=key,
+                    suggestion="keep one of the two",
+                )
+            properties[meant] = _secret_of(Path(value), key)
+        except ConfigError as problem:
+            layers.problems.append(problem)
+        else:
+            layers.origins[f"sink.properties.{meant}"] = f"file {value}"
+    sink = config.sink.model_copy(update={"properties": properties})
+    return config.model_copy(update={"sink": sink})
+
+
 def _with_password(config: Config, origins: dict[str, str]) -> Config:
     """The password file's text in the password's place: executors need not have the file."""
     file = config.store.password_file
     if file is None:
         return config
+    password = _secret_of(file, "store.password_file")
+    origins["store.password"] = f"file {file}"
+    store = config.store.model_copy(update={"password": SecretStr(password), "password_file": None})
+    return config.model_copy(update={"store": store})
+
+
+def _secret_of(file: Path, key: str) -> str:
+    """The text of a file, without its last line end; never shown from now on.
+
+    Raises:
+        ConfigError: `config.password_file`: it cannot be read, or is empty.
+    """
+    what = "password" if key.startswith("store.") else "secret"
     try:
-        password = file.read_text(encoding="utf-8").rstrip("\r\n")
+        secret = file.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
         raise ConfigError(
             "config.password_file",
-            f"the password file {file} cannot be read: {reason}",
-            where="store.password_file",
+            f"the {what} file {file} cannot be read: {reason}",
+            where=key,
             suggestion="make it readable for the account that runs eventpub",
         ) from None
-    if not password:
+    if not secret:
         raise ConfigError(
             "config.password_file",
-            f"the password file {file} is empty",
-            where="store.password_file",
-            suggestion="write the password into it, or remove the key",
+            f"the {what} file {file} is empty",
+            where=key,
+            suggestion=f"write the {what} into it, or remove the key",
         )
-    masking.remember(password)
-    origins["store.password"] = f"file {file}"
-    store = config.store.model_copy(update={"password": SecretStr(password), "password_file": None})
-    return config.model_copy(update={"store": store})
+    masking.remember(secret)
+    return secret

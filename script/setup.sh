@@ -200,7 +200,7 @@ setup_venv() {
     echo "$PWD" >.venv/.at
   fi
   rm -f "$inside"-*
-  say "installing the project and what it needs into .venv (some 500 MB the first time)"
+  say "installing the project and what it needs into .venv (some 500 MB; minutes, the first time)"
   "$(venv_python)" -m pip install --quiet --disable-pip-version-check \
     --editable ".${extra:+[$extra]}" >&2 || fail "pip could not install the project (see above)" \
     "check the network connection; behind a proxy set https_proxy"

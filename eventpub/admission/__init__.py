@@ -1,12 +1,13 @@
 """Which events may go out now. Pure: no I/O, no clock; time and rows are arguments."""
 
 from eventpub.admission.decide import (
+    CONFLICT,
     Counts,
     Decision,
     Plan,
     Rules,
-    first_sight_is_decided,
     plan,
+    tried_in_vain,
     unknown,
 )
 from eventpub.admission.model import (
@@ -18,26 +19,44 @@ from eventpub.admission.model import (
     topic_partitions,
     values,
 )
-from eventpub.admission.state import Hold, Known, Versions, after_fold, in_ranges, without
+from eventpub.admission.state import (
+    NO_TIME,
+    Hold,
+    Known,
+    Numbers,
+    Rewritten,
+    Seen,
+    Versions,
+    after_fold,
+    in_ranges,
+    numbers_of,
+    without,
+)
 
 __all__ = [
+    "CONFLICT",
     "EVENTS",
+    "NO_TIME",
     "Counts",
     "Decision",
     "Hold",
     "Known",
+    "Numbers",
     "Plan",
+    "Rewritten",
     "Rules",
+    "Seen",
     "Shard",
     "SkippedGap",
     "VersionRange",
     "Versions",
     "after_fold",
-    "first_sight_is_decided",
     "in_ranges",
+    "numbers_of",
     "plan",
     "topic_partition",
     "topic_partitions",
+    "tried_in_vain",
     "unknown",
     "values",
     "without",

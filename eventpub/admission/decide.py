@@ -16,7 +16,7 @@ batch. Only the other aggregates are walked one by one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -24,9 +24,24 @@ import numpy as np
 import pyarrow as pa
 
 from eventpub.admission.model import SkippedGap, VersionRange, values
-from eventpub.admission.state import Hold, Known, Versions, in_ranges, without
+from eventpub.admission.state import (
+    NO_TIME,
+    Hold,
+    Known,
+    Numbers,
+    Rewritten,
+    Seen,
+    Versions,
+    in_ranges,
+    numbers_of,
+    without,
+)
+from eventpub.config import format_time
 
 _NEVER_SEEN = np.iinfo(np.int64).min
+
+CONFLICT = "admission.version_conflict"
+"""Begins the reason of a row whose version was published as another event."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +54,11 @@ class Rules:
         backoff_base: wait before the first attempt; it doubles with each.
         late: what happens to an event of a skipped gap.
         backtrack: False admits whatever is above the last version: loses events, for measuring.
-        fetch_limit: most rows that one backtracked range may bring at once.
         versions_are_unique: whether the table itself refuses a second row of one version.
+        times_last: whether a row keeps its `create_time`: then one of a published version with
+            another time is another event.
+        repeated: where local times are lived twice: from which instant on, and by how much the
+            clocks went back there, µs.
     """
 
     first_version: int = 1
@@ -48,8 +66,22 @@ class Rules:
     backoff_base: int = 250_000
     late: Literal["publish", "divert", "drop"] = "publish"
     backtrack: bool = True
-    fetch_limit: int = 10_000
     versions_are_unique: bool = True
+    times_last: bool = True
+    repeated: tuple[tuple[int, int], ...] = ()
+
+    def steady(self, created: np.ndarray) -> np.ndarray:
+        """Times that do not depend on the window in which a row was read.
+
+        A local time that is lived twice is read as the first or the second: here as the first.
+        """
+        if self.repeated and len(created):
+            low, high = created.min(), created.max()
+            for change, back in self.repeated:
+                if change <= high and low < change + back:
+                    again = (created >= change) & (created < change + back)
+                    created = np.where(again, created - back, created)
+        return created
 
     def next_attempt(self, now: int, attempts: int) -> int:
         """When a gap is looked for again after so many attempts in vain."""
@@ -78,6 +110,7 @@ class Counts:
     gaps_filled: int = 0
     gaps_skipped: int = 0
     gaps_vanished: int = 0
+    conflicts: int = 0
 
     def add(self, other: Counts) -> None:
         """Add another batch's counts to these."""
@@ -95,8 +128,10 @@ class Decision:
         diverted: late events for the topic of late events, where the configuration says so.
         gaps: gaps that are given up with this batch.
         last: new last version per aggregate.
+        times: per aggregate of `last`, when its rows were created; see `Known`.
         holds: holds that were opened or changed; None: closed.
         skipped: new skipped ranges per aggregate.
+        rewritten: per aggregate what is known after it of versions that were written anew.
         refused: rows that are no event, for the topic of dead letters, with the reason of each.
         counts: for metrics.
     """
@@ -105,9 +140,11 @@ class Decision:
     late: np.ndarray | None = None
     diverted: pa.Table | None = None
     gaps: list[SkippedGap] = field(default_factory=list)
-    last: dict[str, int] = field(default_factory=dict)
+    last: Mapping[str, int] = field(default_factory=dict)
+    times: Mapping[str, int] = field(default_factory=dict)
     holds: dict[str, Hold | None] = field(default_factory=dict)
     skipped: dict[str, list[Versions]] = field(default_factory=dict)
+    rewritten: dict[str, Rewritten] = field(default_factory=dict)
     refused: tuple[pa.Table, list[str]] | None = None
     counts: Counts = field(default_factory=Counts)
 
@@ -130,6 +167,10 @@ class _Walk:
     since: int
     looked: bool
     """whether the store is asked for what is missing in this batch"""
+    is_first_sight: bool = False
+    """whether nothing is known of it where a baseline exists"""
+    newest_below: int = NO_TIME >> 1
+    """the newest `create_time` known of what is baseline of it, µs"""
     fetched: list[Versions] = field(default_factory=list)
 
 
@@ -153,10 +194,15 @@ class Plan:
         self._open_since = open_since
         self._skip_now = skip_now
         self._look_now = {*look_now, *skip_now}
+        self._due: Collection[str] = ()
         self._refused: list[tuple[int, str]] = []
         self._counts = Counts(rows=rows.num_rows)
         self._last: dict[str, int] = {}
+        self._times: dict[str, int] = {}
+        self._plain: tuple[Numbers, Numbers] | None = None  # last and times, decided in bulk
+        self._unknown = NO_TIME if known.times_since is None else known.times_since << 1
         self._skipped: dict[str, list[Versions]] = {}
+        self._rewritten: dict[str, Rewritten] = {}
         self._late: list[int] = []
         self._admitted: list[np.ndarray] = []
         self._order: list[np.ndarray] = []
@@ -165,13 +211,14 @@ class Plan:
         """Versions to fetch by key, whatever their `create_time`."""
         self.first_sights: list[tuple[str, int]] = []
         """(aggregate, version) seen for the first time where a baseline exists: what lies below
-        it tells where the baseline of this aggregate ends."""
+        it tells where the baseline of this aggregate ends; see `settle`."""
 
     # -- first step ----------------------------------------------------------------------------
 
     def _split(self, due: Collection[str]) -> None:
         """Decide the contiguous aggregates in bulk and set the others apart."""
         holds = self._known.holds
+        self._due = {*due}
         if self._rows.num_rows:
             self._bulk()
         present = {walk.aggregate_id for walk in self._walks}
@@ -200,9 +247,7 @@ class Plan:
         version = self._rows.column("version").to_numpy()
         created = self._rows.column("create_time").to_numpy()
 
-        last = np.fromiter(
-            (known.last.get(a, _NEVER_SEEN) for a in ids), dtype=np.int64, count=len(ids)
-        )
+        last = numbers_of(ids, known.last, _NEVER_SEEN)
         fresh = last == _NEVER_SEEN
         apart = np.zeros(len(ids), dtype=bool)
         if known.baseline is not None and rules.backtrack:
@@ -217,7 +262,8 @@ class Plan:
         if below.any():
             self._refuse_below(order[below], ids, code, version, created)
             order = order[~below]
-        order = self._drop_known(order, ids, code, version, last)
+        steady = rules.steady(created)
+        order = self._drop_known(order, ids, code, version, last, steady)
 
         c, v, t = code[order], version[order], created[order]
         same = np.zeros(len(order), dtype=bool)
@@ -237,15 +283,33 @@ class Plan:
             self._admitted.append(taken)
             self._order.append(key)
             ends = np.flatnonzero(np.append(c[plain][1:] != c[plain][:-1], True))
-            self._last.update(
-                zip(
-                    (ids[i] for i in c[plain][ends].tolist()),
-                    v[plain][ends].tolist(),
-                    strict=True,
-                )
-            )
+            names = ids
+            if len(ends) < len(ids):
+                names = [ids[i] for i in c[plain][ends].tolist()]
+            times = self._newest(names, steady[taken], ends)
+            self._plain = Numbers(names, v[plain][ends]), Numbers(names, times)
         if not plain.all():
             self._set_apart(order[~plain], ids, code, version, created, known)
+
+    def _newest(self, names: list[str], created: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """When the rows of some aggregates were created, by aggregate and version, packed."""
+        before = numbers_of(names, self._known.times, self._unknown)
+        if self._times:
+            before = numbers_of(
+                names, dict(zip(names, before.tolist(), strict=True)) | self._times, 0
+            )
+        starts = np.append(0, ends[:-1] + 1)
+        newest = np.maximum(before >> 1, np.maximum.reduceat(created, starts))
+        packed: np.ndarray = newest << 1 | (created[ends] == newest)
+        return packed
+
+    def _seen(self, aggregate_id: str) -> Seen:
+        known = self._known.times.get(aggregate_id, self._unknown)
+        return Seen.unpacked(self._times.get(aggregate_id, known))
+
+    def _raise(self, aggregate_id: str, created: int) -> None:
+        """Note a row that is decided and leaves the last version as it is."""
+        self._times[aggregate_id] = self._seen(aggregate_id).raised(created).packed()
 
     def _refuse_below(
         self,
@@ -280,8 +344,12 @@ class Plan:
         code: np.ndarray,
         version: np.ndarray,
         last: np.ndarray,
+        steady: np.ndarray,
     ) -> np.ndarray:
-        """Drop what is published already and what stands twice in the batch; find late events."""
+        """Drop what is published already and what stands twice in the batch.
+
+        Find late events, and other events of versions that were published.
+        """
         c, v = code[order], version[order]
         repeated = np.zeros(len(order), dtype=bool)
         repeated[1:] = (c[1:] == c[:-1]) & (v[1:] == v[:-1])
@@ -298,15 +366,83 @@ class Plan:
                 if in_ranges(int(v[i]), ranges):
                     self._skipped[aggregate_id] = without(int(v[i]), ranges)
                     self._late.append(int(order[i]))
+                    self._raise(aggregate_id, int(steady[order[i]]))
+        if old.any() and self._rules.times_last:
+            self._refuse_conflicts(order[old], ids, code, version, last, steady)
+            self._note_decided(self._late, ids, code, version, steady)
         dropped = old | repeated
         self._counts.duplicates += int(dropped.sum()) - len(self._late)
         if not self._rules.versions_are_unique:
             for row in order[repeated & ~old].tolist():
                 reason = "admission.repeated_version: an earlier row has this version"
                 self._refused.append((row, reason))
+                self._raise(ids[int(code[row])], int(steady[row]))
                 self._counts.duplicates -= 1
         left: np.ndarray = order[~dropped]
         return left
+
+    def _refuse_conflicts(
+        self,
+        rows: np.ndarray,
+        ids: list[str],
+        code: np.ndarray,
+        version: np.ndarray,
+        last: np.ndarray,
+        steady: np.ndarray,
+    ) -> None:
+        """Rows of versions up to the last that are not those which were published."""
+        created = self._rows.column("create_time").to_numpy()
+        found = _other_events(ids, code[rows], version[rows], steady[rows], last, self._known)
+        if self._known.baseline is not None:
+            found &= created[rows] > self._known.baseline
+        late = set(self._late)
+        conflicts = [row for row in rows[found].tolist() if row not in late]
+        for row in conflicts:
+            aggregate_id, number, at = ids[int(code[row])], int(version[row]), int(steady[row])
+            known = self._known.rewritten.get(aggregate_id)
+            before = Seen.unpacked(self._known.times.get(aggregate_id, self._unknown))
+            is_last = number == int(last[code[row]])
+            if known is None or not known.differs(number, at):
+                begun = Rewritten(before.newest, int(last[code[row]]))
+                self._rewritten[aggregate_id] = begun
+            else:
+                self._rewritten.setdefault(aggregate_id, known)
+            seen = self._seen(aggregate_id)
+            # of the last version, the next time both are duplicates: nothing tells which it is
+            is_of_last = seen.is_of_last and not is_last and at <= seen.newest
+            self._times[aggregate_id] = Seen(max(at, seen.newest), is_of_last).packed()
+        for row in conflicts:
+            aggregate_id, number, at = ids[int(code[row])], int(version[row]), int(steady[row])
+            since = self._rewritten[aggregate_id].since
+            before = Seen.unpacked(self._known.times.get(aggregate_id, self._unknown))
+            is_of_it = before.is_of_last and number == int(last[code[row]])
+            which = "this version" if is_of_it else "versions up to a higher one"
+            self._refused.append(
+                (
+                    row,
+                    f"{CONFLICT}: another event of this version was published before; {which} had"
+                    f" been created by {format_time(since)}, this row at"
+                    f" {format_time(int(created[row]))}",
+                )
+            )
+            self._counts.conflicts += 1
+            self._counts.duplicates -= 1
+        self._note_decided(conflicts, ids, code, version, steady)
+
+    def _note_decided(
+        self,
+        rows: Iterable[int],
+        ids: list[str],
+        code: np.ndarray,
+        version: np.ndarray,
+        steady: np.ndarray,
+    ) -> None:
+        """Rows of versions up to the last that are not dropped: a replay of them is."""
+        for row in rows:
+            aggregate_id, number, at = ids[int(code[row])], int(version[row]), int(steady[row])
+            of = self._rewritten.get(aggregate_id) or self._known.rewritten.get(aggregate_id)
+            if of is not None and of.differs(number, at):
+                self._rewritten[aggregate_id] = of.plus(number, at)
 
     def _set_apart(
         self,
@@ -335,8 +471,9 @@ class Plan:
                     seen=hold.seen if hold else 0,
                     since=hold.since if hold else int(created[row]),
                     looked=hold is None
-                    or hold.next_attempt <= self._now
+                    or (aggregate_id in self._due and hold.next_attempt <= self._now)
                     or aggregate_id in self._look_now,
+                    is_first_sight=last is None,
                 )
                 self._walks.append(walk)
             walk.rows[int(version[row])] = row
@@ -346,79 +483,94 @@ class Plan:
     def _ask_for(self, walk: _Walk) -> None:
         if walk.last is None:
             self.first_sights.append((walk.aggregate_id, min(walk.rows)))
-            last = min(walk.rows) - 1
-        else:
-            last = walk.last
-            if last + 1 in walk.rows:
-                walk.looked = True
+            return
+        if walk.last + 1 in walk.rows:
+            walk.looked = True
         if not walk.looked or not self._rules.backtrack:
             return
-        walk.fetched = _holes(last, walk.seen, walk.rows)
+        walk.fetched = _holes(walk.last, walk.seen, walk.rows)
         self.missing.extend(
             VersionRange(walk.aggregate_id, first, end) for first, end in walk.fetched
         )
 
-    # -- second step ---------------------------------------------------------------------------
-
-    def decide(self, found: pa.Table, below: pa.Table | None = None) -> Decision:
-        """Decide the batch.
+    def settle(self, ends: Mapping[str, tuple[int, int]]) -> None:
+        """Take over where the baseline of each of `first_sights` ends; adds to `missing`.
 
         Args:
-            found: what the store has of `missing`, at most `Rules.fetch_limit` rows of each
-                range, the lowest versions first.
-            below: for each of `first_sights` rows with a smaller version, down to the first that
-                is baseline where there is one.
+            ends: the highest version below the sight whose event is baseline, and the newest
+                `create_time` known of the versions up to it, µs; absent: there is none.
+        """
+        none = (self._rules.first_version - 1, NO_TIME >> 1)
+        for walk in self._walks:
+            if walk.last is None:
+                walk.last, walk.newest_below = ends.get(walk.aggregate_id, none)
+                self._ask_for(walk)
+
+    # -- second step ---------------------------------------------------------------------------
+
+    def decide(self, found: pa.Table, rest: Iterable[VersionRange] = ()) -> Decision:
+        """Decide the batch, after `settle` where there are `first_sights`.
+
+        Args:
+            found: what the store has of `missing`, or as much of it as one batch may hold.
+            rest: what of `missing` was not read; of each aggregate, what lies below it was.
         """
         decision = Decision(self._rows.slice(0, 0), counts=self._counts)
-        offset = self._rows.num_rows
-        tables = [self._rows, found]
-        fetched = _by_aggregate(found, offset)
-        lower: dict[str, dict[int, tuple[int, int]]] = {}
-        if below is not None and below.num_rows:
-            tables.append(below)
-            lower = _by_aggregate(below, offset + found.num_rows)
-        everything = pa.concat_tables(tables) if len(tables) > 1 else self._rows
+        fetched = _by_aggregate(found, self._rows.num_rows)
+        everything = pa.concat_tables([self._rows, found]) if found.num_rows else self._rows
         created = everything.column("create_time").to_numpy()
+        steady = self._rules.steady(created)
+        unread: dict[str, int] = {}
+        for left in rest:
+            unread[left.aggregate_id] = min(left.first, unread.get(left.aggregate_id, left.first))
 
         for walk in self._walks:
-            self._walk(
-                walk,
-                fetched.get(walk.aggregate_id, {}),
-                lower.get(walk.aggregate_id, {}),
-                created,
-                decision,
-            )
+            a = walk.aggregate_id
+            reachable = min(walk.seen, unread.get(a, walk.seen + 1) - 1)
+            self._walk(walk, fetched.get(a, {}), reachable, created, steady, decision)
         self._order_events(everything, created, decision)
         if self._refused:
             rows = [row for row, _ in self._refused]
             decision.refused = everything.take(rows), [reason for _, reason in self._refused]
             self._counts.refused += len(rows)
-        decision.last = self._last
+        decision.last, decision.times = self._remembered()
+        decision.rewritten = self._rewritten
         decision.skipped = self._skipped
         return decision
+
+    def _remembered(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """`Decision.last` and `Decision.times`."""
+        if self._plain is not None and not (self._last or self._times):
+            return self._plain
+        last, times = {**self._last}, {**self._times}
+        if self._plain is not None:
+            last.update(self._plain[0])
+            times.update(self._plain[1])
+        for a in times.keys() - last.keys():
+            last[a] = self._known.last.get(a, self._rules.first_version - 1)
+        return last, times
 
     def _walk(
         self,
         walk: _Walk,
         fetched: dict[int, tuple[int, int]],
-        lower: dict[int, tuple[int, int]],
+        reachable: int,
         created: np.ndarray,
+        steady: np.ndarray,
         decision: Decision,
     ) -> None:
+        """Decide one aggregate; `reachable`: up to which version the store's answer is whole."""
         rules, now, counts = self._rules, self._now, self._counts
         aggregate_id, hold = walk.aggregate_id, walk.hold
         available = {v: row for v, (row, _) in fetched.items()} | walk.rows
         last = walk.last
-        if last is None:
-            last = self._baseline_end(walk, lower)
-            available |= {v: row for v, (row, _) in lower.items() if v > last}
+        assert last is not None, "settle was not called"
         if not walk.looked:
             assert hold is not None
             counts.held += len(walk.rows)
             decision.holds[aggregate_id] = replace(hold, seen=walk.seen, since=walk.since)
             return
 
-        reachable = self._reachable(walk, fetched)
         taken: list[int] = []
         gap: Hold | None = None
         version = last + 1
@@ -432,10 +584,12 @@ class Plan:
                 (int(created[r]) for v, r in available.items() if v > version),
                 default=walk.since,
             )
+            waited = hold is not None and hold.first_missing == version and not hold.catching_up
             if version > reachable:
                 gap = Hold(aggregate_id, version, walk.seen, now, 0, now, since, catching_up=True)
+                if waited and hold is not None:  # it is due as before
+                    gap = replace(hold, seen=walk.seen, since=min(since, hold.since))
                 break
-            waited = hold is not None and hold.first_missing == version and not hold.catching_up
             if not waited:
                 counts.gaps_opened += 1
                 gap = Hold(
@@ -453,17 +607,9 @@ class Plan:
             if not asked and hold.next_attempt > now:  # looked for before its time
                 gap = replace(hold, seen=walk.seen, since=min(since, hold.since))
                 break
-            attempts = hold.attempts + 1
-            # A transaction that was open when the gap was seen may still fill it.
-            alive = self._open_since is not None and self._open_since <= hold.first_seen
-            if not asked and (attempts < rules.max_backoff or alive):
-                gap = replace(
-                    hold,
-                    seen=walk.seen,
-                    attempts=attempts,
-                    next_attempt=rules.next_attempt(now, min(attempts, rules.max_backoff - 1)),
-                    since=min(since, hold.since),
-                )
+            tried = tried_in_vain(hold, rules, now, self._open_since)
+            if not asked and tried is not None:
+                gap = replace(tried, seen=walk.seen, since=min(since, hold.since))
                 break
             following = min((v for v in available if v > version), default=None)
             if following is None:
@@ -478,7 +624,7 @@ class Plan:
                     following - 1,
                     hold.first_seen,
                     now,
-                    attempts,
+                    hold.attempts + 1,
                     "requested" if asked else "max_backoff",
                 )
             )
@@ -496,27 +642,15 @@ class Plan:
             counts.gaps_filled += not skipped
         if gap is not None or hold is not None:
             decision.holds[aggregate_id] = gap
-        if version - 1 != walk.last:
+        if version - 1 != walk.last or walk.is_first_sight:
             self._last[aggregate_id] = version - 1
+            seen = self._seen(aggregate_id)
+            newest = max([seen.newest, walk.newest_below, *steady[taken].tolist()])
+            of_last = available.get(version - 1) if taken else None
+            is_of_last = of_last is not None and int(steady[of_last]) == newest
+            self._times[aggregate_id] = Seen(newest, is_of_last).packed()
         counts.held += sum(1 for v in walk.rows if v >= version)
         self._take(taken, created)
-
-    def _reachable(self, walk: _Walk, fetched: dict[int, tuple[int, int]]) -> int:
-        """The highest version up to which the store's answer is whole."""
-        if not self._rules.backtrack:
-            return walk.seen
-        for first, end in walk.fetched:
-            got = [v for v in fetched if first <= v <= end]
-            if len(got) >= self._rules.fetch_limit and max(got) < end:
-                return max(got)
-        return walk.seen
-
-    def _baseline_end(self, walk: _Walk, lower: dict[int, tuple[int, int]]) -> int:
-        """The last version that counts as published before the start; see `first_sights`."""
-        baseline = self._known.baseline
-        assert baseline is not None
-        old = [v for v, (_, created) in lower.items() if created <= baseline]
-        return max(old, default=self._rules.first_version - 1)
 
     def _take(self, taken: list[int], created: np.ndarray) -> None:
         if not taken:
@@ -558,6 +692,30 @@ class Plan:
             decision.late = np.isin(rows, late)
 
 
+def tried_in_vain(hold: Hold, rules: Rules, now: int, open_since: int | None) -> Hold | None:
+    """A hold after its missing version was looked for when it was due, and is not there.
+
+    Returns:
+        None where its gap is given up now: what waits above it is to be published.
+    """
+    attempts = hold.attempts + 1
+    # A transaction that was open when the gap was seen may still fill it.
+    alive = open_since is not None and open_since <= hold.first_seen
+    if attempts >= rules.max_backoff and not alive:
+        return None
+    due = rules.next_attempt(now, min(attempts, rules.max_backoff - 1))
+    return Hold(  # `replace` takes three times as long, and there may be hundreds of thousands
+        hold.aggregate_id,
+        hold.first_missing,
+        hold.seen,
+        hold.first_seen,
+        attempts,
+        due,
+        hold.since,
+        hold.catching_up,
+    )
+
+
 def plan(
     rows: pa.Table,
     known: Known,
@@ -576,7 +734,8 @@ def plan(
         known: what the index knows of the rows' aggregates, and all open holds.
         rules: the configuration.
         now: the database's time.
-        due: held aggregates to try again although the window may show nothing of them.
+        due: held aggregates to try again; of the others the rows only tell what waits, unless the
+            missing version is among them.
         open_since: when the oldest transaction began that is open and may write, µs: a gap that
             was seen after it is not skipped. None: there is none, or nobody can tell.
         look_now: held aggregates to try although they are not due.
@@ -589,6 +748,8 @@ def plan(
 
 def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRange]:
     """Which of some rows of the store admission has not decided yet, or would publish as late.
+
+    Those are among them whose version was published as another event.
 
     Args:
         keys: `aggregate_id`, `version` and `create_time` of rows, any order.
@@ -614,6 +775,11 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
     if known.baseline is not None:
         fresh = keys.column("create_time").to_numpy() > known.baseline
     wanted = fresh & (version > decided[code])
+    if rules.times_last and (known.times or known.times_since is not None):
+        last = numbers_of(ids, known.last, _NEVER_SEEN)
+        created = rules.steady(keys.column("create_time").to_numpy())
+        others = _other_events(ids, code, version, created, last, known)
+        wanted |= fresh & (version <= last[code]) & others
     found: dict[str, list[int]] = {}
     for row in np.flatnonzero(wanted).tolist():
         found.setdefault(ids[int(code[row])], []).append(int(version[row]))
@@ -630,6 +796,40 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
     ]
 
 
+def _other_events(
+    ids: list[str],
+    code: np.ndarray,
+    version: np.ndarray,
+    created: np.ndarray,
+    last: np.ndarray,
+    known: Known,
+) -> np.ndarray:
+    """Which of some rows, whose versions are at most the last, are not what was published.
+
+    Args:
+        ids: of the aggregates.
+        code, version, created: of each row; `code` is the number of its aggregate.
+        last: of each aggregate.
+        known: what the index knows of these aggregates; see `Seen.differs`.
+    """
+    since = known.times_since
+    never = np.iinfo(np.int64).max - 1  # not known: no row lies above it
+    unknown = never if since is None else since << 1
+    packed = numbers_of(ids, known.times, unknown)[code]
+    newest = packed >> 1
+    found: np.ndarray = created > newest
+    found |= (packed & 1 == 1) & (version == last[code]) & (created != newest)
+    if known.rewritten:
+        of_each = [known.rewritten.get(a) for a in ids]
+        are = np.fromiter((of is not None for of in of_each), bool, len(ids))
+        for row in np.flatnonzero(are[code] & ~found).tolist():
+            of = of_each[int(code[row])]
+            found[row] = of is not None and of.differs(int(version[row]), int(created[row]))
+    if since is not None:
+        found &= created > since
+    return found
+
+
 def _runs(versions: Sequence[int]) -> list[Versions]:
     """Ascending versions as runs without holes."""
     runs: list[Versions] = []
@@ -639,17 +839,6 @@ def _runs(versions: Sequence[int]) -> list[Versions]:
         else:
             runs.append((version, version))
     return runs
-
-
-def first_sight_is_decided(below: Sequence[tuple[int, int]], baseline: int, limit: int) -> bool:
-    """Whether rows below a first sight suffice to tell where the baseline ends.
-
-    Args:
-        below: (version, create_time) of the rows that were fetched.
-        baseline: see `Known`.
-        limit: how many rows were asked for at most.
-    """
-    return len(below) < limit or any(created <= baseline for _, created in below)
 
 
 def _holes(last: int, seen: int, present: Iterable[int]) -> list[Versions]:

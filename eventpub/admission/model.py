@@ -1,4 +1,4 @@
-"""The words that all rooms share: an event, a shard, a hold, a skip.
+"""The words that all packages share: an event, a shard, a hold, a skip.
 
 Times are UTC microseconds since 1970 on the database's clock. Nothing here does I/O.
 """

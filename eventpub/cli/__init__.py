@@ -1,6 +1,6 @@
-"""The command `eventpub`: thin; each command is one function of a room below.
+"""The command `eventpub`: thin; each command is one function of a package below.
 
-Rooms are imported inside the commands that need them: `eventpub --help` loads none.
+Packages are imported inside the commands that need them: `eventpub --help` loads none.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from eventpub.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-_ALL = ("article", "drain", "growth", "idle", "latency", "bursts", "restart")
+_ALL = ("article", "drain", "growth", "idle", "latency", "bursts", "restart", "large")
 
 
 def _numbers(
@@ -40,25 +41,27 @@ def _numbers(
 
 def _sized(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--quick", is_flag=True, help="All of it small, in a few minutes."),
+        click.option("--quick", is_flag=True, help="Small sizes: minutes instead of hours."),
         click.option(
             "--scale",
             type=click.FloatRange(0, min_open=True),
             default=1.0,
             show_default=True,
-            help="Of events and seconds.",
+            help="Factor for numbers of events and seconds.",
         ),
         click.option(
-            "--rates", callback=_numbers, metavar="N,N,…", help="Events/s of article and latency."
+            "--rates", callback=_numbers, metavar="N,N,…", help="Events/s, for article and latency."
         ),
         click.option(
             "--rounds",
             type=click.IntRange(1),
             default=3,
             show_default=True,
-            help="Runs of each in drain, kills in restart.",
+            help="Runs in drain, kills in restart.",
         ),
-        click.option("--debezium/--no-debezium", default=True, help="Beside the drain."),
+        click.option(
+            "--debezium/--no-debezium", default=True, help="Measure Debezium, too, in drain."
+        ),
         _out,
         reports,
     ):
@@ -71,7 +74,7 @@ _out = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("docs/bench"),
     show_default=True,
-    help="Folder of the results, the plots and the page.",
+    help="Folder of results, plots and page.",
 )
 
 
@@ -79,9 +82,9 @@ _out = click.option(
 @_sized
 @click.pass_context
 def bench(context: click.Context, /, **options: Any) -> Report | None:
-    """Measure on this machine: MySQL, Kafka, writers, publisher, and a reader that judges.
+    """Measure on this machine. Starts MySQL, Kafka, writers, the publisher and a reader.
 
-    Without a case all of them, which takes about an hour and a half; --quick takes some minutes.
+    Without a command all cases, which takes about an hour and a half; --quick takes minutes.
     Each case writes CASE.json; a table is printed, plots and an HTML page are drawn.
     """
     if context.invoked_subcommand is not None:
@@ -100,8 +103,8 @@ def _case(name: str, text: str) -> None:
     command.__doc__ = text
     if name == "growth":
         for flag, what in (
-            ("--sizes", "Rows of the store."),
-            ("--aggregates", "How many the drained events belong to."),
+            ("--sizes", "Rows of the table."),
+            ("--aggregates", "Numbers of aggregates."),
             ("--shards", "spark.shards."),
             ("--pages", "read.page_rows."),
         ):
@@ -109,20 +112,24 @@ def _case(name: str, text: str) -> None:
     bench.command(name)(_sized(command))
 
 
-_case("article", "6,000, then 16,000 events/s with transactions left open: what is lost, and lag.")
-_case("drain", "A backlog of 1,000,000 events, beside a raw pipe and Debezium.")
-_case("growth", "Drains at several sizes of the store, numbers of aggregates, shards, pages.")
+_case(
+    "article",
+    "What is lost, and how late. 6,000, then 16,000 events/s with transactions left open.",
+)
+_case("drain", "A backlog of 1,000,000 events. Beside a raw pipe and Debezium.")
+_case("growth", "Drains by table size, aggregates, shards, page size.")
 _case("idle", "CPU and queries with nothing to publish.")
 _case("latency", "create_time to consumer at 100 to 16,000 events/s.")
-_case("bursts", "Bursts, hot aggregates, one aggregate with 1,000,000 events.")
-_case("restart", "kill -9 under load: how long until it publishes, and has caught up.")
+_case("bursts", "Bursts, hot keys, and one aggregate with 1,000,000 events.")
+_case("restart", "Time to recover. After kill -9 under load, until it publishes and has caught up.")
+_case("large", "Large transactions. Of 3,000 rows, a tenth of them held open: COMMIT to consumer.")
 
 
 @bench.command("report")
 @_out
 @reports
 def report(out: Path) -> Report:
-    """Draw table, plots and page again from the results that there are."""
+    """Draw again from existing results. Table, plots and page."""
     main = _module("main")
     results: list[dict[str, Any]] = main.draw(out, _say)
     return _answer("bench report", results, out)
@@ -160,13 +167,20 @@ def _module(name: str) -> ModuleType:
     """A module of the bench: inside the installed package, or beside it in the source.
 
     Raises:
-        ConfigError: bench.not_installed
+        ConfigError: bench.not_installed, bench.extra_missing
     """
     package = Path(eventpub.__file__).parent
-    if (package / "bench" / "__init__.py").is_file():
-        return importlib.import_module(f"eventpub.bench.{name}")
-    if (package.parent / "bench" / "__init__.py").is_file():
-        return importlib.import_module(f"bench.{name}")
+    for folder, prefix in ((package, "eventpub.bench"), (package.parent, "bench")):
+        if (folder / "bench" / "__init__.py").is_file():
+            if importlib.util.find_spec("psutil") is None:  # which its modules import
+                raise ConfigError(
+                    "bench.extra_missing",
+                    "the bench needs psutil, which the extra 'bench' installs",
+                    where="eventpub[bench]",
+                    suggestion="pip install 'eventpub[bench]' (in a clone: pip install -e "
+                    "'.[bench]')",
+                )
+            return importlib.import_module(f"{prefix}.{name}")
     raise ConfigError(
         "bench.not_installed",
         "the bench was not installed with eventpub",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +32,7 @@ def migrate(request: Request, sql: bool) -> Report:
     statements = store.migrate(loaded.config.store, sql=sql)
     result = {"table": loaded.config.store.table, "statements": statements}
     if not statements:
-        return Report("migrate", True, "the event table lacks nothing", result)
+        return Report("migrate", True, "the event table has all that it needs", result)
     if sql:
         return Report("migrate", True, "\n".join(statements), result)
     done = f"done: {len(statements)} statements, the event table is ready"
@@ -42,20 +43,21 @@ def migrate(request: Request, sql: bool) -> Report:
 @reports
 @configured("app.id", "app.state_dir", *_STORE, *_SINK, "spark.shards", "ops.log")
 def doctor(request: Request) -> Report:
-    """Check everything that `run` needs, and say how to mend what is wrong."""
-    loaded = request.load()
+    """Check your setup and print the fix. Everything that `run` needs; changes nothing."""
+    loaded = request.load(logging.WARNING)  # what the clients log, the checks say
     from eventpub.ops import doctor as examination
 
     checks = examination.examine(loaded.config)
     wrong = [c for c in checks if c.status == "wrong"]
     warned = sum(c.status == "warn" for c in checks)
     if wrong:
-        summary = f"{len(wrong)} of {len(checks)} checks are wrong: " + ", ".join(
-            c.name for c in wrong
-        )
+        made = sum(c.status != "skipped" for c in checks)
+        summary = f"{len(wrong)} of {made} checks are wrong: " + ", ".join(c.name for c in wrong)
+        if made < len(checks):
+            summary += "; others depend on them"
     else:
         summary = f"{len(checks)} checks, nothing wrong" + (
-            f", {warned} worth a look" if warned else ""
+            f", {warned} warnings" if warned else ""
         )
     unreachable = examination.unreachable(checks)
     return Report(
@@ -74,9 +76,10 @@ def _show_checks(console: Console, checks: list[Check], summary: str) -> None:
 
     from eventpub.masking import mask
 
-    styles = {"ok": "green", "warn": "yellow", "wrong": "bold red"}
+    styles = {"ok": "green", "warn": "yellow", "wrong": "bold red", "skipped": "dim"}
     for check in checks:
-        line = Text(f"{check.status:>5}  ", style=styles[check.status])
+        shown = "-" if check.status == "skipped" else check.status
+        line = Text(f"{shown:>5}  ", style=styles[check.status])
         line.append(mask(f"{check.name}: {check.message}"), style="default")
         if check.code and check.status != "ok":
             line.append(f"  [{check.code}]", style="dim")
@@ -88,9 +91,7 @@ def _show_checks(console: Console, checks: list[Check], summary: str) -> None:
 
 
 @click.command()
-@click.option(
-    "--available-now", is_flag=True, help="Publish what there is at the start, then stop."
-)
+@click.option("--available-now", is_flag=True, help="Publish what is in the table now, then stop.")
 @reports
 @configured(
     "app.id",
@@ -108,7 +109,7 @@ def _show_checks(console: Console, checks: list[Check], summary: str) -> None:
     "ops.log",
 )
 def run(request: Request, available_now: bool) -> Report:
-    """Publish, until a signal asks to stop."""
+    """Publish until SIGTERM or Ctrl-C."""
     loaded = request.load()
     from eventpub.cli import live
 
@@ -116,12 +117,19 @@ def run(request: Request, available_now: bool) -> Report:
 
 
 @click.command()
-@click.option("--from", "from_", metavar="TIME", help="Events created at or after, RFC 3339.")
-@click.option("--to", metavar="TIME", help="Events created at or before; default: as published.")
+@click.option(
+    "--from",
+    "from_",
+    metavar="TIME",
+    help="Events created at or after (RFC 3339); default: the publisher's start.",
+)
+@click.option(
+    "--to", metavar="TIME", help="Events created at or before; default: the publisher's position."
+)
 @reports
 @configured("app.id", "app.state_dir", *_STORE, *_SINK, "read.start", "read.delay", "ops.log")
 def verify(request: Request, from_: str | None, to: str | None) -> Report:
-    """Compare store and topic: missing, repeated, out of order, altered, extra."""
+    """Compare table and topic. Counts events missing, repeated, out of order, altered, extra."""
     first = _time(from_, "--from")
     last = _time(to, "--to")
     loaded = request.load()
@@ -143,15 +151,21 @@ def _time(text: str | None, flag: str) -> int | None:
 
 @click.group()
 def gaps() -> None:
-    """Versions that are missing: open holds and recorded skips."""
+    """List missing versions, or act on one. Holds wait for a version, skips have given one up."""
 
 
 @gaps.command("list")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Of each.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=50,
+    show_default=True,
+    help="Most holds and most skips.",
+)
 @reports
 @configured("app.id", "app.state_dir", *_SINK, "ops.log")
 def gaps_list(request: Request, limit: int) -> Report:
-    """Show the open holds, longest first, and the recorded skips, latest first."""
+    """List open holds and recorded skips. Exit status 1 while any hold is open."""
     loaded = request.load()
     from eventpub.ops.gaps import find
 
@@ -161,6 +175,8 @@ def gaps_list(request: Request, limit: int) -> Report:
         f"{len(found.open)} aggregates are held, {len(found.skipped)} skips are recorded"
         f" ({missing} still missing)"
     )
+    if found.requests:
+        summary += f", {len(found.requests)} requests wait for a publisher"
     held = [vars(hold) for hold in found.open[:limit]]
     skipped = [vars(gap) | {"still_missing": still} for gap, still in found.skipped[:limit]]
     result = {
@@ -168,6 +184,7 @@ def gaps_list(request: Request, limit: int) -> Report:
         "open_count": len(found.open),
         "skipped": [_with_times(gap) for gap in skipped],
         "skipped_count": len(found.skipped),
+        "requests": [_request(request) for request in found.requests],
     }
     return Report(
         "gaps list",
@@ -196,6 +213,7 @@ def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
         "skipped": (
             "aggregate_id", "from_version", "to_version", "skipped_at", "reason", "still_missing",
         ),
+        "requests": ("id", "action", "aggregate_id", "from_version", "to_version"),
     }  # fmt: skip
     for kind, names in columns.items():
         if not result[kind]:
@@ -209,59 +227,134 @@ def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
     console.print(summary, markup=False)
 
 
+_later = click.option(
+    "--later", is_flag=True, help="If no publisher is running, keep the request for the next one."
+)
+
+
 @gaps.command("retry")
 @click.argument("aggregate_id")
+@_later
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
-def gaps_retry(request: Request, aggregate_id: str) -> Report:
-    """Look now for what an aggregate misses: a held version, or one that was skipped."""
-    return _act(request, "retry", aggregate_id)
+def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
+    """Look up a missing version now. Of an aggregate that waits for it, or where it was skipped."""
+    loaded = request.load()
+    from eventpub.ops.gaps import act
+
+    answer = act(loaded.config, "retry", aggregate_id, later=later)
+    return _acted("retry", aggregate_id, answer, "")
 
 
 @gaps.command("skip")
 @click.argument("aggregate_id")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@_later
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
-def gaps_skip(request: Request, aggregate_id: str) -> Report:
-    """Give an open gap up now; it is recorded, and what waited for it is published."""
-    return _act(request, "skip", aggregate_id)
-
-
-def _act(request: Request, action: Literal["retry", "skip"], aggregate_id: str) -> Report:
+def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Report:
+    """Give up missing versions now. Each is recorded, and later versions are published."""
     loaded = request.load()
-    from eventpub.ops.gaps import act
+    from eventpub.ops.gaps import Answer, act, given_up
+    from eventpub.spark.state import StateDir
 
-    outcome = act(loaded.config, action, aggregate_id)
-    done = outcome in {None, "found", "skipped"}
-    summary = (
-        f"{aggregate_id}: {outcome}"
-        if outcome
-        else f"{aggregate_id}: no publisher has answered; the next one that runs will do it"
-    )
-    result = {"aggregate_id": aggregate_id, "outcome": outcome or "asked"}
-    return Report(f"gaps {action}", done, summary, result)
+    gap = given_up(loaded.config, aggregate_id)
+    if gap is None:
+        return _acted("skip", aggregate_id, Answer("nothing is held"), "")
+    first, last = gap
+    bound = None if first is None or last is None else (first, last)
+    if bound is None:
+        named = "what it misses"
+    else:
+        named = f"version {first}" if first == last else f"versions {first} to {last}"
+    if not (later or StateDir(loaded.config.app.state_dir).is_running()):
+        return _acted("skip", aggregate_id, Answer("not running"), named, gap)
+    if not (yes or _agrees(f"{aggregate_id}: give up {named}?")):
+        return _acted("skip", aggregate_id, Answer("not confirmed"), named, gap)
+    answer = act(loaded.config, "skip", aggregate_id, bound, later=later)
+    return _acted("skip", aggregate_id, answer, named, gap)
+
+
+def _agrees(question: str) -> bool:
+    """Whether somebody at a terminal says yes; where there is none, nobody does."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    return click.confirm(question, err=True)
+
+
+@gaps.command("cancel")
+@click.argument("request_or_aggregate_id")
+@reports
+@configured("app.id", "app.state_dir", "ops.log")
+def gaps_cancel(request: Request, request_or_aggregate_id: str) -> Report:
+    """Withdraw waiting requests. One by its id, or all of an aggregate."""
+    loaded = request.load()
+    from eventpub.ops.gaps import cancel
+
+    cancelled = [_request(r) for r in cancel(loaded.config, request_or_aggregate_id)]
+    done = f"{len(cancelled)} requests were withdrawn" if cancelled else "no request waits"
+    summary = f"{request_or_aggregate_id}: {done}"
+    return Report("gaps cancel", bool(cancelled), summary, {"cancelled": cancelled})
+
+
+def _request(request: Any) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "action": request.action,
+        "aggregate_id": request.aggregate_id,
+        "from_version": request.version,
+        "to_version": request.to_version,
+    }
+
+
+def _acted(
+    action: Literal["retry", "skip"],
+    aggregate_id: str,
+    answer: Any,
+    named: str,
+    gap: tuple[int | None, int | None] | None = None,
+) -> Report:
+    wait = f"gaps cancel {answer.request.id}" if answer.request else ""
+    words = {
+        "skipped": f"skipped, {named}" if named else "skipped",
+        "changed": f"not done: more is missing by now than {named}",
+        "kept": f"kept for the next publisher that runs; eventpub {wait} withdraws it",
+        "not running": "not done: no publisher is running; --later keeps it for the next one",
+        "not confirmed": f"not done: it would give up {named}; --yes does it",
+        "no answer": "not done: the publisher has not answered; the request was withdrawn",
+    }
+    summary = f"{aggregate_id}: {words.get(answer.outcome, answer.outcome)}"
+    result: dict[str, Any] = {"aggregate_id": aggregate_id, "outcome": answer.outcome}
+    if gap is not None:
+        result |= {"from_version": gap[0], "to_version": gap[1]}
+    if answer.request is not None:
+        result["request"] = answer.request.id
+    return Report(f"gaps {action}", answer.is_done, summary, result)
 
 
 @click.group()
 def config() -> None:
-    """The configuration: is it right, what is in effect."""
+    """Check the configuration, or show what is in effect."""
 
 
 @config.command("check")
 @reports
 @configured()
 def config_check(request: Request) -> Report:
-    """Say whether the configuration is right; nothing is connected to."""
+    """Validate the configuration, without connecting to anything."""
     loaded = request.load()
+    from eventpub import sink
+
+    sink.check_properties(loaded.config.sink, loaded.config.app.id)
     where = str(loaded.file) if loaded.file else "environment and flags"
-    return Report("config check", True, f"the configuration ({where}) is right")
+    return Report("config check", True, f"the configuration ({where}) is valid")
 
 
 @config.command("show")
 @reports
 @configured()
 def config_show(request: Request) -> Report:
-    """Show each key's effective value and where it came from; secrets are masked."""
+    """Show each value and where it came from. Secrets are masked."""
     loaded = request.load()
     from eventpub import settings
 
@@ -299,12 +392,14 @@ def _show_keys(console: Console, keys: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(1), help="Stop after so long; default: Ctrl-C.")
-@click.option("--rate", type=click.IntRange(1), default=500, show_default=True, help="Events/s.")
-@click.option("--keep", type=click.Path(), metavar="DIR", help="Keep servers' data and logs here.")
+@click.option("--seconds", type=click.FloatRange(1), help="Stop after so long; default: at Ctrl-C.")
+@click.option(
+    "--rate", type=click.IntRange(1), default=500, show_default=True, help="Events/s to write."
+)
+@click.option("--keep", type=click.Path(), metavar="DIR", help="Keep data and logs in this folder.")
 @reports
 def demo(seconds: float | None, rate: int, keep: str | None) -> Report:
-    """Everything on this machine, with nothing to set up: see it find what commits late."""
+    """See it work on this machine. Starts MariaDB, Kafka, writers and publisher; then verifies."""
     from eventpub.cli import stage
 
     sys.stdout.flush()

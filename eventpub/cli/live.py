@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LINE_SECONDS = 5.0
 IDLE_LINE_SECONDS = 60.0
 _RATE_SECONDS = 5.0
+STOPPING = "stopping after the running batch; a second signal ends the process at once"
 
 COUNTERS = (
     "published",
@@ -37,19 +38,22 @@ COUNTERS = (
     "duplicates",
     "late",
     "dead",
+    "conflicts",
     "recount_found",
 )
 _NOTEWORTHY = {
-    "gaps_skipped": "gaps were skipped: versions are missing for good, see the .gaps topic",
+    "gaps_skipped": "missing versions were skipped, and recorded on <topic>.gaps",
     "late": "events arrived after their gap had been skipped",
-    "dead": "rows were refused, see the .dead topic",
-    "passed": "transactions were open for longer than read.max_wait and are not waited for",
+    "dead": "dead letters: rows that cannot be published, with the reason on <topic>.dead",
+    "conflicts": "rows differ from what was published under their versions, see <topic>.dead; was"
+    " the database restored?",
+    "passed": "transactions are open for longer than read.max_wait and no longer waited for",
     "replaced": "producers were replaced after an answer that never came",
 }
 
 
 def publish(config: Config, *, available_now: bool) -> Report:
-    """Run the publisher until it is done or told to stop.
+    """Run the publisher until it is done or asked to stop.
 
     Raises:
         EventpubError: what stopped it.
@@ -135,7 +139,7 @@ class Rate:
         if not self._seen:
             return 0.0
         (start, first), (_, last) = self._seen[0], self._seen[-1]
-        # what a batch has told of is counted anew where the batch is done again
+        # what a batch has reported is counted anew where the batch is done again
         return max(0, last - first) / max(now - start, 0.001)
 
 
@@ -151,10 +155,14 @@ class Lines:
         self._last: dict[str, Any] = {}
         self._said: dict[str, int] = {}
         self._last_error: str | None = None
+        self._stops = False
 
     def see(self, progress: Progress) -> None:
         """Write what is worth a line."""
         now = self._clock()
+        if progress.stopped_by is not None and not self._stops:
+            self._stops = True
+            self._log.info(STOPPING)
         facts = _facts(progress)
         self._rate.add(now, progress.published)
         if now - self._warned >= 1.0 or not self._last:
@@ -164,7 +172,7 @@ class Lines:
                     self._said[name] = facts[name]
                     self._warned = now
         if progress.last_error and progress.last_error != self._last_error:
-            self._log.warning("waiting out an error", error=progress.last_error)
+            self._log.warning("waiting, then trying again", error=progress.last_error)
         self._last_error = progress.last_error
         busy = any(facts[c] != self._last.get(c) for c in (*COUNTERS, "holds_open"))
         if now - self._written >= (LINE_SECONDS if busy else IDLE_LINE_SECONDS):
@@ -180,6 +188,8 @@ def _facts(progress: Progress) -> dict[str, Any]:
     facts["position"] = format_time(progress.position) if progress.position > 0 else "beginning"
     facts["lag_seconds"] = round(progress.lag_seconds, 3)
     facts["lag_events"] = progress.lag_events
+    if progress.ahead_seconds:
+        facts["ahead_seconds"] = round(progress.ahead_seconds)
     facts["batch_seconds"] = round(progress.batch_seconds.get("total", 0.0), 3)
     return facts
 
@@ -206,7 +216,9 @@ class Panel:
             waited = time.monotonic() - self._started
             return Frame(Text(f"Spark is starting … {waited:.0f} s"), title=self._title)
         body = facts_grid(self._progress, self._rate.at(time.monotonic()))
-        return Frame(body, title=self._title, subtitle="Ctrl-C stops after the running batch")
+        stops = self._progress.stopped_by is not None
+        subtitle = STOPPING if stops else "Ctrl-C stops after the running batch"
+        return Frame(body, title=self._title, subtitle=subtitle)
 
 
 def facts_grid(p: Progress, rate: float) -> RenderableType:
@@ -244,6 +256,9 @@ def facts_grid(p: Progress, rate: float) -> RenderableType:
     position = format_time(p.position) if p.position > 0 else "beginning"
     steps = " ".join(f"{k} {1000 * v:.0f}" for k, v in p.batch_seconds.items())
     outer.add_row(Text(f"position {position}   batch ms: {steps}", style="dim"))
+    if p.ahead_seconds:
+        ahead = f"the newest event lies {p.ahead_seconds:,.0f} s in the future"
+        outer.add_row(Text(ahead, style="yellow"))
     if p.last_error:
         outer.add_row(Text(mask(p.last_error), style="red"))
     return outer

@@ -1,12 +1,13 @@
-"""Log lines on stderr: text for people, JSON for machines; rooms log by `logging` or `structlog`.
+"""Log lines on stderr: text for people, JSON for machines.
 
-Every line passes the masking of secrets.
+Packages log by `logging` or `structlog`. Every line passes the masking of secrets.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import MutableMapping
 from typing import Any, Literal
 
@@ -28,6 +29,35 @@ class _Stderr(logging.Handler):
             pass
         except Exception:
             self.handleError(record)
+
+
+class _Seldom(logging.Filter):
+    """Lets a few lines a minute through; the first of the next minute says how many it left out.
+
+    A broker that is away has each of some ten clients say so several times a second.
+    """
+
+    def __init__(self, most: int = 5, seconds: float = 60.0, clock: Any = time.monotonic) -> None:
+        super().__init__()
+        self._most, self._seconds, self._clock = most, seconds, clock
+        self._began = -seconds
+        self._shown = self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.INFO:
+            return True
+        now = self._clock()
+        if now - self._began >= self._seconds:
+            self._began, self._shown = now, 0
+        if self._shown == self._most:
+            self._left_out += 1
+            return False
+        self._shown += 1
+        if self._left_out:
+            left_out, self._left_out = self._left_out, 0
+            record.msg = f"{record.getMessage()} ({left_out} lines before it were left out)"
+            record.args = ()
+        return True
 
 
 def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -82,5 +112,7 @@ def configure(style: Literal["auto", "text", "json"], level: int = logging.INFO)
     root.setLevel(level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    clients = logging.getLogger("eventpub.sink")
+    clients.filters[:] = [_Seldom()]
     # it prints the trace of an error that reaches us as an exception anyway
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

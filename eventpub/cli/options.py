@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,16 +22,16 @@ FLAGS: dict[str, tuple[str, str]] = {
     "app.state_dir": ("--state-dir", "Folder of index and checkpoint."),
     "store.url": ("--store-url", "The database: mysql+pymysql://user@host:3306/database."),
     "store.table": ("--table", "The event table."),
-    "read.start": ("--start", "'beginning', 'now' or an RFC 3339 time."),
-    "read.delay": ("--delay", "How far behind the database's now the reader stays ('1s')."),
-    "read.page_rows": ("--page-rows", "Most rows of one window."),
-    "gaps.max_backoff": ("--max-backoff", "Attempts before a gap is skipped."),
-    "gaps.late": ("--late", "Late events: publish, divert or drop."),
-    "sink.bootstrap_servers": ("--bootstrap-servers", "Brokers: host:port, with commas."),
+    "read.start": ("--start", "Publish from: 'beginning', 'now' or an RFC 3339 time."),
+    "read.delay": ("--delay", "Age at which events are read ('1s')."),
+    "read.page_rows": ("--page-rows", "Most rows read at once."),
+    "gaps.max_backoff": ("--max-backoff", "Attempts before a missing version is skipped."),
+    "gaps.late": ("--late", "Events of skipped versions: publish, divert or drop."),
+    "sink.bootstrap_servers": ("--bootstrap-servers", "Brokers: host:port, comma-separated."),
     "sink.topic": ("--topic", "The topic."),
     "sink.delivery": ("--delivery", "exactly_once, at_least_once or at_most_once."),
     "spark.master": ("--master", "Where Spark runs ('local[*]')."),
-    "spark.shards": ("--shards", "Writers side by side; at most the topic's partitions."),
+    "spark.shards": ("--shards", "Parallel tasks; at most the topic's partitions."),
     "ops.log": ("--log", "Log lines on stderr: auto, text or json."),
 }
 """Configuration key → flag and its help."""
@@ -44,8 +45,11 @@ class Request:
     overrides: dict[str, Any]
     flags: dict[str, str]
 
-    def load(self) -> Loaded:
+    def load(self, level: int = logging.INFO) -> Loaded:
         """The effective configuration; from here on, logs are written as it says.
+
+        Args:
+            level: the least severe line that is written, of `logging`.
 
         Raises:
             ConfigError: see `eventpub.settings.load`.
@@ -54,7 +58,7 @@ class Request:
         from eventpub.cli import log
 
         loaded = settings.load(self.file, self.overrides, os.environ, flags=self.flags)
-        log.configure(loaded.config.ops.log)
+        log.configure(loaded.config.ops.log, level)
         return loaded
 
 
@@ -85,7 +89,11 @@ def configured(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
                 wrapped
             )
         wrapped = click.option(
-            "--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Any other key."
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="SECTION.KEY=VALUE",
+            help="Any configuration key; repeatable.",
         )(wrapped)
         return click.option(
             "--config",
@@ -100,5 +108,9 @@ def configured(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 def reports(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--json`; `eventpub.cli.main` acts on it, for errors in the other flags as well."""
     return click.option(
-        "--json", "as_json", is_flag=True, expose_value=False, help="One JSON object on stdout."
+        "--json",
+        "as_json",
+        is_flag=True,
+        expose_value=False,
+        help="Print the result as one JSON object.",
     )(command)

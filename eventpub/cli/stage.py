@@ -1,4 +1,4 @@
-"""`eventpub demo`: the newcomer's first minute, on servers of its own, judged by `verify`.
+"""`eventpub demo`: the newcomer's first minute, on servers of its own, compared by `verify`.
 
 Writers commit late, in reverse order, and sometimes never; the publisher works beside them; at the
 end the rest is published and store and topic are compared. Everything lives in one folder that is
@@ -198,7 +198,7 @@ class Scene:
         self._config = config
         self._seconds = seconds
         self._began: float | None = None
-        self._told = 0.0
+        self._reported = 0.0
         self._progress: Progress | None = None
         self._rate = live.Rate()
         self._on_terminal = False
@@ -233,8 +233,8 @@ class Scene:
         if self._seconds is not None and over:
             self._seconds = None
             os.kill(os.getpid(), signal.SIGTERM)
-        if not self._on_terminal and now - self._told >= _LINE_SECONDS:
-            self._told = now
+        if not self._on_terminal and now - self._reported >= _LINE_SECONDS:
+            self._reported = now
             _say(self._line(progress, now))
 
     def _line(self, p: Progress, now: float) -> str:
@@ -264,6 +264,7 @@ class Scene:
         else:
             body = live.facts_grid(self._progress, self._rate.at(time.monotonic()))
         left = ""
+        stops = self._progress is not None and self._progress.stopped_by is not None
         if self._seconds is not None and self._began is not None:
             left = f"{max(0.0, self._seconds - (time.monotonic() - self._began)):.0f} s left, "
         return Group(
@@ -271,6 +272,6 @@ class Scene:
             Panel(
                 body,
                 title=f"publisher → Kafka {self._config.sink.topic}",
-                subtitle=f"{left}Ctrl-C stops and compares",
+                subtitle=live.STOPPING if stops else f"{left}Ctrl-C stops and compares",
             ),
         )

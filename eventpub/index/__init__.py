@@ -5,6 +5,6 @@ Nothing here knows SQL or Kafka. One shard's task has its index open at a time; 
 makes sure of it.
 """
 
-from eventpub.index.rocks import Index
+from eventpub.index.rocks import Index, Summary, set_aside
 
-__all__ = ["Index"]
+__all__ = ["Index", "Summary", "set_aside"]

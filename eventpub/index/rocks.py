@@ -2,44 +2,89 @@
 
 Keys are one letter and the aggregate's UTF-8 bytes:
 
-    v  last version          8 bytes, little-endian, signed
-    h  open hold             JSON
+    v  last version          8 bytes, little-endian, signed; and as many: when the aggregate's rows
+                             were created, as `admission.Seen` packs it. Without: written before
+                             it was kept
+    h  open hold             packed, see `holds` (JSON in indexes of earlier versions)
     s  skipped versions      JSON, list of [first, last]
     r  refused versions      JSON, list: below the first version, on the topic of dead letters
-    m  facts of the shard    JSON, by name: offsets, position, baseline, skips, refusals, dead_run,
-                             identity
+    x  written anew          JSON: `since`, `last` and `decided` of `admission.Rewritten`
+    m  facts of the shard    JSON, by name: offsets, position, baseline, undecided, skips, refusals,
+                             rewrites, dead_run, chunk_bytes, times, identity
 
 and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian): how many rows of
-it have been accounted for (8 bytes, little-endian).
+it have been accounted for (8 bytes, little-endian); `g` and a number (8 bytes, big-endian): a mark
+in what was written since the index was opened last, so that a part which is missing shows.
 
 What belongs together is written in one write batch, so that after a kill the index is either before
 or after a publication, never in between. The write-ahead log is not synced: after a crash of the
-machine an older index comes up, and the fold brings it up to the topic.
+machine an older index comes up, and the fold brings it up to the topic. What must not happen is
+that offsets come up newer than the versions that were read up to there: a manifest that was cut
+short makes RocksDB leave out a part in the middle, and say nothing. The marks are then not numbered
+without a gap.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from rocksdict import AccessType, Options, Rdict, WriteBatch
 
-from eventpub.admission import Decision, Hold, Known, SkippedGap, after_fold, without
+from eventpub.admission import (
+    NO_TIME,
+    Decision,
+    Hold,
+    Known,
+    Numbers,
+    Rewritten,
+    Seen,
+    SkippedGap,
+    after_fold,
+    without,
+)
 from eventpub.errors import StateError
+from eventpub.index.holds import Holds, unpacked
 
 FORMAT = 1
 _MOVED_AT_ONCE = 10_000
+_PRUNED_AT_ONCE = 10_000
 _LAST = struct.Struct("<q")
+_LAST_SEEN = struct.Struct("<qq")
+_NEITHER = bytes(_LAST_SEEN.size)
+_TIMES_SETTLE = 86_400_000_000
+"""µs: by so much at most do times differ that are read in two zones."""
+_NO_TIMES = {"read_as": None, "since": None}
 _BUCKET = struct.Struct(">q")
+_MARKED_EVERY = 1 << 20
+"""Bytes between two marks: fewer than RocksDB keeps in one file."""
 
 Offsets = dict[tuple[str, int], int]
 """(topic, partition) → the offset of the next record."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What an index says of its shard.
+
+    Attributes:
+        position, baseline: as of `Index`.
+        low: from where a shard without an index must read again, µs; None: as `position`.
+    """
+
+    position: int | None
+    low: int | None
+    baseline: int | None
 
 
 class Index:
@@ -49,6 +94,8 @@ class Index:
         directory: made when absent.
         identity: what the index belongs to (application, topic, shard); an index of something
             else is refused, because its versions would make this topic lose events.
+        adopts: says of the identity that an index was made with whether it may become this one, as
+            where the application was renamed.
         lock_timeout: seconds to wait while another process has it open: a worker that was killed
             may need a moment to be gone.
 
@@ -57,28 +104,45 @@ class Index:
     """
 
     def __init__(
-        self, directory: Path, identity: Mapping[str, Any], *, lock_timeout: float = 10.0
+        self,
+        directory: Path,
+        identity: Mapping[str, Any],
+        *,
+        adopts: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+        lock_timeout: float = 10.0,
     ) -> None:
         self.directory = directory
         self._db = _open(directory, lock_timeout)
-        self._facts: dict[str, Any] = {
-            key[1:].decode(): json.loads(value) for key, value in self._scan(b"m")
-        }
+        self._session = os.urandom(8)
+        self._marks = self._since_mark = 0
+        try:
+            self._old_marks = _checked_marks(self._db, directory)
+            self._facts: dict[str, Any] = {
+                key[1:].decode(): json.loads(value) for key, value in self._scan(b"m")
+            }
+            self.holds = Holds()
+            for key, value in self._scan(b"h"):
+                self.holds.load(key[1:].decode(), value)
+        except BaseException:
+            self.close()
+            raise
         wanted = {"format": FORMAT, **identity}
         found = self._facts.setdefault("identity", wanted)
-        if found != wanted:
+        if found != wanted and adopts(found):
+            self._write(WriteBatch(raw_mode=True), {"identity": wanted})
+        elif found != wanted:
             self.close()
             raise StateError(
                 "index.foreign",
                 f"the index belongs to {found}, not to {wanted}",
                 where=str(directory),
                 suggestion="use another app.state_dir, or delete this directory: "
-                "it is rebuilt from the topic",
+                "it is rebuilt from the topic; where app.id was changed, name the former one in"
+                " app.former_ids; where sink.topic was changed, and what was published before shall"
+                " not be published there, set sink.accept_topic_id to the new topic's id, which"
+                " `eventpub doctor` shows",
             )
-        self.holds: dict[str, Hold] = {
-            hold.aggregate_id: hold
-            for hold in (Hold(**json.loads(value)) for _, value in self._scan(b"h"))
-        }
+        self._pruned_below: int | None = None
 
     def __enter__(self) -> Index:
         return self
@@ -101,18 +165,49 @@ class Index:
 
         Of an index that another process may have open; nothing where there is none.
         """
+        for _ in range(5):  # files go while another process writes
+            with suppress(StateError):
+                return Index._glance(directory)
+            time.sleep(0.05)
+        return Index._glance(directory)
+
+    @staticmethod
+    def _glance(directory: Path) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:
         reader = _open_read_only(directory)
         if reader is None:
             return [], {}
         try:
-            holds = [Hold(**json.loads(value)) for _, value in _items(reader, b"h")]
+            holds = [
+                unpacked(key[1:].decode(), value) for key, value in _items(reader, b"h", directory)
+            ]
             skipped = {
                 key[1:].decode(): [(first, last) for first, last in json.loads(value)]
-                for key, value in _items(reader, b"s")
+                for key, value in _items(reader, b"s", directory)
             }
             return holds, skipped
         finally:
             reader.close()
+
+    @staticmethod
+    def summary(directory: Path) -> Summary | None:
+        """Of an index that nobody has open; None where there is none, or none that can be used."""
+        try:
+            reader = _open_read_only(directory)
+            if reader is None:
+                return None
+            try:
+                _checked_marks(reader, directory)
+                facts = {k[1:].decode(): json.loads(v) for k, v in _items(reader, b"m", directory)}
+                since = [unpacked("", v).since for _, v in _items(reader, b"h", directory)]
+            finally:
+                reader.close()
+        except StateError:
+            return None
+        if "offsets" not in facts:
+            return None
+        position = facts.get("position")
+        low = None if position is None else min([position, *(at - 1 for at in since)])
+        return Summary(position, low, facts.get("baseline"))
 
     # -- what it knows ---------------------------------------------------------------------------
 
@@ -141,6 +236,16 @@ class Index:
         return self._ranges("unmarked")
 
     @property
+    def topics(self) -> dict[str, str]:
+        """Kafka's ids of the topics that the offsets belong to, as far as they are known."""
+        return dict(self._facts.get("topics", {}))
+
+    @property
+    def reads_everywhere(self) -> bool:
+        """Whether the next fold has to read all partitions for this shard's aggregates."""
+        return bool(self._facts.get("everywhere"))
+
+    @property
     def position(self) -> int | None:
         """Everything created at or before is published, held here, or skipped; µs."""
         return self._facts.get("position")
@@ -158,19 +263,17 @@ class Index:
     @property
     def buckets(self) -> dict[int, int]:
         """How many rows of each time bucket were accounted for; see `record`."""
-        return {
-            _BUCKET.unpack(key[1:])[0]: _LAST.unpack(value)[0] for key, value in self._scan(b"c")
-        }
+        return self.buckets_from(0)
+
+    def buckets_from(self, first: int) -> dict[int, int]:
+        """The same of the buckets from one on."""
+        found = _items(self._db, b"c", self.directory, _BUCKET.pack(max(first, 0)))
+        return {_BUCKET.unpack(key[1:])[0]: _LAST.unpack(value)[0] for key, value in found}
 
     def known(self, aggregate_ids: list[str]) -> Known:
         """What is known of these aggregates; one multi-get."""
         found = self._get(b"v", aggregate_ids)
-        unpack = _LAST.unpack
-        last = {
-            a: unpack(value)[0]
-            for a, value in zip(aggregate_ids, found, strict=True)
-            if value is not None
-        }
+        last, times = _last_and_times(aggregate_ids, found)
         skipped: dict[str, list[tuple[int, int]]] = {}
         if self._facts.get("skips"):
             found = self._get(b"s", aggregate_ids)
@@ -187,17 +290,90 @@ class Index:
                 for a, value in zip(aggregate_ids, found, strict=True)
                 if value is not None
             }
-        return Known(last, self.holds, skipped, self.baseline, refused)
+        since = self._facts.get("times", {}).get("since")
+        rewritten = self.rewritten(aggregate_ids)
+        return Known(last, self.holds, skipped, self.baseline, refused, times, since, rewritten)
 
-    def due(self, now: int) -> list[str]:
-        """Held aggregates whose next attempt is due."""
-        return [a for a, hold in self.holds.items() if hold.next_attempt <= now]
+    def rewritten(self, aggregate_ids: list[str]) -> dict[str, Rewritten]:
+        """Those of these aggregates of which versions were written anew."""
+        if not self._facts.get("rewrites"):
+            return {}
+        found = zip(aggregate_ids, self._get(b"x", aggregate_ids), strict=True)
+        read = {a: json.loads(value) for a, value in found if value is not None}
+        return {
+            a: Rewritten(since, last, tuple((first, end) for first, end in decided))
+            for a, (since, last, decided) in read.items()
+        }
 
-    # -- what it is told -------------------------------------------------------------------------
+    @property
+    def undecided(self) -> tuple[bool, int] | None:
+        """While it is not known yet whether an index needs a baseline, since it is new, or older
+        than what was cut off the topic: whether the topic was found truncated, and `create_time` of
+        the newest event read back, µs. None: it is decided.
+        """
+        found = self._facts.get("undecided")
+        return None if found is None else (bool(found[0]), int(found[1]))
 
-    def begin(self, baseline: int | None) -> None:
-        """Write the first facts of a new index; `baseline` as in `Known`."""
-        self._write(WriteBatch(raw_mode=True), {"baseline": baseline, "offsets": {}})
+    @property
+    def chunk_bytes(self) -> int | None:
+        """The size of a transaction to begin with, since larger ones took too long."""
+        return self._facts.get("chunk_bytes")
+
+    # -- writes ----------------------------------------------------------------------------------
+
+    def begin(self, baseline: int | None, *, everywhere: bool = False) -> None:
+        """Write the first facts of a new index; `baseline` as in `Known`, `everywhere` as there.
+
+        Whether it stays is decided when the topic was read back once, to its end: see `undecided`.
+        """
+        facts: dict[str, Any] = {"baseline": baseline, "offsets": {}, "times": _NO_TIMES}
+        facts["everywhere"] = everywhere
+        self._write(WriteBatch(raw_mode=True), facts | {"undecided": [False, 0]})
+
+    def keep_times(self, read_as: str, now: int) -> None:
+        """What is known of times before this was not kept by this way of reading them.
+
+        Args:
+            read_as: how the store's `create_time` is read: its zone and precision.
+            now: the database's time.
+        """
+        times = self._facts.get("times")
+        if times is None:  # of an index that was made before they were kept
+            since = now
+        elif times["read_as"] == read_as:
+            return
+        elif times["read_as"] is None:
+            since = times["since"]
+        else:  # what was read before may be read at another time from now on
+            since = now + _TIMES_SETTLE
+        self._write(WriteBatch(raw_mode=True), {"times": {"read_as": read_as, "since": since}})
+
+    def forget_times(self, now: int) -> None:
+        """Rows may have been published of which nothing is known any more."""
+        times = {**self._facts["times"], "since": now}
+        self._write(WriteBatch(raw_mode=True), {"times": times})
+
+    def note_truncated(self, truncated: bool, newest: int) -> None:
+        """What a fold has met so far, before its offsets move on; see `undecided`."""
+        before = self.undecided
+        if before is None and truncated:
+            before = (False, 0)
+        if before is not None:
+            now = (truncated or before[0], max(newest, before[1]))
+            if now != before:
+                self._write(WriteBatch(raw_mode=True), {"undecided": [*now]})
+
+    def decide_baseline(self, baseline: int | None) -> None:
+        """That fold has ended. `baseline`: see the property; None: it stays as it is."""
+        facts: dict[str, Any] = {"undecided": None}
+        if baseline is not None:
+            facts["baseline"] = baseline
+        self._write(WriteBatch(raw_mode=True), facts)
+
+    def note_chunk_bytes(self, size: int | None) -> None:
+        """Remember it for whoever has the shard next; None: there is no need to any more."""
+        if size != self.chunk_bytes:
+            self._write(WriteBatch(raw_mode=True), {"chunk_bytes": size})
 
     def move_from(
         self,
@@ -205,8 +381,10 @@ class Index:
         belongs: Callable[[str], bool],
         places: Iterable[tuple[str, int]],
         baseline: int | None,
+        *,
+        everywhere: bool = False,
     ) -> None:
-        """Take over what indexes of another number of shards know of this shard's aggregates.
+        """Take over what indexes of another number of shards or partitions know of this shard's.
 
         To be called instead of `begin`. Until it has returned, the index counts as new. Where one
         of them is gone, what it knew is read back from the topic.
@@ -214,54 +392,85 @@ class Index:
         Args:
             directories: of all the former indexes.
             belongs: whether an aggregate is this shard's.
-            places: topics and partitions that are this shard's.
+            places: topics and partitions that are this shard's; with `everywhere`, all.
             baseline: as in `begin`.
+            everywhere: see `reads_everywhere`.
         """
         wanted = set(places)
         offsets: dict[str, dict[str, Any]] = {}
         positions: list[int | None] = []
         ranges: dict[str, dict[str, dict[str, Any]]] = {"written": {}, "unmarked": {}}
         flags: dict[str, Any] = {}
+        times: list[dict[str, Any] | None] = []
         for directory in directories:
-            former = _open_read_only(directory)
-            if former is None:
+            facts = self._copy(directory, belongs)
+            if facts is None:
                 positions.append(None)
                 continue
-            position = None
-            batch, size = WriteBatch(raw_mode=True), 0
-            items: Any = former.items()
-            for key, value in items:
-                if key[:1] == b"m":
-                    name, fact = key[1:].decode(), json.loads(value)
-                    if name == "offsets" or name in ranges:
-                        target = offsets if name == "offsets" else ranges[name]
-                        for topic, numbers in fact.items():
-                            for number, known in numbers.items():
-                                if (topic, int(number)) in wanted:
-                                    target.setdefault(topic, {})[number] = known
-                    elif name == "position":
-                        position = fact
-                    elif name in {"skips", "refusals"}:
-                        flags[name] = flags.get(name) or fact
-                    elif name == "baseline" and fact is not None:
-                        baseline = max(baseline or 0, fact)
-                elif key[:1] in {b"v", b"h", b"s", b"r"} and belongs(key[1:].decode()):
-                    batch.put(key, value)
-                    size += 1
-                    if key[:1] == b"h":
-                        hold = Hold(**json.loads(value))
-                        self.holds[hold.aggregate_id] = hold
-                if size >= _MOVED_AT_ONCE:
-                    self._put(batch)
-                    batch, size = WriteBatch(raw_mode=True), 0
-            self._put(batch)
-            former.close()
-            positions.append(position)
+            for name in ("offsets", *ranges):
+                target = offsets if name == "offsets" else ranges[name]
+                for topic, numbers in facts.get(name, {}).items():
+                    for number, known_to in numbers.items():
+                        if (topic, int(number)) in wanted:
+                            target.setdefault(topic, {})[number] = known_to
+            if "topics" in facts:
+                flags["topics"] = {**flags.get("topics", {}), **facts["topics"]}
+            for name in ("skips", "refusals", "rewrites"):
+                if name in facts:
+                    flags[name] = flags.get(name) or facts[name]
+            if facts.get("baseline") is not None:
+                baseline = max(baseline or 0, facts["baseline"])
+            positions.append(facts.get("position"))
+            times.append(facts.get("times"))
         known = [p for p in positions if p is not None]
-        facts: dict[str, Any] = {"baseline": baseline, "offsets": offsets, **ranges, **flags}
+        moved: dict[str, Any] = {"baseline": baseline, "offsets": offsets, **ranges, **flags}
+        moved["everywhere"] = everywhere
+        moved["undecided"] = [False, 0]
         if known and len(known) == len(positions):
-            facts["position"] = min(known)
-        self._write(WriteBatch(raw_mode=True), facts)
+            moved["position"] = min(known)
+        kept_by = [t for t in times if t is not None]
+        if len(kept_by) == len(times):  # else `keep_times` begins now
+            since = [t["since"] for t in kept_by if t["since"] is not None]
+            read_as = {t["read_as"] for t in kept_by} or {None}
+            moved["times"] = {
+                "read_as": read_as.pop() if len(read_as) == 1 else "several",
+                "since": max(since, default=None),
+            }
+        self._write(WriteBatch(raw_mode=True), moved)
+
+    def _copy(self, directory: Path, belongs: Callable[[str], bool]) -> dict[str, Any] | None:
+        """Take over what another index knows of this shard's aggregates; its facts.
+
+        None where it is gone or damaged: what was copied of it is true all the same, but how far it
+        had read says nothing.
+        """
+        facts: dict[str, Any] = {}
+        try:
+            former = _open_read_only(directory)
+            if former is None:
+                return None
+            try:
+                _checked_marks(former, directory)
+                batch, size = WriteBatch(raw_mode=True), 0
+                for key, value in _items(former, b"", directory):
+                    if key[:1] == b"m":
+                        facts[key[1:].decode()] = json.loads(value)
+                    elif key[:1] in {b"v", b"h", b"s", b"r", b"x"} and belongs(key[1:].decode()):
+                        batch.put(key, value)
+                        size += 1
+                        if key[:1] == b"h":
+                            self.holds.load(key[1:].decode(), value)
+                    if size >= _MOVED_AT_ONCE:
+                        self._put(batch)
+                        batch, size = WriteBatch(raw_mode=True), 0
+                self._put(batch)
+            finally:
+                former.close()
+        except StateError as error:
+            if error.code != "index.corrupt" or error.where != str(directory):
+                raise
+            return None
+        return facts
 
     def record(
         self,
@@ -273,6 +482,7 @@ class Index:
         refused: Mapping[str, Sequence[int]] | None = None,
         dead_run: int | None = None,
         counted: Mapping[int, int] | None = None,
+        forget_below: int | None = None,
     ) -> None:
         """Remember a decision after it was published, in one write batch.
 
@@ -284,13 +494,18 @@ class Index:
             refused: all refused versions of the aggregates that have new ones.
             dead_run: see the property; None: nothing was published.
             counted: rows of each time bucket that were accounted for since the last call.
+            forget_below: buckets of smaller numbers are not needed any more.
         """
         batch = WriteBatch(raw_mode=True)
+        if counted and forget_below is not None:
+            self._prune(batch, forget_below)
         for bucket, more in (counted or {}).items():
+            if forget_below is not None and bucket < forget_below:
+                continue
             self._put_bucket(batch, bucket, self.rows_of(bucket) + more)
-        pack = _LAST.pack
-        for aggregate_id, last in decision.last.items():
-            batch.put(b"v" + aggregate_id.encode(), pack(last))
+        put = batch.put
+        for aggregate_id, value in _packed(decision.last, decision.times):
+            put(b"v" + aggregate_id.encode(), value)
         self._put_skipped(batch, decision.skipped)
         self._put_holds(batch, decision.holds)
         facts: dict[str, Any] = {}
@@ -303,6 +518,9 @@ class Index:
         if refused:
             self._put_refused(batch, refused)
             facts["refusals"] = True
+        if decision.rewritten:
+            self._put_rewritten(batch, decision.rewritten)
+            facts["rewrites"] = True
         if dead_run is not None and dead_run != self.dead_run:
             facts["dead_run"] = dead_run
         self._write(batch, facts)
@@ -317,9 +535,7 @@ class Index:
         batch = WriteBatch(raw_mode=True)
         for bucket, count in rows.items():
             self._put_bucket(batch, bucket, count)
-        for bucket in self.buckets:
-            if bucket < forget_below:
-                batch.delete(b"c" + _BUCKET.pack(bucket))
+        self._prune(batch, forget_below)
         self._write(batch, {})
 
     def fold_events(
@@ -329,6 +545,8 @@ class Index:
         offsets: Mapping[tuple[str, int], int],
         now: int,
         refused: Mapping[str, Iterable[int]] | None = None,
+        times: Mapping[str, Seen] | None = None,
+        rewritten: Mapping[str, Rewritten] | None = None,
     ) -> None:
         """Take over published events that were read back from the topic.
 
@@ -338,6 +556,9 @@ class Index:
             offsets: next offsets after what was read.
             now: the database's time.
             refused: per aggregate the dead letters read whose version is below the first.
+            times: per aggregate of `last` when the rows read were created; `is_of_last` means the
+                highest version read.
+            rewritten: per aggregate what is known of it with the rows read, where that is more.
         """
         known = self.known(list(last))
         skipped: dict[str, list[tuple[int, int]]] = {}
@@ -348,7 +569,23 @@ class Index:
             if left != list(ranges):
                 skipped[aggregate_id] = left
         raised = {a: v for a, v in last.items() if v > known.last.get(a, v - 1)}
-        self._fold(raised, skipped, offsets, now, refused=refused)
+        seen: dict[str, int] = {}
+        for aggregate_id, read in (times or {}).items():
+            packed = known.times.get(aggregate_id)
+            if packed is None and aggregate_id in known.last:
+                continue  # of what was published before, nothing is known
+            after = read if packed is None else Seen.unpacked(packed).raised(read.newest)
+            if aggregate_id in raised and after.newest == read.newest:
+                after = read
+            elif aggregate_id in raised or (
+                last[aggregate_id] == known.last.get(aggregate_id) and not read.is_of_last
+            ):
+                after = Seen(after.newest, False)
+            if after.packed() != packed or aggregate_id in raised:
+                seen[aggregate_id] = after.packed()
+        for aggregate_id in seen.keys() - raised.keys():
+            raised[aggregate_id] = known.last[aggregate_id]
+        self._fold(raised, skipped, offsets, now, refused=refused, times=seen, rewritten=rewritten)
 
     def fold_gaps(
         self,
@@ -359,7 +596,7 @@ class Index:
         """Take over recorded skips that were read back from the topic of gaps.
 
         They come before the events of the same fold: once the events above a skip have raised the
-        last version, a skip below it would no longer be told from one that was filled since.
+        last version, a skip below it could not be distinguished from one that was filled.
         """
         raised: dict[str, int] = {}
         skipped: dict[str, list[tuple[int, int]]] = {}
@@ -373,26 +610,37 @@ class Index:
                 skipped.setdefault(a, list(known.skipped.get(a, ())))
                 if run not in skipped[a]:
                     skipped[a].append(run)
-        self._fold(raised, skipped, offsets, now, skips=bool(gaps))
+        times = {  # what was skipped has no row
+            a: known.times.get(a, NO_TIME) & ~1
+            for a in raised
+            if a in known.times or a not in known.last
+        }
+        self._fold(raised, skipped, offsets, now, skips=bool(gaps), times=times)
 
     def moved_to(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Note how far a fold has read where it found nothing to take over."""
         self._write(WriteBatch(raw_mode=True), self._moved(offsets))
 
+    def note_topics(self, ids: Mapping[str, str], made_again: Collection[str]) -> None:
+        """Remember the topics' ids; of those that were made again no offset means anything."""
+        facts: dict[str, Any] = {"topics": {**self.topics, **ids}}
+        for name in ("offsets", "written", "unmarked"):
+            kept = {t: p for t, p in self._facts.get(name, {}).items() if t not in made_again}
+            facts[name] = kept
+        self._write(WriteBatch(raw_mode=True), facts)
+
+    def has_read_everywhere(self, own: Collection[tuple[str, int]]) -> None:
+        """From now on its own partitions are enough."""
+        facts: dict[str, Any] = {"everywhere": False}
+        for name, ranges in (("written", self.written), ("unmarked", self.unmarked)):
+            facts[name] = _nested({p: r for p, r in ranges.items() if p in own})
+        facts["offsets"] = _nested({p: at for p, at in self.offsets.items() if p in own})
+        self._write(WriteBatch(raw_mode=True), facts)
+
     def note_unmarked(self, written: Mapping[tuple[str, int], tuple[int, int]]) -> None:
         """These ranges, published and known here, have turned out to be not visible."""
         unmarked = _nested({**self.unmarked, **written})
         self._write(WriteBatch(raw_mode=True), {"unmarked": unmarked})
-
-    def resolved(self, request_id: str) -> int | None:
-        """Which version a user's request was found to mean when it was done first."""
-        found: int | None = self._facts.get("resolved", {}).get(request_id)
-        return found
-
-    def resolve(self, request_id: str, version: int, requests: Iterable[str]) -> None:
-        """Remember it for as long as it is one of these requests."""
-        kept = {r: v for r, v in self._facts.get("resolved", {}).items() if r in set(requests)}
-        self._write(WriteBatch(raw_mode=True), {"resolved": {**kept, request_id: version}})
 
     def restored(self) -> None:
         """What was unmarked is visible now: there or behind, from where it is folded again."""
@@ -400,10 +648,6 @@ class Index:
         starts = {p: first for p, (first, _) in self.unmarked.items() if before.get(p, 0) > first}
         facts = self._moved(starts)
         self._write(WriteBatch(raw_mode=True), facts | {"unmarked": {}})
-
-    def set_baseline(self, baseline: int) -> None:
-        """Events created at or before count as published from now on."""
-        self._write(WriteBatch(raw_mode=True), {"baseline": baseline})
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -416,13 +660,17 @@ class Index:
         *,
         skips: bool = False,
         refused: Mapping[str, Iterable[int]] | None = None,
+        times: Mapping[str, int] | None = None,
+        rewritten: Mapping[str, Rewritten] | None = None,
     ) -> None:
         batch = WriteBatch(raw_mode=True)
         if refused:
             before = self.known(list(refused)).refused
             self._put_refused(batch, {a: {*before.get(a, ()), *v} for a, v in refused.items()})
         for aggregate_id, last in raised.items():
-            batch.put(b"v" + aggregate_id.encode(), _LAST.pack(last))
+            seen = (times or {}).get(aggregate_id)
+            value = _LAST.pack(last) if seen is None else _LAST_SEEN.pack(last, seen)
+            batch.put(b"v" + aggregate_id.encode(), value)
         self._put_skipped(batch, skipped)
         holds = {
             a: after_fold(self.holds[a], last, now) for a, last in raised.items() if a in self.holds
@@ -433,6 +681,9 @@ class Index:
             facts["skips"] = True
         if refused:
             facts["refusals"] = True
+        if rewritten:
+            self._put_rewritten(batch, rewritten)
+            facts["rewrites"] = True
         self._write(batch, facts)
 
     def _put_holds(self, batch: Any, holds: Mapping[str, Hold | None]) -> None:
@@ -440,10 +691,9 @@ class Index:
             key = b"h" + aggregate_id.encode()
             if hold is None:
                 batch.delete(key)
-                self.holds.pop(aggregate_id, None)
+                self.holds.remove(aggregate_id)
             else:
-                batch.put(key, json.dumps(asdict(hold)).encode())
-                self.holds[aggregate_id] = hold
+                batch.put(key, self.holds.put(hold))
 
     def _put_skipped(self, batch: Any, skipped: Mapping[str, list[tuple[int, int]]]) -> None:
         for aggregate_id, ranges in skipped.items():
@@ -457,10 +707,33 @@ class Index:
         for aggregate_id, versions in refused.items():
             batch.put(b"r" + aggregate_id.encode(), json.dumps(sorted(versions)).encode())
 
+    def _put_rewritten(self, batch: Any, rewritten: Mapping[str, Rewritten]) -> None:
+        for aggregate_id, of in rewritten.items():
+            value = json.dumps([of.since, of.last, of.decided]).encode()
+            batch.put(b"x" + aggregate_id.encode(), value)
+
     def rows_of(self, bucket: int) -> int:
         """How many rows of a time bucket were accounted for."""
-        found: Any = self._db.get(b"c" + _BUCKET.pack(bucket))
+        try:
+            found: Any = self._db.get(b"c" + _BUCKET.pack(bucket))
+        except Exception as error:
+            raise _mapped(error, self.directory) from error
         return 0 if found is None else int(_LAST.unpack(found)[0])
+
+    def _prune(self, batch: Any, forget_below: int) -> None:
+        """Delete buckets; some of them where there are very many, as an earlier version left."""
+        since = self._pruned_below or 0  # what was deleted before is not passed over again
+        if forget_below <= since:
+            return
+        found = _items(self._db, b"c", self.directory, _BUCKET.pack(since))
+        for _ in range(_PRUNED_AT_ONCE):
+            key, _value = next(found, (b"", b""))
+            number = _BUCKET.unpack(key[1:])[0] if key else forget_below
+            if number >= forget_below:
+                self._pruned_below = forget_below
+                return
+            batch.delete(key)
+        self._pruned_below = number + 1
 
     def _put_bucket(self, batch: Any, bucket: int, rows: int) -> None:
         batch.put(b"c" + _BUCKET.pack(bucket), _LAST.pack(rows))
@@ -497,20 +770,66 @@ class Index:
         self._facts.update(facts)
 
     def _put(self, batch: Any) -> None:
+        size = self._since_mark + batch.size_in_bytes()
+        is_marked = not self._marks or size >= _MARKED_EVERY
+        if is_marked:
+            for key in self._old_marks:
+                batch.delete(key)
+            batch.put(b"g" + _BUCKET.pack(self._marks), self._session)
         try:
             self._db.write(batch)
         except Exception as error:
             raise _mapped(error, self.directory) from error
+        if is_marked:
+            self._old_marks = []
+        self._marks += is_marked
+        self._since_mark = 0 if is_marked else size
 
     def _get(self, prefix: bytes, aggregate_ids: list[str]) -> list[bytes | None]:
         if not aggregate_ids:
             return []
         keys: Any = [prefix + a.encode() for a in aggregate_ids]
-        found: Any = self._db.get(keys)
+        try:
+            found: Any = self._db.get(keys)
+        except Exception as error:
+            raise _mapped(error, self.directory) from error
         return list(found)
 
     def _scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        return list(_items(self._db, prefix))
+        return list(_items(self._db, prefix, self.directory))
+
+
+def _packed(last: Mapping[str, int], times: Mapping[str, int]) -> Iterable[tuple[str, bytes]]:
+    """The values to be stored of each aggregate of `last`."""
+    if isinstance(last, Numbers) and isinstance(times, Numbers) and last.names is times.names:
+        together = np.stack([last.numbers, times.numbers], 1).astype("<i8", copy=False).tobytes()
+        ends = range(0, len(together), _LAST_SEEN.size)
+        values = (together[at : at + _LAST_SEEN.size] for at in ends)
+        return zip(last.names, values, strict=True)
+    pack = _LAST_SEEN.pack
+    return ((a, pack(version, times.get(a, NO_TIME))) for a, version in last.items())
+
+
+def _last_and_times(
+    aggregate_ids: list[str], found: list[bytes | None]
+) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """The last version of the aggregates that have one, and when their rows were created."""
+    missing = None in found
+    together = b"".join(value or _NEITHER for value in found) if missing else b"".join(found)  # type: ignore[arg-type]
+    if len(together) == len(found) * _LAST_SEEN.size:
+        numbers = np.frombuffer(together, "<i8").reshape(-1, 2)
+        there = None
+        if missing:
+            there = np.fromiter((value is not None for value in found), bool, len(found))
+        last = Numbers(aggregate_ids, numbers[:, 0], there)
+        return last, Numbers(aggregate_ids, numbers[:, 1], there)
+    versions, times = {}, {}
+    for name, value in zip(aggregate_ids, found, strict=True):
+        if value is not None:
+            versions[name] = _LAST.unpack_from(value)[0]
+            if len(value) == _LAST_SEEN.size:
+                times[name] = _LAST_SEEN.unpack(value)[1]
+    return versions, times
 
 
 def _nested(by_place: Mapping[tuple[str, int], Any]) -> dict[str, dict[str, Any]]:
@@ -520,11 +839,47 @@ def _nested(by_place: Mapping[tuple[str, int], Any]) -> dict[str, dict[str, Any]
     return nested
 
 
-def _items(db: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    for key, value in db.items(from_key=prefix):
-        if key[:1] != prefix:
+def _items(
+    db: Any, prefix: bytes, directory: Path, start: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """All keys with a prefix; unlike `Rdict.items`, it does not end where a block is damaged."""
+    items = db.iter()
+    if prefix:
+        items.seek(prefix + start)
+    else:
+        items.seek_to_first()
+    while items.valid():
+        key = items.key()
+        if key[: len(prefix)] != prefix:
             return
-        yield key, value
+        yield key, items.value()
+        items.next()
+    try:
+        items.status()
+    except Exception as error:
+        raise _mapped(error, directory) from error
+
+
+def _checked_marks(db: Any, directory: Path) -> list[bytes]:
+    """The keys of the marks.
+
+    Raises:
+        StateError: index.corrupt: some are missing, and what was written between them.
+    """
+    marks = list(_items(db, b"g", directory))
+    numbers = [_BUCKET.unpack(key[1:])[0] for key, _ in marks]
+    if numbers != list(range(len(marks))) or len({session for _, session in marks}) > 1:
+        raise _corrupt("a part of what was written is missing", directory)
+    return [key for key, _ in marks]
+
+
+def set_aside(directory: Path) -> Path:
+    """Move a damaged index out of the way of a new one; where to. An older one there is removed."""
+    aside = directory.with_name(f"{directory.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        directory.rename(aside)
+    return aside
 
 
 def _open_read_only(directory: Path) -> Rdict | None:
@@ -583,9 +938,22 @@ def _mapped(error: Exception, directory: Path) -> StateError:
             where=where,
             suggestion="give the publisher's user write access to app.state_dir",
         )
+    if "Corruption" in text or "No such file" in text:
+        return _corrupt(text, directory)
     return StateError(
-        "index.corrupt",
+        "index.unusable",
         f"the index cannot be used: {text}",
         where=where,
-        suggestion="delete this directory: it is rebuilt from the topic",
+        suggestion="see what the operating system says of this directory; if it stays like this, "
+        "stop the publisher and delete it: it is rebuilt from the topic",
+    )
+
+
+def _corrupt(text: str, directory: Path) -> StateError:
+    return StateError(
+        "index.corrupt",
+        f"the index is damaged: {text}",
+        where=str(directory),
+        suggestion="start the publisher: it sets a damaged index aside and rebuilds it from the "
+        "topic",
     )

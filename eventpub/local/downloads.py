@@ -176,9 +176,16 @@ def _proxy_options() -> list[str]:
 
 
 def run(
-    command: Sequence[str], *, what: str, watched: Path, size: int, report: Report, lock: int
+    command: Sequence[str],
+    *,
+    what: str,
+    watched: Path,
+    size: int,
+    report: Report,
+    lock: int,
+    folder: Path | None = None,
 ) -> None:
-    """Runs a downloading command; the growth of the folder `watched` is the progress.
+    """Runs a downloading command, in `folder`; the growth of `watched` is the progress.
 
     Raises:
         LocalError: `local.network` or `local.disk_full` with the last lines of its output.
@@ -200,6 +207,7 @@ def run(
             text=True,
             errors="replace",
             pass_fds=[lock],
+            cwd=folder,
             check=False,
         )
     finally:

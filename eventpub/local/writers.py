@@ -103,6 +103,7 @@ class Load:
             last version that was committed late has a successor.
         connections: the most that are opened.
         note_held: remember each transaction that was held open, in `held`.
+        note_all: remember the others there, too.
     """
 
     url: str
@@ -124,6 +125,7 @@ class Load:
     prefix: str = "order"
     connections: int = 400
     note_held: bool = False
+    note_all: bool = False
 
     versions: dict[str, int] = field(default_factory=dict, init=False)
     """After `run`: the last version of each aggregate that was touched."""
@@ -245,7 +247,7 @@ class _Run:
     def run(self, stop: Callable[[], bool], on_progress: Callable[[Report], None] | None) -> Report:
         with closing(_connect(self.load.url)) as connection, connection.cursor() as cursor:
             self._read_versions(cursor)
-        began = told = time.monotonic()
+        began = reported = time.monotonic()
         while True:
             now = time.monotonic()
             if self.ends_at is None and self._is_over(stop, now - began):
@@ -258,8 +260,8 @@ class _Run:
             elif (not self.open and not self.unsure) or now - self.ends_at > _GIVE_UP_SECONDS:
                 break
             self._send_due(now)
-            if on_progress is not None and now - told >= 1:
-                told = now
+            if on_progress is not None and now - reported >= 1:
+                reported = now
                 on_progress(self._report(now - began))
             for key, _ in self.selector.select(self._pause(now, began)):
                 self._answered(key.data)
@@ -496,7 +498,7 @@ class _Run:
         if committed:
             self.counts["transactions"] += 1
             self.counts["events"] += transaction.events
-            if transaction.held and self.load.note_held:
+            if self.load.note_all or (transaction.held and self.load.note_held):
                 self.load.held.append((time.time(), transaction.versions))
             self.touched.update(transaction.versions)
             for number, versions in transaction.versions.items():
@@ -749,6 +751,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--live", action="store_true", help="with --json: a line every second")
     parser.add_argument("--versions", type=Path, help="a file for the last versions, as JSON")
     parser.add_argument("--held", type=Path, help="a file for what was held open, as JSON lines")
+    parser.add_argument("--note-all", action="store_true", help="with --held: all of them")
     given = vars(parser.parse_args(arguments))
     as_json, live, path = given.pop("json"), given.pop("live"), given.pop("versions")
     held: Path | None = given.pop("held")

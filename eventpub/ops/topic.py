@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr
 
 from eventpub import config
 from eventpub.errors import SinkError
+from eventpub.tokens import TokenProvider
 
 OffsetSpec: Any = _OffsetSpec  # it has no types
 Message = Any  # its types say None where there is always a value
@@ -45,9 +46,10 @@ FAULTS = {
 NO_TIME = np.iinfo(np.int64).min
 
 _SHARED_PROPERTIES = (
-    "security.", "sasl.", "ssl.", "enable.ssl.", "client.", "socket.", "broker.", "metadata.",
-    "receive.", "message.max.bytes", "message.copy.max.bytes", "fetch.", "queued.", "topic.",
-    "reconnect.", "retry.", "api.version.", "debug", "check.crcs", "max.partition.",
+    "security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "https.", "client.", "socket.",
+    "broker.", "metadata.", "receive.", "message.max.bytes", "message.copy.max.bytes", "fetch.",
+    "queued.", "topic.", "reconnect.", "retry.", "api.version.", "debug", "check.crcs",
+    "max.partition.",
 )  # fmt: skip
 
 _MOMENTARY = frozenset(
@@ -117,13 +119,14 @@ class TopicReader:
 
     Args:
         sink: the section `[sink]`.
-        source: the application's id, which every event names as its source.
+        sources: the application's ids, now and before, one of which every event names.
         patience: seconds to wait for open transactions to end.
     """
 
-    def __init__(self, sink: config.Sink, source: str, patience: float = 15.0) -> None:
+    def __init__(self, sink: config.Sink, sources: Collection[str], patience: float = 15.0) -> None:
         self._sink = sink
-        self._source = source.encode()
+        self._sources = frozenset(source.encode() for source in sources)
+        self._ignored = frozenset(source.encode() for source in sink.ignored_sources)
         self._patience = patience
         self._trouble: KafkaError | None = None
         self._kinds = {
@@ -181,7 +184,11 @@ class TopicReader:
             consumer.close()
 
     def _settings(self) -> dict[str, Any]:
-        return {
+        tokens: dict[str, Any] = {}
+        if self._sink.token_provider is not None:
+            properties = self._sink.properties.get("sasl.oauthbearer.config", "")
+            tokens["oauth_cb"] = TokenProvider(self._sink.token_provider, properties)
+        return tokens | {
             "bootstrap.servers": self._sink.bootstrap_servers,
             "error_cb": self._remember,
             "enable.sparse.connections": False,
@@ -301,12 +308,14 @@ class TopicReader:
     def _parse(self, messages: list[Message], left: dict[tuple[str, int], int]) -> Records:
         """Take the records apart; partitions that have reached their end leave `left`."""
         rows = _Rows()
-        kinds, source, topic = self._kinds, self._source, self.topic
+        kinds, sources, topic = self._kinds, self._sources, self.topic
         for message in messages:
             name, partition = message.topic(), message.partition()
             offset = message.offset()
             error = message.error()
             if error is not None:
+                if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    continue  # no group is joined, so that no right on one is needed
                 if error.code() != KafkaError._PARTITION_EOF:
                     raise self._mapped(error, name or self._sink.topic)
                 if offset >= left.get((name, partition), offset + 1):
@@ -318,10 +327,14 @@ class TopicReader:
                 continue
             topic.read += 1
             kind = kinds[name]
+            if self._ignored and _source_of(message) in self._ignored:
+                if offset + 1 >= end:
+                    del left[name, partition]
+                continue
             problem = (
                 rows.add_gap(message)
                 if kind == GAP
-                else rows.add(message, kind, partition, offset, source)
+                else rows.add(message, kind, partition, offset, sources)
             )
             if problem:
                 topic.foreign_count += 1
@@ -347,7 +360,7 @@ class TopicReader:
                     suggestion="check security.protocol, sasl.* and ssl.* in [sink.properties]",
                 )
         match error.code():
-            case KafkaError.TOPIC_AUTHORIZATION_FAILED | KafkaError.GROUP_AUTHORIZATION_FAILED:
+            case KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return SinkError(
                     "sink.not_authorized",
                     f"the broker does not let this account read: {error.str()}",
@@ -390,7 +403,12 @@ class _Rows:
         self._times: list[str] = []
 
     def add(
-        self, message: Message, kind: int, partition: int, offset: int, source: bytes
+        self,
+        message: Message,
+        kind: int,
+        partition: int,
+        offset: int,
+        sources: frozenset[bytes],
     ) -> str | None:
         """Take an event, or a row on a side topic; says why where it is no such record."""
         headers = message.headers() or []
@@ -421,7 +439,7 @@ class _Rows:
             faults |= BAD_ID
         if by_name.get("ce_subject") != key:
             faults |= BAD_SUBJECT
-        if by_name.get("ce_source") != source or by_name.get("ce_specversion") != b"1.0":
+        if by_name.get("ce_source") not in sources or by_name.get("ce_specversion") != b"1.0":
             faults |= BAD_ENVELOPE
         if "eventpub_late" in by_name and kind == EVENT:
             kind = LATE
@@ -462,9 +480,16 @@ class _Rows:
         times = np.array(self._times, "datetime64[us]").astype(np.int64)
         columns["create_time"] = times
         stamped = columns.pop("timestamp")
-        right = (times == NO_TIME) | (stamped == np.maximum(times // 1000, 1))
+        # what lay in the future has the time of its publication
+        latest = np.maximum(times // 1000, 1)
+        right = (times == NO_TIME) | (stamped == latest) | ((stamped > 0) & (stamped < latest))
         columns["faults"] = columns["faults"] | np.where(right, 0, BAD_TIMESTAMP)
         return Records(self._ids, columns)
+
+
+def _source_of(message: Message) -> bytes | None:
+    value: bytes | None = dict(message.headers() or ()).get("ce_source")
+    return value
 
 
 def _hash_of_metadata(headers: list[tuple[str, bytes | None]]) -> int:

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from eventpub.admission.model import VersionRange
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, StateError
 from eventpub.ops.spill import BUCKETS, Buckets, crc32s
@@ -170,20 +169,27 @@ def verify(
     from eventpub.store import EventStore
 
     layout = EventStore.discover(config.store)
-    with EventStore(config.store, layout) as store:
+    # what a replica has not applied yet is shown as what it is
+    readable = config.store.model_copy(update={"allow_replica": True})
+    with EventStore(readable, layout) as store:
         after, upto, notes = _range(config, store, first, last)
         verdict = Verdict(after + 1, upto, notes=notes)
         folder = Path(tempfile.mkdtemp(prefix="eventpub-verify-"))
         try:
             rows = Buckets(folder / "store", _STORE_FIELDS)
             records = Buckets(folder / "topic", _TOPIC_FIELDS)
-            reader = TopicReader(config.sink, config.app.id, patience)
+            reader = TopicReader(config.sink, (config.app.id, *config.app.former_ids), patience)
             reader.check()
             # the store first: what is committed later may be on the topic already, and is looked
             # up again; the other way round it would be taken for missing
             _spill_store(store, after, upto, rows, on_progress)
             _spill_topic(reader, after, upto, records, on_progress)
-            _compare_all(rows, records, reader.topic.partitions, config, store, verdict)
+            former = _state(config, "progress.json").get("numbers", ())
+            numbers = [
+                *(n for n in former if n != reader.topic.partitions),
+                reader.topic.partitions,
+            ]
+            _compare_all(rows, records, numbers, config, store, verdict)
         except OSError as e:
             raise StateError(
                 "verify.no_space",
@@ -340,7 +346,7 @@ def _spill_topic(
 def _compare_all(
     rows: Buckets,
     records: Buckets,
-    partitions: int,
+    numbers: Sequence[int],
     config: Config,
     store: EventStore,
     verdict: Verdict,
@@ -352,17 +358,14 @@ def _compare_all(
         nonlocal looks
         asked = keys[: max(looks, 0)]
         looks -= len(asked)
-        found = store.backtrack([VersionRange(a, v, v) for a, v in asked])
-        names: list[Any] = found.column("aggregate_id").to_pylist()
-        versions: list[Any] = found.column("version").to_pylist()
-        return set(zip(names, versions, strict=True))
+        return store.existing(asked)
 
     for number in range(BUCKETS):
         compare(
             rows.read(number),
             records.read(number),
             verdict,
-            partitions=partitions,
+            numbers=numbers,
             late_policy=config.gaps.late,
             still_there=still_there,
         )
@@ -375,7 +378,7 @@ def compare(
     records: pa.Table,
     verdict: Verdict,
     *,
-    partitions: int,
+    numbers: Sequence[int],
     late_policy: Literal["publish", "divert", "drop"] = "publish",
     still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]] = lambda _: set(),
 ) -> None:
@@ -384,11 +387,11 @@ def compare(
     Args:
         rows: of the store, as `store_columns` makes them.
         records: of all topics, as `TopicReader` gives them, each partition in its order.
-        partitions: of the topic.
+        numbers: of the topic's partitions, those that it had before first.
         late_policy: `gaps.late`.
         still_there: which of some events the store has now; asked for those it did not have.
     """
-    _Comparison(rows, records, verdict, partitions, late_policy, still_there).run()
+    _Comparison(rows, records, verdict, numbers, late_policy, still_there).run()
 
 
 class _Comparison:
@@ -399,7 +402,7 @@ class _Comparison:
         rows: pa.Table,
         records: pa.Table,
         verdict: Verdict,
-        partitions: int,
+        numbers: Sequence[int],
         late_policy: str,
         still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]],
     ) -> None:
@@ -424,7 +427,8 @@ class _Comparison:
         split = rows.num_rows
         self.store["code"], self.topic["code"] = codes[:split], codes[split:]
         self.store["key"], self.topic["key"] = key[:split], key[split:]
-        self.partition_of = (crc32s(self.names) % partitions).astype(np.int32)
+        hashes = crc32s(self.names)
+        self._partitions_of = [(hashes % number).astype(np.int32) for number in numbers]
 
     def run(self) -> None:
         """Every kind of difference, one after the other."""
@@ -457,9 +461,12 @@ class _Comparison:
         self._missing(first_row[~np.isin(known, keys)])
 
     def _order(self, events: Number) -> None:
-        """Per aggregate, by offset: each version above all before it."""
+        """Per aggregate, by offset: each version above all before it.
+
+        Where partitions were added, what stands in its former partition came before the others.
+        """
         code, offset = self.topic["code"][events], self.topic["offset"][events]
-        events = events[np.lexsort((offset, code))]
+        events = events[np.lexsort((offset, self._number_of(events), code))]
         keys = self.topic["key"][events]
         highest = np.maximum.accumulate(keys)
         behind = np.flatnonzero(keys[1:] < highest[:-1]) + 1
@@ -474,9 +481,7 @@ class _Comparison:
             name: topic[name][events] != store[name][rows]
             for name in ("payload", "type", "create_time", "metadata")
         }
-        differs["partition"] = (
-            topic["partition"][events] != self.partition_of[topic["code"][events]]
-        )
+        differs["partition"] = self._number_of(events) == len(self._partitions_of)
         for bit, name in FAULTS.items():
             differs[name] = (topic["faults"][events] & bit) != 0
         wrong = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
@@ -507,8 +512,16 @@ class _Comparison:
         same = np.ones(len(rows), bool)
         for name in ("payload", "type", "create_time", "metadata"):
             same &= store[name][rows] == topic[name][event]
-        right = topic["partition"][event] == self.partition_of[topic["code"][event]]
-        return bool(same.any() and right)
+        right = self._number_of(np.array([event])) < len(self._partitions_of)
+        return bool(same.any() and right.all())
+
+    def _number_of(self, events: Number) -> Number:
+        """Which number of partitions, the former ones first, explains where each stands."""
+        partition, code = self.topic["partition"][events], self.topic["code"][events]
+        found = np.full(len(events), len(self._partitions_of))
+        for place in reversed(range(len(self._partitions_of))):
+            found[partition == self._partitions_of[place][code]] = place
+        return found
 
     def _extra(self, events: Number) -> None:
         """On the topic, not in the store as it was read: it may have been committed since."""

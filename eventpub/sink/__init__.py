@@ -4,13 +4,22 @@ Knows Kafka, nothing of SQL or Spark. What must hold: a `read_committed` consume
 once, whatever crashes; the topic is the truth, and `ShardSink.fold` reads it.
 """
 
-from eventpub.sink.checks import checks
-from eventpub.sink.faults import RecordRefusedError
+from eventpub.sink.checks import Written, checks
+from eventpub.sink.client import check_properties
+from eventpub.sink.faults import RecordRefusedError, topic_remade
 from eventpub.sink.fold import Fold, Folded
+from eventpub.sink.origin import Sources, check_between, check_sample, sources_of
 from eventpub.sink.owning import fence_all
 from eventpub.sink.records import DeadRow, Record
 from eventpub.sink.shard import PublishedBatch, ShardSink
-from eventpub.sink.topics import TopicLayout, check_topics
+from eventpub.sink.topics import (
+    TopicLayout,
+    check_topics,
+    check_written,
+    first_offsets,
+    topic_ids,
+    visible_ends,
+)
 from eventpub.sink.unmarked import UnmarkedError, are_left_open
 
 __all__ = [
@@ -21,10 +30,21 @@ __all__ = [
     "Record",
     "RecordRefusedError",
     "ShardSink",
+    "Sources",
     "TopicLayout",
     "UnmarkedError",
+    "Written",
     "are_left_open",
+    "check_between",
+    "check_properties",
+    "check_sample",
     "check_topics",
+    "check_written",
     "checks",
     "fence_all",
+    "first_offsets",
+    "sources_of",
+    "topic_ids",
+    "topic_remade",
+    "visible_ends",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,10 @@ from eventpub.errors import SinkError
 from eventpub.sink import faults, records
 from eventpub.sink.records import DeadRow
 from eventpub.sink.unmarked import Place
+
+AHEAD_OF_CLOCK = 600_000_000
+"""µs that the database's clock may be ahead of this machine's and still be believed: brokers take
+timestamps that are up to an hour ahead of theirs."""
 
 _CONSEQUENCE = frozenset(
     {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD}
@@ -71,6 +76,8 @@ class Events:
     of_topic: int
     late: npt.NDArray[np.bool_] | None
     partitions: npt.NDArray[np.int32]
+    limit: int = records.FAR_AHEAD
+    """Of the records' timestamps, µs."""
 
     @cached_property
     def columns(self) -> records.Columns:
@@ -83,7 +90,9 @@ class Events:
         return self._columns_of(self.rows.take(rows), late, self.partitions[rows])
 
     def _columns_of(self, rows: Any, late: Any, placed: npt.NDArray[np.int32]) -> records.Columns:
-        return records.event_columns(rows, self.app, self.of_topic, late, placed=placed)
+        return records.event_columns(
+            rows, self.app, self.of_topic, late, placed=placed, limit=self.limit
+        )
 
     def ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The first row of each partition, and the last where that is another."""
@@ -98,7 +107,7 @@ class Batch:
 
     Attributes:
         produced: records whose delivery is reported.
-        has_unreported: there are others, told by the offsets around them.
+        has_unreported: there are others, which the offsets around them prove delivered.
     """
 
     def __init__(self, events: dict[str, Events], side: list[tuple[str, records.Record]]) -> None:
@@ -108,7 +117,7 @@ class Batch:
         self.has_unreported = False
         self.reports: dict[Place, Reports] = {}
         self.refused: list[tuple[str, int, str]] = []
-        """Topic, row and reason of what the client itself has refused."""
+        """Topic, row and reason of what the client itself has refused; row 0 on a side topic."""
 
     def reports_of(self, topic: str, partition: int) -> Reports:
         """Those of one partition."""
@@ -154,8 +163,13 @@ def batch_of(
     gaps: Sequence[SkippedGap],
     dead: Sequence[DeadRow],
     diverted: pa.Table | None,
+    *,
+    now: int | None = None,
+    reduced: bool = False,
 ) -> Batch:
     """The records of a shard, with their partitions; the arguments are those of `publish`.
+
+    With `reduced`, dead letters have key, version and reason alone.
 
     Raises:
         SinkError: `sink.wrong_partition`.
@@ -163,14 +177,21 @@ def batch_of(
 
     def of(rows: pa.Table | pa.RecordBatch, marks: npt.NDArray[np.bool_] | None) -> Events:
         placed = records.partitions_of(rows, shard.partitions)
-        return Events(rows, app, shard.partitions, marks, placed)
+        return Events(rows, app, shard.partitions, marks, placed, limit)
+
+    count = shard.partitions
+    limit = int(time.time() * 1e6) + AHEAD_OF_CLOCK
+    limit = limit if now is None else min(now, limit)
 
     by_topic = {sink.topic: of(events, late)}
     if diverted is not None and len(diverted):
         by_topic[sink.late_topic] = of(diverted, np.ones(len(diverted), np.bool_))
     first = shard.topic_partitions()[0]
-    side = [(sink.gaps_topic, records.gap_record(g, shard.partitions)) for g in gaps]
-    side += [(sink.dead_topic, records.dead_record(d, app, shard.partitions, first)) for d in dead]
+    side = [(sink.gaps_topic, records.gap_record(g, app, count, limit)) for g in gaps]
+    side += [
+        (sink.dead_topic, records.dead_record(d, app, count, first, limit, reduced=reduced))
+        for d in dead
+    ]
     partitions = np.concatenate(
         [e.partitions for e in by_topic.values()]
         + [np.array([r.partition for _, r in side], np.int32)]

@@ -5,7 +5,8 @@ A broker that cannot be reached is said once; what this account may not read is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -14,21 +15,51 @@ from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  
 from eventpub import config
 from eventpub.config import format_duration
 from eventpub.errors import Check, EventpubError
-from eventpub.sink import client, owning
-from eventpub.sink.faults import topic_missing
-from eventpub.sink.topics import REACH_TIMEOUT, partition_counts
+from eventpub.sink import client, faults, owning
+from eventpub.sink.batch import AHEAD_OF_CLOCK
+from eventpub.sink.faults import topic_gone, topic_missing
+from eventpub.sink.origin import Sources, check_sample, sources_of
+from eventpub.sink.topics import (
+    REACH_TIMEOUT,
+    check_written,
+    missing_rights,
+    partition_counts,
+    topic_ids,
+)
+from eventpub.sink.unmarked import Place
 
+_LONGEST = (1 << 63) - 1
+"""ms: no limit."""
 _VERIFICATION = "transaction.partition.verification.enable"
 
 
-def checks(sink: config.Sink, app_id: str, shards: int, *, late: bool = False) -> list[Check]:
-    """Every check of the sink, in the order in which somebody would mend what is wrong.
+@dataclass(frozen=True)
+class Written:
+    """What a publisher remembers of its topics: ids, next offsets, and the number of partitions."""
+
+    ids: Mapping[str, str] = field(default_factory=dict)
+    ends: Mapping[Place, int] = field(default_factory=dict)
+    partitions: int | None = None
+
+
+def checks(
+    sink: config.Sink,
+    app_id: str,
+    shards: int,
+    *,
+    late: bool = False,
+    former_ids: Sequence[str] = (),
+    written: Written = Written(),
+) -> list[Check]:
+    """Every check of the sink, in the order in which a user would fix what is wrong.
 
     Args:
         sink: the configuration.
         app_id: names the throw-away transactional id ``eventpub.<app_id>.doctor``.
         shards: of the publisher.
         late: True where late events are diverted to ``<topic>.late``.
+        former_ids: application ids that the publisher had before.
+        written: what it remembers of its topics.
     """
     try:
         found = partition_counts(sink)
@@ -36,7 +67,10 @@ def checks(sink: config.Sink, app_id: str, shards: int, *, late: bool = False) -
         return [_wrong("broker", error)]
     side = [sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
     made = [Check("broker", "ok", f"reached at {sink.bootstrap_servers}")]
-    made.append(_topic(sink, found, shards))
+    made += _rights(sink, [sink.topic, *side])
+    made.append(_topic(sink, found, shards, written))
+    if sink.topic in found:
+        made.append(_history(sink, sources_of(sink, app_id, former_ids), written))
     made += [_side_topic(sink, found, topic) for topic in side]
     if sink.delivery == "exactly_once":
         made.append(_transactions(sink, app_id))
@@ -51,6 +85,13 @@ def _wrong(name: str, error: EventpubError) -> Check:
     return Check(name, "wrong", message, error.suggestion, error.code)
 
 
+def _rights(sink: config.Sink, topics: list[str]) -> list[Check]:
+    lacking = missing_rights(sink, topics)
+    if not lacking:
+        return []
+    return [_wrong("rights", faults.rights_missing(sink, lacking))]
+
+
 def _missing(sink: config.Sink, name: str, topic: str, partitions: int | None) -> Check:
     if sink.create_topics:
         count = partitions or sink.partitions
@@ -58,7 +99,20 @@ def _missing(sink: config.Sink, name: str, topic: str, partitions: int | None) -
     return _wrong(name, topic_missing(sink, topic, partitions))
 
 
-def _topic(sink: config.Sink, found: Mapping[str, int], shards: int) -> Check:
+def _history(sink: config.Sink, sources: Sources, written: Written) -> Check:
+    """Whether it is the topic that was written, and by this publisher alone."""
+    name = "what stands on the topic"
+    try:
+        ids = topic_ids(sink, sink.topics)
+        check_written(sink, ids, written.ids, written.ends)
+        check_sample(sink, sources)
+    except EventpubError as error:
+        return _wrong(name, error)
+    id_ = f"; its id is {ids[sink.topic]}" if sink.topic in ids else ""
+    return Check(name, "ok", f"nothing of another publisher at the ends of its partitions{id_}")
+
+
+def _topic(sink: config.Sink, found: Mapping[str, int], shards: int, written: Written) -> Check:
     name = "topic"
     partitions = found.get(sink.topic, sink.partitions)
     if shards > partitions:
@@ -70,7 +124,19 @@ def _topic(sink: config.Sink, found: Mapping[str, int], shards: int) -> Check:
             "sink.partition_count",
         )
     if sink.topic not in found:
+        if any(topic == sink.topic and end for (topic, _), end in written.ends.items()):
+            return _wrong(name, topic_gone(sink))
         return _missing(sink, name, sink.topic, None)
+    if written.partitions not in {None, partitions}:
+        return Check(
+            name,
+            "warn",
+            f"{sink.topic} has {partitions} partitions, and had {written.partitions} when it was"
+            " written last: events of one aggregate will stand in two of them; `run` reads all of"
+            " them back once",
+            "let consumers have read what is there before the publisher goes on, where they need"
+            " each aggregate's order",
+        )
     return Check(name, "ok", f"{sink.topic}, {partitions} partitions")
 
 
@@ -141,7 +207,9 @@ def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Chec
             Check(
                 name,
                 "warn",
-                f"{sink.topic} is compacted: of each aggregate only its last event is kept",
+                f"{sink.topic} is compacted: of each aggregate only its last event is kept, and"
+                " nothing of one whose last event has a NULL payload; with a lost index those are"
+                " published again",
                 f"{alter} cleanup.policy=delete",
             )
         )
@@ -154,6 +222,41 @@ def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Chec
                 f"{sink.topic} keeps events for {format_duration(retention * 1000)} after their"
                 " create_time (retention.ms): of an older store most are removed as they arrive",
                 f"{alter} retention.ms=-1",
+            )
+        )
+    ahead = int(settings.get("message.timestamp.after.max.ms", 3_600_000))
+    if ahead * 1000 < AHEAD_OF_CLOCK:
+        found.append(
+            Check(
+                name,
+                "warn",
+                f"{sink.topic} refuses records that are {format_duration(ahead * 1000)} ahead of"
+                " the broker's clock (message.timestamp.after.max.ms), which a database's clock"
+                " may be",
+                f"{alter} message.timestamp.after.max.ms=3600000",
+            )
+        )
+    behind = int(settings.get("message.timestamp.before.max.ms", _LONGEST))
+    if behind < _LONGEST:
+        found.append(
+            Check(
+                name,
+                "warn",
+                f"{sink.topic} refuses records that are older than"
+                f" {format_duration(behind * 1000)} (message.timestamp.before.max.ms): older events"
+                " become dead letters",
+                alter.replace("--add-config", "--delete-config")
+                + " message.timestamp.before.max.ms",
+            )
+        )
+    if settings.get("message.timestamp.type", "CreateTime") != "CreateTime":
+        found.append(
+            Check(
+                name,
+                "warn",
+                f"{sink.topic} gives records the broker's time (message.timestamp.type):"
+                " create_time stands in ce_time only, and `verify` calls every record altered",
+                f"{alter} message.timestamp.type=CreateTime",
             )
         )
     limit = int(settings.get("max.message.bytes", 1_048_588))

@@ -11,7 +11,9 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -19,6 +21,8 @@ from confluent_kafka.admin import AdminClient
 
 from eventpub import config
 from eventpub.errors import ConfigError
+from eventpub.sink import faults
+from eventpub.tokens import TokenProvider
 
 log = logging.getLogger("eventpub.sink")
 
@@ -49,9 +53,10 @@ _CONSUMER: dict[str, Any] = {
     "fetch.wait.max.ms": "50",
     "fetch.error.backoff.ms": "50",
     "queued.min.messages": "100000",
-    "queued.max.messages.kbytes": "65536",
+    "queued.max.messages.kbytes": "16384",
     "check.crcs": "true",
 }
+_FEW = {"queued.min.messages": "1", "max.partition.fetch.bytes": "65536"}
 _QUIET = "4"
 _CONSUMER_PREFIXES = ("fetch.", "queued.", "check.crcs", "max.partition.fetch", "group.")
 _PRODUCER_KEYS = {
@@ -80,22 +85,6 @@ _PRODUCER_KEYS = {
     "max.in.flight",
     "max.in.flight.requests.per.connection",
 }
-_OURS = {
-    "bootstrap.servers": "use sink.bootstrap_servers",
-    "metadata.broker.list": "use sink.bootstrap_servers",
-    "transactional.id": "it is made of app.id and the shard's number, so that a newer owner fences",
-    "transaction.timeout.ms": "use sink.transaction_timeout",
-    "isolation.level": "what is read back must be committed",
-    "group.id": "the sink joins no group",
-    "enable.partition.eof": "reading back ends by it",
-    "enable.auto.commit": "the sink joins no group",
-    "auto.offset.reset": "an offset that is gone must be said, not passed over",
-    "partitioner": "the partition is CRC32 of the aggregate's id",
-    "delivery.report.only.error": "delivery reports are counted before each commit",
-    "enable.gapless.guarantee": "transactions give it",
-    "log.queue": "the log is watched for lost answers of the coordinator",
-    "log_level": "the log is watched for lost answers of the coordinator",
-}
 
 
 def settings(sink: config.Sink) -> dict[str, Any]:
@@ -104,21 +93,8 @@ def settings(sink: config.Sink) -> dict[str, Any]:
     Raises:
         ConfigError: `config.contradiction`, a property that would break a guarantee.
     """
-    transactional = sink.delivery == "exactly_once"
     for key, value in sink.properties.items():
-        refusal = _OURS.get(key)
-        text = value.strip().lower()
-        if key == "enable.idempotence" and text != "true" and sink.delivery != "at_most_once":
-            refusal = "without it a retry repeats or reorders records"
-        elif key in {"acks", "request.required.acks"} and sink.delivery != "at_most_once":
-            if text not in {"all", "-1"}:
-                refusal = "only acks=all survives the loss of a broker"
-        elif key in {"max.in.flight", "max.in.flight.requests.per.connection"}:
-            if not text.isdigit() or int(text) > 5:
-                refusal = "more than 5 requests in flight lose the order of an idempotent producer"
-        elif key == "log.connection.close" and text != "true" and transactional:
-            refusal = "the log is watched for lost connections to the coordinator"
-        if refusal:
+        if refusal := config.refused_property(key, value, sink.delivery):
             raise ConfigError(
                 "config.contradiction",
                 f"the property {key} cannot be set: {refusal}",
@@ -126,6 +102,24 @@ def settings(sink: config.Sink) -> dict[str, Any]:
                 suggestion=f"remove {key} from [sink.properties]",
             )
     return {"bootstrap.servers": sink.bootstrap_servers, **_COMMON, **sink.properties}
+
+
+def check_properties(sink: config.Sink, app_id: str) -> None:
+    """Whether the client takes its settings; it is made, and connects to no broker.
+
+    `sink.token_provider` is not called: it may ask its issuer. With `sasl.oauthbearer.method` oidc
+    the client asks its own, and nobody waits for the answer.
+
+    Raises:
+        ConfigError: `config.contradiction`, `config.sink_property`.
+    """
+    id_ = f"eventpub.{app_id}.check" if sink.delivery == "exactly_once" else None
+    more: dict[str, Any] = {"bootstrap.servers": "", "enable.sparse.connections": "true"}
+    if sink.token_provider is not None:
+        more["oauth_cb"] = lambda _: ("none", time.time() + 3600)
+        sink = sink.model_copy(update={"token_provider": None})
+    _made(Producer, producer_settings(sink, id_) | more, ClientLog(), sink)
+    _made(Consumer, consumer_settings(sink) | more, ClientLog(), sink)
 
 
 def _is_consumer_only(key: str) -> bool:
@@ -235,6 +229,7 @@ class ClientLog:
         transaction_error: why the transaction cannot be committed any more; nothing else says it
             before the commit is tried.
         last_error: what `error_cb` heard last, such as a refused authentication.
+        tokens: where the client's tokens come from.
     """
 
     def __init__(self) -> None:
@@ -243,6 +238,7 @@ class ClientLog:
         self._ends_answered = 0
         self.transaction_error: KafkaError | None = None
         self.last_error: KafkaError | None = None
+        self.tokens: TokenProvider | None = None
 
     def forget(self) -> None:
         """Begins anew, with the next transaction or question."""
@@ -250,6 +246,15 @@ class ClientLog:
         self._lost_answer = False
         self._ends_sent = self._ends_answered = 0
         self.transaction_error = None
+
+    @property
+    def shows_commits(self) -> bool:
+        """Whether an `EndTxn` was seen since `forget`: each commit sends one.
+
+        False after a commit: the log is not worded as it was when this was written, so what it
+        does not say proves nothing.
+        """
+        return self._ends_sent > 0
 
     @property
     def in_doubt(self) -> bool:
@@ -272,6 +277,9 @@ class ClientLog:
 
     def error(self, error: KafkaError) -> None:
         """Called by the client as its `error_cb`."""
+        failure = self.tokens.failure if self.tokens is not None else None
+        if failure is not None and error.code() in faults.AUTHENTICATION:
+            error = KafkaError(error.code(), f"{faults.NO_TOKEN}: {failure}")
         if self.last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last_error = error  # "all are down" does not say why
         log.info("client error %s: %s", error.name(), error.str())
@@ -284,34 +292,66 @@ def producer(
     *,
     careful: bool = False,
 ) -> Producer:
-    """A new producer; `client_log` hears what it says; `careful` sends each record by itself."""
+    """A new producer; `client_log` gets its log lines; `careful` sends each record by itself."""
     conf = producer_settings(sink, transactional_id)
     if careful:
         conf["batch.num.messages"] = "1"
-    made: Producer = _made(Producer, conf, client_log)
+    made: Producer = _made(Producer, conf, client_log, sink)
     return made
 
 
-def consumer(sink: config.Sink, client_log: ClientLog, *, committed: bool = True) -> Consumer:
-    """A new consumer, by default of committed records; `client_log` hears what it says."""
-    made: Consumer = _made(Consumer, consumer_settings(sink, committed=committed), client_log)
+def consumer(
+    sink: config.Sink, client_log: ClientLog, *, committed: bool = True, few: bool = False
+) -> Consumer:
+    """A new consumer, by default of committed records; `client_log` gets its log lines.
+
+    With `few` it fetches no more than it is asked for.
+    """
+    conf = consumer_settings(sink, committed=committed)
+    made: Consumer = _made(Consumer, conf | (_FEW if few else {}), client_log, sink)
     return made
 
 
-def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog) -> Any:
+def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.Sink) -> Any:
+    """A client of this kind.
+
+    Raises:
+        ConfigError: `config.sink_property`, `config.token_provider`.
+        SinkError: `sink.token_failed`.
+    """
+    conf = {**conf, "error_cb": client_log.error}
+    if sink.token_provider is not None:
+        properties = str(conf.get("sasl.oauthbearer.config", ""))
+        conf["oauth_cb"] = client_log.tokens = TokenProvider(sink.token_provider, properties)
     try:
-        return kind({**conf, "error_cb": client_log.error}, logger=client_log)
-    except KafkaException as exception:
-        error = exception.args[0]
+        return kind(conf, logger=client_log)
+    except (KafkaException, TypeError, ValueError) as exception:
+        first = exception.args[0] if exception.args else exception
+        reason = str(first)
+        if isinstance(first, KafkaError):
+            reason = first.str()
+            if first.code() in faults.AUTHENTICATION:  # it waits for a token while it is made
+                error = client_log.last_error or first
+                raise faults.auth_failed(sink, error) from exception
         raise ConfigError(
             "config.sink_property",
-            f"Kafka's client refuses its settings: {error.str()}",
+            f"Kafka's client refuses its settings: {reason}",
             where="sink.properties",
             suggestion="see the list of properties in librdkafka's CONFIGURATION.md",
         ) from exception
 
 
-_admins: dict[tuple[int, frozenset[tuple[str, str]]], tuple[AdminClient, ClientLog]] = {}
+_admins: dict[
+    tuple[int, frozenset[tuple[str, str]]], tuple[dict[str, str], AdminClient, ClientLog]
+] = {}
+
+
+def _edition_of(file: str) -> str:
+    """What changes with a file that a property names: certificates are renewed."""
+    try:
+        return str(Path(file).stat().st_mtime_ns)
+    except OSError:
+        return ""
 
 
 def admin(sink: config.Sink, *, anew: bool = False) -> tuple[AdminClient, ClientLog]:
@@ -321,9 +361,17 @@ def admin(sink: config.Sink, *, anew: bool = False) -> tuple[AdminClient, Client
         anew: make a new one; the old one's idea of who leads a partition stays for 15 minutes.
     """
     conf = _admin_settings(sink)
+    # one that was made with a certificate that has expired would never log in again
+    files = {k: _edition_of(str(v)) for k, v in conf.items() if k.endswith(".location")}
     key = (os.getpid(), frozenset((k, str(v)) for k, v in conf.items()))
     found = _admins.get(key)
-    if found is None or anew:
-        client_log = ClientLog()
-        found = _admins[key] = (_made(AdminClient, conf, client_log), client_log)
-    return found
+    if found is None or anew or found[0] != files:
+        found = _admins[key] = (files, *admin_of(sink, sink.bootstrap_servers))
+    return found[1:]
+
+
+def admin_of(sink: config.Sink, servers: str) -> tuple[AdminClient, ClientLog]:
+    """A new admin client that knows these servers."""
+    client_log = ClientLog()
+    conf = {**_admin_settings(sink), "bootstrap.servers": servers}
+    return _made(AdminClient, conf, client_log, sink), client_log

@@ -4,10 +4,14 @@
 |---|---|---|
 | `sink.unreachable` | no broker, or no coordinator, answered in time | waits, tries again |
 | `sink.auth_failed`, `sink.not_authorized` | the broker refused us | stops |
-| `sink.topic_missing` | a topic is gone | stops |
+| `sink.token_failed` | there is no token to log in with | waits, tries again |
+| `sink.topic_missing` | a topic is gone | waits half a minute, then stops |
+| `sink.topic_recreated` | the topic is another one, or has lost its last records | stops |
+| `sink.other_publisher` | another application id has published to the topic | stops |
 | `sink.transactions_refused` | the broker does not do our transactions | stops |
 | `sink.fenced` | another publisher owns the shard now | fails; the driver counts and tries again |
-| `sink.indefinite` | nobody knows whether the transaction was committed | replaces, folds, redoes |
+| `sink.indefinite` | the broker has not said whether it committed | replaces, folds, redoes |
+| `sink.transaction_expired` | a transaction was open for too long | tries again |
 | `sink.aborted` | the transaction was aborted for good | redoes the batch |
 | `sink.record_refused` | a record that the broker will never take | dead-letters it, redoes |
 | `sink.fatal` | the producer is of no more use | replaces, folds, redoes |
@@ -15,14 +19,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from eventpub import config
 from eventpub.errors import SinkError
+from eventpub.tokens import provider_failed, token_failed
 
+NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
+"""As librdkafka says it of its own ways to get one."""
 AUTHENTICATION = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 # A broker that restarts breaks a handshake, too: said as a refusal, but worth another try.
 _HANDSHAKE = AUTHENTICATION | {KafkaError._SSL}
@@ -60,7 +68,15 @@ _FENCED = frozenset(
 _REFUSED_TRANSACTIONS = frozenset(
     {KafkaError.INVALID_TRANSACTION_TIMEOUT, KafkaError._UNSUPPORTED_FEATURE}
 )
-MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+MISSING = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.INCONSISTENT_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
 MOMENTARY = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -69,6 +85,7 @@ MOMENTARY = frozenset(
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.OFFSET_NOT_AVAILABLE,  # of a new leader
         KafkaError._NOENT,
     }
 )
@@ -121,37 +138,107 @@ def says(error: KafkaError) -> str:
 
 def unreachable(sink: config.Sink, doing: str, waited: float, last: KafkaError | None) -> SinkError:
     """No answer within the time that we give a broker; `last` is what the client heard instead."""
-    if last is not None and (last.code() in _HANDSHAKE or "SSL_HANDSHAKE" in last.str()):
+    if last is not None and (
+        last.code() in _HANDSHAKE
+        or re.search(r"SSL_HANDSHAKE|SSL routines|SSL alert|SSL transport", last.str())
+    ):
         return auth_failed(sink, last)
     detail = f"; the client says {says(last)}" if last is not None else ""
     return SinkError(
         "sink.unreachable",
         f"no answer from Kafka for {waited:.0f} s while {doing}{detail}",
         where=f"sink.bootstrap_servers = {sink.bootstrap_servers}",
-        suggestion="check that the brokers run and that the address is right",
+        suggestion="check that the brokers run, that the address is right, and that"
+        " security.protocol fits it: a broker that requires TLS or a login closes others'"
+        " connections",
         retriable=True,
     )
 
 
+_FIXES = (
+    (
+        r"certificate verify failed|self.signed|local issuer|unknown ca",
+        "set ssl.ca.location in [sink.properties] to the file of the CA that has signed the"
+        " broker's certificate; where that is right, the certificate is of another host name: put"
+        " the name that is in it into sink.bootstrap_servers and the broker's advertised.listeners",
+    ),
+    (
+        r"alert|certificate required|bad certificate|handshake.failure|SSL transport",
+        "the broker requires a client certificate, or does not trust it: set"
+        " ssl.certificate.location and ssl.key.location in [sink.properties]",
+    ),
+    (
+        r"invalid_token|OAUTHBEARER",
+        "the broker does not take the token: check that sink.token_provider, or sasl.oauthbearer.*"
+        " in [sink.properties], gives one that has not expired, of the issuer and audience that"
+        " the broker expects",
+    ),
+    (
+        r"[Ii]nvalid credentials|Invalid username or password",
+        "check sasl.username and sasl.password (or the file of sasl.password.file) in"
+        " [sink.properties]; also security.protocol and sasl.mechanism",
+    ),
+    (
+        r"Unsupported SASL mechanism|mechanism handshake failed",
+        "set sasl.mechanism in [sink.properties] to one that the broker takes"
+        " (sasl.enabled.mechanisms); also check security.protocol and the other sasl.*",
+    ),
+)
+_FIX = "check security.protocol, sasl.* and ssl.* in [sink.properties]"
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Whether the broker's answer, or what it shows of itself, will not change by waiting."""
+    return error.code() in AUTHENTICATION or "certificate verify failed" in error.str()
+
+
 def auth_failed(sink: config.Sink, error: KafkaError) -> SinkError:
-    """TLS or SASL refused."""
+    """TLS or SASL refused, or there is no token."""
+    text = error.str()
+    if NO_TOKEN in text:
+        failed = provider_failed if sink.token_provider is None else token_failed
+        return failed(text.rpartition(f"{NO_TOKEN}: ")[2])
+    fix = next((fix for pattern, fix in _FIXES if re.search(pattern, text)), _FIX)
     return SinkError(
         "sink.auth_failed",
         f"Kafka refused the connection's authentication ({says(error)})",
         where=f"sink.bootstrap_servers = {sink.bootstrap_servers}",
-        suggestion="check security.protocol, sasl.* and ssl.* in [sink.properties]",
-        retriable=error.code() not in AUTHENTICATION,
+        suggestion=fix,
+        retriable=not is_refusal(error),
     )
+
+
+_ACLS = "kafka-acls.sh --bootstrap-server {servers} --add --allow-principal User:…"
 
 
 def not_authorized(sink: config.Sink, error: KafkaError, doing: str) -> SinkError:
     """An ACL is missing."""
+    acls = _ACLS.format(servers=sink.bootstrap_servers)
     return SinkError(
         "sink.not_authorized",
         f"Kafka does not allow it: {doing} ({says(error)})",
         where=f"sink.topic = {sink.topic}",
         suggestion="the publisher needs WRITE, READ and DESCRIBE on the topic and its side topics"
-        " (CREATE to create them), and WRITE and DESCRIBE on the transactional ids 'eventpub.*'",
+        " (CREATE to create them), and WRITE and DESCRIBE on the transactional ids 'eventpub.*':"
+        f" {acls} --operation Write --operation Read --topic {sink.topic}"
+        f" --resource-pattern-type prefixed; {acls} --operation Write"
+        " --transactional-id eventpub. --resource-pattern-type prefixed",
+    )
+
+
+def rights_missing(sink: config.Sink, lacking: Mapping[str, Sequence[str]]) -> SinkError:
+    """ACLs of these topics are missing, by the names of their operations."""
+    acls = _ACLS.format(servers=sink.bootstrap_servers)
+    topic, operations = next(iter(lacking.items()))
+    words = ", ".join(f"{', '.join(names)} on {name}" for name, names in lacking.items())
+    flags = " ".join(f"--operation {name}" for name in operations)
+    create = "Create" in operations
+    return SinkError(
+        "sink.not_authorized",
+        f"this account lacks rights: {words}",
+        where=f"topic {topic}",
+        suggestion=f"{acls} {flags} --topic {sink.topic} --resource-pattern-type prefixed"
+        + (", or create its topics by yourself and set sink.create_topics = false" * create),
     )
 
 
@@ -172,7 +259,7 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:
     if code in _REFUSED_TRANSACTIONS:
         return SinkError(
             "sink.transactions_refused",
-            f"the broker does not take our transactions ({says(error)})",
+            f"the broker refuses transactions like these ({says(error)})",
             where="sink.transaction_timeout",
             suggestion="keep sink.transaction_timeout at or below the broker's"
             ' transaction.max.timeout.ms, or set sink.delivery = "at_least_once"',
@@ -204,4 +291,62 @@ def topic_missing(sink: config.Sink, topic: str, partitions: int | None = None) 
         suggestion=f"kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --create"
         f" --topic {topic} --partitions {partitions or sink.partitions}"
         " --config retention.ms=-1 (or sink.create_topics = true)",
+    )
+
+
+_PUBLISH_WHAT_IS_MISSING = (
+    "to publish everything since read.start that is not on the topic: stop the publisher, remove"
+    " app.state_dir and start it again; the topic is read back first, nothing that is on it is"
+    ' repeated (where read.start = "now", set it to the time in start.json of app.state_dir before)'
+)
+
+
+def topic_remade(sink: config.Sink, found: str) -> SinkError:
+    """The topic is not the one that was written; `found` is the id of the one that is there."""
+    return SinkError(
+        "sink.topic_recreated",
+        f"{sink.topic} is another topic than the one that this publisher has written: it was"
+        f" deleted and created again (its id is {found} now)",
+        where=f"topic {sink.topic}",
+        suggestion=f"{_PUBLISH_WHAT_IS_MISSING}; to go on there with what was not published before:"
+        f' sink.accept_topic_id = "{found}"',
+    )
+
+
+def records_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int) -> SinkError:
+    """A partition ends before what was written to it."""
+    topic, partition = place
+    return SinkError(
+        "sink.topic_recreated",
+        f"{topic}[{partition}] ends at offset {end}, but {saved} was reached before: records at its"
+        " end are lost (an unclean leader election, a lost disk), or the topic was deleted and"
+        " created again",
+        where=f"topic {topic}",
+        suggestion=_PUBLISH_WHAT_IS_MISSING,
+    )
+
+
+def stalled(sink: config.Sink, error: KafkaError, seconds: float) -> SinkError:
+    """The broker has ended a transaction that was open for too long."""
+    return SinkError(
+        "sink.transaction_expired",
+        f"this process was not running, or the broker away, for so long ({seconds:.0f} s) that the"
+        f" broker has aborted the transaction; nothing was published ({says(error)})",
+        where="sink.transaction_timeout",
+        retriable=True,
+    )
+
+
+def topic_gone(sink: config.Sink) -> SinkError:
+    """The topic that was written is not there."""
+    return SinkError(
+        "sink.topic_missing",
+        f"there is no topic {sink.topic} any more, to which this publisher has written",
+        where=f"topic {sink.topic}",
+        suggestion="to publish everything since read.start into a new one: remove app.state_dir and"
+        ' start again (where read.start = "now", set it to the time in start.json of app.state_dir'
+        " before); to go on in a new one with what was not published before, create it:"
+        f" kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --create --topic"
+        f" {sink.topic} --partitions {sink.partitions} --config retention.ms=-1; the next start"
+        " says how it is accepted",
     )

@@ -11,6 +11,7 @@ What must hold at the end: every partition was read to its high watermark, or an
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,10 +21,11 @@ import numpy.typing as npt
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from eventpub import config
-from eventpub.admission.model import Shard, SkippedGap
+from eventpub.admission.model import Shard, SkippedGap, topic_partition
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
-from eventpub.sink.topics import End, list_offsets
+from eventpub.sink.origin import Sources, other_publisher
+from eventpub.sink.topics import End, list_offsets, tail_gone
 from eventpub.sink.unmarked import MARKER_TIMEOUT, Place, UnmarkedError, Written, hanging
 
 FOLD_TIMEOUT = 60.0
@@ -43,7 +45,8 @@ class Folded:
     """One chunk of one topic: in the order of each partition.
 
     `aggregate_ids`, `versions` and `create_times` (µs) belong to events, dead and late rows; a
-    chunk of gaps has `gaps` instead. `offsets` are the next offsets reached so far.
+    chunk of gaps has `gaps` instead. `published` is that of each dead letter that has one, by row.
+    `offsets` are the next offsets reached so far.
     """
 
     kind: Kind
@@ -52,6 +55,7 @@ class Folded:
     versions: npt.NDArray[np.int64] = field(default_factory=_no_versions)
     create_times: npt.NDArray[np.int64] = field(default_factory=_no_versions)
     gaps: list[SkippedGap] = field(default_factory=list)
+    published: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class Fold(Iterator[Folded]):
@@ -67,12 +71,17 @@ class Fold(Iterator[Folded]):
         end_open: ends what the shard's own producer has open in these partitions.
         timeout: seconds without any progress after which it gives up.
         only: read no other kind of topic.
+        sources: whose records count; None: whoever's.
+        everywhere: read all partitions, for what belongs to this shard's aggregates: where the
+            number of partitions may have been another one when it was written.
 
     Attributes:
         offsets: the next offset of every own partition; to be saved with what was folded.
-        truncated: True if retention has removed records that were never folded.
-        foreign: records that eventpub has not written; they are passed over.
+        truncated: True if retention has removed records of the topic that were never folded.
+        not_ours: by origin, records that this publisher has not written; they do not count.
         records: how many records were read.
+        misplaced: where all partitions are read, records of this publisher that stand in another
+            one than they would be written to today.
     """
 
     def __init__(
@@ -86,8 +95,13 @@ class Fold(Iterator[Folded]):
         end_open: Callable[[set[Place]], None] | None = None,
         timeout: float = FOLD_TIMEOUT,
         only: Kind | None = None,
+        sources: Sources | None = None,
+        everywhere: bool = False,
     ) -> None:
         self._sink = sink
+        self._shard = shard
+        self._sources = sources
+        self._everywhere = everywhere
         self._timeout = timeout
         self._acknowledged = acknowledged or {}
         self._end_open = end_open
@@ -100,14 +114,25 @@ class Fold(Iterator[Folded]):
             sink.late_topic: "late",
         }
         self._kinds = {t: kind for t, kind in kinds.items() if only in {None, kind}}
-        self._own = [(t, p) for t in self._kinds for p in shard.topic_partitions()]
+        own = set(shard.topic_partitions())
+        numbers = range(shard.partitions) if everywhere else sorted(own)
+        self._own = [(t, p) for t in self._kinds for p in numbers]
+        self._of_others = {(t, p) for t, p in self._own if p not in own}
+        self._shared = set(self._own) if sources and sources.ignored else self._of_others
+        """Others write to these: what stands behind their ends as seen first is not ours."""
         self._ends: dict[Place, int] = {}
         self._reading: set[Place] = set()
         self.offsets: dict[Place, int] = dict(saved)
         self.truncated = False
-        self.foreign = 0
-        self.records = 0
+        self.not_ours: Counter[str] = Counter()
+        self.records = self.misplaced = 0
         self._chunks = self._read()
+
+    @property
+    def unread(self) -> int:
+        """How many offsets are left up to the ends; what was compacted away counts, too."""
+        ends = self._ends.items()
+        return sum(max(0, end - self.offsets.get(place, 0)) for place, end in ends)
 
     def __next__(self) -> Folded:
         return next(self._chunks)
@@ -125,10 +150,15 @@ class Fold(Iterator[Folded]):
         consumer = client.consumer(self._sink, client_log)
         try:
             # Skips before events: once the events above a skip have raised an aggregate's last
-            # version, a skip below it cannot be told from one that was filled since.
+            # version, a skip below it cannot be distinguished from one that was filled since. Dead
+            # letters before events: a late event is known from one written anew where the
+            # conflict is known.
             reading = self._reading
-            gaps = {place for place in reading if self._kinds[place[0]] == "gaps"}
-            for self._reading in (gaps, reading - gaps):
+            gaps, dead = (
+                {place for place in reading if self._kinds[place[0]] == kind}
+                for kind in ("gaps", "dead")
+            )
+            for self._reading in (gaps, dead, reading - gaps - dead):
                 if self._reading:
                     consumer.assign(
                         [
@@ -147,18 +177,25 @@ class Fold(Iterator[Folded]):
         """No transaction is open, nor is an end before its saved offset, but by a lost marker."""
         began: float | None = None
         ended = False
+        seen: dict[Place, int] = {}
         while True:
-            self._ends = self._list("latest")
+            self._ends = {**self._list("latest"), **seen}
+            short = {p for p, end in self._ends.items() if self.offsets.get(p, 0) > end}
+            seen = {p: end for p, end in self._ends.items() if p in self._shared - short}
             stable = self._list("latest", committed=True)
             began = began or time.monotonic()  # not before the broker answers
             blocked = {place for place, end in self._ends.items() if stable[place] < end}
-            short = {p for p, end in self._ends.items() if self.offsets.get(p, 0) > end}
             if not blocked | short:
                 return
             waited = time.monotonic() - began
             if waited > MARKER_TIMEOUT:  # else: a commit is answered before its markers are written
+                for place in sorted(short):
+                    # a marker that is missing is one offset
+                    if self._ends[place] < self.offsets[place] - (self._last(place) is not None):
+                        saved, end = self.offsets[place], self._ends[place]
+                        raise tail_gone(self._sink, place, saved, end)
                 unmarked = {}
-                for place in blocked | short:
+                for place in (blocked | short) - self._of_others:
                     first = stable[place]
                     known = min(self._acknowledged.get(place, 0) - 1, self._ends[place])
                     if self._last(place) is not None and first <= self._written[place][0]:
@@ -166,14 +203,15 @@ class Fold(Iterator[Folded]):
                     if known > first:
                         unmarked[place] = (first, known)
                     elif place in short:
-                        raise _recreated(place, self.offsets[place], self._ends[place])
+                        saved, end = self.offsets[place], self._ends[place]
+                        raise tail_gone(self._sink, place, saved, end)
                 if unmarked:
                     raise UnmarkedError(unmarked)
-                if not ended and self._end_open is not None:
-                    self._end_open(blocked)
+                if not ended and self._end_open is not None and blocked - self._of_others:
+                    self._end_open(blocked - self._of_others)
                     ended = True
                 elif waited > self._timeout:
-                    place = min(blocked)
+                    place = min(blocked | short)
                     raise hanging(self._sink, place, stable[place], self._ends[place], waited)
             time.sleep(0.02 if waited < 0.5 else 0.2)
 
@@ -187,9 +225,9 @@ class Fold(Iterator[Folded]):
             end, low = self._ends[place], lows[place]
             at = self.offsets.get(place)
             last = self._last(place)
-            if last is not None and last >= low:
+            if last is not None and last >= low and place not in self._of_others:
                 self._must_see[place] = last
-            if low > (at or 0):
+            if low > (at or 0) and self._kinds[place[0]] == "events":
                 self.truncated = True
             self.offsets[place] = start = max(low, at or 0)
             if start < end:
@@ -264,20 +302,29 @@ class Fold(Iterator[Folded]):
         ids: list[str] = []
         versions: list[int] = []
         times: list[str] = []
+        published: dict[int, tuple[int, int]] = {}
         for message in messages:
             try:
                 headers = dict(message.headers() or ())
                 key = message.key()
+                if not self._counts(kind, message, headers):
+                    continue
                 if kind == "dead" and records.REASON in headers and records.SEQUENCE not in headers:
                     continue
                 version = int(headers[records.SEQUENCE])
                 if not -(2**63) <= version < 2**63:
                     raise ValueError(version)
-                ids.append(key.decode())
+                aggregate_id = key.decode()
             except (KeyError, ValueError, TypeError, AttributeError):
                 # Not one of ours: no such header, no number, no key, no UTF-8.
-                self.foreign += 1
+                self.not_ours["foreign"] += 1
                 continue
+            if not self._is_own(aggregate_id, message.partition()):
+                continue
+            conflict = records.read_conflict(headers) if kind == "dead" else None
+            if conflict is not None:
+                published[len(ids)] = conflict
+            ids.append(aggregate_id)
             versions.append(version)
             times.append(headers.get(records.TIME, b"").decode(errors="replace"))
         return Folded(
@@ -286,16 +333,43 @@ class Fold(Iterator[Folded]):
             aggregate_ids=ids,
             versions=np.array(versions, np.int64),
             create_times=_times(times),
+            published=published,
         )
 
     def _gaps(self, messages: list[Any]) -> list[SkippedGap]:
         gaps = []
         for message in messages:
             try:
-                gaps.append(records.read_gap(message.value() or b""))
+                headers = dict(message.headers() or ())
+                if not self._counts("gaps", message, headers):
+                    continue
+                gap = records.read_gap(message.value() or b"")
             except ValueError:
-                self.foreign += 1
+                self.not_ours["foreign"] += 1
+                continue
+            if self._is_own(gap.aggregate_id, message.partition()):
+                gaps.append(gap)
         return gaps
+
+    def _counts(self, kind: Kind, message: Any, headers: Mapping[str, Any]) -> bool:
+        """Whether this publisher has written a record."""
+        if self._sources is None:
+            return True
+        origin = self._sources.origin(message, headers)
+        if origin == "own":
+            return True
+        if origin == "publisher" and kind == "events":
+            raise other_publisher(self._sink, message)
+        self.not_ours["ignored" if origin == "ignored" else "foreign"] += 1
+        return False
+
+    def _is_own(self, aggregate_id: str, partition: int) -> bool:
+        """Whether an aggregate is this shard's; asked where partitions of others are read."""
+        if not self._everywhere:
+            return True
+        at = topic_partition(aggregate_id, self._shard.partitions)
+        self.misplaced += at != partition
+        return at % self._shard.shards == self._shard.number
 
     def _stuck(self) -> SinkError:
         topic, partition = place = min(self._reading)
@@ -320,15 +394,3 @@ def _time(text: str) -> int:
         return int(records.parse_times([text])[0])
     except ValueError:
         return 0
-
-
-def _recreated(place: Place, saved: int, end: int) -> SinkError:
-    topic, partition = place
-    return SinkError(
-        "sink.topic_recreated",
-        f"{topic}[{partition}] ends at offset {end}, but {saved} was reached before: the topic was"
-        " deleted and created again, or an unclean leader election lost records",
-        where=f"topic {topic}",
-        suggestion="if everything shall be published again, remove the state directory's index;"
-        " otherwise give the publisher a new topic name",
-    )

@@ -85,7 +85,7 @@ def take_over(
             except KafkaException as fatal:
                 raise faults.fault(faults.kafka_error(fatal), doing, sink) from fatal
             heard = client_log.last_error
-            if heard is not None and heard.code() in faults.AUTHENTICATION:
+            if heard is not None and faults.is_refusal(heard):
                 raise faults.auth_failed(sink, heard) from exception
             waited = time.monotonic() - started
             if waited > READY_TIMEOUT:

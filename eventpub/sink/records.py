@@ -12,14 +12,18 @@ without it a payload that begins with ``{`` or ``[`` is ``application/json``, an
 ``application/octet-stream``, and a NULL payload has none. Metadata that is no JSON object becomes
 one header `metadata` with its text.
 
-The record's timestamp is `create_time` in whole milliseconds, and at least 1 (Kafka takes none
-before 1970); `ce_time` has the microseconds.
+The record's timestamp is `create_time` in whole milliseconds, at least 1 (Kafka takes none before
+1970) and at most the time of the publication (brokers refuse what lies more than an hour ahead of
+their clock); `ce_time` has `create_time` as it is, with its microseconds.
+
+A dead letter is bounded in size whatever the row is, since the broker would refuse it as well: see
+`dead_record`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeAlias
@@ -37,7 +41,18 @@ SEQUENCE = "ce_sequence"
 TIME = "ce_time"
 LATE = "eventpub_late"
 REASON = "eventpub_reason"
+CONFLICT = "eventpub_conflict"
+SOURCE = "ce_source"
 REFUSED = "sink.record_refused"
+
+MOST_PAYLOAD = 256 * 1024
+"""Bytes of a payload that a dead letter takes along."""
+MOST_TEXT = 16 * 1024
+"""Bytes of each other column's value that it takes along."""
+_NEAR = 1_000_000
+"""µs after which a row may have been created while the batch was made."""
+FAR_AHEAD = 1 << 62
+"""No limit of record timestamps, µs."""
 
 _JSON = ("content-type", "application/json")
 _BYTES = ("content-type", "application/octet-stream")
@@ -59,16 +74,10 @@ class Record:
     headers: list[Header]
 
 
-def is_ours(headers: Iterable[tuple[str, Any]] | None, value: bytes | None, app_id: str) -> bool:
-    """Whether a record was written by the publisher of this application; a skip: by any."""
-    source = dict(headers or ()).get("ce_source")
-    if source is not None:
-        return source in {app_id, app_id.encode()}
-    try:
-        read_gap(value or b"")
-    except ValueError:
-        return False
-    return True
+def is_ours(headers: Iterable[tuple[str, Any]] | None, app_ids: Collection[str]) -> bool:
+    """Whether a record was written by a publisher of these ids."""
+    source = dict(headers or ()).get(SOURCE)
+    return (source.decode(errors="replace") if isinstance(source, bytes) else source) in app_ids
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,9 @@ class DeadRow:
     """A row that cannot be published, on its way to ``<topic>.dead``.
 
     `reason` begins with an error code (``sink.record_refused: …``). `aggregate_id`, `version` and
-    `create_time` (µs) are None where the row has none that can be used.
+    `create_time` (µs) are None where the row has none that can be used. `published`, of a version
+    that was published as another event: the last version that was before the first such row, and
+    by when these had been created (µs).
     """
 
     aggregate_id: str | None
@@ -86,6 +97,7 @@ class DeadRow:
     event_type: str | None = None
     metadata: str | None = None
     create_time: int | None = None
+    published: tuple[int, int] | None = None
 
 
 def format_times(micros: npt.NDArray[np.int64]) -> list[bytes]:
@@ -114,9 +126,14 @@ def parse_times(texts: Sequence[str]) -> npt.NDArray[np.int64]:
     return np.array(plain, dtype="datetime64[us]").astype(np.int64)
 
 
-def timestamps(micros: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Record timestamps, milliseconds."""
-    return np.maximum(micros // 1000, 1)
+def timestamps(micros: npt.NDArray[np.int64], limit: int = FAR_AHEAD) -> npt.NDArray[np.int64]:
+    """Record timestamps, milliseconds; `limit` (µs) for what lies more than a second above it."""
+    limited: npt.NDArray[np.int64] = np.where(micros > limit + _NEAR, limit, micros)
+    return np.maximum(limited // 1000, 1)
+
+
+def _timestamp(micros: int, limit: int) -> int:
+    return max(1, (limit if micros > limit + _NEAR else micros) // 1000)
 
 
 def metadata_headers(text: str) -> list[Header]:
@@ -188,6 +205,7 @@ def event_columns(
     late: npt.NDArray[np.bool_] | None = None,
     *,
     placed: npt.NDArray[np.int32] | None = None,
+    limit: int = FAR_AHEAD,
 ) -> Columns:
     """Events (schema `EVENTS`) as records' columns.
 
@@ -197,6 +215,7 @@ def event_columns(
         partitions: of the topic.
         late: marks the rows that get the header `eventpub_late`.
         placed: what `partitions_of` says, where that is known already.
+        limit: of the records' timestamps, µs.
     """
     ids_column: Any = events.column("aggregate_id")
     versions_column: Any = events.column("version").cast(pa.string())
@@ -230,7 +249,7 @@ def event_columns(
         keys=ids,
         values=values,
         partitions=partitions_of(events, partitions) if placed is None else placed,
-        timestamps=timestamps(micros).tolist(),
+        timestamps=timestamps(micros, limit).tolist(),
         headers=_headers(fixed, values, metadata, late_flags),
     )
 
@@ -283,7 +302,10 @@ def have_fixed_headers(
 
 
 def fixed_events(
-    events: pa.Table | pa.RecordBatch, source: str, partitions: npt.NDArray[np.int32]
+    events: pa.Table | pa.RecordBatch,
+    source: str,
+    partitions: npt.NDArray[np.int32],
+    limit: int = FAR_AHEAD,
 ) -> FixedEvents:
     """The same records as those of `event_columns`, of events that `have_fixed_headers`.
 
@@ -291,6 +313,7 @@ def fixed_events(
         events: the rows.
         source: the application's id, `ce_source`.
         partitions: of each row.
+        limit: of the records' timestamps, µs.
     """
     ids, versions, types, values = (
         _whole(events.column(name)) for name in ("aggregate_id", "version", "event_type", "payload")
@@ -305,7 +328,7 @@ def fixed_events(
         keys=ids,
         values=values,
         partitions=partitions,
-        timestamps=timestamps(micros),
+        timestamps=timestamps(micros, limit),
         headers=[
             ("ce_specversion", b"1.0"),
             ("ce_id", pc.binary_join_element_wise(ids, version_texts, "/")),
@@ -328,7 +351,7 @@ def _rfc3339(micros: int) -> str:
     return format_times(np.array([micros], np.int64))[0].decode()
 
 
-def gap_record(gap: SkippedGap, partitions: int) -> Record:
+def gap_record(gap: SkippedGap, source: str, partitions: int, limit: int = FAR_AHEAD) -> Record:
     """A skip as a record of ``<topic>.gaps``; its times are RFC 3339."""
     value = {
         "aggregate_id": gap.aggregate_id,
@@ -343,8 +366,8 @@ def gap_record(gap: SkippedGap, partitions: int) -> Record:
         key=gap.aggregate_id,
         value=_encode(value).encode(),
         partition=topic_partition(gap.aggregate_id, partitions),
-        timestamp=max(1, gap.skipped_at // 1000),
-        headers=[_JSON],
+        timestamp=_timestamp(gap.skipped_at, limit),
+        headers=[(SOURCE, source), _JSON],
     )
 
 
@@ -370,31 +393,60 @@ def read_gap(value: bytes) -> SkippedGap:
         raise ValueError(f"no skip: {error}") from error
 
 
-def dead_record(row: DeadRow, source: str, partitions: int, fallback_partition: int) -> Record:
+def dead_record(
+    row: DeadRow,
+    source: str,
+    partitions: int,
+    fallback_partition: int,
+    limit: int = FAR_AHEAD,
+    *,
+    reduced: bool = False,
+) -> Record:
     """A refused row as a record of ``<topic>.dead``.
 
-    The value is the payload's bytes, except where the broker has refused the record itself: it
-    would refuse it here as well, so that only `eventpub_payload_bytes` tells its size (the row is
-    in the store). A row without an aggregate goes to `fallback_partition`.
+    The value is the payload's bytes, except where the broker has refused the record itself, or
+    where there are more than `MOST_PAYLOAD`: then `eventpub_payload_bytes` tells their number. A
+    type, metadata or reason of more than `MOST_TEXT` bytes is left out in the same way
+    (`eventpub_type_bytes`, `eventpub_metadata_bytes`; a reason is cut): the row is in the store. A
+    row without an aggregate goes to `fallback_partition`. `eventpub_conflict` has `row.published`,
+    from which an index that was lost knows other rows of this kind again; see `read_conflict`.
+
+    Args:
+        row: what was refused.
+        source: the application's id, `ce_source`.
+        partitions: of the topic.
+        fallback_partition: see above.
+        limit: of the record's timestamp, µs.
+        reduced: key, version and reason alone.
     """
+    reason = row.reason.encode(errors="replace")
     headers: list[Header] = [
         ("ce_specversion", "1.0"),
-        ("ce_source", source),
-        (REASON, row.reason.encode(errors="replace")),
+        (SOURCE, source),
+        (REASON, reason[: 1024 if reduced else MOST_TEXT].decode(errors="ignore").encode()),
     ]
-    if row.aggregate_id is not None:
-        headers.append(("ce_subject", row.aggregate_id.encode()))
+    key = None if row.aggregate_id is None else row.aggregate_id.encode()
     if row.version is not None:
-        headers.append(("ce_id", f"{row.aggregate_id}/{row.version}".encode()))
         headers.append((SEQUENCE, str(row.version)))
-    if row.event_type is not None:
-        headers.append(("ce_type", row.event_type.encode(errors="replace")))
+    if key is not None and not reduced:
+        _add(headers, "ce_subject", "eventpub_subject_bytes", key)
+        if row.version is not None:
+            _add(headers, "ce_id", "eventpub_id_bytes", key + f"/{row.version}".encode())
     if row.create_time is not None:
         headers.append((TIME, _rfc3339(row.create_time)))
+    if row.published is not None:
+        headers.append((CONFLICT, f"{row.published[0]} {row.published[1]}"))
+    keep = 0 if reduced else MOST_TEXT
+    if row.event_type is not None:
+        encoded = row.event_type.encode(errors="replace")
+        _add(headers, "ce_type", "eventpub_type_bytes", encoded, keep)
     if row.metadata is not None:
-        headers.append(("eventpub_metadata", row.metadata.encode(errors="replace")))
+        encoded = row.metadata.encode(errors="replace")
+        _add(headers, "eventpub_metadata", "eventpub_metadata_bytes", encoded, keep)
     value = row.payload
-    if value is not None and row.reason.startswith(REFUSED):
+    if value is not None and (
+        reduced or len(value) > MOST_PAYLOAD or row.reason.startswith(REFUSED)
+    ):
         headers.append(("eventpub_payload_bytes", str(len(value))))
         value = None
     return Record(
@@ -405,6 +457,24 @@ def dead_record(row: DeadRow, source: str, partitions: int, fallback_partition: 
             if row.aggregate_id is None
             else topic_partition(row.aggregate_id, partitions)
         ),
-        timestamp=max(1, (row.create_time or 0) // 1000),
+        # a broker may have refused the time, too
+        timestamp=_timestamp(limit if reduced else row.create_time or 0, limit),
         headers=headers,
     )
+
+
+def read_conflict(headers: Mapping[str, Any]) -> tuple[int, int] | None:
+    """`DeadRow.published` of a dead letter; None where it has none."""
+    try:
+        last, created = headers[CONFLICT].split()
+        return int(last), int(created)
+    except (KeyError, ValueError, AttributeError):
+        return None
+
+
+def _add(
+    headers: list[Header], name: str, name_of_size: str, value: bytes, most: int = MOST_TEXT
+) -> None:
+    """A header with the value; with its size instead, where that is more than `most` bytes."""
+    is_small = len(value) <= most
+    headers.append((name, value) if is_small else (name_of_size, str(len(value))))

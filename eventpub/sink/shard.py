@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
+import confluent_kafka
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -27,9 +28,17 @@ from eventpub.errors import SinkError
 from eventpub.sink import bulk, client, faults, owning, records
 from eventpub.sink.batch import Batch, Events, batch_of
 from eventpub.sink.fold import FOLD_TIMEOUT, Fold
+from eventpub.sink.origin import check_between, sources_of
 from eventpub.sink.records import DeadRow
 from eventpub.sink.topics import list_offsets
-from eventpub.sink.unmarked import MARKER_TIMEOUT, Place, Written, hanging, lost_records
+from eventpub.sink.unmarked import (
+    MARKER_TIMEOUT,
+    Place,
+    Written,
+    hanging,
+    iter_ranges,
+    lost_records,
+)
 
 COMMIT_TIMEOUT = 30.0
 """Seconds until a commit without an answer is given up as indefinite."""
@@ -38,9 +47,20 @@ ABORT_TIMEOUT = 5.0
 DOUBT_AFTER = 1.0
 """A commit or abort that took longer leaves a doubt (T-rule)."""
 
+_TAKEOVER_TIMEOUT = 3.0
+"""Seconds that a sink which is closed waits for its own takeover of the shard."""
+_READ_BETWEEN = 5.0
+"""Seconds to read, in an open transaction, what others have written since a fold."""
+
+_CHECKED_EVERY = 10.0
+"""Seconds between two looks at what others have written between this sink's transactions."""
+
 _careful: set[tuple[str, str]] = set()
 """Owners whose sinks send each record by itself, to find the ones that the broker refuses, until a
 batch was published."""
+_reduced: set[tuple[str, str]] = set()
+"""Owners whose dead letters have key, version and reason alone, since the broker has refused one,
+until a batch was published."""
 _one_by_one: set[tuple[str, str]] = set()
 """Owners whose sinks ask for a report of each record, to find what went wrong with the last batch,
 until a batch was published."""
@@ -61,6 +81,21 @@ class PublishedBatch:
     commit_seconds: float
     written: dict[Place, Written] = field(default_factory=dict)
     lost: int = 0
+
+
+_log_is_strange = threading.Event()
+
+
+def _say_that_the_log_is_strange() -> None:
+    if not _log_is_strange.is_set():
+        _log_is_strange.set()
+        client.log.warning(
+            "librdkafka's log does not show commits as it did when this version of eventpub was"
+            " made (confluent-kafka %s): each transaction counts as in doubt, and is followed by a"
+            " new producer and a read of the topic. Nothing is lost or repeated by that; it costs"
+            " some 60 ms a transaction",
+            confluent_kafka.__version__,
+        )
 
 
 def _aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
@@ -90,13 +125,16 @@ class ShardSink:
         sink: the configuration.
         app_id: the application's id, part of the transactional id and `ce_source`.
         shard: whose partitions this writes.
+        former_ids: application ids that this publisher had before: their records count.
 
     Attributes:
         needs_replacement: True when this sink must not be used again: close it, make a new one,
             fold, go on.
     """
 
-    def __init__(self, sink: config.Sink, app_id: str, shard: Shard) -> None:
+    def __init__(
+        self, sink: config.Sink, app_id: str, shard: Shard, former_ids: Sequence[str] = ()
+    ) -> None:
         self._sink = sink
         self._app_id = app_id
         self._shard = shard
@@ -105,7 +143,12 @@ class ShardSink:
         self._log = client.ClientLog()
         self._owner = (sink.bootstrap_servers, owning.transactional_id(app_id, shard.number))
         self._careful = self._owner in _careful
+        self._sources = sources_of(sink, app_id, former_ids)
         self._fold: Fold | None = None
+        self._published: dict[Place, int] = {}
+        self._between: dict[Place, Written] = {}
+        self._check_at = 0.0
+        self._began = 0.0
         self._closed = False
         self._failure: BaseException | None = None
         self._producer: Producer | None = None
@@ -168,26 +211,30 @@ class ShardSink:
         written: Mapping[Place, Written] | None = None,
         *,
         acknowledged: Mapping[Place, int] | None = None,
+        everywhere: bool = False,
         timeout: float = FOLD_TIMEOUT,
     ) -> Fold:
         """Reads the shard's own partitions back from the saved next offsets to their end.
 
         A partition that is not in `saved` is read from its beginning. Nothing to read costs two
-        requests. What the iteration found besides is in `offsets`, `truncated` and `foreign`.
+        requests. What the iteration found besides is in `offsets`, `truncated` and `not_ours`.
 
         Args:
             saved: next offsets, by topic and partition.
             written: of those that came from a `PublishedBatch`, what that one had written.
-            acknowledged: next offsets up to which all was told to be committed; `saved` may be
+            acknowledged: next offsets up to which all was acknowledged as committed; `saved` may be
                 behind.
+            everywhere: read all partitions, for the shard's aggregates: where the number of
+                partitions may have been another one.
             timeout: seconds without any progress after which it gives up.
 
         Raises:
             UnmarkedError: while iterating: some of `written` is not visible; `restore` it.
             SinkError: while iterating: `sink.hanging_transaction`, `sink.topic_recreated`,
-                `sink.topic_missing`, `sink.unreachable`, ….
+                `sink.other_publisher`, `sink.topic_missing`, `sink.unreachable`, ….
         """
         self.ready()
+        self._published, self._between = {}, {}
         end_open = self._end_open if self._transactional else None
         self._fold = Fold(
             self._sink,
@@ -197,6 +244,8 @@ class ShardSink:
             acknowledged=acknowledged if self._transactional else None,
             end_open=end_open,
             timeout=timeout,
+            sources=self._sources,
+            everywhere=everywhere,
         )
         return self._fold
 
@@ -213,11 +262,12 @@ class ShardSink:
             SinkError: as `publish`.
         """
         self.ready()
+        self._fold, self._published = None, {}  # what was reached is about to be found out
         restored = 0
         while True:
             # until it is seen: the marker of what is published here may be left out as well
             self._end_all(list(written))
-            lost = lost_records(self._sink, self._app_id, written)
+            lost = lost_records(self._sink, self._sources.own, written)
             if not lost:
                 return restored
             if self.needs_replacement:
@@ -267,13 +317,43 @@ class ShardSink:
 
     @property
     def truncated(self) -> bool:
-        """True if retention had removed records before the last fold could read them."""
+        """True if retention had removed events before the last fold could read them."""
         return self._last_fold.truncated
 
     @property
-    def foreign(self) -> int:
-        """How many records the last fold passed over, since eventpub has not written them."""
-        return self._last_fold.foreign
+    def unread(self) -> int:
+        """Offsets between what the last fold has read and the ends of the shard's partitions."""
+        return self._last_fold.unread
+
+    @property
+    def misplaced(self) -> int:
+        """As of `Fold`, of the last one."""
+        return self._last_fold.misplaced
+
+    @property
+    def not_ours(self) -> dict[str, int]:
+        """By origin, the records that the last fold has read and that do not count."""
+        return dict(self._last_fold.not_ours)
+
+    def check_between(self) -> None:
+        """Look at offsets between what this sink has written: another publisher's may stand there.
+
+        Costs nothing where there are none, as in the common batch; where somebody else writes who
+        may, one look in a while. What cannot be read now is looked at later, or by the next fold.
+
+        Raises:
+            SinkError: `sink.other_publisher`.
+        """
+        if not self._between or time.monotonic() < self._check_at:
+            return
+        between, self._between = self._between, {}
+        self._check_at = time.monotonic() + _CHECKED_EVERY
+        try:
+            check_between(self._sink, self._sources, between)
+        except SinkError as error:
+            if error.code == "sink.other_publisher":
+                raise
+            self._between = between
 
     @property
     def _last_fold(self) -> Fold:
@@ -289,6 +369,7 @@ class ShardSink:
         gaps: Sequence[SkippedGap] = (),
         dead: Sequence[DeadRow] = (),
         diverted: pa.Table | None = None,
+        now: int | None = None,
         crash_point: Callable[[str], None] = _no_crash,
     ) -> PublishedBatch:
         """Makes all of it visible in one transaction, in the given order.
@@ -299,11 +380,13 @@ class ShardSink:
             gaps: skips, to ``<topic>.gaps``.
             dead: refused rows, to ``<topic>.dead``.
             diverted: late rows of `EVENTS`, to ``<topic>.late``.
+            now: the database's time, µs; no record's timestamp is later.
             crash_point: called with the name of each step, for tests that die there.
 
         Raises:
             RecordRefusedError: some rows can never be published; nothing was. Name them dead, redo.
             SinkError: `sink.aborted` (nothing was published; redo), `sink.fenced`,
+                `sink.side_record_refused`, `sink.topic_recreated`,
                 `sink.indefinite`, `sink.unreachable`, `sink.fatal`, `sink.wrong_partition`, ….
                 Look at `needs_replacement` before the next call.
         """
@@ -314,7 +397,18 @@ class ShardSink:
             return PublishedBatch(0, {}, 0.0, 0.0)
 
         started = time.perf_counter()
-        batch = batch_of(self._sink, self._app_id, self._shard, events, late, gaps, dead, diverted)
+        batch = batch_of(
+            self._sink,
+            self._app_id,
+            self._shard,
+            events,
+            late,
+            gaps,
+            dead,
+            diverted,
+            now=now,
+            reduced=self._owner in _reduced,
+        )
         produced, committed = self._transact(batch, crash_point)
         lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
         written = {
@@ -323,9 +417,14 @@ class ShardSink:
             if reports.last is not None and reports.last.offset() >= 0
         }
         marker = 1 if self._transactional else 0
+        next_offsets = {place: end + marker for place, (_, end) in written.items()}
+        for place, (first, _) in written.items():
+            if first > self._reached(place, first):
+                self._between.setdefault(place, (self._reached(place, first), first))
+        self._published.update(next_offsets)
         return PublishedBatch(
             events=len(events) - lost,
-            next_offsets={place: end + marker for place, (_, end) in written.items()},
+            next_offsets=next_offsets,
             produce_seconds=produced - started,
             commit_seconds=committed - produced,
             written=written if self._transactional else {},
@@ -340,19 +439,24 @@ class ShardSink:
         self._produce(batch, crash_point)
         crash_point("after_produce")
         self._flush(batch)
+        if batch.events:
+            self._check_offsets(batch)
         crash_point("before_commit")
         produced = time.perf_counter()
         self._commit()
         _careful.discard(self._owner)
         _one_by_one.discard(self._owner)
+        _reduced.discard(self._owner)
         crash_point("after_commit")
         return produced, time.perf_counter()
 
     def close(self) -> None:
         """Lets go of the producer; an open transaction is left to the next owner, which aborts it.
 
-        Waits for nothing: it may be called at any time, more than once.
+        May be called at any time, more than once. Waits for nothing but the shard's takeover, where
+        `ready` was not called: what of it is under way would fence whoever comes next.
         """
+        self._starting.join(_TAKEOVER_TIMEOUT)
         self._closed = True
         self._producer = None
 
@@ -361,6 +465,7 @@ class ShardSink:
     def _begin(self) -> None:
         self._serve()
         self._log.forget()
+        self._began = time.monotonic()
         if not self._transactional:
             return
         try:
@@ -376,9 +481,16 @@ class ShardSink:
                 self._produce_events(topic, events, batch, crash_point)
             for topic, r in batch.side:
                 on_delivery = batch.reports_of(topic, r.partition).on_delivery
-                self._produce_one(
-                    topic, r.value, r.key, r.partition, on_delivery, r.timestamp, r.headers
-                )
+                try:
+                    self._produce_one(
+                        topic, r.value, r.key, r.partition, on_delivery, r.timestamp, r.headers
+                    )
+                except KafkaException as exception:
+                    error = faults.kafka_error(exception)
+                    if error.code() not in faults.REFUSED_RECORD:
+                        raise
+                    batch.refused.append((topic, 0, faults.says(error)))
+                    break
                 batch.produced += 1
         except KafkaException as exception:
             raise self._undo(faults.kafka_error(exception), "producing", batch) from exception
@@ -407,7 +519,7 @@ class ShardSink:
         between[first] = between[last] = False
         rows = np.flatnonzero(between)
         half = len(rows) // 2
-        fixed = records.fixed_events(events.rows, self._app_id, events.partitions)
+        fixed = records.fixed_events(events.rows, self._app_id, events.partitions, events.limit)
         batch.has_unreported = True
         self._produce_columns(topic, events.taken(first), batch, _no_crash, first)
         self._produce_at_once(at_once, topic, fixed, rows[:half])
@@ -516,6 +628,78 @@ class ShardSink:
         if delivered != batch.produced or not all(r.is_whole for r in batch.reports.values()):
             raise self._undo(None, "producing", batch)
 
+    def _check_offsets(self, batch: Batch) -> None:
+        """Nothing is written before what was written already: there it is another topic.
+
+        Where a marker is missing, its offset is written. Nor is there anything of ours between the
+        end of the last fold and what is written first behind it: see `_has_missed`.
+        """
+        marker = 1 if self._transactional else 0
+        unread: dict[Place, Written] = {}
+        for place, reports in batch.reports.items():
+            at = -1 if reports.first is None else reports.first.offset()
+            if 0 <= at < self._reached(place, at) - marker:
+                self._abort()
+                self.needs_replacement = True
+                if place[0] != self._sink.topic:
+                    raise _aborted(None, self._sink)  # made again: the next fold takes it as new
+                raise faults.records_gone(self._sink, place, self._reached(place, at), at)
+            if self._transactional and self._fold is not None and place not in self._published:
+                end = self._fold.offsets.get(place, 0)
+                if at > end:
+                    unread[place] = end, at
+        if unread and self._has_missed(unread):
+            self._abort()
+            self.needs_replacement = True
+            client.admin(self._sink, anew=True)  # the old one knows that broker for the leader
+            raise _aborted(None, self._sink)
+
+    def _has_missed(self, unread: Mapping[Place, Written]) -> bool:
+        """Whether the last fold ended too early: before records of ours.
+
+        A broker that is cut off from the others, and not from us, goes on to answer for partitions
+        that another one leads by now, with the end that it knows. Who writes comes to the new
+        leader, since the old one finds nobody who copies a record. Before the first commit behind a
+        fold it shows: the records do not follow on its end. What stands between must then be read:
+        others may write there, too.
+
+        Args:
+            unread: by place, the fold's end and the first offset that was written now.
+        """
+        try:
+            for message in iter_ranges(self._sink, unread, committed=False, timeout=_READ_BETWEEN):
+                if records.is_ours(message.headers(), self._sources.own):
+                    place = message.topic(), message.partition()
+                    client.log.warning(
+                        "%s[%d] was read back to offset %d, and has records of this publisher"
+                        " behind it (%d): a broker has answered that does not lead it any more, as"
+                        " one does that is cut off from the others. Nothing is published before the"
+                        " topic was read back again",
+                        *place,
+                        unread[place][0],
+                        message.offset(),
+                    )
+                    return True
+        except SinkError as error:
+            client.log.warning("reading what stands behind the end of a fold: %s", error)
+            return True
+        return False
+
+    def _reached(self, place: Place, default: int) -> int:
+        """The next offset of a partition, as far as this sink knows."""
+        if place in self._published:
+            return self._published[place]
+        return default if self._fold is None else self._fold.offsets.get(place, default)
+
+    def _fault(self, error: KafkaError, doing: str) -> SinkError:
+        """As `faults.fault`; not fenced is who has merely let a transaction become too old."""
+        mapped = faults.fault(error, doing, self._sink)
+        waited = time.monotonic() - self._began
+        if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:
+            self.needs_replacement = True
+            return faults.stalled(self._sink, error, waited)
+        return mapped
+
     def _commit(self) -> None:
         if not self._transactional:
             return
@@ -533,6 +717,9 @@ class ShardSink:
                     raise (self._abort() or _aborted(error, self._sink)) from exception
                 raise self._indefinite(error) from exception
         self._doubt(started)
+        if not self._log.shows_commits:
+            self.needs_replacement = True
+            _say_that_the_log_is_strange()
 
     def _doubt(self, started: float) -> None:
         self._serve()
@@ -540,11 +727,11 @@ class ShardSink:
             self.needs_replacement = True
 
     def _indefinite(self, error: KafkaError) -> SinkError:
-        mapped = faults.fault(error, "committing", self._sink)
+        mapped = self._fault(error, "committing")
         if mapped.code in {"sink.unreachable", "sink.fatal"}:
             return SinkError(
                 "sink.indefinite",
-                f"nobody knows whether the transaction was committed ({faults.says(error)})",
+                f"the broker has not said whether it committed ({faults.says(error)})",
                 where=f"topic {self._sink.topic}",
                 suggestion="nothing to do: the topic is read back before anything is published",
                 retriable=True,
@@ -594,7 +781,7 @@ class ShardSink:
                 where=f"sink.bootstrap_servers = {self._sink.bootstrap_servers}",
                 retriable=True,
             )
-        mapped = faults.fault(error, doing, self._sink)
+        mapped = self._fault(error, doing)
         if mapped.code == "sink.fatal" and not error.fatal():
             return _aborted(error, self._sink)
         return mapped
@@ -612,14 +799,26 @@ class ShardSink:
             refused = batch.rows_of(by_broker)
         if not refused:
             return None
-        topic, _, reason = refused[0]
-        if topic not in batch.events:
+        of_events = [row for row in refused if row[0] in batch.events]
+        if not of_events:
+            topic, _, reason = refused[0]
+            if topic == self._sink.dead_topic and self._owner not in _reduced:
+                _reduced.add(self._owner)
+                self.needs_replacement = True
+                return _aborted(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason), self._sink)
             return SinkError(
                 "sink.side_record_refused",
-                f"{topic} does not take a record: {reason}",
+                f"{topic} does not take a record, though it has been made as small as it can be:"
+                f" {reason}",
                 where=f"topic {topic}",
-                suggestion=f"raise max.message.bytes of {topic}",
+                suggestion=f"kafka-configs.sh --bootstrap-server {self._sink.bootstrap_servers}"
+                f" --alter --entity-type topics --entity-name {topic} --add-config"
+                " max.message.bytes=1048588 (more, where it has that), and message.max.bytes in"
+                " [sink.properties] where it is set; where the reason is the timestamp:"
+                " --delete-config message.timestamp.before.max.ms; nothing was published",
             )
+        refused = of_events
+        topic, _, reason = refused[0]
         return faults.RecordRefusedError(
             rows=[row for t, row, _ in refused if t == self._sink.topic],
             diverted_rows=[row for t, row, _ in refused if t == self._sink.late_topic],
@@ -640,7 +839,7 @@ class ShardSink:
                 self.needs_replacement = True
                 error = faults.kafka_error(exception)
                 if not error.retriable():
-                    mapped = faults.fault(error, "aborting", self._sink)
+                    mapped = self._fault(error, "aborting")
                     return None if mapped.code == "sink.fatal" else mapped
                 if time.monotonic() - started > ABORT_TIMEOUT:
                     return None

@@ -8,7 +8,7 @@ are at least as many partitions as shards.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs export neither
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs export none
+    AclOperation,
     NewTopic,
     OffsetSpec,
 )
@@ -34,6 +35,14 @@ from eventpub.sink import client, faults
 REACH_TIMEOUT = 10.0
 """Seconds that a broker may take to answer before it counts as away."""
 
+
+_NO_IDS = {"", "None", "AAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAAQ"}
+
+_KNOWN_WITHIN = 5.0
+"""Seconds in which a broker that has just started knows of the topics that are there."""
+
+_FIRST_PATIENCE = 2.0
+"""Seconds that a partition's leader, as we know it, has to answer; doubled for each who follows."""
 
 End = Literal["earliest", "latest"]
 
@@ -51,7 +60,12 @@ class TopicLayout:
 
 
 def check_topics(
-    sink: config.Sink, *, shards: int = 1, late: bool = False, timeout: float = REACH_TIMEOUT
+    sink: config.Sink,
+    *,
+    shards: int = 1,
+    late: bool = False,
+    was_written: bool = False,
+    timeout: float = REACH_TIMEOUT,
 ) -> TopicLayout:
     """The topic's layout; what is missing is created where `create_topics` allows it.
 
@@ -59,6 +73,7 @@ def check_topics(
         sink: the configuration.
         shards: of the publisher; at most the topic's partitions.
         late: True where late events are diverted to ``<topic>.late``.
+        was_written: this publisher has written to the topic before: it is not created again.
         timeout: seconds until a broker that does not answer counts as away.
 
     Raises:
@@ -67,9 +82,17 @@ def check_topics(
     """
     side = (sink.gaps_topic, sink.dead_topic, *((sink.late_topic,) if late else ()))
     found = partition_counts(sink, timeout)
+    deadline = time.monotonic() + _KNOWN_WITHIN
+    while was_written and sink.topic not in found and time.monotonic() < deadline:
+        time.sleep(0.2)
+        found = partition_counts(sink, timeout)
+    if lacking := missing_rights(sink, (sink.topic, *side), timeout):
+        raise faults.rights_missing(sink, lacking)
     missing = [t for t in (sink.topic, *side) if t not in found]
     partitions = found.get(sink.topic, sink.partitions)
     if missing:
+        if was_written and sink.topic in missing:
+            raise faults.topic_gone(sink)
         if not sink.create_topics:
             raise faults.topic_missing(sink, missing[0], partitions)
         _create(sink, missing, partitions, timeout)
@@ -112,7 +135,7 @@ def partition_counts(sink: config.Sink, timeout: float | None = None) -> dict[st
             error = faults.kafka_error(exception)
             _serve(admin)
             heard = client_log.last_error
-            if heard is not None and heard.code() in faults.AUTHENTICATION:
+            if heard is not None and faults.is_refusal(heard):
                 raise faults.auth_failed(sink, heard) from exception
             if time.monotonic() > deadline:
                 raise faults.unreachable(
@@ -123,6 +146,187 @@ def partition_counts(sink: config.Sink, timeout: float | None = None) -> dict[st
         for name, topic in metadata.topics.items()
         if topic.error is None and topic.partitions
     }
+
+
+def topic_ids(
+    sink: config.Sink, names: Iterable[str], timeout: float = REACH_TIMEOUT
+) -> dict[str, str]:
+    """Kafka's id of each topic: that of a topic that is made again under its name is another.
+
+    Without topics that are not there, that this account may not describe, or whose broker gives
+    topics no id (before 2.8).
+
+    Raises:
+        SinkError: as `check_topics`.
+    """
+    admin, client_log = client.admin(sink)
+    _serve(admin)
+    client_log.forget()
+    asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=timeout)
+    found: dict[str, str] = {}
+    for name, future in asked.items():
+        try:
+            id_ = str(future.result(timeout + 5).topic_id)
+        except TimeoutError as exception:
+            raise faults.unreachable(sink, "describing topics", timeout, None) from exception
+        except KafkaException as exception:
+            error = faults.kafka_error(exception)
+            refused = KafkaError.TOPIC_AUTHORIZATION_FAILED
+            if error.code() in faults.MISSING or error.code() in faults.MOMENTARY | {refused}:
+                continue
+            _serve(admin)
+            raise faults.fault(
+                client_log.last_error or error, "describing topics", sink
+            ) from exception
+        if id_ not in _NO_IDS:
+            found[name] = id_
+    return found
+
+
+def visible_ends(
+    sink: config.Sink,
+    places: Sequence[tuple[str, int]] | None = None,
+    timeout: float = REACH_TIMEOUT,
+) -> dict[tuple[str, int], int]:
+    """Up to where readers of committed records come; by default in each partition of the topic.
+
+    Raises:
+        SinkError: as `check_topics`.
+    """
+    if places is None:
+        count = partition_counts(sink, timeout).get(sink.topic, 0)
+        places = [(sink.topic, number) for number in range(count)]
+    optional = frozenset(sink.topics[1:])
+    return list_offsets(
+        sink, list(places), "latest", committed=True, optional=optional, timeout=timeout
+    )
+
+
+def first_offsets(
+    sink: config.Sink, places: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], int]:
+    """Where each partition begins.
+
+    Raises:
+        SinkError: as `check_topics`.
+    """
+    return list_offsets(sink, list(places), "earliest")
+
+
+def check_written(
+    sink: config.Sink,
+    ids: Mapping[str, str],
+    known: Mapping[str, str],
+    ends: Mapping[tuple[str, int], int],
+) -> dict[tuple[str, int], int]:
+    """Whether the topic is still the one that was written, to where it was written.
+
+    Args:
+        sink: the configuration.
+        ids: of the topics that are there.
+        known: of those that were written.
+        ends: next offsets that were reached.
+
+    Returns:
+        Those of them that still mean something.
+
+    Raises:
+        SinkError: `sink.topic_recreated`, or as `check_topics`.
+    """
+    made_again = {name for name, id_ in ids.items() if known.get(name, id_) != id_}
+    if sink.topic in made_again:
+        if ids[sink.topic] != sink.accept_topic_id:
+            raise faults.topic_remade(sink, ids[sink.topic])
+        made_again = set(sink.topics)
+    kept = {place: end for place, end in ends.items() if place[0] in set(sink.topics) - made_again}
+    found = list_offsets(sink, list(kept), "latest", optional=frozenset(sink.topics[1:]))
+    marker = 1 if sink.delivery == "exactly_once" else 0
+    for place, end in found.items():
+        if end < kept[place] - marker:  # one offset less: a marker is missing, a fold sees to it
+            raise tail_gone(sink, place, kept[place], end)
+    return {place: kept[place] for place in found}
+
+
+def tail_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int) -> SinkError:
+    """What it means that a partition ends before what was written to it.
+
+    Its last records are gone, unless its brokers do not agree who leads it: one that is cut off
+    from the others goes on to answer, with the end that it knows.
+    """
+    said = _leaders(sink, *place)
+    if len(set(said.values())) < 2:
+        return faults.records_gone(sink, place, saved, end)
+    client.admin(sink, anew=True)  # the old one may ask the wrong one for 15 minutes
+    topic, partition = place
+    words = ", ".join(f"broker {by} says {leader}" for by, leader in sorted(said.items()))
+    return SinkError(
+        "sink.unreachable",
+        f"the brokers do not agree who leads {topic}[{partition}] ({words}); one has answered with"
+        f" the end {end}, but {saved} was reached before",
+        where=f"sink.bootstrap_servers = {sink.bootstrap_servers}",
+        suggestion="look for a broker that is cut off from the others; publishing goes on when they"
+        " agree",
+        retriable=True,
+    )
+
+
+def _leaders(sink: config.Sink, topic: str, partition: int) -> dict[int, str]:
+    """By each broker that has a copy of a partition: which one leads it.
+
+    Raises:
+        SinkError: `sink.unreachable`, ….
+    """
+    said: dict[int, str] = {}
+    admin, _ = client.admin(sink)
+    try:
+        metadata = client.call(admin.list_topics, topic, REACH_TIMEOUT)
+    except KafkaException as exception:
+        error = faults.kafka_error(exception)
+        raise faults.fault(error, "asking who leads", sink) from exception
+    found = (metadata.topics[topic].partitions or {}).get(partition)
+    for number in () if found is None else found.replicas:
+        said[number] = "nothing"
+        broker = metadata.brokers.get(number)
+        if broker is None:
+            continue
+        host = str(broker.host)
+        host = f"[{host}]" if ":" in host else host
+        with suppress(KafkaException):
+            # its first question goes to the only broker that it knows
+            alone, _ = client.admin_of(sink, f"{host}:{broker.port}")
+            its = client.call(alone.list_topics, topic, _FIRST_PATIENCE).topics[topic]
+            led = (its.partitions or {}).get(partition)
+            said[number] = said[number] if led is None else str(led.leader)
+    return said
+
+
+_NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
+
+
+def missing_rights(
+    sink: config.Sink, topics: Sequence[str], timeout: float = REACH_TIMEOUT
+) -> dict[str, list[str]]:
+    """What this account may not do with these topics and has to: Describe, Read, Write.
+
+    Of a topic that is not there nothing is known, nor where the broker does not say.
+    """
+    admin, _ = client.admin(sink)
+    asked = admin.describe_topics(
+        TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=timeout
+    )
+    lacking: dict[str, list[str]] = {}
+    for topic, future in asked.items():
+        try:
+            allowed = future.result(timeout + 5).authorized_operations
+        except KafkaException as exception:
+            if faults.kafka_error(exception).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                lacking[topic] = ["Describe", *_NEEDED.values()]
+            continue
+        except TimeoutError:
+            continue
+        if allowed and (names := [name for op, name in _NEEDED.items() if op not in allowed]):
+            lacking[topic] = names
+    return lacking
 
 
 def _serve(admin: Any) -> None:
@@ -154,7 +358,7 @@ def _create(sink: config.Sink, topics: list[str], partitions: int, timeout: floa
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise faults.topic_missing(sink, topic, partitions) from exception
+                raise faults.rights_missing(sink, {topic: ["Create"]}) from exception
             raise faults.fault(error, f"creating the topic {topic}", sink) from exception
 
 
@@ -197,44 +401,51 @@ def list_offsets(
     spec: Any = getattr(OffsetSpec, end)()
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     deadline = time.monotonic() + timeout
+    patience = min(_FIRST_PATIENCE, timeout)
     offsets: dict[tuple[str, int], int] = {}
     asking = set(partitions)
     while asking:
         futures: Mapping[TopicPartition, Future[Any]] = admin.list_offsets(
             {TopicPartition(topic, number): spec for topic, number in asking},
             isolation_level=level,
-            request_timeout=timeout,
+            request_timeout=patience,
         )
+        met: KafkaError | None = None
+        missing: str | None = None
         for at, future in futures.items():
             place = (at.topic, at.partition)
             try:
-                offset = future.result(timeout + 5).offset
+                offset = future.result(patience + 5).offset
                 if offset >= 0:
                     offsets[place] = offset
                     asking.discard(place)
-                elif time.monotonic() > deadline:
-                    raise faults.unreachable(
-                        sink, "asking for offsets", timeout, client_log.last_error
-                    )
-            except TimeoutError as exception:
-                raise faults.unreachable(sink, "asking for offsets", timeout, None) from exception
+            except TimeoutError:
+                continue
             except KafkaException as exception:
                 error = faults.kafka_error(exception)
                 if error.code() in faults.MISSING and at.topic in optional:
                     asking.discard(place)
-                elif error.code() not in faults.MOMENTARY or time.monotonic() > deadline:
-                    _serve(admin)
-                    if error.code() in faults.MISSING:
-                        raise faults.topic_missing(sink, at.topic) from exception
-                    if error.code() == KafkaError._TIMED_OUT:
-                        raise faults.unreachable(
-                            sink, "asking for offsets", timeout, client_log.last_error or error
-                        ) from exception
+                elif error.code() in faults.MISSING:
+                    missing = at.topic  # or so new that this broker does not know of it
+                elif error.code() not in faults.MOMENTARY | {KafkaError._TIMED_OUT}:
                     raise faults.fault(error, "asking for offsets", sink) from exception
-        if asking:
-            time.sleep(0.05)
-            admin, client_log = client.admin(sink, anew=True)
-            _connect(admin, sink.topic, timeout)
+                else:
+                    met = error
+        if not asking:
+            break
+        # A broker that answers nothing may lead no longer: a new client asks who does, also where
+        # this one gives up, for whoever asks next.
+        _serve(admin)
+        heard = client_log.last_error
+        admin, client_log = client.admin(sink, anew=True)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            if missing is not None:
+                raise faults.topic_missing(sink, missing)
+            raise faults.unreachable(sink, "asking for offsets", timeout, heard or met)
+        time.sleep(0.1)
+        patience = min(2 * patience, max(left, _FIRST_PATIENCE))
+        _connect(admin, sink.topic, patience)
     return offsets
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
-from eventpub.sink.topics import list_offsets
+from eventpub.sink.topics import list_offsets, tail_gone
 
 Place = tuple[str, int]
 """A topic and the number of one of its partitions."""
@@ -81,25 +81,31 @@ def are_left_open(sink: config.Sink, ends: Mapping[Place, int], timeout: float) 
 
 
 def lost_records(
-    sink: config.Sink, app_id: str, written: Mapping[Place, Written]
+    sink: config.Sink, app_ids: Collection[str], written: Mapping[Place, Written]
 ) -> list[tuple[str, records.Record]]:
     """What eventpub has written in these ranges that is visible neither there nor behind them.
 
     To be called when no transaction is open there. In the order of each partition.
 
     Raises:
-        SinkError: `sink.unreachable`, ….
+        SinkError: `sink.topic_recreated` where what was written there is not there any more;
+            `sink.unreachable`, ….
     """
     places = list(written)
     ends = list_offsets(sink, places, "latest", committed=True)
+    for place, (_, end) in written.items():
+        if ends[place] < end:
+            raise tail_gone(sink, place, end, ends[place])
     lows = list_offsets(sink, places, "earliest")
     firsts = {place: max(first, lows[place]) for place, (first, _) in written.items()}
-    raw = _read(sink, {p: (firsts[p], end) for p, (_, end) in written.items()}, committed=False)
-    visible = _read(sink, {p: (firsts[p], ends[p]) for p in written}, committed=True)
+    raw = read_ranges(
+        sink, {p: (firsts[p], end) for p, (_, end) in written.items()}, committed=False
+    )
+    visible = read_ranges(sink, {p: (firsts[p], ends[p]) for p in written}, committed=True)
     seen = Counter(_identity(message) for message in visible)
     lost = []
     for message in raw:
-        if not records.is_ours(message.headers(), message.value(), app_id):
+        if not records.is_ours(message.headers(), app_ids):
             continue
         identity = _identity(message)
         if seen[identity]:
@@ -125,16 +131,41 @@ def _again(message: Any) -> records.Record:
     )
 
 
-def _read(
-    sink: config.Sink, ranges: Mapping[Place, tuple[int, int]], *, committed: bool
+def read_ranges(
+    sink: config.Sink,
+    ranges: Mapping[Place, tuple[int, int]],
+    *,
+    committed: bool,
+    few: bool = False,
+    timeout: float = _READ_TIMEOUT,
 ) -> list[Any]:
-    """The records of each range, in the order of each partition."""
+    """As `iter_ranges`, all at once."""
+    return list(iter_ranges(sink, ranges, committed=committed, few=few, timeout=timeout))
+
+
+def iter_ranges(
+    sink: config.Sink,
+    ranges: Mapping[Place, tuple[int, int]],
+    *,
+    committed: bool,
+    few: bool = False,
+    timeout: float = _READ_TIMEOUT,
+) -> Iterator[Any]:
+    """The records of each range, in the order of each partition.
+
+    Args:
+        committed: leave out what is not.
+        few: fetch little at once.
+        timeout: seconds for all of it.
+
+    Raises:
+        SinkError: `sink.unreachable`, ….
+    """
     wanted = {place: (at, end) for place, (at, end) in ranges.items() if at < end}
     if not wanted:
-        return []
-    consumer = client.consumer(sink, client.ClientLog(), committed=committed)
-    found: list[Any] = []
-    deadline = time.monotonic() + _READ_TIMEOUT
+        return
+    consumer = client.consumer(sink, client.ClientLog(), committed=committed, few=few)
+    deadline = time.monotonic() + timeout
     try:
         consumer.assign([TopicPartition(t, p, at) for (t, p), (at, _) in wanted.items()])
         while wanted:
@@ -144,7 +175,7 @@ def _read(
                     topic, partition = min(wanted)
                     raise SinkError(
                         "sink.unreachable",
-                        f"{topic}[{partition}] gave no records for {_READ_TIMEOUT:.0f} s",
+                        f"{topic}[{partition}] gave no records for {timeout:.0f} s",
                         where=f"topic {topic}",
                         retriable=True,
                     )
@@ -158,13 +189,14 @@ def _read(
                 continue
             _, end = wanted[place]
             if error is None and message.offset() < end:
-                found.append(message)
+                yield message
             if message.offset() >= end - (error is None):
                 del wanted[place]
+                # or what is behind its range would be fetched before the others
+                consumer.pause([TopicPartition(*place)])
     except KafkaException as exception:
         raise faults.fault(
             faults.kafka_error(exception), "reading the topic back", sink
         ) from exception
     finally:
         consumer.close()
-    return found

@@ -1,8 +1,8 @@
 """The streaming source, the micro-batch job, shard placement, checkpoint.
 
-The only room that knows store, index and sink together; a shard's way through a window is one page,
-`shard.py`. What it exports is imported when it is asked for: Spark's workers start in this package
-and need none of it.
+The only package that knows store, index and sink together; a shard's way through a window is one
+page, `shard.py`. What it exports is imported when it is asked for: Spark's workers start in this
+package and need none of it.
 """
 
 from __future__ import annotations

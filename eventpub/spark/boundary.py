@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from eventpub.spark.state import StateDir
+from eventpub.spark.state import StateDir, replace_file
 
 _EVERY = 0.05
 """Seconds between two looks of the source."""
@@ -53,6 +53,8 @@ class Bounds:
         open_since: when the oldest open transaction began, µs; None: there is none, or nobody can
             tell. A gap that was seen after it is not skipped.
         more: whether the window is a full page, so that another one is about to come.
+        hidden_since: nothing that open transactions hide, or that was hidden and is not counted
+            since, was created at or before, µs; None: nothing is hidden, or nobody can tell.
         tick: how many windows of the batch ended where the one before did, since tasks had to do
             something without rows: look after a hold, compare.
     """
@@ -61,10 +63,11 @@ class Bounds:
     open_since: int | None = None
     more: bool = False
     tick: int = 0
+    hidden_since: int | None = None
 
 
 class BatchOver(Exception):  # noqa: N818 (nothing is wrong)
-    """What the source has to tell is told by the next batch."""
+    """What the source has to report is reported by the next batch."""
 
 
 def following(
@@ -79,7 +82,7 @@ def following(
     """The windows behind one, each as soon as it is found.
 
     What another shard has seen before the end, this one sees, too: what is visible of one shard
-    when the publisher is told to stop, and its like of the others, comes out together.
+    when the publisher is asked to stop, and its like of the others, comes out together.
 
     Args:
         seconds: for so long.
@@ -209,10 +212,8 @@ class MovingBoundary:
             os.utime(self._file)
 
     def _announce(self) -> bool:
-        partial = self._file.with_suffix(".moving")
         try:
-            partial.write_text(json.dumps(asdict(self._last)))
-            partial.rename(self._file)
+            replace_file(self._file, json.dumps(asdict(self._last)))
         except OSError:  # a full disk: the batch's own window is published all the same
             self._give_up()
             return False

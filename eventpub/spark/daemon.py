@@ -3,7 +3,7 @@
 Spark's own daemon imports nothing before it forks, so each worker of a starting publisher spends
 1.4 s of CPU on imports; ten of them made up two thirds of the CPU time until the first event. It
 does so because a library may start threads when it is imported, which a fork would lose. Of those
-that are imported here NumPy's BLAS does, unless it is told to use one thread, and Arrow does, which
+that are imported here NumPy's BLAS does, unless it is set to use one thread, and Arrow does, which
 takes care of forks itself. Whatever else starts a thread is a defect, and is said.
 """
 

@@ -12,6 +12,7 @@ are asked for, so that Spark's tasks come to them.
 |---|---|
 | `before_offset_log` | in the source, with a new window that Spark has not written down |
 | `after_offset_log` | in the driver, with a window that Spark has written down |
+| `during_fold` | in a shard that has read a part of its topics back |
 | `before_begin`, `after_begin` | at a shard's transaction |
 | `during_produce`, `after_produce` | where half of a batch, all of it was given to the client |
 | `before_commit`, `after_commit` | where all of it was delivered, is visible |

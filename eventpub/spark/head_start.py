@@ -44,7 +44,7 @@ class HeadStart:
         publish: does one batch, of a number, by a function that runs its tasks and returns what
             they report; raises what they met.
         look: what the driver else does once a second, meanwhile.
-        failed: told what ended it too early.
+        failed: called with the error that ended it too early.
     """
 
     def __init__(

@@ -2,8 +2,9 @@
 
 pyspark starts its JVM by a shell script and a second JVM that works out the command, and has all
 Python workers import pyspark from a zip, which every process compiles anew. Started directly and
-with an archive of the classes it loads (`python -m eventpub.spark.jvm` makes it, once a machine), a
-publisher needs about 9 instead of 28 s of CPU time until its first event on a small machine.
+with an archive of the classes it loads (`python -m eventpub.spark.jvm` makes it, once an
+installation), a publisher needs about 9 instead of 28 s of CPU time until its first event on a
+small machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +27,9 @@ from pathlib import Path
 from eventpub.errors import StateError
 
 _START_TIMEOUT = 120.0
+_END_TIMEOUT = 60.0
+_ARCHIVE_TIMEOUT = 600.0
+"""Seconds for its end, and where it writes the archive then, which a busy machine is slow at."""
 
 # What Spark's own launcher adds (org.apache.spark.launcher.JavaModuleOptions).
 _OPENED = [
@@ -55,25 +60,35 @@ class Jvm:
         properties: Spark's properties that only the command line can set (memory, Java options).
         log_file: takes what it and the Python workers print.
         archive: make the archive of classes when it ends.
+        stops: whether nobody wants it any more.
 
     Raises:
-        StateError: spark.java_missing, spark.start_failed.
+        StateError: run.stopping, spark.java_missing, spark.start_failed.
     """
 
     def __init__(
-        self, properties: Mapping[str, str], log_file: Path, *, archive: Path | None = None
+        self,
+        properties: Mapping[str, str],
+        log_file: Path,
+        *,
+        archive: Path | None = None,
+        stops: Callable[[], bool] = lambda: False,
     ) -> None:
         java = find_java()
+        self._end_timeout = _END_TIMEOUT if archive is None else _ARCHIVE_TIMEOUT
         folder = Path(tempfile.mkdtemp(prefix="eventpub-"))
         told = folder / "connection"
         environment = {k: v for k, v in os.environ.items() if k != "SPARK_HOME"} | {
             "SPARK_CONNECT_MODE": "0",
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
         }
-        command = [java, *_java_options(java, properties, archive)]
+        # by files: a process's arguments can be read by everybody on the machine
+        settings, options = folder / "spark.properties", folder / "java.options"
+        settings.write_text(_as_properties(properties))
+        options.write_text(_as_arguments(properties.get("spark.driver.extraJavaOptions", "")))
+        command = [java, *_java_options(java, properties, archive), f"@{options}"]
         command += ["org.apache.spark.deploy.SparkSubmit"]
-        for key, value in properties.items():
-            command += ["--conf", f"{key}={value}"]
+        command += ["--properties-file", str(settings), "--load-spark-defaults"]
         try:
             with log_file.open("wb") as log:
                 self.process = subprocess.Popen(
@@ -85,15 +100,19 @@ class Jvm:
                     # Ctrl-C is for the driver, which lets the running batch finish.
                     process_group=0,
                 )
-            port, secret = self._connection(told, log_file)
+            port, secret = self._connection(told, log_file, stops)
         finally:
             shutil.rmtree(folder)
         os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = secret
 
-    def _connection(self, told: Path, log_file: Path) -> tuple[int, str]:
+    def _connection(self, told: Path, log_file: Path, stops: Callable[[], bool]) -> tuple[int, str]:
         deadline = time.monotonic() + _START_TIMEOUT
         while not told.exists():
+            if stops():
+                self.process.kill()
+                self.process.wait()
+                raise StateError("run.stopping", "stopped before Spark had started")
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
                 words = log_file.read_text(errors="replace").strip().splitlines()
@@ -122,7 +141,7 @@ class Jvm:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            self.process.wait(60)
+            self.process.wait(self._end_timeout)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
@@ -136,11 +155,16 @@ def archive_file(java: str) -> Path:
     named = os.environ.get("EVENTPUB_CACHE")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(named) if named else home / "eventpub"
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    match = re.search(r'version "([^"]+)"', told.stderr)
-    java_version = match[1] if match else "unknown"
+    java_version = _version_of(java)
     place = hashlib.sha256(os.fsencode(_jars())).hexdigest()[:8]
     return cache / f"spark-{version('pyspark')}-java-{java_version}-{place}.jsa"
+
+
+@cache
+def _version_of(java: str) -> str:
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    match = re.search(r'version "([^"]+)"', told.stderr)
+    return match[1] if match else "unknown"
 
 
 def has_archive(file: Path) -> bool:
@@ -158,6 +182,8 @@ def _jars() -> Path:
 def _java_options(java: str, properties: Mapping[str, str], archive: Path | None) -> list[str]:
     options = ["-cp", f"{_jars()}{os.sep}*", f"-Xmx{properties['spark.driver.memory']}"]
     options += ["-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UseSerialGC"]
+    # It begins with a 64th of the machine's memory otherwise, most of it for what lives briefly.
+    options += ["-Xms64m", "-Xmn32m"]
     # The JVM only plans; compiling its code better costs more than it brings.
     options += ["-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:disable"]
     options += [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
@@ -168,7 +194,24 @@ def _java_options(java: str, properties: Mapping[str, str], archive: Path | None
         made = archive_file(java)
         if has_archive(made):
             options.append(f"-XX:SharedArchiveFile={made}")
-    return [*options, *properties.get("spark.driver.extraJavaOptions", "").split()]
+    return options
+
+
+def _as_properties(properties: Mapping[str, str]) -> str:
+    """A file of java.util.Properties."""
+
+    def escaped(text: str) -> str:
+        units = memoryview(text.encode("utf-16-be"))
+        numbers = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
+        return "".join(chr(n) if n < 128 and chr(n).isalnum() else f"\\u{n:04x}" for n in numbers)
+
+    return "".join(f"{escaped(k)}={escaped(v)}\n" for k, v in properties.items())
+
+
+def _as_arguments(options: str) -> str:
+    """A file of the java command's arguments, each of them quoted."""
+    quoted = (o.replace("\\", "\\\\").replace('"', '\\"') for o in options.split())
+    return "".join(f'"{option}"\n' for option in quoted)
 
 
 def find_java() -> str:
@@ -220,4 +263,7 @@ if __name__ == "__main__":
         wanted = archive_file(find_java())
         print("" if has_archive(wanted) else wanted)
     else:
-        print(make_archive())
+        made = make_archive()
+        print(made)
+        if not has_archive(made):
+            sys.exit("it was not made: the JVM did not write it")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub import config
-from eventpub.admission import Decision, values
-from eventpub.errors import SinkError, StateError
+from eventpub.admission import CONFLICT, Decision, Rewritten, values
+from eventpub.errors import SinkError, StateError, StoreError
 from eventpub.sink import DeadRow, RecordRefusedError
 
 
@@ -73,23 +73,44 @@ class Refusals:
         )
         return events.filter(pa.array(~is_dead)), is_dead, letters
 
-    def without(self, decision: Decision, run: int) -> Kept:
+    def without(self, decision: Decision, run: int, store: str) -> Kept:
         """What of a decision's events is published.
 
         Args:
             run: how many dead letters in a row came before.
+            store: names the event table.
 
         Raises:
             SinkError: sink.too_many_refused
+            StoreError: store.other_history
         """
         events, late = decision.events, decision.late
-        if not self._reasons:
+        conflicts = _conflicts(decision)
+        if not (self._reasons or conflicts):
             return Kept(events, late, [], 0 if events.num_rows else None)
         kept, is_dead, letters = self.split(events)
+        created = np.array(
+            [*values(events, "create_time"), *(c.create_time or 0 for c in conflicts)], np.int64
+        )
+        in_time = np.argsort(created, kind="stable")
         longest = run
-        for each in is_dead.tolist():
+        for each in np.append(is_dead, np.ones(len(conflicts), bool))[in_time].tolist():
             run = run + 1 if each else 0
             longest = max(longest, run)
+        if longest > self._sink.dead_limit and conflicts:
+            worst = conflicts[-1]
+            raise StoreError(
+                "store.other_history",
+                f"more than {self._sink.dead_limit} events in a row are not those that were"
+                f" published under their versions, as version {worst.version} of"
+                f" {worst.aggregate_id!r}: {worst.reason}",
+                where=store,
+                suggestion="if store.url or store.table names another store than the one that"
+                " this state belongs to, correct it, or set another app.id, app.state_dir and"
+                " sink.topic; if the store was restored to an earlier time or another server took"
+                " over, and these events shall be dead letters, raise sink.dead_limit. Nothing of"
+                " them was published",
+            )
         if longest > self._sink.dead_limit:
             worst = letters[-1]
             raise SinkError(
@@ -104,8 +125,29 @@ class Refusals:
         return Kept(kept, None if late is None else late[~is_dead], letters, run)
 
 
-def dead_rows(rows: pa.Table, reasons: Sequence[str]) -> list[DeadRow]:
-    """Rows of `EVENTS` as dead letters, each with its reason."""
+def _conflicts(decision: Decision) -> list[DeadRow]:
+    """The rows whose version was published as another event, as dead letters."""
+    if decision.refused is None or not decision.counts.conflicts:
+        return []
+    rows, reasons = decision.refused
+    of_them = [reason.startswith(CONFLICT) for reason in reasons]
+    some = rows.filter(pa.array(of_them))
+    return dead_rows(some, [reason for reason in reasons if reason.startswith(CONFLICT)])
+
+
+def dead_rows(
+    rows: pa.Table, reasons: Sequence[str], rewritten: Mapping[str, Rewritten] | None = None
+) -> list[DeadRow]:
+    """Rows of `EVENTS` as dead letters, each with its reason.
+
+    Args:
+        rewritten: as of `Decision`.
+    """
+
+    def published(aggregate_id: str, reason: str) -> tuple[int, int] | None:
+        of = (rewritten or {}).get(aggregate_id)
+        return (of.last, of.since) if of is not None and reason.startswith(CONFLICT) else None
+
     return [
         DeadRow(
             aggregate_id=row["aggregate_id"],
@@ -115,6 +157,7 @@ def dead_rows(rows: pa.Table, reasons: Sequence[str]) -> list[DeadRow]:
             event_type=row["event_type"],
             metadata=row["metadata"],
             create_time=row["create_time"],
+            published=published(row["aggregate_id"], reason),
         )
         for row, reason in zip(rows.to_pylist(), reasons, strict=True)
     ]

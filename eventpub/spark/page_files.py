@@ -13,7 +13,7 @@ query, and a task takes its file away as soon as it has opened it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from eventpub.admission.model import EVENTS, topic_partitions
 
-MOST_BYTES = 64 << 20
+MOST_BYTES = 32 << 20
 """Of a page; the rows of a larger one are read by who publishes them."""
 
 
@@ -52,34 +52,41 @@ class PageFiles:
         Returns:
             False where there are none of them now: too large, no space, or cancelled.
         """
-        parts: list[list[pa.RecordBatch]] = [[] for _ in range(self._shards)]
-        size = 0
-        for batch in rows:
-            size += batch.nbytes
-            if size > MOST_BYTES or cancelled():
-                return False
-            numbers = self._shard_numbers(batch)
-            for number, part in enumerate(parts):
-                part.append(batch.filter(pa.array(numbers == number)))
-        written: list[Path] = []
+        written = [
+            self._path(after, upto, number).with_suffix(".new") for number in range(self._shards)
+        ]
         try:
             # payloads are for nobody else
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for number, part in enumerate(parts):
-                path = self._path(after, upto, number)
-                partial = path.with_suffix(".new")
-                written.append(partial)
-                with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, EVENTS) as file:
-                    for batch in part:
-                        file.write_batch(batch)
-            # all or none, as far as a shard that comes now can tell
-            for partial in written:
-                partial.rename(partial.with_suffix(".arrow"))
+            # as they come, so that memory holds one batch of the page
+            if self._write(written, rows, cancelled):
+                # all or none, as far as a shard that comes now can tell
+                for partial in written:
+                    partial.rename(partial.with_suffix(".arrow"))
+                return True
         except OSError:
-            for partial in written:
-                with suppress(OSError):
-                    partial.unlink(missing_ok=True)
-            return False
+            pass
+        for partial in written:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+        return False
+
+    def _write(
+        self, paths: list[Path], rows: Iterable[pa.RecordBatch], cancelled: Callable[[], bool]
+    ) -> bool:
+        size = 0
+        with ExitStack() as opened:
+            files = []
+            for path in paths:
+                sink = opened.enter_context(pa.OSFile(str(path), "wb"))
+                files.append(opened.enter_context(pa.ipc.new_file(sink, EVENTS)))
+            for batch in rows:
+                size += batch.nbytes
+                if size > MOST_BYTES or cancelled():
+                    return False
+                numbers = self._shard_numbers(batch)
+                for number, file in enumerate(files):
+                    file.write_batch(batch.filter(pa.array(numbers == number)))
         return True
 
     def take(self, after: int, upto: int, shard: int) -> tuple[int, pa.Table] | None:

@@ -3,10 +3,10 @@
 An aggregate's last event, or its only one, may commit after its window was read. So the rows of
 each second (a time bucket) are counted again in the database at growing ages (2, 4, 8, … s, up to
 the horizon) and compared with how many the shards have accounted for. Where the source has seen a
-transaction end that the boundary had passed by, the seconds in which it wrote are counted out of
-turn, however old they are. Where the numbers differ, the shards compare the bucket's keys with
-their index, and what they do not know goes through admission. The cost of a row is one index entry
-counted per age: it grows with log(horizon).
+transaction end that the boundary no longer waited for, the seconds in which it wrote are counted
+out of turn, however old they are. Where the numbers differ, the shards compare the bucket's keys
+with their index, and what they do not know goes through admission. The cost of a row is one index
+entry counted per age: it grows with log(horizon).
 
 A number that is wrong costs a comparison and nothing else: the comparison sets it right. It must
 never be too high, since that would hide a row, and so rows count when a window shows them for the
@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
+
+T = TypeVar("T")
 
 WIDTH = 1_000_000
 """µs of a time bucket: bucket b has the rows of ``b * WIDTH < create_time <= (b + 1) * WIDTH``."""
@@ -30,6 +33,10 @@ _REST = 2_000_000
 
 _MOST_ROWS = 200_000
 _MOST_BUCKETS = 600
+_MOST_LATE = 60
+_KEPT = 86_400
+"""Buckets, at most, whose numbers are kept below the horizon: a day. What is older and is counted
+all the same is compared key by key."""
 
 
 def bucket_of(create_time: int) -> int:
@@ -41,6 +48,33 @@ def window_of(bucket: int, position: int) -> tuple[int, int]:
     """What of a bucket lies up to a position: ``(after, upto]``, µs."""
     after = bucket * WIDTH
     return after, max(after, min(after + WIDTH, position))
+
+
+def oldest_needed(now: int, horizon: int, *since: int | None) -> int:
+    """The first bucket whose number of accounted rows may still be wanted; µs.
+
+    Args:
+        now: the database's time.
+        horizon: of the recount.
+        since: other times from which on rows may be counted: what open transactions hide; None:
+            there is none.
+    """
+    wanted = bucket_of(min([now - horizon, *(at for at in since if at is not None)]))
+    return max(wanted, bucket_of(now - horizon) - _KEPT)
+
+
+def _from_both_ends(items: Sequence[T]) -> Iterator[T]:
+    """The last, the first, the last but one, the second …"""
+    for number in range(len(items)):
+        yield items[number // 2 if number % 2 else -1 - number // 2]
+
+
+def hidden_at_most(position: int) -> int:
+    """From where on a start counts again that does not know what was hidden below its position.
+
+    A day, as far as numbers are kept: what was open for longer than that is not found.
+    """
+    return position - _KEPT * WIDTH
 
 
 @dataclass(frozen=True)
@@ -60,22 +94,63 @@ class Recount:
     """When each bucket is counted, and which buckets to compare. Pure: times are arguments, µs.
 
     Args:
-        horizon: how old a bucket may be and still be counted; 0: none ever is.
+        horizon: how old a bucket may be and still be counted in turn; 0: none ever is.
         start: nothing at or before is of interest.
+        now: the database's time.
+        position: up to where a former run has read; None: there was none.
+        hidden_since: nothing that a former run may have passed and not counted since was created
+            at or before; None: it knew of nothing.
     """
 
-    def __init__(self, horizon: int, start: int) -> None:
+    def __init__(
+        self,
+        horizon: int,
+        start: int,
+        now: int = 0,
+        position: int | None = None,
+        hidden_since: int | None = None,
+    ) -> None:
         self._horizon = horizon
-        self._next = bucket_of(start + 1)
-        self._first_look = True
+        self._start = self._next = bucket_of(start + 1)
+        self._former = position
+        self._looked_at = now
         self._waiting: deque[int] = deque()
         self._due: list[tuple[int, int]] = []
         self._accounted: dict[int, dict[int, int]] = {}
         self._suspects: dict[int, int] = {}
-        self._start = self._next
+        self._late_suspects: dict[int, int] = {}
         self._told: Mapping[tuple[int, int], int] = {}
         self._late: set[int] = set()
+        self._unfinished: set[int] = set()
         self._counted_at: dict[int, int] = {}
+        if position is not None:
+            self._next = max(self._start, bucket_of(min(now, position)) + 1)
+            self._count_again(now, position, hidden_since)
+
+    def _count_again(self, now: int, position: int, hidden_since: int | None) -> None:
+        """What a former run has passed: nobody knows what has ended in the meantime."""
+        since = min(now, position) - self._horizon
+        since = since if hidden_since is None else min(since, hidden_since)
+        young = bucket_of(now - self._horizon)
+        buckets = range(max(bucket_of(since + 1), self._start), self._next)
+        if self._horizon:
+            self._late.update(b for b in buckets if b < young)
+            self._due = [(0, b) for b in buckets if b >= young]
+
+    def read_before(self, position: int) -> None:
+        """A shard of the former run had read on up to there before anybody remembered it."""
+        if not self._horizon:
+            return
+        last = bucket_of(position)
+        first = bucket_of(position - self._horizon if self._former is None else self._former)
+        self._late.update(range(max(first, self._start, last - _KEPT), last + 1))
+
+    @property
+    def uncounted_since(self) -> int | None:
+        """Nothing that is to be counted out of turn or compared was created at or before, µs."""
+        late = [self._late, self._suspects, self._late_suspects, self._unfinished]
+        oldest = min((bucket for some in late for bucket in some), default=None)
+        return None if oldest is None else oldest * WIDTH
 
     def heard(self, shard: int, buckets: Mapping[int, int]) -> None:
         """Take over a shard's numbers of rows, per bucket that has changed."""
@@ -88,33 +163,65 @@ class Recount:
             passed: by first and last bucket, a number that changes when rows may have come there.
         """
         for (first, last), number in passed.items():
-            if self._told.get((first, last)) != number:
+            if self._horizon and self._told.get((first, last)) != number:
                 self._late.update(range(max(first, self._start), last + 1))
         self._told = passed
 
+    def note(self, buckets: Iterable[int]) -> None:
+        """Rows have come there behind the windows; see `late`."""
+        if self._horizon:
+            self._late.update(b for b in buckets if b >= self._start)
+
+    @property
+    def has_late(self) -> bool:
+        """Whether some of those have not been counted or compared yet."""
+        return bool(self._late or self._suspects or self._late_suspects)
+
     def late(self, now: int, position: int) -> list[int]:
-        """Buckets to count out of turn, as of `due`: some, so that a look does not take long."""
+        """Buckets to count out of turn, as of `due`: some, so that a look does not take long.
+
+        From both ends, so that what ends now does not wait for a day that a start has to count, nor
+        that for ever. None that are still to be compared: what came after a comparison has read
+        them would be forgotten when it ends. While many are, only what is younger than they.
+        """
+        late = self._late_suspects
+        if len(late) >= _MOST_BUCKETS:
+            return []
+        oldest = max(late) if sum(late.values()) >= _MOST_ROWS else -1
+        compared = self._suspects.keys() | late.keys()
         end = min(self._next, bucket_of(position) + 1) if self._horizon else 0
-        ready = (b for b in sorted(self._late) if b < end and not self._rests(b, now))
-        return list(islice(ready, _MOST_BUCKETS))
+        waiting = sorted(b for b in self._late - compared if oldest < b < end)
+        ready = (b for b in _from_both_ends(waiting) if not self._rests(b, now))
+        return sorted(islice(ready, _MOST_LATE))
 
     def _rests(self, bucket: int, now: int) -> bool:
         counted_at = self._counted_at.get(bucket)
         return counted_at is not None and 0 <= now - counted_at < _REST
 
-    def due(self, now: int, position: int, reached: int | None = None) -> list[int]:
+    def due(
+        self,
+        now: int,
+        position: int,
+        reached: int | None = None,
+        hidden_since: int | None = None,
+    ) -> list[int]:
         """The buckets to count now, each as far as it lies up to the position.
+
+        Every bucket that was younger than the horizon when it was read is counted at least once.
 
         Args:
             now: the database's time.
             position: up to where all shards have read.
             reached: up to where any of them has; None: the same. Where a shard waits for longer
                 than the horizon, what the others have passed meanwhile is still counted once.
+            hidden_since: nothing that open transactions hide was created at or before, µs.
         """
         if not self._horizon:
             return []
-        oldest = bucket_of(now - self._horizon)
-        self._forget(oldest)
+        self._forget(oldest_needed(now, self._horizon, hidden_since, self.uncounted_since))
+        # what is read now was read after the last call, however long ago that was
+        oldest = bucket_of(min(now, self._looked_at or now) - self._horizon)
+        self._looked_at = now
         # the position's own bucket, too: an idle reader stays within it
         aged = bucket_of(now - _FIRST_AGE)
         end = min(bucket_of(position if reached is None else reached), aged) + 1
@@ -122,10 +229,7 @@ class Recount:
         self._next = max(self._next, end)
         while self._waiting and self._waiting[0] <= min(bucket_of(position), aged):
             bucket = self._waiting.popleft()
-            # after a start nobody knows what has come in the meantime
-            due = now if self._first_look else (bucket + 1) * WIDTH + _FIRST_AGE
-            heapq.heappush(self._due, (due, bucket))
-        self._first_look = False
+            heapq.heappush(self._due, ((bucket + 1) * WIDTH + _FIRST_AGE, bucket))
         found: set[int] = set()
         while self._due and self._due[0][0] <= now and len(found) < _MOST_BUCKETS:
             found.add(heapq.heappop(self._due)[1])
@@ -142,12 +246,15 @@ class Recount:
         Args:
             in_turn: these were `due`, and are again.
         """
+        # what came after a running comparison has read them is counted when that has ended
         self._late -= rows.keys()
+        self._late |= rows.keys() & (self._suspects.keys() | self._late_suspects.keys())
+        self._unfinished -= rows.keys()
         kept = {b: at for b, at in self._counted_at.items() if 0 <= now - at < _REST}
         self._counted_at = kept | dict.fromkeys(rows, now)
         for bucket, count in rows.items():
             if count != sum(of.get(bucket, 0) for of in self._accounted.values()):
-                self._suspects[bucket] = count
+                (self._suspects if in_turn else self._late_suspects)[bucket] = count
             end = (bucket + 1) * WIDTH
             age = _FIRST_AGE
             while end + age <= now:
@@ -158,24 +265,33 @@ class Recount:
 
     def everything(self, now: int) -> None:
         """Count every bucket of the horizon again, now: the clock was set, or it is the end."""
-        oldest = bucket_of(now - self._horizon)
-        end = self._waiting[0] if self._waiting else self._next
         self._counted_at = {}
-        self._due = [(now, bucket) for bucket in range(oldest, end)] if self._horizon else []
+        if not self._horizon:
+            return
+        oldest = max(bucket_of(now - self._horizon), self._start)
+        end = self._waiting[0] if self._waiting else self._next
+        pending = {bucket for _, bucket in self._due} | {*range(oldest, end)}
+        self._due = [(0, bucket) for bucket in sorted(pending)]
 
     def has_suspects(self) -> bool:
         """Whether there are buckets to compare."""
-        return bool(self._suspects)
+        return bool(self._suspects or self._late_suspects)
 
     def take(self) -> list[int]:
-        """The next buckets to compare: some, so that events do not wait long. See `compared`."""
+        """The next buckets to compare: some, so that events do not wait long. See `compared`.
+
+        Those that were counted in turn first, and one at least of the others, from both ends.
+        """
         taken: list[int] = []
         rows = 0
-        for bucket, count in sorted(self._suspects.items()):
-            if taken and rows + count > _MOST_ROWS:
-                break
-            taken.append(bucket)
-            rows += count
+        late = self._late_suspects
+        for suspects in sorted(self._suspects.items()), _from_both_ends(sorted(late.items())):
+            for number, (bucket, count) in enumerate(suspects):
+                if taken and number and rows + count > _MOST_ROWS:
+                    break
+                if bucket not in taken:
+                    taken.append(bucket)
+                    rows += count
         return taken
 
     def compared(
@@ -190,7 +306,9 @@ class Recount:
         """
         for bucket in buckets:
             self._suspects.pop(bucket, None)
+            self._late_suspects.pop(bucket, None)
         for bucket in unfinished:
+            self._unfinished.add(bucket)
             heapq.heappush(self._due, (again, bucket))
 
     def _forget(self, oldest: int) -> None:

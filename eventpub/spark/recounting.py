@@ -25,6 +25,9 @@ _CLOCK_STEP = 1_000_000
 _TAKEN_ON_WITHIN = 10.0
 """Seconds for tasks that follow the boundary to do a comparison; then another batch does it."""
 
+_COUNTS_LATE = 0.5
+"""Seconds of one look for what is counted out of turn."""
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
@@ -32,14 +35,22 @@ class Recounting:
     """Which time buckets differ, and the comparison that is wanted now.
 
     Args:
-        horizon, start: as of `Recount`.
+        horizon, start, now, position, hidden_since: as of `Recount`.
     """
 
-    def __init__(self, horizon: int, start: int) -> None:
-        self._recount = Recount(horizon, start)
+    def __init__(
+        self,
+        horizon: int,
+        start: int,
+        now: int = 0,
+        position: int | None = None,
+        hidden_since: int | None = None,
+    ) -> None:
+        self._recount = Recount(horizon, start, now, position, hidden_since)
         self._comparison = Comparison()
         self._wanted_since = 0.0
         self._looked_at = 0
+        self._counts_everything = False
         self._lock = threading.Lock()
 
     @property
@@ -50,6 +61,37 @@ class Recounting:
     def has_suspects(self) -> bool:
         """Whether there are buckets to compare."""
         return self._recount.has_suspects()
+
+    def count_everything(self) -> None:
+        """At the next time, count every second of the horizon, due or not."""
+        self._counts_everything = True
+
+    def note(self, buckets: Sequence[int]) -> None:
+        """Rows have come there behind the windows: they are counted again."""
+        with self._lock:
+            self._recount.note(buckets)
+
+    def has_late(self) -> bool:
+        """Whether some of what was noted is not done yet."""
+        return self._recount.has_late
+
+    @property
+    def uncounted_since(self) -> int | None:
+        """As of `Recount`."""
+        with self._lock:
+            return self._recount.uncounted_since
+
+    def told(self, passed: Mapping[tuple[int, int], int]) -> None:
+        """As of `Recount`."""
+        with self._lock:
+            self._recount.told(passed)
+
+    def read_before(self, reports: Sequence[ShardReport]) -> None:
+        """Take over how far the shards of the former run had come."""
+        before = max((r.read_before for r in reports if r.read_before is not None), default=None)
+        if before is not None:
+            with self._lock:
+                self._recount.read_before(before)
 
     def next_comparison(self) -> Comparison:
         """What is to be compared now is a new comparison: the shards of a batch begin with it."""
@@ -93,8 +135,7 @@ class Recounting:
         self,
         store: EventStore,
         live: Sequence[ShardReport],
-        stand: Callable[[], tuple[int, int]],
-        passed: Mapping[tuple[int, int], int],
+        stand: Callable[[], tuple[int, int, int | None]],
         *,
         is_told: bool,
         last: bool,
@@ -103,8 +144,8 @@ class Recounting:
 
         Args:
             live: as far as the shards are in the batch that runs.
-            stand: up to where all shards have read, and up to where any of them has, µs.
-            passed: where rows may have come behind the windows; as of `Recount.told`.
+            stand: up to where all shards have read, up to where any of them has, and since when
+                open transactions hide something; µs.
             is_told: whether the shards have said what they had accounted for before.
             last: count everything within the horizon, due or not.
 
@@ -113,12 +154,11 @@ class Recounting:
         """
         with self._lock:
             recount = self._recount
-            recount.told(passed)
             self._hear(live)
-            if recount.has_suspects():
+            if last and recount.has_suspects():
                 return True
             now = store.now()
-            position, reached = stand()
+            position, reached, hidden_since = stand()
             if now < self._looked_at - _CLOCK_STEP:
                 log.warning(
                     "the database's clock went back: what is created until it has caught up "
@@ -129,22 +169,29 @@ class Recounting:
                 recount.everything(now)
             self._looked_at = now
             if not is_told:
-                return False
-            if last:
-                recount.due(now, position, reached)
+                return recount.has_suspects()
+            if self._counts_everything:
+                self._counts_everything = False
                 recount.everything(now)
-            while buckets := recount.due(now, position, reached):
-                try:
-                    rows = _counted(store, buckets, position)
-                except EventpubError:
-                    recount.not_counted(buckets)
-                    raise
-                recount.counted(now, rows)
+            if last:
+                recount.not_counted(recount.due(now, position, reached, hidden_since))
+                recount.everything(now)
+            while buckets := recount.due(now, position, reached, hidden_since):
+                self._count(store, now, buckets, position)
+            began = time.monotonic()
             while buckets := recount.late(now, position):
                 recount.counted(now, _counted(store, buckets, position), in_turn=False)
-                if not last:
+                if not last and time.monotonic() - began > _COUNTS_LATE:
                     break  # the others at the next look
             return recount.has_suspects()
+
+    def _count(self, store: EventStore, now: int, buckets: Sequence[int], position: int) -> None:
+        try:
+            rows = _counted(store, buckets, position)
+        except EventpubError:
+            self._recount.not_counted(buckets)
+            raise
+        self._recount.counted(now, rows)
 
 
 def _counted(store: EventStore, buckets: Sequence[int], position: int) -> dict[int, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,11 @@ TASK_FAILURES = 4
 
 @contextmanager
 def Session(  # noqa: N802 (reads as what it is)
-    config: Config, log_file: Path, *, archive: Path | None = None
+    config: Config,
+    log_file: Path,
+    *,
+    archive: Path | None = None,
+    stops: Callable[[], bool] = lambda: False,
 ) -> Iterator[SparkSession]:
     """Spark on this machine, or a connection to its cluster, for as long as the block runs.
 
@@ -32,17 +37,18 @@ def Session(  # noqa: N802 (reads as what it is)
         config: the whole configuration.
         log_file: takes what the JVM and its workers print, so that the terminal stays readable.
         archive: see `jvm.Jvm`.
+        stops: whether nobody wants it any more; asked while the JVM starts.
 
     Raises:
-        StateError: spark.java_missing, spark.start_failed.
+        StateError: run.stopping, spark.java_missing, spark.start_failed.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     properties = _properties(config)
     local = re.fullmatch(r"local(?:\[(\*|\d+)\])?", config.spark.master)
-    # `local[N]` lets no task fail twice unless told so.
+    # `local[N]` lets no task fail twice unless set so.
     master = f"local[{_slots(local[1], config)},{TASK_FAILURES}]" if local else config.spark.master
-    jvm = Jvm(properties, log_file, archive=archive) if local else None
+    jvm = Jvm(properties, log_file, archive=archive, stops=stops) if local else None
     try:
         from pyspark.sql import SparkSession
 
@@ -51,8 +57,9 @@ def Session(  # noqa: N802 (reads as what it is)
             builder = builder.config(key, value)
         try:
             # the JVM writes to the file already, and what others say meanwhile is for the terminal
-            with nullcontext() if jvm else _stderr_to(log_file):
-                spark = builder.getOrCreate()
+            with nullcontext() if jvm else _stderr_to(log_file), ThreadPoolExecutor(1) as thread:
+                # in the main thread it would put a handler of its own in the place of ours
+                spark = thread.submit(builder.getOrCreate).result()
         except Exception as error:
             raise StateError(
                 "spark.start_failed",
@@ -115,6 +122,8 @@ def _properties(config: Config) -> dict[str, str]:
         ".streaming.checkpointing.FileSystemBasedCheckpointFileManager",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.numRecentProgressUpdates": "2",
+        # Hadoop gives the checkpoint's files their mode itself, whatever the process's umask is.
+        "spark.hadoop.fs.permissions.umask-mode": "077",
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.adaptive.enabled": "false",
     }

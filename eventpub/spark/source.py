@@ -40,7 +40,7 @@ from pyspark.sql.streaming.datasource import (
 
 from eventpub.admission import Shard
 from eventpub.config import Read, Store
-from eventpub.errors import ConfigError, EventpubError
+from eventpub.errors import ConfigError, EventpubError, StoreError
 from eventpub.spark.boundary import BatchOver, Bounds, MovingBoundary, edition_of
 from eventpub.spark.failpoint import failpoint
 from eventpub.spark.page_files import PageFiles
@@ -53,7 +53,7 @@ ROWS = (
 )
 WINDOWS = (
     "shard int, after bigint, upto bigint, moves boolean, more boolean, open_since bigint, "
-    "watermark string, passed bigint"
+    "watermark string, passed bigint, hidden_since bigint"
 )
 
 _BEFORE_IT_SHOWS = 100_000
@@ -95,8 +95,9 @@ class SourceError(RuntimeError):
 class Window(InputPartition):
     """One shard's part of a window: ``after < create_time <= upto``, in µs.
 
-    `moves`: whether the next windows are looked for while this one is published; `more`, as in
-    `boundary.Bounds`. `open_since`, `watermark` and `passed` are what `store.Watermark` said last.
+    `moves`: whether the next windows are looked for while this one is published; `more` and
+    `hidden_since`, as in `boundary.Bounds`. `open_since`, `watermark` and `passed` are what
+    `store.Watermark` said last.
     """
 
     shard: int
@@ -107,6 +108,7 @@ class Window(InputPartition):
     open_since: int | None = None
     watermark: str = "off"
     passed: int = 0
+    hidden_since: int | None = None
 
 
 class EventStoreDataSource(DataSource):
@@ -153,15 +155,16 @@ class Pages:
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans windows in Spark's driver and reads them in its tasks.
 
-    Nine options are the publisher's own: `windows` yields each shard's bounds instead of its rows,
-    which the publishing task then reads itself; `until` is the last position; `wake_file` names a
-    file with ``{"next_due": µs, "position": µs}``, the time at which a batch is wanted without any
-    new row, and how far all shards have come; `boundary_file` is for `MovingBoundary`, which hears
-    from `live_dir` how far the shards are, and leaves pages for them in `page_dir`; `passed_file`
-    takes where rows have become visible behind the windows, for `passed.told`; with `looks_every`,
-    µs, it goes on looking for new rows for a while before it says that there are none, since to be
-    asked again costs Spark more than a look; and with `rests_in_tasks` it then has a batch begun
-    without rows, whose tasks wait for the boundary to move.
+    Eleven options are the publisher's own: `windows` yields each shard's bounds instead of its
+    rows, which the publishing task then reads itself; `until` is the last position; `wake_file`
+    names a file with ``{"next_due": µs, "position": µs}``, the time at which a batch is wanted
+    without any new row, and how far all shards have come; `boundary_file` is for `MovingBoundary`,
+    which reads in `live_dir` how far the shards are, and leaves pages for them in `page_dir`;
+    `passed_file` takes where rows have become visible behind the windows, for `passed.told`;
+    `hidden_since` is as of `store.Watermark`, and `horizon` its `unknown_for`, both µs; with
+    `looks_every`, µs, it goes on looking for new rows for a while before it says that there are
+    none, since to be asked again costs Spark more than a look; and with `rests_in_tasks` it then
+    has a batch begun without rows, whose tasks wait for the boundary to move.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -196,9 +199,18 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 file, self._next_window, self._next_look, max(self._looks_every, resting)
             )
         self._store: EventStore | None = None
+        self._server: str | None = None
         self._watermark: Watermark | None = None
+        self._hidden_since: int | None = None
         if self._read.watermark == "auto":
-            self._watermark = Watermark(self._store_config, self._read.max_wait)
+            since = options.get("hidden_since")
+            self._watermark = Watermark(
+                self._store_config,
+                self._read.max_wait,
+                unknown_for=int(options.get("horizon", "0")),
+                hidden_since=None if since is None else int(since),
+            )
+            self._note_hidden(self._watermark)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a task needs, which is sent a copy of this: nothing that is open here."""
@@ -270,7 +282,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return start
         if self._watermark is not None:  # a task may find a gap that is due
             with _errors_through_spark():
-                self._look(self._watermark)
+                self._look(self._watermark, after)
         self._go(after)
         return {"position": after, "tick": start["tick"] + 1}
 
@@ -314,7 +326,8 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._pages_ahead.append(end)
             self._leave_page(after, end)
         open_since = self._watermark.open_since if self._watermark else None
-        return Bounds(end, open_since, poll.page_end is not None)
+        more = poll.page_end is not None
+        return Bounds(end, open_since, more, hidden_since=self._hidden_since)
 
     def _poll_behind(self, after: int, known: dict[str, Any]) -> tuple[Poll, int]:
         """What is behind a window, and where the next one ends; not before `after`."""
@@ -345,13 +358,30 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         wait = self._watermark.next_look if self._watermark else None
         return wait or (_LOOKS_COMING if self._rows_come else None)
 
-    def _look(self, watermark: Watermark) -> None:
-        """Look at the open transactions, and tell of the ends of those that were passed by."""
-        watermark.look()
-        ended = watermark.take_ended()
-        if ended and self._passed is not None:
-            shows = min(self._read.delay, _BEFORE_IT_SHOWS)
-            self._passed.add([(after - shows, upto) for after, upto in ended])
+    def _look(self, watermark: Watermark, reached: int) -> None:
+        """Poll the open transactions; report the ends of those no longer waited for."""
+        watermark.look(reached)
+        self._tell(watermark.take_ended())
+        self._note_hidden(watermark)
+
+    def _tell(self, ended: Sequence[tuple[int, int]] = ()) -> None:
+        """Report what has ended, until the driver has read it."""
+        if self._passed is not None and (ended or self._passed.since is not None):
+            heard = self._progress().get("heard", 0)
+            self._passed.add([(after - self._shows, upto) for after, upto in ended], heard)
+
+    def _note_hidden(self, watermark: Watermark) -> None:
+        """`boundary.Bounds.hidden_since` after a look: all of it at once, since another thread may
+        ask for it at any moment."""
+        if self._passed is not None:
+            since = watermark.hidden_since
+            hidden = [None if since is None else since - self._shows, self._passed.since]
+            self._hidden_since = min((at for at in hidden if at is not None), default=None)
+
+    @property
+    def _shows(self) -> int:
+        """µs in which a statement may have begun before a look that does not show it."""
+        return min(self._read.delay, _BEFORE_IT_SHOWS)
 
     def _leave_page(self, after: int, upto: int) -> None:
         """Read a page for all shards, where they see the files."""
@@ -368,12 +398,12 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._page_files = None  # too large, or no space: tasks read for themselves
 
     def _told(self) -> int:
-        """The position that all shards have told of."""
+        """The position that all shards have reported; 0 until each has."""
         found = [report["position"] for report, _ in self._live()]
         return min(found) if len(found) == self._shards else 0
 
     def _dues(self) -> list[tuple[int, str]]:
-        """When each shard has something to do without rows, µs, and what it has told last.
+        """When each shard has something to do without rows, µs, and what it reported last.
 
         That is when its next hold is due; 0 where the recount wants something compared.
         """
@@ -392,11 +422,11 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return dues
 
     def _live(self) -> list[tuple[dict[str, Any], str]]:
-        """What shards have told last, in this batch or one before; never twice in the same words,
+        """What shards reported last, in this batch or one before; never twice in the same words,
         since they say how long it took."""
         found = []
         for file in self._live_files():
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, ValueError):
                 text = file.read_text()
                 found.append((json.loads(text)["report"], text))
         return found
@@ -409,22 +439,44 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """How far the next window may reach; open transactions hold it back where they show."""
         store, delay = self._connected(), self._read.delay
         if self._watermark is None:
-            return store.poll(after, delay, rows)
-        poll = store.poll(after, delay, 1)  # the rows of a page are counted only up to the boundary
+            return self._of_one_server(store.poll(after, delay, rows))
+        self._tell()
+        poll = self._of_one_server(
+            store.poll(after, delay, 1)  # the rows of a page are counted only up to the boundary
+        )
         asked = self._first or self._until is not None or _is_due(known, poll.now)
         # Not only when the delay of the first rows has passed: whatever is open at the first look
         # may hide any row, and what is seen to come and go hides but its own. And not only while
-        # rows come: those of a transaction that has been passed by show when it ends.
+        # rows come: those of a transaction no longer waited for show when it ends.
         if poll.has_rows or self._comes_soon(poll) or asked or self._watermark.has_open:
-            self._look(self._watermark)
+            self._look(self._watermark, after)
         if not (poll.has_rows or asked):
             return poll
         upto = self._watermark.upto
         if upto is not None:
             # what began its statement just before a look does not show in it yet
-            upto -= min(delay, _BEFORE_IT_SHOWS)
+            upto -= self._shows
         most = poll.upper if upto is None else min(upto, poll.upper)
-        return store.poll(after, delay, rows, max(most, after))
+        return self._of_one_server(store.poll(after, delay, rows, max(most, after)))
+
+    def _of_one_server(self, poll: Poll) -> Poll:
+        """What was polled, if it is of the server that answered first.
+
+        Where the address leads to another one, the open transactions are looked at, and windows are
+        read, by connections to the former: a new source, and new tasks, make new ones.
+
+        Raises:
+            StoreError: store.moved
+        """
+        self._server = self._server or poll.server
+        if poll.server != self._server and not self._store_config.allow_replica:
+            raise StoreError(
+                "store.moved",
+                "another database server answers than before; everything connects again",
+                where="store.url",
+                retriable=True,
+            )
+        return poll
 
     def _progress(self) -> dict[str, Any]:
         """What the publisher has written after its last batch."""
@@ -432,7 +484,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return {}
         try:
             known: dict[str, Any] = json.loads(self._wake_file.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return {}
         return known
 
@@ -443,6 +495,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         that batch has moved to its end.
         """
         watermark = self._watermark
+        seen: tuple[Any, ...] = ()
+        if watermark is not None:
+            seen = watermark.open_since, watermark.state, watermark.passed, self._hidden_since
         return [
             Window(
                 n,
@@ -450,7 +505,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                 end["position"],
                 self._moves,
                 self._more,
-                *((watermark.open_since, watermark.state, watermark.passed) if watermark else ()),
+                *seen,
             )
             for n in range(self._shards)
         ]
@@ -469,6 +524,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
                     "open_since": pa.array([partition.open_since], pa.int64()),
                     "watermark": pa.array([partition.watermark], pa.string()),
                     "passed": pa.array([partition.passed], pa.int64()),
+                    "hidden_since": pa.array([partition.hidden_since], pa.int64()),
                 }
             )
             return
@@ -525,7 +581,7 @@ def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
     own = {"shards", "partitions", "path"}
     # and the publisher's
     own |= {"windows", "wake_file", "boundary_file", "live_dir", "page_dir", "until", "position"}
-    own |= {"passed_file", "looks_every", "rests_in_tasks"}
+    own |= {"passed_file", "hidden_since", "horizon", "looks_every", "rests_in_tasks"}
     store: dict[str, Any] = {}
     read: dict[str, Any] = {}
     columns: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The event store: every SQL statement of eventpub stands in this room.
+"""The event store: every SQL statement of eventpub stands in this package.
 
 It knows nothing of Kafka, Spark or the index: it finds out what the event table looks like
 (`EventStore.discover`), says how far it may be read (`poll`), reads it by time (`window`) and by

@@ -1,6 +1,6 @@
 """What `eventpub doctor` says of the event store: what `run` needs, and what could be better.
 
-Reads only. Every finding names the statement that mends it; "wrong" carries the code of the error
+Reads only. Every finding names the statement that fixes it; "wrong" carries the code of the error
 that `run` would end with.
 """
 
@@ -10,11 +10,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from eventpub.config import Store
 from eventpub.errors import Check, EventpubError, StoreError
-from eventpub.store import statements
+from eventpub.store import server, statements
 from eventpub.store.connection import (
     Connection,
     connect_arguments,
@@ -23,10 +21,12 @@ from eventpub.store.connection import (
     run,
     run_named,
 )
+from eventpub.store.events import newest_ids, newest_time
 from eventpub.store.failures import error_number
 from eventpub.store.layout import (
     Layout,
     discover,
+    literal,
     mapped_columns,
     quote,
     read_columns,
@@ -37,6 +37,9 @@ from eventpub.store.schema import additions
 _ACCESS_DENIED = 1227
 _CLOCK_TOLERANCE = 60_000_000
 _FEW_ROWS = 1_000
+_LONG_AGO = 300_000_000
+_SAMPLES = 4
+_BETWEEN_SAMPLES = 0.4
 _MONTH = 30 * 86_400_000_000
 
 
@@ -55,8 +58,15 @@ class Plan:
         return self.access in {"range", "ref", "const", "eq_ref"} and "filesort" not in self.extra
 
 
-def checks(config: Store) -> list[Check]:
+_SOME_AGGREGATES = 1_000
+"""Whose lowest versions are looked at."""
+
+
+def checks(config: Store, former_server: str | None = None) -> list[Check]:
     """Looks at everything that the publisher needs of the event store.
+
+    Args:
+        former_server: identity of the server that was read last; None: not known.
 
     Raises:
         ConfigError: `store.url` or the password file cannot be used.
@@ -66,7 +76,7 @@ def checks(config: Store) -> list[Check]:
     except StoreError as error:
         return [_wrong("event store: connection", error)]
     try:
-        return list(_examine(config, connection))
+        return list(_examine(config, connection, former_server))
     except StoreError as error:
         return [_wrong("event store", error)]
     finally:
@@ -82,10 +92,11 @@ def explain(connection: Connection, sql: str) -> list[Plan]:
     ]
 
 
-def _examine(config: Store, connection: Connection) -> Iterator[Check]:
+def _examine(config: Store, connection: Connection, former_server: str | None) -> Iterator[Check]:
     arguments = connect_arguments(config)
     version = run(connection, "SELECT VERSION()")[0][0]
     yield Check("event store: connection", "ok", f"{version}, as {arguments['user']}")
+    yield _server(config, connection, arguments["user"], former_server)
     try:
         layout = discover(config, connection)
     except StoreError as error:
@@ -96,9 +107,43 @@ def _examine(config: Store, connection: Connection) -> Iterator[Check]:
     yield _plans(connection, layout)
     yield _identity(config, layout)
     yield _nulls(config, connection, layout)
+    yield _first_versions(config, connection, layout)
     yield _create_time(config, connection)
-    yield _open_transactions(arguments["user"], connection)
+    yield _open_transactions(config, arguments["user"], connection)
     yield from _clocks(config, connection, layout)
+
+
+def _server(config: Store, connection: Connection, user: str, former_server: str | None) -> Check:
+    name = "event store: server"
+    found = server.examine(config, connection)
+    said = f"{found.identity} {found.what_it_is}"
+    try:
+        found.require_primary(config)
+    except StoreError as error:
+        return _wrong(name, error)
+    if found.is_replica(config):
+        return Check(
+            name, "warn", f"{said}; not guaranteed: {server.UNGUARDED}", "name the primary"
+        )
+    if former_server is not None and former_server != found.identity:
+        return Check(
+            name,
+            "warn",
+            f"{said}, but {former_server} was read last: events that were written anew under"
+            " published versions become dead letters",
+            "eventpub verify",
+        )
+    if config.takes_all_writes:
+        return Check(name, "ok", f"{said}; takes all writes, as store.takes_all_writes says")
+    if not found.source_is_visible:
+        grant = "SLAVE MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
+        return Check(
+            name,
+            "warn",
+            f"{said}; this account cannot see whether it is a replica, which must not be read",
+            f"GRANT {grant} ON *.* TO {user!r}@'…'",
+        )
+    return Check(name, "ok", f"{said}, no replica")
 
 
 def _slices(config: Store, connection: Connection) -> Check:
@@ -168,8 +213,17 @@ def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
     columns = read_columns(config, connection)
     names = mapped_columns(config, columns, config.table)
     allowed = [k for k in ("aggregate_id", "version", "create_time") if k in layout.nullable]
+    never_read = int(run(connection, statements.without_time(layout, _FEW_ROWS))[0][0])
+    if never_read:
+        return Check(
+            name,
+            "warn",
+            f"{never_read}{' or more' if never_read == _FEW_ROWS else ''} rows have no create_time,"
+            " a zero date, or one before 1970: they are never published",
+            f"give {names['create_time']} of these rows a time of now, and make it NOT NULL",
+        )
     if not allowed:
-        return Check(name, "ok", "none possible")
+        return Check(name, "ok", "none")
     changes = ", ".join(
         f"MODIFY {quote(names[key])} {columns[names[key]].full_type} NOT NULL" for key in allowed
     )
@@ -179,6 +233,23 @@ def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
         f"{', '.join(names[k] for k in allowed)} may be NULL: a row without create_time is never "
         "published, one without aggregate_id or version stops the publisher",
         f"ALTER TABLE {layout.table} {changes} (keep the column's other attributes)",
+    )
+
+
+def _first_versions(config: Store, connection: Connection, layout: Layout) -> Check:
+    name = "event store: first versions"
+    first = config.first_version
+    found = run(connection, statements.lowest_versions(layout, _SOME_AGGREGATES, first))
+    aggregates, above = (int(number) for number in found[0])
+    if above * 2 <= aggregates:
+        return Check(name, "ok", f"aggregates begin with version {first}")
+    return Check(
+        name,
+        "warn",
+        f"{above} of {aggregates} aggregates begin above version {first}: each waits for what lies "
+        "below until its gap is skipped (gaps.max_backoff), unless that is before read.start",
+        "set store.first_version to what they begin with; where the first events were archived, "
+        "set read.start to a time after that",
     )
 
 
@@ -206,8 +277,22 @@ def _create_time(config: Store, connection: Connection) -> Check:
     return Check(name, "ok", f"{column.full_type}, set by the database")
 
 
-def _open_transactions(user: str, connection: Connection) -> Check:
+def _open_transactions(config: Store, user: str, connection: Connection) -> Check:
     name = "event store: open transactions"
+    [(engine,)] = run(
+        connection,
+        "SELECT engine FROM information_schema.tables"  # noqa: S608 (as `literal` has it)
+        f" WHERE table_schema = DATABASE() AND table_name = {literal(config.table)}",
+    )
+    if str(engine).lower() != "innodb":
+        return Check(
+            name,
+            "warn",
+            f"those of {engine} show to no account: a missing version may be skipped while the "
+            "transaction that writes it is still open, and what is committed later than "
+            "recount.horizon after it was created may be lost",
+            f"ALTER TABLE {quote(config.table)} ENGINE = InnoDB",
+        )
     try:
         run(connection, "SELECT COUNT(*) FROM information_schema.innodb_trx")
     except Exception as error:
@@ -216,8 +301,8 @@ def _open_transactions(user: str, connection: Connection) -> Check:
         return Check(
             name,
             "warn",
-            "this account cannot see them, so a gap may be skipped while the transaction that "
-            "fills it is still open",
+            "this account cannot see them, so a missing version may be skipped while the "
+            "transaction that writes it is still open",
             f"GRANT PROCESS ON *.* TO {user!r}@'…'",
         )
     return Check(name, "ok", "visible to this account")
@@ -242,10 +327,9 @@ def _clocks(config: Store, connection: Connection, layout: Layout) -> Iterator[C
         said = f"DATETIME in {zone.name}, now UTC{sign}{hours:02d}:{minutes:02d}"
         if zone.backward_changes(now, now + 12 * _MONTH):
             said += "; in the hour that is repeated each year times may be off by that hour"
-    newest = run(connection, statements.newest_time(layout))
-    if newest and newest[0][0] is not None:
-        local = np.array(newest[0], "datetime64[us]").astype(np.int64)
-        future = int((zone.utc(local) if zone else local)[0]) - now
+    newest = newest_time(layout, connection)
+    if newest is not None:
+        future = newest - now
         if future > _CLOCK_TOLERANCE:
             yield Check(
                 name,
@@ -253,9 +337,49 @@ def _clocks(config: Store, connection: Connection, layout: Layout) -> Iterator[C
                 f"{said}; but the newest event lies {future / 1e6:.0f} s in the future and will "
                 "not be published before",
                 "set store.time_zone to the zone that the writers' sessions use",
+                "store.rows_in_future",
             )
             return
-    yield Check(name, "ok", said)
+        said += f"; the newest event was created {max(0, -future) / 1e6:.0f} s ago"
+    if zone is None:
+        yield Check(name, "ok", said)
+        return
+    if layout.id_index is None:
+        yield Check(
+            name,
+            "warn",
+            f"{said}; nobody watches for rows that are inserted with times of the past, since the"
+            " table has no index on a number by which they could be seen",
+            f"name such a column in store.columns.id and let this account SELECT it; to add one:"
+            f" ALTER TABLE {layout.table} ADD COLUMN seq BIGINT NOT NULL AUTO_INCREMENT UNIQUE",
+        )
+        return
+    yield _past(name, said, connection, layout)
+
+
+def _past(name: str, said: str, connection: Connection, layout: Layout) -> Check:
+    """Whether rows that are inserted meanwhile say that they were created long ago."""
+    highest = max((row.id for row in newest_ids(layout, connection, 1)), default=0)
+    past, worst = 0, 0
+    for _ in range(_SAMPLES):
+        time.sleep(_BETWEEN_SAMPLES)
+        now = int(run(connection, statements.NOW)[0][0])
+        new = [r for r in newest_ids(layout, connection, _FEW_ROWS) if r.id > highest]
+        ages = [now - row.created for row in new if now - row.created > _LONG_AGO]
+        past += bool(ages)
+        worst = max(worst, *ages, 0)
+        highest = max([highest, *(row.id for row in new)])
+    if not past:
+        return Check(name, "ok", said)
+    return Check(
+        name,
+        "wrong" if past > 2 else "warn",
+        f"{said}; rows that are inserted now say that they were created up to"
+        f" {worst / 1e6:.0f} s ago, where the publisher has read already",
+        "set store.time_zone to the zone that the writers' sessions use, or have them SET time_zone"
+        " to that one",
+        "store.rows_in_past",
+    )
 
 
 def _wrong(name: str, error: EventpubError) -> Check:

@@ -1,4 +1,4 @@
-"""Connections to the event store: from `store.url` to a session that reads as this room expects.
+"""Connections to the event store: from `store.url` to a session that reads as this package expects.
 
 A reading session is READ COMMITTED, read only, autocommit and in UTC, whatever the server's
 defaults are. Passwords stay in here: no message, representation or exception carries one.
@@ -7,6 +7,7 @@ defaults are. Passwords stay in here: no message, representation or exception ca
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,25 @@ _IGNORED = {"charset"}  # it is always utf8mb4: ids are identified by their UTF-
 
 READ_TIMEOUT = 30
 """Seconds without a byte from the server after which it counts as gone."""
+
+ASKED_AFTER = 5.0
+"""Seconds without use after which a connection is asked whether it is still there."""
+
+KEPT_FOR = 30.0
+"""Seconds after which a connection is made anew: where an address has moved, what is connected
+already stays with the former server, however long that one lives."""
+
+_NO_LIMIT = 2**64 - 1
+"""Of `sql_select_limit`; its DEFAULT in a session is what the server's is set to."""
+
+_ANSWER_SECONDS = 1.0
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 60,  # s; NATs and load balancers forget what was idle for 240 to 900 s
+    "TCP_KEEPALIVE": 60,  # macOS' name of it
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 15_000,  # ms without an acknowledgement: a slow server gives one, too
+}
 
 
 def connect_arguments(config: Store) -> dict[str, Any]:
@@ -62,6 +82,8 @@ def connect_arguments(config: Store) -> dict[str, Any]:
         elif key not in _IGNORED:
             known = ", ".join(sorted(_TEXT_OPTIONS | _SWITCHES | _SECONDS))
             raise _url_error(f"has an unknown option {key}; known are {known}")
+    if "ssl_ca" in arguments:  # PyMySQL would only encrypt, and trust whoever answers
+        arguments.setdefault("ssl_verify_cert", True)
     password = _password(config, url.password)
     if password is not None:
         # bytes: PyMySQL would encode text as latin1
@@ -90,6 +112,8 @@ class _Connection(pymysql.connections.Connection):
         if key not in _tls:
             if sslp:
                 made: ssl.SSLContext = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
+                # PyMySQL does not where the system's authorities are trusted
+                made.check_hostname = bool(sslp.get("check_hostname"))
             else:  # encrypted where the server can, as the URL asks for no verification
                 made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
                 made.check_hostname = False
@@ -119,7 +143,7 @@ def connect(config: Store) -> Connection:
         # Encrypted, a row costs half as much again, for bytes that never leave the machine.
         try:
             connection = _Connection(**arguments, ssl_disabled=True)
-        except pymysql.err.MySQLError as error:
+        except (pymysql.err.MySQLError, RuntimeError) as error:
             if not _is_refusal(error):
                 with mapped(place):
                     raise
@@ -129,14 +153,37 @@ def connect(config: Store) -> Connection:
         if _stays_here(arguments):
             _encrypted.add(place)
     connection._read_timeout = read_timeout  # type: ignore[attr-defined]
+    _keep_alive(connection)
     return connection
+
+
+def _keep_alive(connection: Connection) -> None:
+    """A network in between shall not forget it while it is idle; if it does, it is noticed."""
+    sock: socket.socket = connection._sock  # type: ignore[attr-defined]
+    if sock.family != getattr(socket, "AF_UNIX", None):
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def is_alive(connection: Connection) -> bool:
+    """Whether the server answers on it; of what a network has forgotten nobody says so."""
+    patience = connection._read_timeout  # type: ignore[attr-defined]
+    connection._read_timeout = _ANSWER_SECONDS  # type: ignore[attr-defined]
+    try:
+        connection.ping(reconnect=False)
+    except (pymysql.Error, OSError):
+        return False
+    finally:
+        connection._read_timeout = patience  # type: ignore[attr-defined]
+    return True
 
 
 _encrypted: set[str] = set()
 """Places on this machine that take no connection without TLS."""
 
 
-def _is_refusal(error: pymysql.err.MySQLError) -> bool:
+def _is_refusal(error: Exception) -> bool:
     """Whether the server itself has refused: an account or a server may require TLS."""
     return bool(error.args) and error.args[0] not in range(2000, 3000)
 
@@ -159,8 +206,8 @@ def connect_for_reading(config: Store) -> Connection:
         run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
         run(
             connection,
-            "SET time_zone = '+00:00', sql_mode = '', net_write_timeout = 600, "
-            f"sql_select_limit = DEFAULT, {unlimited} = 0",
+            "SET time_zone = '+00:00', sql_mode = '', net_write_timeout = 600, sql_big_selects = 1,"
+            f" sql_select_limit = {_NO_LIMIT}, {unlimited} = 0",
         )
     return connection
 

@@ -7,34 +7,41 @@ but connections, so any call may be made again after an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from time import monotonic
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pymysql
 
 from eventpub.admission.model import EVENTS, Shard, VersionRange
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store import statements
-from eventpub.store.connection import Connection, connect_for_reading, run
+from eventpub.store import server, statements
+from eventpub.store.connection import (
+    ASKED_AFTER,
+    KEPT_FOR,
+    Connection,
+    connect_for_reading,
+    is_alive,
+    run,
+)
 from eventpub.store.failures import mapped
 from eventpub.store.layout import Layout, discover
 from eventpub.store.rows import Columns, stream
 
 T = TypeVar("T")
 
-_BATCH_BYTES = 8 * 1024 * 1024
+_BATCH_BYTES = 4 * 1024 * 1024
+_BATCH_ROWS = 10_000
 _RANGES_PER_STATEMENT = 500
 _UNIONS_PER_STATEMENT = 100
-
-_ASKED_AFTER = 5.0
-"""Seconds without use after which a connection is asked whether it is still there."""
+_MOST_BELOW = 100_000
+"""Rows that one statement of `below` may bring."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Poll:
         has_rows: whether there is any row behind `after` and up to `upper`.
         next_row: where there is none, `create_time` of the first above `upper`; None: there is none
             of these either, or it is of the future.
+        server: who has answered; see `server.Server.identity`.
     """
 
     now: int
@@ -56,12 +64,27 @@ class Poll:
     page_end: int | None
     has_rows: bool
     next_row: int | None = None
+    server: str = ""
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """A row of a sample.
+
+    Attributes:
+        id: its `id`.
+        created: its `create_time`, µs; of two instants that a local time may be, the later.
+    """
+
+    id: int
+    created: int
 
 
 class EventStore:
     """The event table, read only, over connections of its own that are made when needed.
 
-    Errors of the database are `StoreError`; a retriable one leaves the store usable.
+    Errors of the database are `StoreError`; a retriable one leaves the store usable. One of them is
+    store.replica: the address leads to a server that may not be read, now.
     """
 
     @staticmethod
@@ -77,10 +100,25 @@ class EventStore:
         finally:
             connection.close()
 
+    @staticmethod
+    def server(config: Store) -> server.Server:
+        """Which server it is, and its role.
+
+        Raises:
+            StoreError: it cannot be reached, or store.replica.
+        """
+        connection = connect_for_reading(config)
+        try:
+            found = server.examine(config, connection)
+        finally:
+            connection.close()
+        found.require_primary(config)
+        return found
+
     def __init__(self, config: Store, layout: Layout) -> None:
         self._config = config
         self._layout = layout
-        self._idle: list[tuple[Connection, float]] = []
+        self._idle: list[tuple[Connection, float, float]] = []
 
     def __enter__(self) -> EventStore:
         return self
@@ -109,16 +147,21 @@ class EventStore:
         """
         layout = self._layout
         with self._connection() as connection:
+            who = server.columns(connection)
             if layout.zone is None:  # values are in the order of time, so one question tells all
-                now, first = run(connection, statements.now_and_first_time(layout, after))[0]
+                sql = statements.now_and_first_time(layout, after, who)
+                now, first, *flags, identity = run(connection, sql)[0]
+                server.require_same_role(self._config, connection, flags, identity)
                 boundary = self._boundary(now, delay, at_most)
                 oldest = None if first is None else self._instant(first, after, boundary)
                 if oldest is None or oldest > boundary:
                     is_newer = oldest is not None and oldest <= now
-                    return Poll(now, boundary, None, False, oldest if is_newer else None)
+                    next_row = oldest if is_newer else None
+                    return Poll(now, boundary, None, False, next_row, identity)
                 page_end = self._page_end(connection, after, boundary, page_rows, oldest)
-                return Poll(now, boundary, page_end, True)
-            now = int(run(connection, statements.NOW)[0][0])
+                return Poll(now, boundary, page_end, True, None, identity)
+            now, *flags, identity = run(connection, statements.now_and(who))[0]
+            server.require_same_role(self._config, connection, flags, identity)
             boundary = self._boundary(now, delay, at_most)
             # Local time repeats itself where the clocks go back: a window ends before that.
             back = [t - 1 for t in layout.zone.backward_changes(after + 1, now)]
@@ -129,9 +172,9 @@ class EventStore:
                 oldest = self._page_end(connection, start, upto, 1)
                 if oldest is not None and oldest <= end:
                     page_end = self._page_end(connection, start, end, page_rows, oldest)
-                    return Poll(now, end, page_end, True)
+                    return Poll(now, end, page_end, True, None, identity)
                 start = end
-            return Poll(now, boundary, None, False, oldest)
+            return Poll(now, boundary, None, False, oldest, identity)
 
     def _boundary(self, now: int, delay: int, at_most: int | None) -> int:
         boundary = now - delay if at_most is None else min(now - delay, at_most)
@@ -172,12 +215,30 @@ class EventStore:
         oldest, count = rows[0]
         return (self._instant(oldest, after, upto) if count else upto), int(count)
 
+    def newest(self, most: int, above: int | None = None) -> list[NewRow]:
+        """The rows with the highest ids; none where the table has no index of numbers by `id`.
+
+        Args:
+            most: so many.
+            above: the lowest of those with a higher id instead.
+        """
+        if self._layout.id_index is None:
+            return []
+        with self._connection() as connection:
+            return newest_ids(self._layout, connection, most, above)
+
+    def ahead(self, now: int) -> int:
+        """By how much the newest `create_time` lies in the future, µs."""
+        with self._connection() as connection:
+            newest = newest_time(self._layout, connection)
+        return 0 if newest is None else max(0, newest - now)
+
     def window(
         self, after: int, upto: int, shard: Shard | None, batch_rows: int = 10_000
     ) -> Generator[pa.RecordBatch, None, None]:
         """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
 
-        Streamed in batches of at most `batch_rows` rows and about 8 MiB, schema `EVENTS`; memory
+        Streamed in batches of at most `batch_rows` rows and about 4 MiB, schema `EVENTS`; memory
         stays flat however long the window is.
         """
         layout = self._layout
@@ -187,7 +248,9 @@ class EventStore:
         statement = statements.window(layout, *values, shard)
         with self._connection() as connection:
             for block in stream(connection, statement, rows=batch_rows, size=_BATCH_BYTES):
-                yield record_batch(layout, block, after, upto)
+                batch = record_batch(layout, block, after, upto)
+                if batch.num_rows:  # none may lie in it where the clocks go back
+                    yield batch
 
     def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """How many rows each of some windows ``(after, upto]`` has, of all shards."""
@@ -214,13 +277,8 @@ class EventStore:
             return
         with self._connection() as connection:
             statement = statements.keys(layout, *values, shard)
-            for ids, versions, times in stream(
-                connection, statement, rows=100_000, size=_BATCH_BYTES
-            ):
-                nothing = pa.nulls(len(ids), pa.binary())
-                rows = [ids, versions, nothing, nothing, nothing, times]
-                batch = record_batch(layout, rows, after, upto)
-                yield batch.select(["aggregate_id", "version", "create_time"])
+            for block in stream(connection, statement, rows=100_000, size=_BATCH_BYTES):
+                yield _keys_batch(layout, block, after, upto)
 
     def backtrack(self, ranges: Sequence[VersionRange], limit: int | None = None) -> pa.Table:
         """The events of version ranges, whatever their `create_time`, by aggregate and version.
@@ -239,27 +297,88 @@ class EventStore:
             lambda some: statements.first_versions(layout, some, limit),
         )
 
+    def fetch(
+        self,
+        ranges: Sequence[VersionRange],
+        rows: int,
+        size: int,
+        seconds: float | None = None,
+    ) -> tuple[pa.Table, list[VersionRange]]:
+        """As many events of version ranges as one batch may hold, whatever their `create_time`.
+
+        Args:
+            rows: about so many, at most.
+            size: about so many bytes, at most.
+            seconds: no other statement is begun after so many; None: however long it takes.
+
+        Returns:
+            The events, each aggregate's in ascending order, and what of the ranges was not read:
+            fewer than before, or smaller ones.
+        """
+        until = None if seconds is None else monotonic() + seconds
+        batches: list[pa.RecordBatch] = []
+        rest: list[VersionRange] = []
+        left_rows, left_size = rows, size
+        for at in range(0, len(ranges), _RANGES_PER_STATEMENT):
+            if left_rows <= 0 or left_size <= 0 or (at and until and monotonic() > until):
+                return pa.Table.from_batches(batches, EVENTS), [*rest, *ranges[at:]]
+            some = ranges[at : at + _RANGES_PER_STATEMENT]
+            read: dict[str, int] = {}
+            for batch in self._by_range(some, min(left_rows, _BATCH_ROWS), left_size):
+                batches.append(batch)
+                left_rows -= batch.num_rows
+                left_size -= batch.nbytes
+                read.update(_last_versions(batch))
+                if left_rows <= 0 or left_size <= 0:  # leaving it closes the connection
+                    rest = _unread(some, read)
+                    break
+        return pa.Table.from_batches(batches, EVENTS), rest
+
+    def _by_range(
+        self, ranges: Sequence[VersionRange], rows: int, size: int
+    ) -> Iterator[pa.RecordBatch]:
+        sql = statements.versions_by_key(self._layout, ranges)
+        with self._connection() as connection:
+            for block in stream(connection, sql, rows=rows, size=min(size, _BATCH_BYTES)):
+                yield record_batch(self._layout, block, None, None)
+
+    def existing(self, wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Which of some (aggregate, version) there are; costs no row, only the index."""
+        found: set[tuple[str, int]] = set()
+        with self._connection() as connection:
+            for at in range(0, len(wanted), _RANGES_PER_STATEMENT):
+                some = wanted[at : at + _RANGES_PER_STATEMENT]
+                sql = statements.existing(self._layout, some)
+                for ids, versions in stream(connection, sql, rows=100_000, size=_BATCH_BYTES):
+                    keys = ids.cast(pa.string()), versions.cast(pa.string()).cast(pa.int64())
+                    found.update(zip(*(column.to_pylist() for column in keys), strict=True))
+        return found
+
     def below(
         self, aggregate_ids_and_versions: Sequence[tuple[str, int]], limit: int = 16
-    ) -> pa.Table:
-        """For each (aggregate, version): at most `limit` events of lower versions.
+    ) -> Iterator[pa.RecordBatch]:
+        """For each (aggregate, version): the keys and times of at most `limit` lower versions.
 
-        Ordered by aggregate, highest version first.
+        In batches that hold all of what was asked for of each aggregate, schema as `keys`.
         """
         layout = self._layout
-        return self._by_key(
-            aggregate_ids_and_versions,
-            _UNIONS_PER_STATEMENT,
-            lambda some: statements.lower_versions(layout, some, limit),
-            order="descending",
-        )
+        at_once = max(1, min(_UNIONS_PER_STATEMENT, _MOST_BELOW // limit))
+        with self._connection() as connection:
+            for at in range(0, len(aggregate_ids_and_versions), at_once):
+                some = aggregate_ids_and_versions[at : at + at_once]
+                sql = statements.lower_versions(layout, some, limit)
+                blocks = [
+                    _keys_batch(layout, block, None, None)
+                    for block in stream(connection, sql, rows=_MOST_BELOW, size=_BATCH_BYTES)
+                ]
+                if blocks:
+                    yield from pa.Table.from_batches(blocks).combine_chunks().to_batches()
 
     def _by_key(
         self,
         wanted: Sequence[T],
         per_statement: int,
         statement: Callable[[Sequence[T]], str],
-        order: Literal["ascending", "descending"] = "ascending",
     ) -> pa.Table:
         batches = []
         if wanted:
@@ -269,7 +388,7 @@ class EventStore:
                     for block in stream(connection, sql, rows=100_000, size=_BATCH_BYTES):
                         batches.append(record_batch(self._layout, block, None, None))
         table = pa.Table.from_batches(batches, EVENTS)
-        return table.sort_by([("aggregate_id", "ascending"), ("version", order)])
+        return table.sort_by([("aggregate_id", "ascending"), ("version", "ascending")])
 
     def _instant(self, time: object, after: int, upto: int) -> int:
         local = np.array([time], "datetime64[us]").astype(np.int64)
@@ -279,7 +398,7 @@ class EventStore:
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
         """A connection that nobody else uses; it is not used again after an error."""
-        connection = self._take_idle() or connect_for_reading(self._config)
+        connection, made = self._take_idle() or (self._connect(), monotonic())
         finished = False
         try:
             with mapped(self._layout.where):
@@ -287,30 +406,88 @@ class EventStore:
             finished = True
         finally:
             if finished:
-                self._idle.append((connection, monotonic()))
+                self._idle.append((connection, made, monotonic()))
             else:
                 connection._force_close()  # type: ignore[attr-defined]
 
-    def _take_idle(self) -> Connection | None:
-        """One that is there: what has not been used for a while, a server or a proxy may close."""
+    def _connect(self) -> Connection:
+        connection = connect_for_reading(self._config)
+        try:
+            server.require_primary(self._config, connection)
+        except BaseException:
+            connection._force_close()  # type: ignore[attr-defined]
+            raise
+        return connection
+
+    def _take_idle(self) -> tuple[Connection, float] | None:
+        """One that is there, and when it was made.
+
+        What has not been used for a while, a server or a proxy may close; what was made long ago
+        may lead to a server that is not the store any more.
+        """
         while True:
             try:  # not asked before whether there is one: another thread may take the last
-                connection, used = self._idle.pop()
+                connection, made, used = self._idle.pop()
             except IndexError:
                 return None
-            try:
-                if monotonic() - used > _ASKED_AFTER:
-                    connection.ping(reconnect=False)
-            except (pymysql.Error, OSError):
-                connection._force_close()  # type: ignore[attr-defined]
+            if monotonic() - made > KEPT_FOR:
+                connection.close()
                 continue
-            return connection
+            if monotonic() - used <= ASKED_AFTER or is_alive(connection):
+                return connection, made
+            connection._force_close()  # type: ignore[attr-defined]
+
+
+def newest_ids(
+    layout: Layout, connection: Connection, most: int, above: int | None = None
+) -> list[NewRow]:
+    """As `EventStore.newest`."""
+    found = run(connection, statements.newest_ids(layout, above, most))
+    # a zero date is no time
+    rows = [(number, time) for number, time in found if isinstance(time, datetime)]
+    local = np.array([time for _, time in rows], "datetime64[us]").astype(np.int64)
+    created = local if layout.zone is None else layout.zone.latest(local)
+    return [NewRow(int(n), at) for (n, _), at in zip(rows, created.tolist(), strict=True)]
+
+
+def newest_time(layout: Layout, connection: Connection) -> int | None:
+    """The highest `create_time`, µs; None: there is no row."""
+    found = run(connection, statements.newest_time(layout))
+    if not found or not isinstance(found[0][0], datetime):
+        return None
+    local = np.array(found[0], "datetime64[us]").astype(np.int64)
+    return int((layout.zone.utc(local) if layout.zone else local)[0])
+
+
+def _last_versions(batch: pa.RecordBatch) -> dict[str, int]:
+    """The last version of each aggregate, in a batch that is ordered by both."""
+    pairs = (batch.column(name).to_pylist() for name in ("aggregate_id", "version"))
+    return dict(zip(*pairs, strict=True))
+
+
+def _unread(ranges: Sequence[VersionRange], read: Mapping[str, int]) -> list[VersionRange]:
+    """What of some ranges is not known to be read, from the last version read of each aggregate.
+
+    What is read and empty behind it is among it: only the end of the answer would tell.
+    """
+    firsts = ((r, max(r.first, read.get(r.aggregate_id, r.first - 1) + 1)) for r in ranges)
+    return [replace(r, first=first) for r, first in firsts if first <= r.last]
+
+
+def _keys_batch(
+    layout: Layout, columns: Columns, after: int | None, upto: int | None
+) -> pa.RecordBatch:
+    ids, versions, times = columns
+    nothing = pa.nulls(len(ids), pa.binary())
+    rows = [ids, versions, nothing, nothing, nothing, times]
+    batch = record_batch(layout, rows, after, upto)
+    return batch.select(["aggregate_id", "version", "create_time"])
 
 
 def record_batch(
     layout: Layout, columns: Columns, after: int | None, upto: int | None
 ) -> pa.RecordBatch:
-    """A block of rows as Arrow, schema `EVENTS`.
+    """A block of rows as Arrow, schema `EVENTS`; those of a window where one is given.
 
     Raises:
         StoreError: store.row_invalid, naming the row
@@ -328,9 +505,14 @@ def record_batch(
     zone = layout.zone
     instants = pa.array(zone.utc(local, after, upto)) if zone else pa.array(local)
     type_text = _lenient_text(types).fill_null("")
-    return pa.RecordBatch.from_arrays(
+    batch = pa.RecordBatch.from_arrays(
         [id_text, numbers, type_text, payloads, _lenient_text(metadata), instants], schema=EVENTS
     )
+    if zone and after is not None and upto is not None:
+        is_within = zone.is_within(local, after, upto)
+        if not is_within.all():
+            return batch.filter(pa.array(is_within))
+    return batch
 
 
 def _times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """What the event table looks like: found out once, then carried to every task as a plain value.
 
 `discover` reads the catalogue only. Whatever the publisher cannot work without is an error here
-that names the statement which mends it; whatever merely should be better is for `checks`.
+that names the statement which fixes it; whatever merely should be better is for `checks`.
 """
 
 # ruff: noqa: S608 (names and values come through `quote` and `literal`)
@@ -9,6 +9,7 @@ that names the statement which mends it; whatever merely should be better is for
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,8 @@ class Layout:
         id_bytes: the expression whose bytes are the UTF-8 of `aggregate_id`.
         id_is_bytewise: whether the collation takes only equal bytes for equal.
         nullable: columns (by our name) that may hold NULL.
+        times_last: whether a row keeps its `create_time` when it is updated.
+        id_index: an index that begins with `id`; None where there is none, or it is no number.
     """
 
     table: str
@@ -93,6 +96,24 @@ class Layout:
     id_is_bytewise: bool
     nullable: frozenset[str]
     where: str
+    times_last: bool = True
+    id_index: str | None = None
+
+    @property
+    def read_as(self) -> str:
+        """How `create_time` is read: what changes it gives a row another time."""
+        zone = self.zone
+        if zone is None:
+            return f"UTC/{self.unit}"
+        rules = zlib.crc32(
+            repr((zone.changes, zone.offsets)).encode()
+        )  # of SYSTEM, they may change
+        return f"{zone.name}/{rules:08x}/{self.unit}"
+
+    @property
+    def repeated(self) -> tuple[tuple[int, int], ...]:
+        """From when on local times are lived again, and by how much the clocks went back, µs."""
+        return () if self.zone is None else tuple(self.zone.repeated)
 
 
 @dataclass(frozen=True)
@@ -157,7 +178,19 @@ def discover(config: Store, connection: Connection) -> Layout:
         id_is_bytewise=is_bytewise(aggregate),
         nullable=frozenset(key for key, name in names.items() if columns[name].nullable),
         where=where,
+        times_last="on update" not in create_time.extra,
+        id_index=_id_index(columns, indexes, names),
     )
+
+
+def _id_index(
+    columns: Mapping[str, Column], indexes: Sequence[Index], names: Mapping[str, str]
+) -> str | None:
+    name = names.get("id")
+    if name is None or columns[name].type not in _INTEGERS:
+        return None
+    found = [index.name for index in indexes if index.columns[0] == name]
+    return quote(found[0]) if found else None
 
 
 def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
@@ -242,7 +275,8 @@ def mapped_columns(config: Store, columns: Mapping[str, Column], where: str) -> 
             + (f" (nor {', '.join(repr(w or k) for k, w in missing[1:])})" if missing[1:] else "")
             + f"; it has {', '.join(columns)}",
             where=where,
-            suggestion=f'name the right one in [store.columns]: {key} = "…"',
+            suggestion=f'name the right one in [store.columns]: {key} = "…"; where the table has '
+            "it, this account may not read it: GRANT SELECT",
         )
     return names
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pymysql.err
 import sqlalchemy
+import structlog
 from alembic import command
 from alembic.config import Config
 from sqlalchemy.pool import NullPool
@@ -17,14 +19,17 @@ from sqlalchemy.pool import NullPool
 import eventpub
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store.connection import connect, display_name, run
+from eventpub.store.connection import Connection, connect, display_name, run
 from eventpub.store.failures import mapped
-from eventpub.store.schema import missing
+from eventpub.store.schema import copies_the_table, create_table, missing, offline
 
 VERSION_TABLE = "eventpub_alembic_version"
 
 _LOCK = "eventpub.migrate"
 _LOCK_SECONDS = 60
+_NOT_ONLINE = {1845, 1846}  # this algorithm, this lock
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 def migrate(config: Store, *, sql: bool = False) -> list[str]:
@@ -33,7 +38,7 @@ def migrate(config: Store, *, sql: bool = False) -> list[str]:
     A second run adds what has been dropped since, or makes the table of another configuration.
 
     Args:
-        sql: only say what would be executed.
+        sql: only say what would be executed; without a database, to make the table anew.
 
     Returns:
         The statements that were (or would be) executed, each ending in a semicolon.
@@ -42,7 +47,17 @@ def migrate(config: Store, *, sql: bool = False) -> list[str]:
         StoreError: the database refused, or the table holds something else.
     """
     where = f"{display_name(config)}, table {config.table}"
-    connection = connect(config)
+    try:
+        connection = connect(config)
+    except StoreError as error:
+        if not (sql and error.code == "store.unreachable"):
+            raise
+        log.warning(
+            "the database cannot be reached, so nobody knows what is there: this makes the table "
+            "anew, on MySQL",
+            error=error.message,
+        )
+        return [f"{create_table(config, mariadb=False)};"]
     try:
         with mapped(where):
             if sql:
@@ -53,9 +68,9 @@ def migrate(config: Store, *, sql: bool = False) -> list[str]:
                     "store.timeout", "another migration is running", where=where, retriable=True
                 )
             wanted = missing(config, connection)
+            for statement in wanted:
+                _execute(config, connection, statement)
             _upgrade(config)
-            for statement in missing(config, connection):
-                run(connection, statement)
             return [f"{statement};" for statement in wanted]
     except StoreError as error:
         if error.code == "store.privilege_missing":
@@ -66,6 +81,27 @@ def migrate(config: Store, *, sql: bool = False) -> list[str]:
         raise
     finally:
         connection.close()
+
+
+def _execute(config: Store, connection: Connection, statement: str) -> None:
+    """Without keeping writers waiting, where the engine can do that."""
+    if not copies_the_table(statement):
+        try:
+            run(connection, statement)
+        except pymysql.err.MySQLError as error:
+            if error.args[0] not in _NOT_ONLINE:
+                raise
+            statement = offline(statement)
+        else:
+            return
+    log.warning(
+        "the table is copied, and writers wait until that is done; where the publisher may not see "
+        "open transactions (PROCESS), stop it meanwhile, or set recount.horizon above the time "
+        "that it takes",
+        table=config.table,
+        statement=statement,
+    )
+    run(connection, statement)
 
 
 def script_location() -> Path:

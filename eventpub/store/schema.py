@@ -24,6 +24,8 @@ from eventpub.store.layout import (
     slice_expression,
 )
 
+_ONLINE = "ALGORITHM=INPLACE, LOCK=NONE"
+
 
 def missing(config: Store, connection: Connection) -> list[str]:
     """The statements that make the event table, or add what it lacks; empty if it lacks nothing.
@@ -41,8 +43,22 @@ def missing(config: Store, connection: Connection) -> list[str]:
     names = mapped_columns(config, columns, where)
     check_types(config, columns, names, where)
     added = additions(columns, read_indexes(config, connection), names)
+    if not added:
+        return []
     # One statement, since each new stored column copies the table.
-    return [f"ALTER TABLE {quote(config.table)} {', '.join(added)}"] if added else []
+    if not any(part.startswith("ADD COLUMN") for part in added):
+        added.append(_ONLINE)
+    return [f"ALTER TABLE {quote(config.table)} {', '.join(added)}"]
+
+
+def copies_the_table(statement: str) -> bool:
+    """Whether writers have to wait until a statement is done."""
+    return statement.startswith("ALTER TABLE") and not statement.endswith(_ONLINE)
+
+
+def offline(statement: str) -> str:
+    """The same statement for an engine that cannot let others write meanwhile."""
+    return statement.removesuffix(f", {_ONLINE}")
 
 
 def create_table(config: Store, *, mariadb: bool) -> str:

@@ -73,12 +73,16 @@ def nth_time(layout: Layout, first: int, last: int, n: int) -> str:
     )
 
 
-def now_and_first_time(layout: Layout, after: int) -> str:
-    """The database's time, and the `create_time` of the first row behind a position, in one."""
+def now_and_first_time(layout: Layout, after: int, others: str) -> str:
+    """The database's time, the `create_time` of the first row behind a position, and others."""
     values = local_range(layout, after, _DATETIMES[1])
-    if values is None:
-        return f"SELECT {_NOW}, NULL"
-    return f"SELECT {_NOW}, ({nth_time(layout, *values, 1)})"
+    first = "NULL" if values is None else f"({nth_time(layout, *values, 1)})"
+    return f"SELECT {_NOW}, {first}, {others}"
+
+
+def now_and(others: str) -> str:
+    """The database's time, and others."""
+    return f"SELECT {_NOW}, {others}"
 
 
 def newest_time(layout: Layout) -> str:
@@ -86,6 +90,25 @@ def newest_time(layout: Layout) -> str:
     return (
         f"SELECT {layout.create_time} FROM {layout.table} FORCE INDEX ({layout.time_index})"
         f" ORDER BY {layout.create_time} DESC LIMIT 1"
+    )
+
+
+def newest_ids(layout: Layout, above: int | None, most: int) -> str:
+    """Id and `create_time` of the rows with the highest ids, or the lowest of those above one."""
+    condition = "" if above is None else f" WHERE {layout.id} > {above:d}"
+    order = "DESC" if above is None else "ASC"
+    return (
+        f"SELECT {layout.id}, {layout.create_time} FROM {layout.table}"
+        f" FORCE INDEX ({layout.id_index}){condition} ORDER BY {layout.id} {order} LIMIT {most:d}"
+    )
+
+
+def without_time(layout: Layout, most: int) -> str:
+    """How many rows are never read, at most `most`: with no time, a zero date, or before 1970."""
+    nothing = f"{layout.create_time} < '1970-01-01 00:00:01' OR {layout.create_time} IS NULL"
+    return (
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM {layout.table} FORCE INDEX ({layout.time_index})"
+        f" WHERE {nothing} LIMIT {most:d}) AS never_read"
     )
 
 
@@ -163,20 +186,52 @@ def first_versions(layout: Layout, ranges: Sequence[VersionRange], limit: int) -
     return _union(layout, [_in_range(layout, r) for r in ranges], "ASC", limit)
 
 
+def versions_by_key(layout: Layout, ranges: Sequence[VersionRange]) -> str:
+    """All rows of some ranges, each aggregate's in the order of its versions."""
+    # in the order of the index, so that nothing is sorted and the first row comes at once
+    return f"{versions(layout, ranges)} ORDER BY {layout.aggregate_id}, {layout.version}"
+
+
+def existing(layout: Layout, wanted: Sequence[tuple[str, int]]) -> str:
+    """Which of some (aggregate, version) there are, by the index alone."""
+    conditions = " OR ".join(f"({key(layout, a)} AND {layout.version} = {v:d})" for a, v in wanted)
+    return (
+        f"SELECT {layout.aggregate_id}, {layout.version} FROM {layout.table}"
+        f" FORCE INDEX ({layout.key_index}) WHERE {conditions}"
+    )
+
+
+def lowest_versions(layout: Layout, aggregates: int, first: int) -> str:
+    """Of the first so many aggregates: how many there are, and how many begin above a version."""
+    return (
+        f"SELECT COUNT(*), COALESCE(SUM(v > {first:d}), 0) FROM (SELECT MIN({layout.version}) AS v"
+        f" FROM {layout.table} FORCE INDEX ({layout.key_index}) GROUP BY {layout.aggregate_id}"
+        f" LIMIT {aggregates:d}) AS lowest"
+    )
+
+
 def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int) -> str:
-    """The highest versions below each bound, at most `limit` of each."""
+    """Keys and times of the highest versions below each bound, at most `limit` of each."""
     conditions = [f"{key(layout, a)} AND {layout.version} < {int(v)}" for a, v in bounds]
-    return _union(layout, conditions, "DESC", limit)
+    selected = f"{layout.aggregate_id}, {layout.version}, {layout.create_time}"
+    return _union(layout, conditions, "DESC", limit, selected)
 
 
 def _in_range(layout: Layout, r: VersionRange) -> str:
     return f"{key(layout, r.aggregate_id)} AND {layout.version} BETWEEN {r.first:d} AND {r.last:d}"
 
 
-def _union(layout: Layout, conditions: Sequence[str], direction: str, limit: int) -> str:
+def _union(
+    layout: Layout,
+    conditions: Sequence[str],
+    direction: str,
+    limit: int,
+    selected: str | None = None,
+) -> str:
     # ordered by both columns of the index, or a collation that is not byte-wise sorts
+    selected = selected or columns(layout)
     return " UNION ALL ".join(
-        f"(SELECT {columns(layout)} FROM {layout.table} FORCE INDEX ({layout.key_index})"
+        f"(SELECT {selected} FROM {layout.table} FORCE INDEX ({layout.key_index})"
         f" WHERE {condition} ORDER BY {layout.version} {direction} LIMIT {limit:d})"
         for condition in conditions
     )

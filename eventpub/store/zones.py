@@ -54,6 +54,12 @@ class Zone:
             self.changes[i] for i in range(first, last) if self.offsets[i + 1] < self.offsets[i]
         ]
 
+    @property
+    def repeated(self) -> list[tuple[int, int]]:
+        """The instants at which the clocks go back, and by how much, µs."""
+        steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
+        return [(at, old - new) for at, old, new in steps if new < old]
+
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
         """The smallest local range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
 
@@ -63,7 +69,7 @@ class Zone:
         """
         back = self.backward_changes(after, upto)
         first = min([self.local(after) + 1, *(self.local(t) for t in back)])
-        last = max([self.local(upto), *(self.local(t - 1) for t in back)])
+        last = max([self.local(upto), *(self.local(t - 1) for t in back if t - 1 > after)])
         return first, last
 
     def utc(
@@ -82,6 +88,25 @@ class Zone:
         later = local - offsets[np.searchsorted(starts[1:], local, side="right")]
         instants = np.where(earlier > after, earlier, np.maximum(earlier, later))
         return np.clip(instants, after + 1, upto)
+
+    def is_within(
+        self, local: npt.NDArray[np.int64], after: int, upto: int
+    ) -> npt.NDArray[np.bool_]:
+        """Whether one of the instants that local times may be is in ``after < t ≤ upto``.
+
+        A local range that holds a change back has others, too.
+        """
+        instants = self.utc(local), self.latest(local)
+        earlier, later = ((after < t) & (t <= upto) for t in instants)
+        found: npt.NDArray[np.bool_] = earlier | later
+        return found
+
+    def latest(self, local: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The later of the two instants that a local time may be."""
+        starts, _, offsets = self._tables
+        later = local - offsets[np.searchsorted(starts[1:], local, side="right")]
+        instants: npt.NDArray[np.int64] = np.maximum(self.utc(local), later)
+        return instants
 
     @cached_property
     def _tables(

@@ -33,16 +33,16 @@ _EVENTS = st.lists(
     windows=st.lists(st.integers(1, 30), min_size=1, max_size=8),
     replays=st.sets(st.integers(0, 7)),
     max_backoff=st.integers(1, 4),
-    fetch_limit=st.integers(1, 5),
+    fetch_rows=st.integers(1, 5),
 )
 def test_in_order_once_and_complete(
     events: list[tuple[str, int, int, int]],
     windows: list[int],
     replays: set[int],
     max_backoff: int,
-    fetch_limit: int,
+    fetch_rows: int,
 ) -> None:
-    world = World(Rules(max_backoff=max_backoff, backoff_base=5, fetch_limit=fetch_limit))
+    world = World(Rules(max_backoff=max_backoff, backoff_base=5), fetch_rows=fetch_rows)
     waiting = sorted(events, key=lambda e: e[3])
     position, clock = 0, 0
     shown: dict[str, int] = defaultdict(int)
@@ -74,6 +74,7 @@ def test_in_order_once_and_complete(
     assert not world.holds
 
     assert len(world.topic) == len(set(world.topic))
+    assert world.counts.conflicts == 0
     assert set(world.topic) <= set(world.store)
     in_order = [key for key in world.topic if key not in world.late]
     for aggregate in "abc":

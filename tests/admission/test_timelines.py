@@ -330,7 +330,7 @@ def test_what_a_recount_does_not_know_is_what_was_never_decided() -> None:
 
 
 def test_more_events_than_one_batch_may_fetch_come_in_several() -> None:
-    world = World(Rules(fetch_limit=10, backoff_base=100))
+    world = World(Rules(backoff_base=100), fetch_rows=10)
     world.commit("a", 1, at=1)
     for version in range(3, 40):
         world.commit("a", version, at=version)
@@ -369,3 +369,158 @@ def test_nothing_is_decided_for_no_rows() -> None:
     decision = admission.plan(empty, Known(), Rules(), now=0).decide(empty)
     assert not decision.publishes
     assert isinstance(decision.events, pa.Table)
+
+
+def test_a_version_written_anew_is_refused_once_and_what_follows_it_flows() -> None:
+    world = World()
+    for version in (1, 2, 3):
+        world.commit("a", version, at=version)
+    world.see()
+    world.commit("a", 2, at=10)
+    world.commit("a", 3, at=11)
+    decision = world.see(after=5)
+    assert decision.counts.conflicts == decision.counts.refused == 2
+    assert decision.counts.duplicates == 0
+    assert decision.refused is not None
+    reasons = decision.refused[1]
+    assert all(reason.startswith(f"{admission.CONFLICT}: ") for reason in reasons)
+    assert all("1970-01-01T00:00:00.000003Z" in reason for reason in reasons)
+    world.commit("a", 4, at=12)
+    world.see()
+    assert world.counts.conflicts == 2
+    assert world.topic == [("a", 1), ("a", 2), ("a", 3), ("a", 4)]
+
+
+def test_the_last_version_written_anew_with_an_earlier_time_is_refused_once() -> None:
+    world = World()
+    for version in (1, 2, 3):
+        world.commit("a", version, at=version * 10)
+    world.see()
+    world.commit("a", 3, at=25)
+    world.see()
+    world.see()
+    assert world.counts.conflicts == 1
+    assert world.refused == [("a", 3)]
+
+
+def rewritten_world() -> World:
+    """Versions 1 to 5 are published, the last at 5; the store was restored to version 2."""
+    world = World()
+    for version in range(1, 6):
+        world.commit("a", version, at=version)
+    world.see()
+    for version in (3, 4, 5):
+        world.delete("a", version)
+    return world
+
+
+def test_two_versions_written_anew_at_one_time_are_refused_on_both_sides_of_a_transaction() -> None:
+    world = rewritten_world()
+    world.commit("a", 4, at=10)
+    world.see(after=5)
+    world.commit("a", 5, at=10)
+    world.see(after=5)
+    world.see(after=5)
+    assert world.refused == [("a", 4), ("a", 5)]
+    assert world.counts.conflicts == 2
+
+
+def test_a_version_written_anew_is_refused_though_newer_ones_were_read_before() -> None:
+    world = rewritten_world()
+    world.commit("a", 5, at=12)
+    world.see(after=5)
+    world.commit("a", 6, at=13)
+    world.see(after=5)
+    world.commit("a", 3, at=10)
+    world.commit("a", 4, at=11)
+    keys = [("a", 3, 10), ("a", 4, 11), ("a", 5, 12), ("a", 6, 13), ("a", 2, 2)]
+    (batch,) = table(keys).select(["aggregate_id", "version", "create_time"]).to_batches()
+    found = admission.unknown(batch, world.known(), world.rules)
+    assert [(r.first, r.last) for r in found] == [(3, 4)]
+    for _ in range(2):
+        world.see(everything=True)
+    assert world.refused == [("a", 5), ("a", 3), ("a", 4)]
+    assert world.topic[-1] == ("a", 6)
+
+
+def test_a_late_event_beside_versions_written_anew_is_published_once() -> None:
+    world = World(Rules(max_backoff=1, backoff_base=10))
+    for version in (1, 3, 4):
+        world.commit("a", version, at=version)
+    world.see(now=100)
+    world.later(1000)
+    world.commit("a", 4, at=10)
+    world.see(now=2000)
+    world.commit("a", 2, at=12)
+    for _ in range(2):
+        world.see(now=2000)
+    assert world.late == [("a", 2)]
+    assert world.refused == [("a", 4)]
+
+
+def test_a_version_is_refused_again_after_the_store_was_restored_again() -> None:
+    world = rewritten_world()
+    for at in (10, 20):
+        for version in (4, 5):
+            world.commit("a", version, at=at)
+            world.see(after=5)
+            world.see(after=5)
+    assert world.refused == [("a", 4), ("a", 5)] * 2
+
+
+def test_the_same_rows_in_any_order_of_times_are_never_conflicts() -> None:
+    """Commits in reverse order, a skipped gap whose event turns up, a baseline."""
+    world = World(Rules(max_backoff=1, backoff_base=10), baseline=5)
+    world.commit("reversed", 2, at=10)
+    world.commit("reversed", 1, at=20)
+    world.commit("skipped", 1, at=10)
+    world.commit("skipped", 3, at=12)
+    world.commit("old", 1, at=7)
+    world.commit("old", 2, at=4)
+    world.see(now=100)
+    world.later(1000)
+    world.commit("skipped", 2, at=50)
+    for _ in range(2):
+        world.see(now=2000)
+    assert ("skipped", 2) in world.late
+    assert world.counts.conflicts == 0
+
+
+def test_a_recount_finds_the_conflicts_and_no_duplicates() -> None:
+    world = World()
+    for version in (1, 2):
+        world.commit("a", version, at=version)
+    world.see()
+    keys = [("a", 1, 1), ("a", 2, 9), ("a", 1, 8)]
+    (batch,) = table(keys).select(["aggregate_id", "version", "create_time"]).to_batches()
+    found = admission.unknown(batch, world.known(), world.rules)
+    assert [(r.first, r.last) for r in found] == [(1, 2)]
+    (batch,) = table(keys[:1]).select(["aggregate_id", "version", "create_time"]).to_batches()
+    assert admission.unknown(batch, world.known(), world.rules) == []
+
+
+def test_an_hour_that_is_lived_twice_makes_no_conflict() -> None:
+    """The row is read as of the second time, an hour after the first."""
+    world = World(Rules(repeated=((10_000, 3_600),)))
+    world.commit("a", 1, at=9_000)
+    world.see()
+    world.commit("a", 1, at=12_600)
+    world.see()
+    assert world.counts.conflicts == 0
+    assert world.counts.duplicates == 1
+    world.commit("a", 1, at=13_601)
+    world.see()
+    assert world.counts.conflicts == 1
+
+
+def test_rows_of_a_time_that_was_not_kept_are_no_conflicts() -> None:
+    rows, empty = table([("a", 1, 10), ("a", 2, 30)]), table([])
+    known = Known(last={"a": 5})
+    decided = admission.plan(rows, known, Rules(), now=0).decide(empty)
+    assert decided.counts.conflicts == 0
+    known = Known(last={"a": 5}, times_since=20)
+    decided = admission.plan(rows, known, Rules(), now=0).decide(empty)
+    assert decided.counts.conflicts == 1
+    without = Rules(times_last=False)
+    decided = admission.plan(rows, known, without, now=0).decide(empty)
+    assert decided.counts.conflicts == 0

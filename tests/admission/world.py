@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from eventpub import admission
@@ -13,10 +15,13 @@ from eventpub.admission import (
     Decision,
     Hold,
     Known,
+    Numbers,
+    Rewritten,
     Rules,
     SkippedGap,
     VersionRange,
     Versions,
+    numbers_of,
     values,
 )
 
@@ -54,8 +59,11 @@ class World:
     skipped: dict[str, list[Versions]] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     refused: list[Key] = field(default_factory=list)
+    times: dict[str, int] = field(default_factory=dict)
+    rewritten: dict[str, Rewritten] = field(default_factory=dict)
     open_since: int | None = None
     now: int = 0
+    fetch_rows: int = 10_000
 
     def commit(self, aggregate_id: str, version: int, at: int) -> None:
         """A transaction becomes visible whose row says that it was created at `at`."""
@@ -93,12 +101,24 @@ class World:
         """Somebody asks to give their gaps up."""
         return self._step(EVENTS.empty_table(), self.now, skip_now=aggregate_ids)
 
-    def known(self) -> Known:
-        """What the index would answer."""
+    def known(self, aggregate_ids: list[str] | None = None) -> Known:
+        """What the index would answer; about all where none are named."""
+        if aggregate_ids is None:
+            aggregate_ids = sorted({*self.last, *self.times})
         refused: dict[str, list[int]] = {}
         for aggregate_id, version in self.refused:
             refused.setdefault(aggregate_id, []).append(version)
-        return Known(self.last, self.holds, self.skipped, self.baseline, refused)
+        last, times = (
+            Numbers(
+                aggregate_ids,
+                numbers_of(aggregate_ids, known, -77),
+                np.array([a in known for a in aggregate_ids], bool),
+            )
+            for known in (self.last, self.times)
+        )
+        return Known(
+            last, self.holds, self.skipped, self.baseline, refused, times, rewritten=self.rewritten
+        )
 
     def _step(
         self,
@@ -109,9 +129,10 @@ class World:
     ) -> Decision:
         self.now = max(self.now, now)
         due = [a for a, hold in self.holds.items() if hold.next_attempt <= self.now]
+        ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
         plan = admission.plan(
             rows,
-            self.known(),
+            self.known(list(dict.fromkeys([*ids, *due, *look_now, *skip_now]))),
             self.rules,
             self.now,
             due,
@@ -119,35 +140,37 @@ class World:
             look_now=look_now,
             skip_now=skip_now,
         )
-        decision = plan.decide(self.fetch(plan.missing), self.below(plan.first_sights))
+        plan.settle(self.baseline_ends(plan.first_sights))
+        decision = plan.decide(*self.fetch(plan.missing))
         self.record(decision)
         return decision
 
-    def fetch(self, ranges: list[VersionRange]) -> pa.Table:
-        """What a backtrack finds: each range's lowest versions, at most `fetch_limit`."""
+    def fetch(self, ranges: list[VersionRange]) -> tuple[pa.Table, list[VersionRange]]:
+        """What a backtrack finds: at most `fetch_rows` in all, and what it did not read."""
         found: list[tuple[str, int, int]] = []
+        rest: list[VersionRange] = []
         for wanted in ranges:
-            versions = sorted(
-                v
-                for a, v in self.store
-                if a == wanted.aggregate_id and wanted.first <= v <= wanted.last
-            )
-            found += [
-                (wanted.aggregate_id, v, self.store[wanted.aggregate_id, v])
-                for v in versions[: self.rules.fetch_limit]
-            ]
-        return table(found)
+            for version in range(wanted.first, wanted.last + 1):
+                if len(found) >= self.fetch_rows:
+                    rest.append(replace(wanted, first=version))
+                    break
+                if (wanted.aggregate_id, version) in self.store:
+                    at = self.store[wanted.aggregate_id, version]
+                    found.append((wanted.aggregate_id, version, at))
+        return table(found), rest
 
-    def below(self, first_sights: list[Key]) -> pa.Table:
-        """All rows with a smaller version."""
-        return table(
-            [
-                (a, v, at)
-                for aggregate_id, version in first_sights
-                for (a, v), at in sorted(self.store.items(), reverse=True)
-                if a == aggregate_id and v < version
-            ]
-        )
+    def baseline_ends(self, first_sights: list[Key]) -> dict[str, tuple[int, int]]:
+        """As of `Plan.settle`."""
+        baseline = self.baseline or 0
+        ends: dict[str, tuple[int, int]] = {}
+        for aggregate_id, version in first_sights:
+            below = {
+                v: at for (a, v), at in self.store.items() if a == aggregate_id and v < version
+            }
+            old = [v for v, at in below.items() if at <= baseline]
+            if old:
+                ends[aggregate_id] = max(old), max(below.values())
+        return ends
 
     def record(self, decision: Decision) -> None:
         """What the topic shows and the index keeps after a batch."""
@@ -161,6 +184,8 @@ class World:
         if decision.refused is not None:
             self.refused += _keys(decision.refused[0])
         self.last |= decision.last
+        self.times |= decision.times
+        self.rewritten |= decision.rewritten
         self.skipped |= decision.skipped
         for aggregate_id, hold in decision.holds.items():
             if hold is None:

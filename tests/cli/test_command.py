@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from eventpub.cli.log import _Seldom
 
 MAIN = "import sys; from eventpub.cli import main; sys.exit(main())"
 SECRET = "hunter2-hunter2"
@@ -291,3 +294,36 @@ def test_log_lines_hide_secrets(tmp_path: Path) -> None:
     assert [line["event"] for line in lines] == ["said", "with ***", "failed"]
     assert SECRET not in done.stderr
     assert "ZeroDivisionError" in lines[1]["exception"]
+
+
+def test_doctor_shows_what_it_did_not_check_and_why(configured: Path) -> None:
+    done = eventpub("doctor", "--json", "--set", "spark.master=spark://away:7077", cwd=configured)
+    assert done.returncode == 3
+    checks = envelope(done)["result"]["checks"]
+    skipped = {c["name"].split(":")[0]: c["message"] for c in checks if c["status"] == "skipped"}
+    assert "event store: connection" in skipped["event store"]
+    assert "transactions" in next(name for name in skipped if name.startswith("topics"))
+    assert "others depend on them" in envelope(done)["summary"]
+
+
+def test_migrate_sql_needs_no_database(configured: Path) -> None:
+    done = eventpub("migrate", "--sql", cwd=configured)
+    assert done.returncode == 0
+    assert done.stdout.startswith("CREATE TABLE IF NOT EXISTS `events`")
+    assert "cannot be reached" in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_a_broker_that_is_away_says_so_a_few_times_a_minute() -> None:
+    now = 0.0
+    seldom = _Seldom(clock=lambda: now)
+
+    def shown(level: int = logging.INFO) -> str | None:
+        record = logging.LogRecord("eventpub.sink", level, "", 0, "away: %s", ("x",), None)
+        return record.getMessage() if seldom.filter(record) else None
+
+    assert [shown() for _ in range(100)] == ["away: x"] * 5 + [None] * 95
+    assert shown(logging.WARNING) == "away: x"
+    now = 61.0
+    assert shown() == "away: x (95 lines before it were left out)"
+    assert shown() == "away: x"

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from eventpub.cli import eventpub
+from eventpub.settings import KEYS, SECTIONS
+
 DOCS = Path(__file__).parents[2] / "docs"
+WRITTEN = sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"])
 PAGES = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
 
 
@@ -32,7 +39,52 @@ def test_codes_of_all_rooms_are_listed() -> None:
         assert f"| `{code}` |" in page
 
 
-def test_links_between_the_pages_lead_somewhere() -> None:
-    for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} → {target}"
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", _text(page)):
+        aim = page.parent / target if target else page
+        assert aim.exists(), f"{page.name} → {target}"
+        if anchor:
+            assert anchor in _anchors(aim), f"{page.name} → {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    for line in _commands(_text(page)):
+        command: click.Command = eventpub
+        for word in shlex.split(line, comments=True)[1:]:
+            if word.startswith("--"):
+                context = click.Context(command, help_option_names=["-h", "--help"])
+                options = {o for p in command.get_params(context) for o in p.opts}
+                assert word.partition("=")[0] in options, f"{page.name}: {line}"
+            elif isinstance(command, click.Group) and re.fullmatch("[a-z]+", word):
+                assert word in command.commands, f"{page.name}: {line}"
+                command = command.commands[word]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_keys_and_codes_exist(page: Path) -> None:
+    codes = set(re.findall(r"^\| `([a-z_.]+)`", _text(DOCS / "errors.md"), re.MULTILINE))
+    modules = {f"{path.parent.name}/{path.name}" for path in DOCS.parent.rglob("eventpub/**/*.py")}
+    sections = "|".join(re.escape(section) for section in SECTIONS)
+    for name in re.findall(rf"`((?:{sections}|state|index)\.[a-z_]+)(?:`| = )", _text(page)):
+        known = name in KEYS or name in codes or name in SECTIONS
+        assert known or f"{name.replace('.', '/')}.py" in modules, f"{page.name}: {name}"
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def _commands(text: str) -> Iterator[str]:
+    """What begins with ``eventpub`` in code."""
+    for line in re.findall(r"^(?:    |```\n)(eventpub .*)$", text, re.MULTILINE):
+        yield from line.split(" && ")
+    for line in re.findall(r"`(eventpub [^`\n]+)`", text):
+        yield line.replace("[", "").replace("]", "")

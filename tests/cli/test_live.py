@@ -14,7 +14,7 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from eventpub.cli import live, output
-from eventpub.cli.live import Lines, Rate, facts_grid
+from eventpub.cli.live import STOPPING, Lines, Panel, Rate, facts_grid
 from eventpub.config import App, Config, Sink, Store
 from eventpub.spark.progress import Progress
 
@@ -73,6 +73,20 @@ def test_an_idle_publisher_writes_a_line_a_minute() -> None:
             lines.see(Progress(published=5))
             clock.now += 1
     assert len(logs) == 3
+
+
+def test_that_it_stops_is_said_once() -> None:
+    clock = Clock()
+    lines = Lines(clock)
+    panel = Panel("orders")
+    with capture_logs() as logs:
+        for stopped_by in (None, 2, 2):
+            progress = Progress(published=5, stopped_by=stopped_by)
+            lines.see(progress)
+            panel.see(progress)
+            clock.now += 1
+    assert [e["event"] for e in logs if "stopping" in e["event"]] == [STOPPING]
+    assert "Ctrl-C" not in str(vars(panel.__rich__())["subtitle"])
 
 
 def test_what_is_lost_is_said_at_once_and_only_once() -> None:

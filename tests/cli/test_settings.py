@@ -269,6 +269,45 @@ def test_the_password_file_is_read_without_its_line_end(tmp_path: Path) -> None:
     assert refused({"store.password_file": str(tmp_path / "pw")}).code == "config.password_file"
 
 
+def test_a_property_may_come_from_a_file_and_is_a_secret_then(tmp_path: Path) -> None:
+    file = tmp_path / "word"
+    file.write_text("s3cret of Kafka\n")
+    key = "sink.properties.sasl.password"
+    variable = {"EVENTPUB_SINK__PROPERTIES__SASL_PASSWORD_FILE": str(file)}
+    for loaded in (
+        load(None, ENOUGH | {f"{key}.file": str(file)}, {}),
+        load(None, ENOUGH, variable),
+    ):
+        assert loaded.config.sink.properties == {"sasl.password": "s3cret of Kafka"}
+        assert loaded.origins[key] == f"file {file}"
+        assert shown(loaded)[key] == "***"
+        assert "s3cret" not in str(shown(loaded))
+    # a name that does not sound like a secret, too
+    loaded = load(None, ENOUGH | {"sink.properties.sasl.username.file": str(file)}, {})
+    assert shown(loaded)["sink.properties.sasl.username"] == "***"
+    both: dict[str, object] = {f"{key}.file": str(file), key: "x"}
+    assert refused(both).code == "config.contradiction"
+    missing = refused({f"{key}.file": str(tmp_path / "none")})
+    assert (missing.code, missing.where) == ("config.password_file", f"{key}.file")
+    assert "none" in missing.message
+    file.write_text("")
+    assert refused({f"{key}.file": str(file)}).code == "config.password_file"
+    # what may not be set may not come from a file either
+    file.write_text("1")
+    assert refused({"sink.properties.acks.file": str(file)}).code == "config.contradiction"
+
+
+def test_a_token_provider_is_a_function_of_a_module() -> None:
+    tokens: dict[str, object] = {"sink.properties.sasl.mechanism": "OAUTHBEARER"}
+    assert refused(tokens).where == "sink.token_provider"
+    assert refused({"sink.token_provider": "shop.auth:token"}).code == "config.contradiction"
+    tokens["sink.token_provider"] = "shop.auth:token"
+    loaded = load(None, ENOUGH | tokens, {})
+    assert loaded.config.sink.token_provider == "shop.auth:token"
+    assert shown(loaded)["sink.token_provider"] == "shop.auth:token"
+    assert refused({"sink.token_provider": "shop.auth.token"}).where == "sink.token_provider"
+
+
 def test_secrets_are_shown_nowhere() -> None:
     secret = "hunter2/pass@word"
     loaded = load(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
+import struct
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from rocksdict import Options, Rdict
 
-from eventpub.admission import EVENTS, Decision, Hold, SkippedGap
+from eventpub.admission import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
 from eventpub.errors import StateError
 from eventpub.index import Index
 
@@ -39,8 +43,8 @@ def test_what_is_recorded_is_known_after_it_was_closed(tmp_path: Path) -> None:
         assert index.holds == {HOLD.aggregate_id: HOLD}
         assert index.offsets == {("orders.events", 2): 12}
         assert index.position == 77
-        assert index.due(299) == []
-        assert index.due(300) == [HOLD.aggregate_id]
+        assert index.holds.due(299) == []
+        assert index.holds.due(300) == [HOLD.aggregate_id]
 
 
 def test_the_position_never_moves_back(tmp_path: Path) -> None:
@@ -76,7 +80,7 @@ def test_a_fold_moves_a_hold_to_what_is_still_missing(tmp_path: Path) -> None:
         index.record(decided(holds={name: HOLD}), {}, 1)
         index.fold_events({name: 5}, {name: [3, 4, 5]}, {}, now=400)
         assert index.holds[name].first_missing == 6
-        assert index.due(400) == [name]
+        assert index.holds.due(400) == [name]
         index.fold_events({name: 9}, {name: [6, 7, 8, 9]}, {}, now=500)
         assert index.holds == {}
 
@@ -145,6 +149,79 @@ def test_rows_of_time_buckets_add_up_with_the_position_and_can_be_set(tmp_path: 
         assert index.rows_of(9) == 0
         index.set_buckets({8: 3}, forget_below=8)
         assert index.buckets == {8: 3}
+
+
+def test_a17_thirty_idle_days_leave_the_buckets_of_the_horizon(tmp_path: Path) -> None:
+    """Of an event a minute."""
+    day, horizon, began = 86_400, 300, 1_795_000_000
+    ended = began + 30 * day
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        for now in range(began, ended, 1200):
+            counted = dict.fromkeys(range(now - 1140, now + 60, 60), 1)
+            index.record(decided(), {}, now, counted=counted, forget_below=now - horizon)
+    with Index(tmp_path, IDENTITY) as index:
+        kept = index.buckets
+        assert list(kept) == list(range(ended - 1200 - horizon, ended - 1140, 60))
+        # what an open transaction still needs is not taken
+        first = min(kept)
+        index.record(decided(), {}, ended, counted={ended: 1}, forget_below=first)
+        assert min(index.buckets) == first
+
+
+def test_a17_what_an_earlier_version_left_is_pruned_little_by_little(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(), {}, 1, counted=dict.fromkeys(range(25_000), 1))
+        for number in range(25_000, 25_004):
+            index.record(decided(), {}, 1, counted={number: 1}, forget_below=24_999)
+        assert list(index.buckets) == list(range(24_999, 25_004))
+        assert index.buckets_from(25_002) == {25_002: 1, 25_003: 1}
+
+
+def test_a10_whether_there_is_a_baseline_stays_undecided_until_it_is_decided(
+    tmp_path: Path,
+) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.note_truncated(True, 70)
+        index.note_truncated(False, 60)
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.undecided == (True, 70)
+        index.decide_baseline(50)
+        index.note_truncated(False, 90)
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.undecided is None
+        index.note_truncated(True, 0)  # an older copy, which lacks what was cut off since
+        index.note_truncated(True, 95)
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.undecided == (True, 95)
+        assert index.baseline == 50
+
+
+def test_a9_very_many_holds_are_opened_fast_and_asked_for_in_their_order(tmp_path: Path) -> None:
+    holds = {f"a-{n}": replace(HOLD, aggregate_id=f"a-{n}", next_attempt=n) for n in range(50_000)}
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(holds=holds), {}, 1)
+    with Index(tmp_path, IDENTITY) as index:
+        assert len(index.holds) == 50_000
+        assert index.holds.due(10, 3) == ["a-0", "a-1", "a-2"]
+        later = {f"a-{n}": replace(holds[f"a-{n}"], next_attempt=10**6) for n in range(2)}
+        index.record(decided(holds={**later, "a-2": None}), {}, 1)
+        assert index.holds.due(5) == ["a-3", "a-4", "a-5"]
+        assert index.holds.next_due() == 3
+        assert index.holds.oldest() == HOLD.since
+        assert index.holds["a-1"] == later["a-1"]
+
+
+def test_a_hold_that_an_earlier_version_wrote_as_json_is_read(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index._db.put(b"h" + HOLD.aggregate_id.encode(), json.dumps(asdict(HOLD)).encode())
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.holds == {HOLD.aggregate_id: HOLD}
+    assert Index.glance(tmp_path)[0] == [HOLD]
 
 
 def test_refused_versions_are_remembered_and_folded(tmp_path: Path) -> None:
@@ -232,18 +309,6 @@ def test_what_is_restored_is_not_skipped_by_an_index_that_is_behind(tmp_path: Pa
         assert index.offsets == {}
 
 
-def test_a_request_means_what_it_meant_first(tmp_path: Path) -> None:
-    with Index(tmp_path, IDENTITY) as index:
-        index.begin(None)
-        assert index.resolved("one") is None
-        index.resolve("one", 3, ["one", "two"])
-        index.resolve("two", 4, ["one", "two"])
-    with Index(tmp_path, IDENTITY) as index:
-        assert (index.resolved("one"), index.resolved("two")) == (3, 4)
-        index.resolve("three", 5, ["three"])
-        assert index.resolved("one") is None
-
-
 def test_where_one_of_the_former_indexes_is_gone_there_is_no_position(tmp_path: Path) -> None:
     fill(tmp_path / "0", ["a"], 70, {("t", 0): 10})
     with Index(tmp_path / "new", IDENTITY) as index:
@@ -273,3 +338,94 @@ def test_a_moved_index_has_read_only_as_far_as_all_that_it_came_from(tmp_path: P
         index.move_from(directories, lambda _: True, [], None)
         assert index.known(["a0", "a1"]).last == {"a0": 1, "a1": 1}
         assert index.position is None
+
+
+def test_a6_a_topic_that_was_made_again_has_no_offsets(tmp_path: Path) -> None:
+    side, main = ("orders.events.dead", 0), ("orders.events", 0)
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(last={"a": 5}), {side: 3, main: 9}, 1, written={side: (1, 2)})
+        index.note_topics({"orders.events": "x", "orders.events.dead": "y"}, [])
+        index.note_topics({"orders.events.dead": "z"}, ["orders.events.dead"])
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.topics == {"orders.events": "x", "orders.events.dead": "z"}
+        assert (index.offsets, index.written) == ({main: 9}, {})
+        assert index.known(["a"]).last == {"a": 5}
+        assert not index.is_new
+
+
+def test_a15_what_former_partitions_are_read_for_is_forgotten_at_the_end(tmp_path: Path) -> None:
+    own, other = ("orders.events", 0), ("orders.events", 1)
+    with Index(tmp_path / "former", IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(last={"a": 5}), {own: 3, other: 9}, 1)
+        index.note_topics({"orders.events": "x"}, [])
+    more = IDENTITY | {"partitions": 12}
+    with Index(tmp_path / "new", more) as index:
+        index.move_from([tmp_path / "former"], lambda _: True, [own, other], None, everywhere=True)
+        assert index.reads_everywhere
+        assert index.offsets == {own: 3, other: 9}
+        assert index.topics == {"orders.events": "x"}
+    with Index(tmp_path / "new", more) as index:
+        assert index.reads_everywhere, "until it has ended"
+        index.has_read_everywhere({own})
+        assert index.offsets == {own: 3}
+    with Index(tmp_path / "new", more) as index:
+        assert not index.reads_everywhere
+
+
+def test_an_index_is_adopted_where_that_is_known_to_be_right(tmp_path: Path) -> None:
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(last={"a": 5}), {}, 1)
+    renamed = IDENTITY | {"app": "sales"}
+    with pytest.raises(StateError, match="belongs to"):
+        Index(tmp_path, renamed)
+    with Index(tmp_path, renamed, adopts=lambda found: found["app"] == "orders") as index:
+        assert index.known(["a"]).last == {"a": 5}
+    with Index(tmp_path, renamed) as index:
+        assert index.known(["a"]).last == {"a": 5}
+
+
+def test_when_rows_were_created_is_kept_folded_and_unknown_in_an_older_index(
+    tmp_path: Path,
+) -> None:
+    with Index(tmp_path / "new", IDENTITY) as index:
+        index.begin(None)
+        index.keep_times("UTC/1", now=5)
+        seen = {"a": Seen(30, True), "b": Seen(20, False)}
+        index.fold_events({"a": 3, "b": 2}, {}, {}, 0, times=seen)
+        known = index.known(["a", "b"])
+        assert {a: Seen.unpacked(t) for a, t in known.times.items()} == seen
+        assert known.times_since is None
+        # a dead letter of a published version, then an event above it
+        index.fold_events({"a": 3}, {}, {}, 0, times={"a": Seen(40, False)})
+        assert Seen.unpacked(index.known(["a"]).times["a"]) == Seen(40, False)
+        index.fold_events({"a": 4}, {"a": [4]}, {}, 0, times={"a": Seen(41, True)})
+        assert Seen.unpacked(index.known(["a"]).times["a"]) == Seen(41, True)
+        index.keep_times("Europe/Berlin/1", now=50)
+        assert index.known(["a"]).times_since == 50 + 86_400_000_000
+
+    with Rdict(str(tmp_path / "old"), Options(raw_mode=True)) as db:
+        db[b"va"] = struct.pack("<q", 7)
+        db[b"moffsets"] = b"{}"
+        db[b"midentity"] = json.dumps({"format": 1, **IDENTITY}).encode()
+    with Index(tmp_path / "old", IDENTITY) as index:
+        index.keep_times("UTC/1", now=5)
+        known = index.known(["a"])
+        assert (known.last, known.times, known.times_since) == ({"a": 7}, {}, 5)
+
+
+def test_versions_written_anew_are_kept_and_move_with_their_aggregate(tmp_path: Path) -> None:
+    of = Rewritten(40, 5).plus(4, 50).plus(5, 50)
+    assert of.decided == ((4, 5),)
+    with Index(tmp_path / "0", IDENTITY) as index:
+        index.begin(None)
+        assert index.known(["a"]).rewritten == {}
+        index.record(replace(decided(last={"a": 5, "b": 1}), rewritten={"a": of}), {}, 1)
+        assert index.known(["a", "b"]).rewritten == {"a": of}
+    with Index(tmp_path / "1", IDENTITY) as index:
+        index.move_from([tmp_path / "0"], lambda _: True, [], None)
+        assert index.known(["a"]).rewritten == {"a": of}
+        index.fold_events({"a": 5}, {"a": [3]}, {}, 0, rewritten={"a": of.plus(3, 60)})
+        assert index.known(["a"]).rewritten["a"].decided == ((3, 5),)

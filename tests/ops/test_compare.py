@@ -98,7 +98,7 @@ class World:
         for event in events:
             message = Message(event, self._offset, **changes)
             place = message.partition() if partition is None else partition
-            problem = self.rows.add(message, kind, place, self._offset, b"orders")
+            problem = self.rows.add(message, kind, place, self._offset, frozenset({b"orders"}))
             assert problem is None, problem
             self._offset += 1
         return self
@@ -121,7 +121,7 @@ class World:
             _table(*store_columns(_batch(self.store)), _STORE_FIELDS),
             _table(records.ids, records.columns, _TOPIC_FIELDS),
             verdict,
-            partitions=PARTITIONS,
+            numbers=[PARTITIONS],
             **options,
         )
         return verdict
@@ -307,10 +307,10 @@ def test_foreign_records_are_named() -> None:
     rows = _Rows()
     message = Message(A[0], 0)
     message._headers = []
-    assert rows.add(message, 0, 0, 0, b"orders") == "it has no header ce_sequence"
+    assert rows.add(message, 0, 0, 0, frozenset({b"orders"})) == "it has no header ce_sequence"
     message = Message(A[0], 0)
     message._headers[-2] = ("ce_sequence", b"one")
-    assert "ce_sequence" in str(rows.add(message, 0, 0, 0, b"orders"))
+    assert "ce_sequence" in str(rows.add(message, 0, 0, 0, frozenset({b"orders"})))
 
 
 def test_buckets_give_back_what_they_took(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ for start in range(0, n, 10_000):
 rows.flush(), records.flush()
 verdict = Verdict(1, n)
 for b in range(BUCKETS):
-    compare(rows.read(b), records.read(b), verdict, partitions=8)
+    compare(rows.read(b), records.read(b), verdict, numbers=[8])
 assert verdict.ok and verdict.events == verdict.records == n, verdict
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

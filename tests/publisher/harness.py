@@ -171,6 +171,14 @@ class Topic:
         finally:
             consumer.close()
 
+    def exists(self) -> bool:
+        """Whether it is there."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap_servers, "group.id": "x"})
+        try:
+            return self.name in consumer.list_topics(timeout=10).topics
+        finally:
+            consumer.close()
+
     def versions(self, aggregate_id: str) -> list[int]:
         """The versions of one aggregate, in the order of the topic."""
         return [r.version for r in self.read() if r.key == aggregate_id]
@@ -306,6 +314,7 @@ class Publisher:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "publisher.log"
         self._starts = 0
+        self.program = EVENTPUB
 
     def __enter__(self) -> Self:
         return self
@@ -329,7 +338,7 @@ class Publisher:
     def command(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run another command of eventpub with the same configuration."""
         return subprocess.run(
-            [EVENTPUB, *arguments, "--config", str(self.config)],
+            [self.program, *arguments, "--config", str(self.config)],
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -343,7 +352,7 @@ class Publisher:
         self._starts += 1
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [EVENTPUB, "run", *arguments, "--config", str(self.config)],
+                [self.program, "run", *arguments, "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,

@@ -131,7 +131,7 @@ def test_what_waits_for_a_batch_is_done_while_tasks_follow_the_boundary(
         # a hold whose next attempt is a minute away
         eventually(lambda: reached_beyond_its_window(publisher), 120, every=0.05)
         asked = time.monotonic()
-        skipped = publisher.command("gaps", "skip", "gap")
+        skipped = publisher.command("gaps", "skip", "gap", "--yes")
         assert skipped.returncode == 0, skipped.stderr
         publisher.until_published("gap", [2], 60)
         assert time.monotonic() - asked < 60

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,10 @@ def stalled(publisher: Publisher) -> Iterator[None]:
     """The JVM stands still."""
 
     def found() -> psutil.Process | None:
-        return next((p for p in publisher.family() if p.name() == "java"), None)
+        submit = "org.apache.spark.deploy.SparkSubmit"  # not `java -version`
+        with suppress(psutil.NoSuchProcess):
+            return next((p for p in publisher.family() if submit in p.cmdline()), None)
+        return None
 
     jvm = eventually(found, every=0.01)
     assert jvm is not None
@@ -27,7 +30,8 @@ def stalled(publisher: Publisher) -> Iterator[None]:
     try:
         yield
     finally:
-        jvm.resume()
+        with suppress(psutil.NoSuchProcess):
+            jvm.resume()
 
 
 def test_events_are_published_before_spark_runs_and_by_spark_afterwards(
@@ -85,3 +89,17 @@ def test_a_backlog_is_left_to_spark(
     assert publisher.stop() == 143
     assert_whole(database, publisher)
     assert not marker.exists()
+
+
+def test_f12_sigterm_while_the_jvm_starts_does_not_wait_for_it(
+    new_publisher: NewPublisher, database: FreshDatabase
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database)
+    commit_some(database, range(1, 3))
+    publisher.start()
+    with stalled(publisher):
+        publisher.until_published("a-3", [1, 2])
+        assert publisher.stop(timeout=30) == 143
+        assert publisher.family() == []
+    assert_whole(database, publisher)

@@ -146,6 +146,7 @@ def test_b3_a_million_events_wait_and_memory_does_not_grow_with_them(
             publisher.publish_everything(timeout=800)
         peaks.append(peak)
         windows = {s for s in sent if " FORCE INDEX " in s and " ORDER BY " in s}
+        windows = {s for s in windows if " WHERE " in s}  # the newest time is one entry, at its end
         assert_index_ranges(database, windows)
         pages = {s.partition(" BETWEEN ")[2].partition(" ORDER ")[0] for s in windows}
         assert len(pages) > events / 50_000, "page mode was not entered"

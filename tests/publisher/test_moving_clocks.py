@@ -200,3 +200,6 @@ def test_b5_the_clocks_change_while_the_publisher_runs(
     assert publisher.stop() == 143
     differences = compare(database, publisher.topic)
     assert not differences, differences
+    said = publisher.log.read_text()
+    assert "version_conflict" not in said
+    assert "store.rows_in_past" not in said

@@ -148,6 +148,25 @@ def test_c5_kafka_is_away_and_comes_back(world: World, how: str) -> None:
     world.catches_up()
 
 
+def test_a5_a_broker_that_is_away_while_only_a_hold_waits(world: World) -> None:
+    """One shard's task fails without a row to publish; no shard follows its lease of 300 s to the
+    end, nor does whoever writes afterwards wait for it."""
+    time.sleep(5.0)  # tasks idle
+    with world.database.connect() as connection, connection.cursor() as cursor:
+        insert(cursor, "above-a-gap", 2)
+    world.broker.kill()
+    time.sleep(AWAY)  # the gap is given up meanwhile, which cannot be published
+    world.broker.start()
+    began = time.monotonic()
+    world.publisher.until_published("above-a-gap", [2], timeout=120)
+    for number in range(8):  # of both shards
+        insert_one(world.database, f"after-the-gap-{number}")
+    for number in range(8):
+        world.publisher.until_published(f"after-the-gap-{number}", [1], timeout=60)
+    print(f"{time.monotonic() - began:.1f} s")
+    assert world.is_running()
+
+
 def test_c5_killed_while_kafka_is_away_the_position_is_not_ahead_of_the_topic(
     world: World,
 ) -> None:

@@ -59,6 +59,7 @@ def test_a12_from_now_and_the_start_stays_where_it_was(
         cursor.connection.commit()
     publisher.publish_everything()
     assert {(r.key, r.version) for r in publisher.topic.read()} == {("both", 2), ("new", 1)}
+    assert "other users had access" not in publisher.log.read_text(), "to what a run has left"
 
 
 def test_a12_a_gap_directly_above_the_start_is_skipped_and_a_restart_keeps_the_start(

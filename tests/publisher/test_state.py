@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.conftest import FreshDatabase
@@ -49,6 +50,38 @@ def keys_and_versions(publisher: Publisher) -> list[tuple[str, int]]:
     return sorted((r.key, r.version) for r in publisher.topic.read())
 
 
+def test_a10_a_first_fold_that_is_killed_still_decides_what_counts_as_published(
+    publisher: Publisher, database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Index lost and topic cut: what both have forgotten is not published again."""
+    commit(database, range(1, 6))
+    publisher.start()
+    publisher.until_published("a-39", [1, 2, 3, 4, 5])
+    eventually(lambda: len(keys_and_versions(publisher)) == 200)
+    publisher.kill()
+    consumer = Consumer({"bootstrap.servers": publisher.topic.bootstrap_servers, "group.id": "x"})
+    places = [TopicPartition(publisher.topic.name, p) for p in range(publisher.topic.partitions())]
+    for place in places:
+        place.offset = consumer.get_watermark_offsets(place, timeout=10)[1] - 12
+    consumer.close()
+    admin = AdminClient({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    for future in admin.delete_records(places).values():
+        future.result(30)
+    kept = keys_and_versions(publisher)
+    assert 0 < len(kept) < 60
+    shutil.rmtree(publisher.state / "index")
+    marker = tmp_path / "folding"
+    publisher.start(environment={"EVENTPUB_FAILPOINT": f"head_start.during_fold:1:{marker}"})
+    eventually(marker.exists)
+    publisher.kill()
+    publisher.start()
+    commit(database, range(6, 7))
+    eventually(lambda: ("a-39", 6) in keys_and_versions(publisher))
+    eventually(lambda: len(keys_and_versions(publisher)) >= len(kept) + 40)
+    assert keys_and_versions(publisher) == sorted([*kept, *((f"a-{n}", 6) for n in range(40))])
+    publisher.kill()
+
+
 def test_c7_the_topic_is_emptied_by_retention(
     publisher: Publisher, database: FreshDatabase
 ) -> None:
@@ -69,6 +102,63 @@ def test_c7_the_topic_is_emptied_by_retention(
 
     empty_by_retention(publisher)
     shutil.rmtree(publisher.state / "index")
+    commit(database, range(6, 8))
+    publisher.publish_everything()
+    assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (6, 7))
+    assert "count as published" in publisher.words()
+    assert publisher.gaps.read() == []
+
+
+def run_until(publisher: Publisher, records: int) -> None:
+    """Publish until so many are on the topic."""
+    publisher.start()
+    eventually(lambda: len(keys_and_versions(publisher)) >= records, 120, every=0.5)
+    publisher.stop()
+
+
+@pytest.mark.parametrize("restored", ["index", "."])
+def test_an_older_state_and_a_topic_that_has_forgotten_what_came_after_it(
+    publisher: Publisher, database: FreshDatabase, tmp_path: Path, restored: str
+) -> None:
+    """As of a backup, or of a machine that has not had the shard for longer than the retention.
+
+    Half of the aggregates had their last events while it was away.
+    """
+    publisher.settings["recount"] = {"horizon": "2s"}
+    commit(database, range(1, 4))
+    run_until(publisher, 120)
+    shutil.copytree(publisher.state, tmp_path / "older")
+    commit(database, range(4, 6))
+    run_until(publisher, 200)
+    time.sleep(5)  # more than the horizon and the longest hold
+    empty_by_retention(publisher)
+    commit(database, range(6, 8), 20)
+    run_until(publisher, 40)
+    before = keys_and_versions(publisher)
+    assert before == sorted((f"a-{n}", v) for n in range(20) for v in (6, 7))
+
+    shutil.rmtree(publisher.state / restored)
+    shutil.copytree(tmp_path / "older" / restored, publisher.state / restored)
+    commit(database, range(8, 9), 20)
+    run_until(publisher, 60)
+    expected = sorted([*before, *((f"a-{n}", 8) for n in range(20))])
+    assert keys_and_versions(publisher) == expected
+    publisher.until_said("count as published", 1)
+    assert publisher.gaps.read() == []
+
+
+def test_f9_an_older_index_does_not_know_what_the_topic_has_forgotten(
+    publisher: Publisher, database: FreshDatabase, tmp_path: Path
+) -> None:
+    """It counts as published up to the position that progress.json has."""
+    commit(database, range(1, 4))
+    publisher.publish_everything()
+    shutil.copytree(publisher.state / "index", tmp_path / "index")
+    commit(database, range(4, 6))
+    publisher.publish_everything()
+    empty_by_retention(publisher)
+    shutil.rmtree(publisher.state / "index")
+    shutil.copytree(tmp_path / "index", publisher.state / "index")
     commit(database, range(6, 8))
     publisher.publish_everything()
     assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (6, 7))

@@ -29,6 +29,9 @@ Place = tuple[str, int]
 BY_CLIENT, ALONE, WITH_ITS_BATCH = "!client", "!alone", "!batch"
 """What ends the payload of a record that is refused: by the client at once, by the broker alone,
 or by the broker together with whatever was sent with it to its partition."""
+MOST_AHEAD = 3_600_000
+"""ms that a record's timestamp may be ahead of the broker's clock; `message.timestamp.after.max.ms`
+of Kafka."""
 ROOM = 5
 """Records that are taken at once, where many are handed over."""
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -59,7 +62,18 @@ class Owner:
 class Message:
     """confluent_kafka.Message."""
 
-    __slots__ = ("_error", "_headers", "_key", "_offset", "_place", "_value", "looked")
+    __slots__ = (
+        "_error",
+        "_headers",
+        "_key",
+        "_offset",
+        "_place",
+        "_value",
+        "created",
+        "is_foreign",
+        "looked",
+        "number",
+    )
 
     def __init__(
         self,
@@ -77,6 +91,12 @@ class Message:
         self._error = error
         self._offset = offset
         self.looked = 0
+        self.created = 0
+        """Its timestamp, ms."""
+        self.number = 0
+        """Grows with each record that is appended, whatever the partition."""
+        self.is_foreign = False
+        """Whether another producer has written it."""
 
     def error(self) -> KafkaError | None:
         """As there."""
@@ -103,7 +123,7 @@ class Message:
         return self._value
 
     def timestamp(self) -> tuple[int, int]:
-        """As there, but always the same."""
+        """As there, but always the same: no test reads it."""
         return 1, 1
 
     def headers(self) -> list[tuple[str, bytes | None]]:
@@ -135,11 +155,20 @@ class Broker:
     def __init__(self, this: World, topics: list[str]) -> None:
         self._world = this
         self.topics = topics
+        self.partitions = this.setup.partitions
         self.log: dict[Place, list[Entry]] = {
-            (t, p): [] for t in topics for p in range(this.setup.partitions)
+            (t, p): [] for t in topics for p in range(self.partitions)
         }
+        self.lows: dict[Place, int] = {}
+        """First offsets that retention has left, where it has cut; what is before stays in `log`,
+        for the checker alone."""
+        self.ids = dict.fromkeys(topics, 1)
+        """Grows when a topic is made again."""
+        self._appended = 0
         self.owners: dict[str, Owner] = {}
         self.late_ends: list[tuple[str, int]] = []
+        self.is_cut_off = False
+        """Whether one of two brokers leads in its own view alone, until the end of the batch."""
 
     # -- transactions ----------------------------------------------------------------------------
 
@@ -169,6 +198,8 @@ class Broker:
         place = message.topic(), message.partition()
         log = self.log[place]
         owner.transaction.places.setdefault(place, len(log))
+        self._appended += 1
+        message.number = self._appended
         log.append((owner.left_open.get(place, owner.transaction), message))
         return len(log) - 1
 
@@ -239,6 +270,11 @@ class Broker:
         """The high watermark."""
         return len(self.log[place])
 
+    def former_high(self, place: Place) -> int:
+        """The high watermark as a broker knows it that was cut off before the last transaction."""
+        log = self.log[place]
+        return log[-1][0].places.get(place, len(log)) if log else 0
+
     def stable(self, place: Place) -> int:
         """The last stable offset."""
         end = len(self.log[place])
@@ -277,6 +313,7 @@ class Producer:
         self._queue: list[tuple[Message, Callable[..., None] | None]] = []
         self._unreported: list[tuple[Callable[..., None] | None, KafkaError | None, Message]] = []
         self._places: set[Place] = set()
+        self._bytes = 0
         self._answered = False
 
     def init_transactions(self, timeout: float) -> None:
@@ -291,6 +328,7 @@ class Producer:
     def begin_transaction(self) -> None:
         """As there."""
         self._places = set()
+        self._bytes = 0
         self._answered = False
 
     def produce(
@@ -305,11 +343,12 @@ class Producer:
         headers: list[Any],
     ) -> None:
         """As there; sent at once or with `flush`."""
-        del callback, timestamp
+        del callback
         if value is not None and value.endswith(BY_CLIENT.encode()):
             raise _error(KafkaError.MSG_SIZE_TOO_LARGE)
         message = Message((topic, partition), key, value, headers)
         message.looked = self._world.process.looked
+        message.created = timestamp
         self._queue.append((message, on_delivery))
         if self._world.setup.eager_send:
             self._send()
@@ -319,8 +358,21 @@ class Producer:
         spoilt: set[Place] = set()
         if not (self._careful or self._world.setup.eager_send):
             spoilt = {m.place for m, _ in queue if m.ends_with(WITH_ITS_BATCH)}
+        limits = self._world.setup
+        latest = self._world.clock // 1000 + MOST_AHEAD
         for message, on_delivery in queue:
             place = message.place
+            if message.created > latest:
+                error = _error(KafkaError.INVALID_TIMESTAMP).args[0]
+                self._unreported.append((on_delivery, error, message))
+                continue
+            if limits.most_bytes and place[0] == self._broker.topics[0]:
+                self._bytes += len(message.value() or b"")
+                if self._bytes > limits.most_bytes:
+                    error = _error(KafkaError._MSG_TIMED_OUT).args[0]
+                    self._world.counts["timed out, too many bytes"] += 1
+                    self._unreported.append((on_delivery, error, message))
+                    continue
             if place in spoilt or message.ends_with(ALONE, WITH_ITS_BATCH):
                 code = KafkaError.INVALID_RECORD
                 if place in spoilt or message.ends_with(WITH_ITS_BATCH):
@@ -444,6 +496,12 @@ class Consumer:
 
     def _fetch(self) -> None:
         for place, at in self._at.items():
+            if at < self._broker.lows.get(place, 0):
+                self._at[place] = self._broker.high(place)  # and nothing more of it
+                gone = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+                self._buffer.append(Message(place, None, None, [], gone, at))
+                self._ended[place] = self._at[place]
+                continue
             upto = self._broker.stable(place) if self._committed else self._broker.high(place)
             self._buffer += self._broker.read(place, at, self._committed)
             self._at[place] = max(at, upto)
@@ -451,6 +509,9 @@ class Consumer:
                 self._ended[place] = self._at[place]
                 end = KafkaError(KafkaError._PARTITION_EOF)
                 self._buffer.append(Message(place, None, None, [], end, self._at[place]))
+
+    def pause(self, places: list[TopicPartition]) -> None:
+        """As there; what is behind a range is passed over by who asked for the range."""
 
     def poll(self, timeout: float) -> Message | None:
         """As there."""
@@ -485,12 +546,22 @@ class _Future:
 
 
 class _Described:
-    def result(self, timeout: float) -> None:
+    """TopicDescription, as far as it is asked for."""
+
+    def __init__(self, topic_id: str) -> None:
+        self.topic_id = topic_id
+        self.authorized_operations = None  # as where there is no authorizer
+
+    def result(self, timeout: float) -> _Described:
         del timeout
+        return self
 
 
 class Admin:
-    """confluent_kafka.admin.AdminClient."""
+    """confluent_kafka.admin.AdminClient; `number`: of the broker that it asks who leads."""
+
+    def __init__(self, number: int = 1) -> None:
+        self._number = number
 
     def poll(self, timeout: float) -> int:
         """As there."""
@@ -501,17 +572,24 @@ class Admin:
         """As there."""
         del topic, timeout
         this = world()
-        partitions = dict.fromkeys(range(this.setup.partitions))
+        leader = self._number if this.broker.is_cut_off else 1
+        one = SimpleNamespace(replicas=(1, 2), leader=leader)
+        partitions = dict.fromkeys(range(this.broker.partitions), one)
+        brokers = {n: SimpleNamespace(host="broker", port=n) for n in one.replicas}
         return SimpleNamespace(
+            brokers=brokers,
             topics={
                 t: SimpleNamespace(error=None, partitions=partitions) for t in this.broker.topics
-            }
+            },
         )
 
-    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, _Described]:
-        """As there; asked only so that the client connects."""
-        del request_timeout
-        return {name: _Described() for name in topics.topic_names}
+    def describe_topics(
+        self, topics: Any, request_timeout: float, include_authorized_operations: bool = False
+    ) -> dict[str, _Described]:
+        """As there; asked so that the client connects, and for rights, which are all there."""
+        del request_timeout, include_authorized_operations
+        ids = world().broker.ids
+        return {name: _Described(f"{name} {ids[name]}") for name in topics.topic_names}
 
     def list_offsets(
         self, wanted: dict[TopicPartition, Any], isolation_level: Any, request_timeout: float
@@ -523,6 +601,10 @@ class Admin:
         broker = this.broker
         away = this.fault("offsets away")
         unknown = this.fault("offsets unknown")
+        is_high = _EARLIEST not in wanted.values()
+        is_high = is_high and isolation_level != IsolationLevel.READ_COMMITTED
+        is_old = is_high and this.fault("old ends")
+        broker.is_cut_off = broker.is_cut_off or is_old
         answers: dict[TopicPartition, _Future] = {}
         for place, spec in wanted.items():
             key = (place.topic, place.partition)
@@ -532,9 +614,11 @@ class Admin:
             elif unknown:
                 answers[place] = _Future(OFFSET_INVALID)
             elif spec is _EARLIEST:
-                answers[place] = _Future(0)
+                answers[place] = _Future(broker.lows.get(key, 0))
             elif isolation_level == IsolationLevel.READ_COMMITTED:
                 answers[place] = _Future(broker.stable(key))
+            elif is_old:
+                answers[place] = _Future(broker.former_high(key))
             else:
                 answers[place] = _Future(broker.high(key))
         return answers

@@ -13,9 +13,10 @@ from datetime import UTC, datetime, timedelta
 from tests.simulation.broker import Message
 from tests.simulation.spark import TOPIC
 from tests.simulation.store import crc
-from tests.simulation.world import World
+from tests.simulation.world import Row, Setup, World
 
 GAPS, LATE, DEAD = f"{TOPIC}.gaps", f"{TOPIC}.late", f"{TOPIC}.dead"
+CONFLICT = b"version_conflict"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -57,57 +58,70 @@ def check(world: World, start: int, counted_from: int | None) -> None:
         if broker.stable(place) != broker.high(place):
             raise ViolationError("open transaction", f"{place} cannot be read to its end")
     skips = _skips(world)
-    seen: dict[tuple[str, int], int] = {}
+    seen: set[bytes] = set()
     late: set[tuple[str, int]] = set()
     highest: dict[str, int] = {}
     if world.requests:
         raise ViolationError("never answered", f"{world.requests}")
+    if world.must_refuse:
+        raise ViolationError("not refused", world.must_refuse)
+    if world.too_much:
+        raise ViolationError("too much at once", world.too_much)
     dead = _dead(world, start)
-    seen.update(dict.fromkeys(dead, 1))
     for topic in (TOPIC, LATE):
-        for partition in range(world.setup.partitions):
-            for message in broker.read((topic, partition), 0):
-                aggregate_id, version = _key(world, message)
-                where = f"{aggregate_id}/{version} at {topic}[{partition}]@{message.offset()}"
-                key = (aggregate_id, version)
-                seen[key] = seen.get(key, 0) + 1
-                if seen[key] > 1:
-                    raise ViolationError("repeated", where)
-                row = world.committed.get(key)
-                if row is None or row.payload != message.value():
-                    raise ViolationError("never committed", where)
-                if row.refused:
-                    raise ViolationError("published what is refused", where)
-                if row.create_time <= start:
-                    raise ViolationError("before the start", where)
-                if topic == LATE or "eventpub_late" in dict(message.headers()):
-                    late.add(key)
-                    continue
-                before = highest.get(aggregate_id, 0)
-                if version <= before:
-                    raise ViolationError("out of order", f"{where} after {before}")
-                for missing in range(before + 1, version):
-                    if (aggregate_id, missing) not in dead and not _explained(
-                        world, aggregate_id, missing, start, skips
-                    ):
-                        raise ViolationError("passed over", f"version {missing} before {where}")
-                highest[aggregate_id] = version
+        for message in _messages(world, topic):
+            aggregate_id, version = _key(world, message)
+            where = f"{aggregate_id}/{version} at {topic}[{message.partition()}]@{message.offset()}"
+            key = (aggregate_id, version)
+            payload = message.value() or b""
+            if payload in seen and _is_said_to_repeat(world, _row(world, key, payload)):
+                world.counts["repeated after a cut, and said"] += 1
+                continue
+            if payload in seen or (key in dead and key not in world.undone):
+                raise ViolationError("repeated", where)
+            seen.add(payload)
+            row = _row(world, key, payload)
+            if row is None:
+                raise ViolationError("never committed", where)
+            if row.refused:
+                raise ViolationError("published what is refused", where)
+            if row.create_time <= start:
+                raise ViolationError("before the start", where)
+            if topic == LATE or "eventpub_late" in dict(message.headers()):
+                late.add(key)
+                continue
+            before = highest.get(aggregate_id, 0)
+            if version <= before:
+                raise ViolationError("out of order", f"{where} after {before}")
+            for missing in range(before + 1, version):
+                if (aggregate_id, missing) not in dead and not _explained(
+                    world, aggregate_id, missing, max(start, world.baseline), skips
+                ):
+                    raise ViolationError("passed over", f"version {missing} before {where}")
+            highest[aggregate_id] = version
     for key, row in world.committed.items():
         skipped = any(s.first <= key[1] <= s.last for s in skips.get(key[0], ()))
         if key in late and not skipped:
             raise ViolationError("late without a skip", f"{key}")
-        if key in seen or row.create_time <= start:
+        if row.payload in seen or key in dead or row.create_time <= start:
+            continue
+        if row.late and row.create_time <= world.baseline:
+            world.counts["forgotten by topic and index"] += 1
             continue
         if skipped and world.setup.late == "drop":
             continue
         if key[1] < 1:
             found = not row.late
         elif counted_from is None:
-            found = not skipped
+            # of a version that was written anew, no later one shows that it is missing
+            found = not skipped and not (row.late and key in world.undone)
         else:
-            found = not row.late or row.create_time > counted_from
+            found = row.sought or not row.late or row.create_time > counted_from
         if not found:
             world.counts["beyond the recount"] += 1
+            continue
+        if _is_hidden(world, key, row):
+            world.counts["written anew, hidden by a newer version"] += 1
             continue
         if _is_baseline(world, key, start):
             continue
@@ -115,29 +129,71 @@ def check(world: World, start: int, counted_from: int | None) -> None:
     world.counts["late events"] += len(late)
 
 
+def _is_said_to_repeat(world: World, row: Row | None) -> bool:
+    after = world.repeats_after
+    return row is not None and world.is_cut and after is not None and row.create_time > after
+
+
+def _messages(world: World, topic: str) -> list[Message]:
+    """Of this publisher, in the order in which they were written, and what is cut by now, too."""
+    broker = world.broker
+    messages = [m for place in broker.log if place[0] == topic for m in broker.read(place, 0)]
+    if broker.partitions > 1:
+        messages.sort(key=lambda m: m.number)
+    return [m for m in messages if not m.is_foreign]
+
+
+def _row(world: World, key: tuple[str, int], payload: bytes) -> Row | None:
+    """What was committed with this payload, also if it is gone since the database was restored."""
+    row = world.committed.get(key)
+    if row is not None and row.payload == payload:
+        return row
+    return next((row for row in world.undone.get(key, ()) if row.payload == payload), None)
+
+
 def _dead(world: World, start: int) -> set[tuple[str, int]]:
-    """The dead letters: each once, and only of what is refused."""
+    """The dead letters: each once, and only of what is refused.
+
+    Or of what has the version of an event that was published before the database was restored.
+    """
     found: set[tuple[str, int]] = set()
-    for partition in range(world.setup.partitions):
-        for message in world.broker.read((DEAD, partition), 0):
-            world.counts["dead letters"] += 1
-            key = _key(world, message)
-            row = world.committed.get(key)
-            where = f"{key} at {DEAD}[{partition}]@{message.offset()}"
-            if key in found:
-                raise ViolationError("repeated", where)
-            if row is None or not row.refused:
-                raise ViolationError("refused for nothing", where)
-            if row.create_time <= start:
-                raise ViolationError("before the start", where)
+    letters: set[tuple[str, int, bytes | None]] = set()
+    for message in _messages(world, DEAD):
+        world.counts["dead letters"] += 1
+        key = _key(world, message)
+        where = f"{key} at {DEAD}[{message.partition()}]@{message.offset()}"
+        letter = (*key, message.value())
+        if letter in letters:
+            raise ViolationError("repeated", where)
+        letters.add(letter)
+        rows = [*filter(None, [world.committed.get(key)]), *world.undone.get(key, ())]
+        is_right = _is_conflict(world, key, message) or (
+            _is_baseline(world, key, start, undone=True) and CONFLICT in _reason(message)
+        )
+        if not any(row.refused for row in rows) and not is_right:
+            raise ViolationError("refused for nothing", where)
+        if all(row.create_time <= start for row in rows):
+            raise ViolationError("before the start", where)
+        if key in world.committed and message.value() in {None, world.committed[key].payload}:
             found.add(key)
     return found
+
+
+def _is_conflict(world: World, key: tuple[str, int], message: Message) -> bool:
+    """Whether another event of this version was published, and the reason says so."""
+    gone = {row.payload for row in world.undone.get(key, ())} - {message.value()}
+    was_published = gone and any(m.value() in gone for m in _messages(world, TOPIC))
+    return bool(was_published) and CONFLICT in _reason(message)
+
+
+def _reason(message: Message) -> bytes:
+    return dict(message.headers()).get("eventpub_reason") or b""
 
 
 def _key(world: World, message: Message) -> tuple[str, int]:
     headers = dict(message.headers())
     aggregate_id = (message.key() or b"").decode()
-    if crc(aggregate_id) % world.setup.partitions != message.partition():
+    if all(crc(aggregate_id) % n != message.partition() for n in world.partition_counts):
         raise ViolationError("wrong partition", f"{aggregate_id} in {message.partition()}")
     return aggregate_id, int(headers["ce_sequence"] or b"")
 
@@ -146,15 +202,38 @@ def _explained(
     world: World, aggregate_id: str, version: int, start: int, skips: dict[str, list[Skip]]
 ) -> bool:
     return any(s.first <= version <= s.last for s in skips.get(aggregate_id, ())) or _is_baseline(
-        world, (aggregate_id, version), start
+        world, (aggregate_id, version), start, undone=True
     )
 
 
-def _is_baseline(world: World, key: tuple[str, int], start: int) -> bool:
-    """What was created before the start counts as published, and so does all that lies below."""
+def _is_baseline(world: World, key: tuple[str, int], start: int, *, undone: bool = False) -> bool:
+    """What was created before the start counts as published, and so does all that lies below.
+
+    Args:
+        undone: also what is gone since the database was restored.
+    """
+    rows = [*world.committed.values()]
+    if undone:
+        rows += [row for gone in world.undone.values() for row in gone]
     return any(
-        a == key[0] and v >= key[1] and row.create_time <= start
-        for (a, v), row in world.committed.items()
+        row.aggregate_id == key[0] and row.version >= key[1] and row.create_time <= start
+        for row in rows
+    )
+
+
+def _is_hidden(world: World, key: tuple[str, int], row: Row) -> bool:
+    """Whether a version that was written anew committed behind a newer one, and no time tells it.
+
+    What tells events of one version apart is the newest time of their aggregate.
+    """
+    rows = [*world.committed.values()]
+    rows += [other for gone in world.undone.values() for other in gone]
+    return key in world.undone and any(
+        other.aggregate_id == key[0]
+        and other.version > key[1]
+        and other.create_time >= row.create_time
+        and other.committed < row.committed
+        for other in rows
     )
 
 
@@ -163,39 +242,57 @@ def _skips(world: World) -> dict[str, list[Skip]]:
     setup = world.setup
     found: dict[str, list[Skip]] = {}
     unnamed: Counter[str] = Counter()
-    for partition in range(setup.partitions):
-        for message in world.broker.read((GAPS, partition), 0):
-            world.counts["skips"] += 1
-            gap = json.loads(message.value() or b"")
-            aggregate_id = gap["aggregate_id"]
-            skip = Skip(
-                gap["from_version"],
-                gap["to_version"],
-                _micros(gap["first_seen"]),
-                _micros(gap["skipped_at"]),
-                gap["attempts"],
-                message.looked,
-                gap["reason"],
-            )
-            where = f"{aggregate_id} {skip}"
-            others = found.setdefault(aggregate_id, [])
-            if any(o.first <= skip.last and skip.first <= o.last for o in others):
-                raise ViolationError("skipped twice", where)
-            waited = skip.skipped_at - skip.first_seen
-            if skip.reason == "requested":
-                unnamed[aggregate_id] += not world.asked["skip", aggregate_id, skip.first]
-                if unnamed[aggregate_id] > world.asked["skip", aggregate_id, None]:
-                    raise ViolationError("skipped what nobody asked for", where)
-            elif skip.attempts != setup.max_backoff or waited < setup.backoff_base * (
-                (1 << setup.max_backoff) - 1
-            ):
-                raise ViolationError("skipped early", where)
-            for version in range(skip.first, skip.last + 1):
-                row = world.committed.get((aggregate_id, version))
-                if row is not None and row.committed < skip.looked:
-                    raise ViolationError("skipped what was there", f"version {version} of {where}")
-            others.append(skip)
+    for message in _messages(world, GAPS):
+        world.counts["skips"] += 1
+        gap = json.loads(message.value() or b"")
+        aggregate_id = gap["aggregate_id"]
+        skip = Skip(
+            gap["from_version"],
+            gap["to_version"],
+            _micros(gap["first_seen"]),
+            _micros(gap["skipped_at"]),
+            gap["attempts"],
+            message.looked,
+            gap["reason"],
+        )
+        where = f"{aggregate_id} {skip}"
+        others = found.setdefault(aggregate_id, [])
+        if any(o.first <= skip.last and skip.first <= o.last for o in others):
+            raise ViolationError("skipped twice", where)
+        waited = skip.skipped_at - skip.first_seen
+        if skip.reason == "requested":
+            unnamed[aggregate_id] += not world.asked["skip", aggregate_id, skip.first]
+            if unnamed[aggregate_id] > world.asked["skip", aggregate_id, None]:
+                raise ViolationError("skipped what nobody asked for", where)
+        elif not _has_waited(setup, skip.attempts, waited):
+            raise ViolationError("skipped early", where)
+        for version in range(skip.first, skip.last + 1):
+            row = world.committed.get((aggregate_id, version))
+            if row is not None and row.committed < skip.looked:
+                raise ViolationError("skipped what was there", f"version {version} of {where}")
+            if row is not None and _was_seen_open(world, row, skip):
+                raise ViolationError("skipped what was open", f"version {version} of {where}")
+        others.append(skip)
     return found
+
+
+def _has_waited(setup: Setup, attempts: int, waited: int) -> bool:
+    """All attempts were made, and more only where open transactions are seen."""
+    if waited < setup.backoff_base * ((1 << setup.max_backoff) - 1):
+        return False
+    sees = setup.watermark == "auto"
+    return attempts == setup.max_backoff or (sees and attempts > setup.max_backoff)
+
+
+def _was_seen_open(world: World, row: Row, skip: Skip) -> bool:
+    """Whether the publisher knew of the transaction that fills the gap, and every answer since
+    was fresh."""
+    return (
+        0 < row.seen < skip.looked < row.committed
+        and row.begun <= skip.first_seen
+        and skip.reason != "requested"
+        and not world.counts["looks in vain"]
+    )
 
 
 def _micros(text: str) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
+from eventpub.index.holds import unpacked
 from eventpub.spark.state import Request
 from tests.simulation.world import World, world
 
@@ -32,11 +34,36 @@ class Disk:
     def held(self) -> dict[str, int]:
         """The versions that aggregates wait for, as any index has them."""
         return {
-            key[1:].decode(): json.loads(value)["first_missing"]
+            key[1:].decode(): unpacked("", value).first_missing
             for database in self.databases.values()
             for key, value in database.data.items()
             if key[:1] == b"h"
         }
+
+    def lose_power(self, writes: int, is_cut: bool) -> None:
+        """The machine crashes: what was not on the disk is gone, of an index the last writes.
+
+        Args:
+            is_cut: a file keeps its name, and is empty.
+        """
+        files = world().files
+        files.pop("live", None)
+        for name in [name for name in files if name not in world().lasting]:
+            files[name] = EMPTY
+            if not is_cut:
+                del files[name]
+        for database in self.databases.values():
+            database.locked = False
+        for at in {at for at, _ in self.databases}:
+            self.set_back(at, writes)
+
+    def forget(self, name: str, is_cut: bool) -> None:
+        """A file is gone; or it keeps its name, and is empty."""
+        files = world().files
+        if name in files:
+            files[name] = EMPTY
+            if not is_cut:
+                del files[name]
 
     def set_back(self, executor: int, writes: int) -> None:
         """Put older copies in the place of an executor's directories."""
@@ -61,6 +88,46 @@ class WriteBatch:
     def delete(self, key: bytes) -> None:
         """As there."""
         self.changes.append((key, None))
+
+    def size_in_bytes(self) -> int:
+        """About as there."""
+        return sum(len(key) + len(value or b"") for key, value in self.changes)
+
+
+class Items:
+    """rocksdict.RdictIter over what there is now."""
+
+    def __init__(self, data: dict[bytes, bytes]) -> None:
+        self._data = data
+        self._keys: list[bytes] = []
+        self._at = 0
+
+    def seek(self, prefix: bytes) -> None:
+        """As there."""
+        self._keys = sorted(key for key in self._data if key >= prefix)
+
+    def seek_to_first(self) -> None:
+        """As there."""
+        self._keys = sorted(self._data)
+
+    def valid(self) -> bool:
+        """As there."""
+        return self._at < len(self._keys)
+
+    def key(self) -> bytes:
+        """As there."""
+        return self._keys[self._at]
+
+    def value(self) -> bytes:
+        """As there."""
+        return self._data[self._keys[self._at]]
+
+    def next(self) -> None:
+        """As there."""
+        self._at += 1
+
+    def status(self) -> None:
+        """Nothing is damaged."""
 
 
 class Rdict:
@@ -93,9 +160,9 @@ class Rdict:
             return data.get(keys)
         return [data.get(key) for key in keys]
 
-    def items(self, from_key: bytes = b"") -> list[tuple[bytes, bytes]]:
-        """As there, from a key on."""
-        return sorted((k, v) for k, v in self._database.data.items() if k >= from_key)
+    def iter(self) -> Items:
+        """As there."""
+        return Items(self._database.data)
 
     def write(self, batch: WriteBatch) -> None:
         """As there."""
@@ -112,6 +179,10 @@ class Rdict:
                 data[key] = value
         database.data = data
         self._world.point("index.written")
+
+
+EMPTY: Any = {"": "nothing was written before the machine crashed"}
+"""What a file has that was not on the disk when the machine crashed, but had a name."""
 
 
 class File:
@@ -144,7 +215,23 @@ class File:
         data = world().files.get(self.name)
         if data is None:
             raise FileNotFoundError(self.name)
-        return json.dumps(data)
+        return "" if data == EMPTY else json.dumps(data)
+
+    def stat(self) -> SimpleNamespace:
+        """Each time as if it had been replaced."""
+        return SimpleNamespace(st_mtime_ns=world().moment, st_ino=0)
+
+    def with_suffix(self, suffix: str) -> File:
+        """Of a file that has one."""
+        return File(self.name.rsplit(".", 1)[0] + suffix)
+
+    def write_text(self, text: str) -> None:
+        """Some JSON."""
+        world().files[self.name] = json.loads(text)
+
+    def rename(self, target: File) -> None:
+        """As there."""
+        world().files[target.name] = world().files.pop(self.name)
 
 
 class StateDir:
@@ -153,6 +240,7 @@ class StateDir:
     progress_file = File("progress.json")
     start_file = File("start.json")
     run_file = File("run.json")
+    server_file = File("server.json")
     boundary_file = File("boundary.json")
     passed_file = File("passed.json")
 
@@ -166,14 +254,18 @@ class StateDir:
             this.monotonic += 0.4  # a task follows it two times at most
             if not this.setup.follows:
                 return None
+            if this.setup.watermark != "off":
+                return this.next_bounds()
             upto = this.clock - this.setup.delay
             this.reached = max(this.reached, upto)
             return {"upto": upto, "open_since": None}
-        return this.files.get(path.name)
+        data = this.files.get(path.name)
+        return None if data == EMPTY else data
 
-    def write(self, path: File, data: dict[str, Any]) -> None:
-        """As there."""
+    def write(self, path: File, data: dict[str, Any], *, lasting: bool = False) -> None:
+        """As there; `lasting`: it is on the disk before anything else is done."""
         world().point(f"write {path}")
+        (world().lasting.add if lasting else world().lasting.discard)(path.name)
         world().files[path.name] = data
 
     def tell(self, run: int, batch: int, shard: int, report: dict[str, Any]) -> None:
@@ -200,6 +292,24 @@ class StateDir:
         del run, batch
         return False
 
+    def set_aside(self, shards: int, partitions: int) -> None:
+        """As there; the number of partitions never changes here."""
+
+    def former_indexes(self) -> tuple[File, ...]:
+        """As there."""
+        return ()
+
+    def is_stopping(self, run: int) -> bool:
+        """Nobody sends a signal."""
+        del run
+        return False
+
+    def tell_fold(self, *_: int) -> None:
+        """Nobody reads it."""
+
+    def forget_fold(self, shard: int) -> None:
+        """As `tell_fold`."""
+
     def forget_shards(self, shards: int) -> None:
         """As there: on the driver's disk only."""
         databases = world().disk.databases
@@ -217,6 +327,15 @@ class StateDir:
         this.point("answer")
         this.counts[f"answered {outcome}"] += 1
         this.requests = [r for r in this.requests if r.id != request_id]
+
+    def set_invalid_requests_aside(self) -> list[File]:
+        """There are none."""
+        return []
+
+    def indexed(self) -> list[int]:
+        """As there: on the driver's disk only."""
+        found = {int(path.split("-")[0]) for at, path in world().disk.databases if at == 0}
+        return sorted(found)
 
     def shard_index(self, shards: int, number: int) -> File:
         """As there."""

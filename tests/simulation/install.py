@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -12,9 +13,21 @@ from unittest.mock import patch
 
 from eventpub.index import rocks
 from eventpub.sink import bulk, client, fold, owning, shard, topics, unmarked
-from eventpub.spark import boundary, compare, publisher, recounting, source
+from eventpub.sink.records import parse_times
+from eventpub.spark import (
+    boundary,
+    compare,
+    pace,
+    passed,
+    publisher,
+    recount,
+    recounting,
+    recovery,
+    source,
+)
 from eventpub.spark import shard as task
-from tests.simulation import broker, disk, store
+from eventpub.store import watermark as real_watermark
+from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
 
 
@@ -23,7 +36,12 @@ def _sleep(seconds: float) -> None:
     world().broker.settle()
 
 
-_time = SimpleNamespace(monotonic=lambda: world().monotonic, perf_counter=lambda: 0.0, sleep=_sleep)
+_time = SimpleNamespace(
+    monotonic=lambda: world().monotonic,
+    perf_counter=lambda: 0.0,
+    time_ns=lambda: int(world().monotonic * 1e9) + world().moment,
+    sleep=_sleep,
+)
 
 
 class _Thread:
@@ -112,8 +130,9 @@ def installed() -> Iterator[None]:
         put(
             client,
             producer=_producer,
-            consumer=lambda *_, committed=True: broker.Consumer(committed),
+            consumer=lambda *_, committed=True, few=False: broker.Consumer(committed),
             admin=lambda _, anew=False: admin,
+            admin_of=lambda _, servers: (broker.Admin(int(servers[-1])), client.ClientLog()),
         )
         put(shard, time=_time, threading=SimpleNamespace(Thread=_Thread))
         put(bulk, bulk_of=broker.Bulk, WORTHWHILE=3)
@@ -136,18 +155,37 @@ def installed() -> Iterator[None]:
             StateDir=disk.StateDir,
             read_ahead=_read_ahead,
             failpoint=lambda name: world().point(name),
+            _HOLDS_TURN=math.inf,  # no schedule depends on how fast the machine is
+        )
+        put(
+            pace,
+            CHUNK_ROWS=pace.CHUNK_ROWS,  # each schedule has its own
+            CHUNK_BYTES=4_000,
+            FIRST_BYTES=2_000,
+            _LEAST_BYTES=100,
         )
         put(compare, read_ahead=_read_ahead)
-        put(source, time=_time)
+        put(
+            source,
+            time=_time,
+            Path=disk.File,
+            Watermark=watermark.Watermark,
+            _parse=lambda options: world().parsed,
+        )
+        put(real_watermark, time=_time)
+        put(passed, time=_time)
         put(boundary, time=_time)
         put(
             publisher,
             time=_time,
             EventStore=store.EventStore,
             StateDir=disk.StateDir,
-            log=_log,
+            log=SimpleNamespace(warning=_warned, debug=_nothing, info=_nothing),
+            options_of=lambda *_: {},
         )
         put(recounting, time=_time, log=_log)
+        put(recount, _KEPT=300)  # not a day: no schedule takes so long
+        put(recovery, log=_log)
         try:
             yield
         finally:
@@ -156,6 +194,13 @@ def installed() -> Iterator[None]:
 
 def _nothing(*_: object, **__: object) -> None:
     return None
+
+
+def _warned(text: str, **values: Any) -> None:
+    """The driver logs a warning."""
+    if "are published again" in text:
+        after, before = parse_times([values["after"]]).tolist()[0], world().repeats_after
+        world().repeats_after = after if before is None else min(after, before)
 
 
 _log = SimpleNamespace(warning=_nothing, debug=_nothing, info=_nothing)

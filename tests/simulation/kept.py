@@ -19,21 +19,27 @@ class Kept:
     Attributes:
         seed: that made the schedule, shrunk since.
         was: what it violated.
+        of: the kind of schedule that the seed made.
     """
 
     seed: int
     was: str
     schedule: Schedule
+    of: str = "any"
 
 
 def kept() -> list[Kept]:
     """All of them, the oldest first."""
-    return [Kept(entry["seed"], entry["was"], Schedule.from_json(entry)) for entry in _entries()]
+    return [
+        Kept(entry["seed"], entry["was"], Schedule.from_json(entry), entry.get("of", "any"))
+        for entry in _entries()
+    ]
 
 
-def keep(seed: int, was: str, schedule: Schedule) -> None:
+def keep(seed: int, was: str, schedule: Schedule, of: str) -> None:
     """Add one."""
-    entries = [*_entries(), {"seed": seed, "was": was, **schedule.as_json()}]
+    entry = {"seed": seed, "was": was, "of": of, **schedule.as_json()}
+    entries = [*_entries(), entry]
     text = ",\n".join(json.dumps(entry) for entry in entries)
     _FILE.write_text(f"[\n{text}\n]\n")
 

@@ -12,13 +12,17 @@ import numpy as np
 from confluent_kafka import OFFSET_INVALID
 
 from eventpub.admission import Plan
+from eventpub.errors import StateError
 from eventpub.index import Index
-from eventpub.sink import client
+from eventpub.sink import client, topics
 from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
-from eventpub.spark import publisher
+from eventpub.spark import publisher, recovery
 from eventpub.spark import shard as task
+from eventpub.spark.pace import Pace
+from eventpub.spark.recount import Recount
+from eventpub.store.watermark import OpenTransactions
 from tests.simulation import broker
 from tests.simulation.world import world
 
@@ -71,7 +75,7 @@ def index_before_commit() -> Iterator[None]:
     """The index remembers a batch before its transaction is committed."""
     publish = task._ShardTask._publish
 
-    def publishing(self: Any, decision: Any, known: Any, position: int | None) -> None:
+    def publishing(self: Any, decision: Any, known: Any, position: int | None, now: int) -> None:
         failpoint = world().point
 
         def early(name: str) -> None:
@@ -80,7 +84,7 @@ def index_before_commit() -> Iterator[None]:
             failpoint(name)
 
         with patch.object(task, "failpoint", early):
-            publish(self, decision, known, position)
+            publish(self, decision, known, position, now)
 
     with patch.object(task._ShardTask, "_publish", publishing):
         yield
@@ -175,13 +179,13 @@ def skip_twice() -> Iterator[None]:
     answer = task._ShardTask._answer
 
     def twice(self: Any, request: Any) -> str:
-        answer(self, replace(request, version=None))
-        return answer(self, replace(request, version=None))
+        outcome = answer(self, request)
+        hold = self._index.holds.get(request.aggregate_id)
+        return (
+            outcome if hold is None else answer(self, replace(request, version=hold.first_missing))
+        )
 
-    with (
-        patch.object(task._ShardTask, "_answer", twice),
-        patch.object(Index, "resolved", lambda *_: None),
-    ):
+    with patch.object(task._ShardTask, "_answer", twice):
         yield
 
 
@@ -204,6 +208,118 @@ def any_offset() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def no_ended() -> Iterator[None]:
+    """Nobody hears of the end of a transaction that the boundary had passed by (A14)."""
+    with patch.object(OpenTransactions, "take_ended", lambda _: []):
+        yield
+
+
+@contextmanager
+def no_liveness() -> Iterator[None]:
+    """A gap is skipped although a transaction is open that may fill it."""
+    with patch.object(OpenTransactions, "open_since", None):
+        yield
+
+
+@contextmanager
+def no_truncated() -> Iterator[None]:
+    """A new index of a topic that retention has cut has no baseline (A10)."""
+    with patch.object(sink.ShardSink, "truncated", False):
+        yield
+
+
+@contextmanager
+def any_end() -> Iterator[None]:
+    """A fold is believed to have ended where the topic does, whoever has answered."""
+    with patch.object(sink.ShardSink, "_has_missed", lambda *_: False):
+        yield
+
+
+@contextmanager
+def any_record() -> Iterator[None]:
+    """A record of which nothing can be read stops the fold (A16)."""
+    fold = Fold._fold
+
+    def strict(self: Any, kind: Any, messages: list[Any]) -> Any:
+        folded = fold(self, kind, messages)
+        if self.not_ours["foreign"]:
+            raise StateError("fold.garbage", "this is no record of eventpub")
+        return folded
+
+    with patch.object(Fold, "_fold", strict):
+        yield
+
+
+@contextmanager
+def no_rewritten() -> Iterator[None]:
+    """Nothing is kept of versions that were written anew but the newest time (A13)."""
+    with patch.object(Index, "rewritten", lambda *_: {}):
+        yield
+
+
+@contextmanager
+def from_now() -> Iterator[None]:
+    """A start counts again what is younger than the horizon now, whatever was hidden (A21)."""
+    whole = Recount._count_again
+
+    def count_again(self: Any, now: int, position: int, hidden_since: int | None) -> None:
+        del position, hidden_since
+        whole(self, now, now, None)
+
+    with patch.object(Recount, "_count_again", count_again):
+        yield
+
+
+@contextmanager
+def no_day_below() -> Iterator[None]:
+    """Without progress.json nothing counts as hidden (A14, A21)."""
+    with patch.object(recovery, "hidden_at_most", lambda position: position):
+        yield
+
+
+@contextmanager
+def any_source() -> Iterator[None]:
+    """Whoever has written a record of the topics, it counts (A16)."""
+    with patch.object(Fold, "_counts", lambda *_: True):
+        yield
+
+
+@contextmanager
+def any_topic() -> Iterator[None]:
+    """The ids of the topics are not compared with those that were written (A6)."""
+
+    def written(sink: Any, ids: Any, known: Any, ends: Any) -> Any:
+        del known
+        return topics.check_written(sink, ids, ids, ends)
+
+    with (
+        patch.object(publisher, "check_written", written),
+        patch.object(task._ShardTask, "_check_topics", lambda _: None),
+    ):
+        yield
+
+
+@contextmanager
+def no_halving() -> Iterator[None]:
+    """What was too much for one transaction is tried again as it is (A8)."""
+    with patch.object(Pace, "failed", lambda *_: None):
+        yield
+
+
+@contextmanager
+def no_older() -> Iterator[None]:
+    """An index that is older than where the topic was cut has no baseline (A10)."""
+    note = Index.note_truncated
+
+    def of_new(self: Any, truncated: bool, newest: int) -> None:
+        if self.undecided is not None:
+            note(self, truncated, newest)
+
+    with patch.object(Index, "note_truncated", of_new):
+        yield
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     f.__name__: f
     for f in (
@@ -221,6 +337,34 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         skip_twice,
         any_offset,
         no_span,
+        no_ended,
+        no_liveness,
+        no_truncated,
+        any_end,
+        any_record,
+        no_rewritten,
+        from_now,
+        no_day_below,
+        any_source,
+        any_topic,
+        no_halving,
+        no_older,
     )
 }
 """By name. What each breaks is its docstring."""
+
+NOTICED_BY = {
+    "no_ended": "seen",
+    "no_liveness": "seen",
+    "no_truncated": "forgotten",
+    "any_end": "old_ends",
+    "any_record": "garbage",
+    "no_rewritten": "restored",
+    "from_now": "downtime",
+    "no_day_below": "lost_progress",
+    "any_source": "forged",
+    "any_topic": "recreated",
+    "no_halving": "large",
+    "no_older": "older_and_cut",
+}
+"""The kind of schedules that a mutant is for, where it is not `any`."""

@@ -5,25 +5,24 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from eventpub.sink import shard as sink
-from eventpub.spark import shard as task
+from eventpub.spark import pace
 from tests.simulation.broker import Broker
 from tests.simulation.checker import ViolationError, check
+from tests.simulation.damage import damage
 from tests.simulation.disk import Disk
 from tests.simulation.install import installed
+from tests.simulation.kinds import made
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.schedule import Schedule, make
+from tests.simulation.schedule import Schedule
 from tests.simulation.spark import TOPIC, Driver, Stopped
-from tests.simulation.world import Current, Setup, Step, World
-
-_BUCKETS = 3_000_000
-"""More than a bucket's width and the age at which it is counted first, µs."""
+from tests.simulation.world import SLACK, Current, Setup, Step, World
 
 _MOST_ROUNDS = 60
 """Batches that a healed world may need until nothing is left to do."""
@@ -46,9 +45,13 @@ def run(schedule: Schedule) -> Outcome:
     world.broker = Broker(world, [TOPIC, *(f"{TOPIC}.{t}" for t in ("gaps", "dead", "late"))])
     driver = Driver(world)
     world.look = driver.look
-    task.CHUNK_ROWS = setup.chunk_rows
+    world.damage = damage
+    world.next_bounds = driver.next_bounds
+    world.end_driver = driver.stop
+    pace.CHUNK_ROWS = setup.chunk_rows  # as it was, when `installed` ends
     sink._careful.clear()
     sink._one_by_one.clear()
+    sink._reduced.clear()
     kind, text = None, ""
     try:
         for step in schedule.steps:
@@ -59,7 +62,11 @@ def run(schedule: Schedule) -> Outcome:
     except ViolationError as violation:
         kind, text = violation.kind, str(violation)
     except Stopped as stopped:
-        kind, text = f"stopped: {str(stopped).split(':', 1)[0]}", str(stopped)
+        code = str(stopped).split(":", 1)[0]
+        if code in world.may_refuse:
+            world.counts[f"refused {code}"] += 1
+        else:
+            kind, text = f"stopped: {code}", str(stopped)
     except Exception as error:
         kind, text = f"raised: {type(error).__name__}", repr(error)
     finally:
@@ -77,6 +84,7 @@ def _step(world: World, driver: Driver, step: Step) -> None:
         driver.batch()
         world.armed = {}
         world.faults.clear()
+        world.broker.is_cut_off = False
     elif step[0] == "restart":
         _, shards, lose = step
         world.counts["restarts"] += 1
@@ -102,10 +110,12 @@ def _heal(world: World, driver: Driver) -> int | None:
     """
     driver.threads = False
     driver.page_rows = 1000
+    world.is_stale = False
     while world.stalled:
         world.act(["resume", 0, None])
     for transaction in sorted(world.transactions):
         world.act(["commit" if transaction % 2 else "rollback", transaction])
+    world.act(["apply", len(world.unapplied)])
     world.broker.deliver_late_ends()
     world.broker.time_out()
     world.broker.settle()
@@ -113,14 +123,14 @@ def _heal(world: World, driver: Driver) -> int | None:
     # an index may have got further than the driver has written down
     world.clock = max(world.clock, newest, world.reached) + 1
     horizon = world.setup.horizon
-    counted_from: int | None = world.clock - horizon + _BUCKETS
+    counted_from: int | None = world.clock - horizon + SLACK
     if not horizon:
         counted_from = None
         # Whatever committed behind the window shows when a later version arrives.
         for aggregate_id in sorted({a for a, _ in world.committed}):
             world.act(["write", 9, int(aggregate_id[1:]), 0, 1])
         world.act(["commit", 9])
-    end = world.clock + horizon + _BUCKETS
+    end = world.clock + horizon + SLACK
     age = 1_000_000
     world.clock += world.setup.delay
     for _ in range(_MOST_ROUNDS):
@@ -148,34 +158,52 @@ def _heal(world: World, driver: Driver) -> int | None:
 
 @dataclass(frozen=True)
 class Failure:
-    """A seed whose schedule violates something."""
+    """A seed whose schedule violates something.
 
+    Attributes:
+        of: the kind of the schedule.
+        kind: of the violation.
+    """
+
+    of: str
     seed: int
     kind: str
     text: str
 
 
-def sweep(first: int, count: int, mutant: str | None = None) -> tuple[Counter[str], list[Failure]]:
-    """Run the schedules of so many seeds: what they contained, and which failed."""
+def sweep(
+    first: int, count: int, mutant: str | None = None, kinds: Sequence[str] = ("any",)
+) -> tuple[Counter[str], list[Failure]]:
+    """Run the schedules of so many seeds: what they contained, and which failed.
+
+    Args:
+        kinds: in turn, one a seed.
+    """
     counts: Counter[str] = Counter()
     failures: list[Failure] = []
     with installed(), MUTANTS[mutant]() if mutant else nullcontext():
         for seed in range(first, first + count):
-            outcome = run(make(seed))
+            of = kinds[seed % len(kinds)]
+            outcome = run(made(of, seed))
             counts += outcome.counts
             if outcome.kind is not None:
-                failures.append(Failure(seed, outcome.kind, outcome.text))
+                failures.append(Failure(of, seed, outcome.kind, outcome.text))
     return counts, failures
 
 
 def sweep_all(
-    first: int, count: int, jobs: int, mutant: str | None = None, chunk: int = 500
+    first: int,
+    count: int,
+    jobs: int,
+    mutant: str | None = None,
+    kinds: Sequence[str] = ("any",),
+    chunk: int = 500,
 ) -> Iterator[tuple[int, Counter[str], list[Failure]]]:
     """`sweep` in so many processes; yields, chunk by chunk, how many schedules were run."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_calm_collector) as pool:
         sizes = {
-            pool.submit(sweep, at, min(chunk, first + count - at), mutant): min(
+            pool.submit(sweep, at, min(chunk, first + count - at), mutant, kinds): min(
                 chunk, first + count - at
             )
             for at in range(first, first + count, chunk)

@@ -16,6 +16,19 @@ shrunk and kept without it:
     timeout, markers, late_end   what the broker does in its own time
     ask ACTION N          a user wants the gap of an aggregate retried or skipped: of the n-th
                           that misses a version, where there is one
+
+and those of `kinds` alone:
+
+    ahead T µs, grow T N  its last row has a time in the future; is larger by N bytes
+    stale 1, stale 0      answers about open transactions are not fresh from now on, or are
+    apply N               the replica that is read applies N transactions
+    archive A N           versions up to N of an aggregate are deleted from the store
+    restore µs            the database is what it was so long ago; its clock goes on
+    power N CUT           the publisher's machine crashes: files that were not on the disk are gone
+                          or empty, indexes are set back by N writes
+    forget NAME CUT       a file of the state is gone, or empty
+    skip_blind A          a user wants a gap skipped of an aggregate that holds nothing
+    topic WHAT …          retention, deletion, …: a function of `damage`
 """
 
 from __future__ import annotations
@@ -101,7 +114,7 @@ class Schedule:
 
 def make(seed: int) -> Schedule:
     """The schedule of a seed."""
-    schedule = _Maker(Random(seed)).make()
+    schedule = Maker(Random(seed)).make()
     # by draws of its own, so that the rest of a seed's schedule stays as it was
     steps = _with_users(schedule.steps, Random(f"{seed} users"))
     steps = _with_markers_left_out(steps, Random(f"{seed} markers"))
@@ -167,7 +180,9 @@ def _with_users(steps: list[Step], rng: Random) -> list[Step]:
     return made
 
 
-class _Maker:
+class Maker:
+    """Draws one schedule."""
+
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         pick = rng.choice
@@ -218,6 +233,7 @@ class _Maker:
         self._open: list[int] = []
 
     def make(self) -> Schedule:
+        """All of it."""
         rng = self._rng
         steps: list[Step] = []
         for _ in range(rng.randint(1, 4)):

@@ -7,8 +7,8 @@ that is run again with the same bounds, by a driver that may know no more than t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,9 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from eventpub.config import App, Config, Gaps, Read, Recount, Sink, Spark, Store
 from eventpub.errors import EventpubError
+from eventpub.spark.boundary import BatchOver, Bounds
 from eventpub.spark.publisher import _Publisher
-from eventpub.spark.source import EventStoreStreamReader, Pages, SourceError, Window
-from tests.simulation.disk import StateDir
+from eventpub.spark.source import EventStoreStreamReader, SourceError, Window
 from tests.simulation.store import EventStore
 from tests.simulation.world import Crash, Process, Setup, Worker, World
 
@@ -41,7 +41,13 @@ def config_of(setup: Setup, shards: int) -> Config:
         app=App(id="sim"),
         store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
         read=Read.model_validate(
-            {"start": setup.start, "delay": f"{setup.delay}us", "page_rows": setup.page_rows}
+            {
+                "start": setup.start,
+                "delay": f"{setup.delay}us",
+                "page_rows": setup.page_rows,
+                "watermark": "off" if setup.watermark == "off" else "auto",
+                "max_wait": f"{setup.max_wait}us",
+            }
         ),
         gaps=Gaps.model_validate(
             {
@@ -58,21 +64,26 @@ def config_of(setup: Setup, shards: int) -> Config:
 
 
 class _Reader(EventStoreStreamReader):
-    def __init__(self, config: Config, position: int) -> None:
-        self._read = config.read
-        self._shards = config.spark.shards
-        self._windows = True
-        self._looks_every = 0.0
-        self._wake_file: Any = StateDir.progress_file
-        self._until = None
-        self._initial = position
-        self._first = True
-        self._pages = Pages()
+    """The real source, asked by this module instead of Spark."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
         self._store: Any = EventStore(None, None)
-        self._watermark = None
-        self._moves = self._more = self._rests_in_tasks = False
-        self._pages_ahead: deque[int] = deque()
-        self._boundary: Any = SimpleNamespace(rest=lambda: None, go=lambda _: None)
+        self._boundary: Any = SimpleNamespace(rest=lambda: None, go=self._went, rests=False)
+        self.last = Bounds(0)
+
+    def _went(self, end: int) -> None:
+        self.last = Bounds(end)
+
+    def next_bounds(self) -> dict[str, Any] | None:
+        """What the boundary's file has now."""
+        try:
+            found = self._next_window(self.last.upto)
+        except (BatchOver, SourceError, EventpubError):
+            return None
+        if found is not None:
+            self.last = replace(found, tick=self.last.tick + (found.upto == self.last.upto))
+        return asdict(self.last)
 
 
 class _Rows:
@@ -117,6 +128,7 @@ class _Frame:
                 raise ExecutorLost from None
             finally:
                 this.process = driver
+        this.lost.clear()  # a first fold that is interrupted leaves an index as lost as before
         this.point("tasks done")
         return sorted(results, key=lambda r: str(r["report"]))
 
@@ -155,6 +167,7 @@ class Driver:
 
     def stop(self) -> None:
         """It ends, one way or the other."""
+        self.world.stopped()
         self._publisher = self._reader = None
 
     def lose_checkpoint(self) -> None:
@@ -171,6 +184,7 @@ class Driver:
         this.process = Process()
         try:
             if self._publisher is None:
+                this.started()
                 self._start()
             if self._reader is None:
                 self._query()
@@ -181,24 +195,32 @@ class Driver:
         except ExecutorLost:
             self._reader = None
         except (EventpubError, SourceError) as error:
-            self._reader = None
-            cause = error.__cause__ if isinstance(error, SourceError) else error
-            assert isinstance(cause, EventpubError)
-            this.counts[f"error {cause.code}"] += 1
-            waits = cause.retriable or (
-                cause.code == "sink.fenced" and not self._publisher._another_publisher_seen()
-            )
-            if not waits:
-                self.stop()
-                raise Stopped(f"{cause.code}: {cause}") from error
+            self._met(error)
             if self._publisher is not None and not hasattr(self._publisher, "_job"):
                 self.stop()  # it never came to run
         finally:
             this.process = Process()
         return True
 
+    def _met(self, error: EventpubError | SourceError) -> None:
+        """The query has ended: it is started again, or the publisher gives up."""
+        self._reader = None
+        cause = error.__cause__ if isinstance(error, SourceError) else error
+        assert isinstance(cause, EventpubError)
+        self.world.counts[f"error {cause.code}"] += 1
+        waits = cause.retriable or (
+            cause.code == "sink.fenced" and not self._publisher._another_publisher_seen()
+        )
+        if not waits:
+            self.stop()
+            raise Stopped(f"{cause.code}: {cause}") from error
+
     def look(self) -> None:
-        """What the driver's main thread does every second: the recount."""
+        """What the driver's main thread does every second: the recount.
+
+        Raises:
+            Stopped: as `batch`.
+        """
         if self._publisher is None or not hasattr(self._publisher, "_job"):
             return
         process = self.world.process
@@ -207,16 +229,34 @@ class Driver:
         try:
             self.world.counts["looks"] += 1
             self._publisher._see_to(EventStore(None, None), *self._publisher._live())
+        except EventpubError as error:
+            self._met(error)
         finally:
             self.world.process = process
 
+    def next_bounds(self) -> dict[str, Any] | None:
+        """As the source says while a task asks, which moves the boundary meanwhile."""
+        this = self.world
+        if self._reader is None:
+            return None
+        process, this.process = this.process, Process()
+        try:
+            found = self._reader.next_bounds()
+        finally:
+            this.process = process
+        this.reached = max(this.reached, found["upto"] if found else 0)
+        return found
+
     def _start(self) -> None:
+        self.lose_checkpoint()  # as each start does
         config = config_of(self.world.setup, self.shards)
         self._publisher = _Publisher(config, False, lambda _: None)
         self._publisher._prepare()
 
     def _query(self) -> None:
-        self._reader = _Reader(config_of(self.world.setup, self.shards), self._publisher._position)
+        config = config_of(self.world.setup, self.shards)
+        self.world.parsed = config.store, config.read
+        self._reader = _Reader(self._publisher._options())
 
     def _micro_batch(self) -> bool:
         this = self.world
@@ -234,12 +274,14 @@ class Driver:
                 return False
             this.point("offsets")
             self.offsets[number] = end
+        this.forget()
         this.reached = max(this.reached, self.offsets[number]["position"])
         this.point("planned")
         windows: Any = reader.partitions(self._end_of(number - 1), self.offsets[number])
         self._publisher._micro_batch(_Frame(self, list(windows)), number)
         this.point("remembered")
         self.done = number
+        this.lost.clear()
         this.counts["batches"] += 1
         return True
 

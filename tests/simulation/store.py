@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 from eventpub.admission import EVENTS, Shard, VersionRange
 from eventpub.errors import StoreError
 from eventpub.store.events import Poll
+from eventpub.store.server import Server
 from tests.simulation.world import Row, world
 
 _TYPES = [EVENTS.field(i).type for i in range(6)]
@@ -45,7 +47,21 @@ class EventStore:
     def discover(config: object) -> Any:
         """Nothing to discover."""
         del config
-        return SimpleNamespace(key_is_unique=True)
+        return SimpleNamespace(
+            key_is_unique=True,
+            times_last=True,
+            repeated=(),
+            read_as="UTC/1",
+            where="events",
+            zone=None,
+            id_index="PRIMARY",
+        )
+
+    @staticmethod
+    def server(config: object) -> Server:
+        """The same one always, none's replica."""
+        del config
+        return Server("server", read_only=False, source=None, source_is_visible=True)
 
     def __init__(self, config: object, layout: object) -> None:
         del config, layout
@@ -123,25 +139,40 @@ class EventStore:
             self._statement("rows")
             yield record_batch(rows[at : at + size])
 
-    def backtrack(self, ranges: Sequence[VersionRange], limit: int | None = None) -> pa.Table:
-        """As there."""
+    def fetch(
+        self, ranges: Sequence[VersionRange], rows: int, size: int, seconds: float | None = None
+    ) -> tuple[pa.Table, list[VersionRange]]:
+        """As there, but for seconds."""
+        del seconds
         self._statement("backtrack")
         self._world.process.looked = self._world.moment
         committed = self._world.committed
-        rows: list[Row] = []
-        for wanted in sorted(ranges, key=lambda r: (r.aggregate_id, r.first)):
-            versions = range(wanted.first, wanted.last + 1)
-            found = [
-                committed[wanted.aggregate_id, v]
-                for v in versions
-                if (wanted.aggregate_id, v) in committed
-            ]
-            rows += found[:limit]
-        return pa.Table.from_batches([record_batch(rows)])
+        found: list[Row] = []
+        rest: list[VersionRange] = []
+        for wanted in ranges:
+            for version in range(wanted.first, wanted.last + 1):
+                row = committed.get((wanted.aggregate_id, version))
+                if len(found) >= rows or (
+                    row and found and sum(len(r.payload) for r in [*found, row]) > size
+                ):
+                    rest.append(replace(wanted, first=version))
+                    break
+                if row:
+                    found.append(row)
+        most = self._world.setup.most_fetched
+        if most and len(found) > most:
+            self._world.too_much = f"{len(found)} rows asked for by version, more than {most}"
+        return pa.Table.from_batches([record_batch(found)]), rest
+
+    def existing(self, wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+        """As there."""
+        self._statement("backtrack")
+        self._world.process.looked = self._world.moment
+        return {key for key in wanted if key in self._world.committed}
 
     def below(
         self, aggregate_ids_and_versions: Sequence[tuple[str, int]], limit: int = 16
-    ) -> pa.Table:
+    ) -> Iterator[pa.RecordBatch]:
         """As there."""
         self._statement("below")
         committed = self._world.committed
@@ -150,4 +181,4 @@ class EventStore:
             versions = range(version - 1, -1, -1)
             found = [committed[aggregate_id, v] for v in versions if (aggregate_id, v) in committed]
             rows += found[:limit]
-        return pa.Table.from_batches([record_batch(rows)])
+        yield record_batch(rows).select(["aggregate_id", "version", "create_time"])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -17,12 +18,18 @@ import pytest
 from eventpub.spark.shard import _ShardTask
 from tests.simulation.install import installed
 from tests.simulation.kept import Kept, kept
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.kinds import KINDS, made
+from tests.simulation.mutants import MUTANTS, NOTICED_BY
 from tests.simulation.runner import Failure, run, shrink, sweep, sweep_all
-from tests.simulation.schedule import CRASH_POINTS, Schedule, make
+from tests.simulation.schedule import CRASH_POINTS, Schedule
 from tests.simulation.world import Setup
 
-SCHEDULES = 20_000
+LONG = "EVENTPUB_LONG" in os.environ
+SCHEDULES = 10_000 if LONG else 3_000
+OF_A_KIND = 150 if LONG else 60
+"""Schedules of each kind beside the general one."""
+SHOWS_WITHIN = 500
+"""Seeds of a kind that is not enabled."""
 CAUGHT_WITHIN = 2_000
 """Seeds that a mutant may survive."""
 
@@ -30,7 +37,7 @@ CAUGHT_WITHIN = 2_000
 @pytest.mark.parametrize("case", kept(), ids=lambda case: f"{case.was}-{case.seed}")
 def test_what_failed_once_holds(case: Kept) -> None:
     with installed():
-        outcomes = [run(case.schedule), run(make(case.seed))]
+        outcomes = [run(case.schedule), run(made(case.of, case.seed))]
     assert [outcome.text for outcome in outcomes] == ["", ""]
 
 
@@ -57,10 +64,32 @@ def test_every_event_once_and_in_order_whatever_happens() -> None:
         assert counts[what], f"the schedules contain no {what}"
 
 
+NEW = {name: kind for name, kind in KINDS.items() if name != "any"}
+
+
+def test_what_is_expected_of_each_kind_comes_of_it() -> None:
+    enabled = [name for name, kind in NEW.items() if kind.enabled]
+    failures = [
+        failure
+        for _, _, failed in sweep_all(0, OF_A_KIND * len(enabled), jobs=2, kinds=enabled)
+        for failure in failed
+    ]
+    assert not failures, f"{failures[:5]}: python -m bench.simulate --kind {failures[0].of}"
+
+
+@pytest.mark.parametrize("name", [name for name, kind in NEW.items() if not kind.enabled])
+def test_a_kind_that_is_not_enabled_shows_why(name: str) -> None:
+    """Whoever has made it pass: set `enabled`."""
+    for first in range(0, SHOWS_WITHIN, 20):
+        if any(f.kind == NEW[name].shows for f in sweep(first, 20, kinds=[name])[1]):
+            return
+    pytest.fail(f"{SHOWS_WITHIN} schedules have not shown it: is {name} to be enabled?")
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_invariant_is_caught(name: str) -> None:
     for first in range(0, CAUGHT_WITHIN, 50):
-        if sweep(first, 50, name)[1]:
+        if sweep(first, 50, name, [NOTICED_BY.get(name, "any")])[1]:
             return
     pytest.fail(f"{CAUGHT_WITHIN} schedules have not noticed {name}")
 
@@ -98,7 +127,7 @@ def test_a_task_of_a_former_run_gives_way_whenever_it_wakes_up() -> None:
 
 def test_a_failure_shrinks_to_a_few_steps() -> None:
     failure = next(f for first in range(0, 500, 50) for f in sweep(first, 50, "no_fold")[1])
-    schedule = make(failure.seed)
+    schedule = made(failure.of, failure.seed)
     with installed(), MUTANTS["no_fold"]():
         shrunk = shrink(schedule, failure.kind)
         assert run(shrunk).kind == failure.kind

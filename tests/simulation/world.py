@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 START = 1_700_000_000_000_000
 """The database's time when a world begins, µs."""
 
+SLACK = 3_000_000
+"""More than a time bucket's width and the age at which it is counted first, µs."""
+
 Step = list[Any]
 """A step of a schedule: its name and arguments, as JSON has them."""
 
@@ -56,6 +59,17 @@ class Setup:
     lazy_markers: bool = False
     eager_send: bool = False
     slow_start: bool = False
+    watermark: str = "off"
+    """off: nobody asks for open transactions; auto: they are seen; denied: the account may not."""
+    max_wait: int = 1_000_000
+    is_down: bool = False
+    """Whether the publisher may be down for longer than the horizon: see `World.started`."""
+    is_replica: bool = False
+    """Whether what commits is seen when a replica has applied it."""
+    most_bytes: int = 0
+    """Bytes of payloads in one transaction that the broker takes in time; 0: any."""
+    most_fetched: int = 0
+    """Rows that one question for versions may give; 0: any."""
 
     @property
     def follows(self) -> bool:
@@ -77,6 +91,14 @@ class Row:
     """Whether a window had been planned before that reached beyond it."""
     refused: bool = False
     """Whether the client or the broker will never take its record."""
+    committed_at: int = 0
+    """The database's time then."""
+    begun: int = 0
+    """When its transaction began, by the database's clock."""
+    seen: int = 0
+    """When a fresh look at the open transactions has first shown it, by `World.moment`."""
+    sought: bool = False
+    """Whether it has to be found however old it is."""
 
 
 class Process:
@@ -157,10 +179,20 @@ class World:
         self.committed: dict[tuple[str, int], Row] = {}
         self.transactions: dict[int, list[Row]] = {}
         self.files: dict[str, dict[str, Any]] = {}
+        self.lasting: set[str] = set()
+        """Those that a crash of the machine leaves as they are."""
         self.counts: Counter[str] = Counter()
         self.process = Process()
         self.stalled: list[Worker] = []
         self.faults: Counter[str] = Counter()
+        self.damage: Callable[..., None] = lambda *_: None
+        """See `damage`."""
+        self.end_driver: Callable[[], None] = lambda: None
+        """The publisher's process is gone."""
+        self.next_bounds: Callable[[], dict[str, Any] | None] = lambda: None
+        """Where the source says that the next window ends, for tasks that follow it."""
+        self.parsed: tuple[Any, Any] = (None, None)
+        """The sections `[store]` and `[read]`, for the source."""
         self.armed: dict[str, list[list[Any]]] = {}
         self.requests: list[Request] = []
         """What users ask for and nobody has answered."""
@@ -170,7 +202,34 @@ class World:
         """The highest end of a window that was planned."""
         self.look: Callable[[], None] = lambda: None
         """The driver's recount."""
+        self.begun: dict[int, tuple[int, int]] = {}
+        """Open transactions: InnoDB's id, and when it began."""
+        self.stopped_at: int | None = None
+        """The end of the last window that was planned before the publisher went down."""
+        self.is_stale = False
+        """Whether answers about open transactions are not fresh."""
+        self.unapplied: list[list[Row]] = []
+        """Committed, and not applied by the replica that is read."""
+        self.undone: dict[tuple[str, int], list[Row]] = {}
+        """What was committed, and is gone since the database was restored."""
+        self.partition_counts = {setup.partitions}
+        """How many partitions the topics have ever had."""
+        self.is_cut = False
+        """Whether retention has cut the topic."""
+        self.lost: set[int] = set()
+        """Executors whose indexes are lost, and not made anew since."""
+        self.baseline = 0
+        """What was created at or before counts as published: index and topic have forgotten it."""
+        self.repeats_after: int | None = None
+        """What was created later may stand on the topic twice: it was cut, and that was said."""
+        self.must_refuse = ""
+        """Why the publisher must not go on, if so."""
+        self.may_refuse: set[str] = set()
+        """Codes with which the publisher may give up: what has happened makes them right."""
+        self.too_much = ""
+        """What was done at once and is bounded, if so."""
         self._rows = 0
+        self._begun = 0
 
     # -- what the schedule does -------------------------------------------------------------------
 
@@ -181,12 +240,12 @@ class World:
 
     def _do_write(self, transaction: int, aggregate: int, reuse: int, count: int) -> None:
         """Statements of a transaction; `reuse` takes the lowest version that nobody has."""
-        rows = self.transactions.setdefault(transaction, [])
+        rows = self._of(transaction)
         aggregate_id = f"a{aggregate}"
         for _ in range(count):
             taken = {v for a, v in self.committed if a == aggregate_id} | {
                 row.version
-                for open_rows in self.transactions.values()
+                for open_rows in [*self.transactions.values(), *self.unapplied]
                 for row in open_rows
                 if row.aggregate_id == aggregate_id
             }
@@ -200,9 +259,27 @@ class World:
             payload = f"{aggregate_id}/{version}#{self._rows}".encode()
             rows.append(Row(aggregate_id, version, self.clock, payload))
 
+    def _of(self, transaction: int) -> list[Row]:
+        """Its rows; it begins with the first."""
+        if transaction not in self.transactions:
+            self._begun += 1
+            self.begun[transaction] = self._begun, self.clock
+        return self.transactions.setdefault(transaction, [])
+
     def _do_commit(self, transaction: int) -> None:
-        for row in self.transactions.pop(transaction, ()):
+        rows = self.transactions.pop(transaction, [])
+        if self.setup.is_replica:
+            self.unapplied.append(rows)
+        else:
+            self._show(rows)
+
+    def _show(self, rows: list[Row]) -> None:
+        """A transaction's rows become visible."""
+        for row in rows:
             row.committed = self.moment
+            row.committed_at = self.clock
+            row.sought = row.sought or bool(row.seen)
+            row.sought = row.sought or self.setup.is_replica
             row.late = row.create_time <= self.reached
             self.committed[row.aggregate_id, row.version] = row
             self.counts["rows"] += 1
@@ -216,7 +293,7 @@ class World:
 
     def _do_zero(self, transaction: int, aggregate: int) -> None:
         """A row whose version lies below the first."""
-        rows = self.transactions.setdefault(transaction, [])
+        rows = self._of(transaction)
         row = Row(f"a{aggregate}", 0, self.clock, b"zero", refused=True)
         others = [*self.committed.values(), *(r for of in self.transactions.values() for r in of)]
         if all((r.aggregate_id, r.version) != (row.aggregate_id, 0) for r in others):
@@ -235,6 +312,57 @@ class World:
 
     def _do_rollback(self, transaction: int) -> None:
         self.counts["rollbacks"] += bool(self.transactions.pop(transaction, ()))
+
+    def _do_apply(self, transactions: int) -> None:
+        """The replica applies so many."""
+        for rows in self.unapplied[:transactions]:
+            self.counts["applied late"] += any(r.create_time <= self.reached for r in rows)
+            self._show(rows)
+        del self.unapplied[:transactions]
+
+    def _do_ahead(self, transaction: int, micros: int) -> None:
+        """The last row of a transaction has a time in the future."""
+        for row in self.transactions.get(transaction, [])[-1:]:
+            self.counts["rows in the future"] += 1
+            row.create_time += micros
+
+    def _do_grow(self, transaction: int, size: int) -> None:
+        """The last row of a transaction has at least so many bytes."""
+        for row in self.transactions.get(transaction, [])[-1:]:
+            row.payload = row.payload.ljust(size, b".")
+
+    def _do_archive(self, aggregate: int, upto: int) -> None:
+        """An aggregate's first versions were deleted from the store."""
+        for version in range(upto + 1):
+            self.counts["archived"] += bool(self.committed.pop((f"a{aggregate}", version), None))
+
+    def _do_restore(self, micros: int) -> None:
+        """The database is what it was so long ago, and its clock goes on."""
+        self.counts["restores"] += 1
+        for number in sorted(self.transactions):
+            self._do_rollback(number)
+        since = self.clock - micros
+        for key, row in [*self.committed.items()]:
+            if row.committed_at > since:
+                self.undone.setdefault(key, []).append(self.committed.pop(key))
+
+    def _do_stale(self, is_stale: int) -> None:
+        """Somebody else reads the open transactions too often, or has ended."""
+        self.counts["stale answers"] += is_stale
+        self.is_stale = bool(is_stale)
+
+    def _do_skip_blind(self, aggregate: int) -> None:
+        """A user has a gap skipped of an aggregate that holds nothing, as far as is known."""
+        aggregate_id = f"a{aggregate}"
+        if aggregate_id in self.disk.held():
+            return
+        self.counts["asked to skip what is not held"] += 1
+        number = self.counts["asked to skip what is not held"]
+        self.requests.append(Request(f"blind {number}", "skip", aggregate_id, None))
+
+    def _do_topic(self, how: str, *arguments: Any) -> None:
+        """Something happens to topics: a function of `damage`."""
+        self.damage(self, how, *arguments)
 
     def _do_time(self, micros: int) -> None:
         self.clock += micros
@@ -273,10 +401,23 @@ class World:
 
     def _do_lose(self, executor: int) -> None:
         self.counts["lost indexes"] += 1
+        self.lost.add(executor)
         self.disk.lose(executor)
+
+    def _do_power(self, writes: int, is_cut: int) -> None:
+        """The machine that runs the publisher crashes."""
+        self.counts["power lost"] += 1
+        self.end_driver()
+        self.disk.lose_power(writes, bool(is_cut))
+
+    def _do_forget(self, name: str, is_cut: int) -> None:
+        """A file of the state is gone, or empty."""
+        self.counts[f"{name} lost"] += name in self.files
+        self.disk.forget(name, bool(is_cut))
 
     def _do_older(self, executor: int, writes: int) -> None:
         self.counts["older indexes"] += 1
+        self.lost.add(executor)  # what it lacks, if the topic is cut, too
         self.disk.set_back(executor, writes)
 
     def _do_timeout(self) -> None:
@@ -290,6 +431,34 @@ class World:
 
     def _do_late_end(self) -> None:
         self.broker.deliver_late_ends()
+
+    # -- the publisher's life ---------------------------------------------------------------------
+
+    def stopped(self) -> None:
+        """The publisher is down."""
+        if self.stopped_at is None:
+            self.stopped_at = self.reached
+
+    def started(self) -> None:
+        """It runs again: what may have committed meanwhile, or just before, has to be found.
+
+        As far as it was not older than the horizon when the publisher went down.
+        """
+        stopped_at, self.stopped_at = self.stopped_at, None
+        setup = self.setup
+        if not (setup.is_down and setup.horizon and stopped_at):
+            return
+        since = stopped_at - setup.horizon + SLACK
+        for row in self.committed.values():
+            row.sought = row.sought or row.create_time > since
+
+    def forget(self) -> None:
+        """A batch begins: indexes that are lost are made anew from what is left of the topic.
+
+        Not before: where nothing is due none begins, and what is cut meanwhile is forgotten, too.
+        """
+        if self.is_cut and self.lost:
+            self.baseline = max(self.baseline, self.reached)
 
     # -- what the real code comes by --------------------------------------------------------------
 

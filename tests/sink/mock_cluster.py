@@ -25,9 +25,9 @@ def library_path() -> Path | None:
 
 
 class MockCluster:
-    """A cluster of one broker, the coordinator of every transaction."""
+    """A cluster of one broker, the coordinator of every transaction; or of more of them."""
 
-    def __init__(self, topics: dict[str, int]) -> None:
+    def __init__(self, topics: dict[str, int], brokers: int = 1) -> None:
         path = library_path()
         assert path is not None
         self._lib = lib = ctypes.CDLL(str(path))
@@ -42,7 +42,7 @@ class MockCluster:
         )
         assert client, error.value
         self._client = ctypes.c_void_p(client)
-        self._cluster = ctypes.c_void_p(lib.rd_kafka_mock_cluster_new(self._client, 1))
+        self._cluster = ctypes.c_void_p(lib.rd_kafka_mock_cluster_new(self._client, brokers))
         for topic, partitions in topics.items():
             lib.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1)
         lib.rd_kafka_mock_start_request_tracking(self._cluster)
@@ -77,6 +77,18 @@ class MockCluster:
     def up(self) -> None:
         """The broker is back."""
         self._lib.rd_kafka_mock_broker_set_up(self._cluster, ctypes.c_int32(1))
+
+    def lead(self, topic: str, partition: int, broker: int) -> None:
+        """Another broker leads this partition from now on."""
+        self._lib.rd_kafka_mock_partition_set_leader(
+            self._cluster, topic.encode(), ctypes.c_int32(partition), ctypes.c_int32(broker)
+        )
+
+    def hang(self, broker: int) -> None:
+        """It takes requests, and answers in a minute."""
+        self._lib.rd_kafka_mock_broker_set_rtt(
+            self._cluster, ctypes.c_int32(broker), ctypes.c_int(60_000)
+        )
 
     def topic_error(self, topic: str, error: int) -> None:
         """What the broker says of a topic from now on; 0 is that all is well."""

@@ -21,6 +21,7 @@ from eventpub.sink.records import (
     gap_record,
     metadata_headers,
     parse_times,
+    read_conflict,
     read_gap,
 )
 from tests.sink.helpers import CREATED, events
@@ -205,7 +206,7 @@ def test_times_are_read_back_as_they_were(micros: list[int]) -> None:
 
 def test_a_skip_is_json_and_is_read_back() -> None:
     gap = SkippedGap("Bestellung-ä", 3, 5, CREATED, CREATED + 1, 8, "gave up")
-    made = gap_record(gap, 8)
+    made = gap_record(gap, "orders", 8)
     assert made.key == "Bestellung-ä"
     assert made.partition == zlib.crc32("Bestellung-ä".encode()) % 8
     assert json.loads(made.value or b"") == {
@@ -246,6 +247,7 @@ class TestDead:
 
     def test_a_row_without_an_identity_goes_where_it_may(self) -> None:
         made = dead_record(DeadRow(None, None, "store.row_unreadable"), "orders", 8, 3)
+        assert read_conflict(dict(made.headers)) is None
         assert (made.key, made.value, made.partition) == (None, None, 3)
 
     def test_what_the_broker_refused_is_not_sent_to_it_again(self) -> None:

@@ -82,10 +82,13 @@ def test_each_permission_that_is_missing_is_named(own_broker: OwnBroker) -> None
 
     with pytest.raises(SinkError) as caught:
         check_topics(poor)
-    assert caught.value.code == "sink.topic_missing", "what it may not describe is not there"
+    assert caught.value.code == "sink.not_authorized", "what it may not describe is not there"
+    assert "Describe, Read, Write on" in caught.value.message
 
     allow(address, ResourceType.TOPIC, topic, AclOperation.DESCRIBE)
-    check_topics(poor)
+    with pytest.raises(SinkError) as caught:
+        check_topics(poor)
+    assert caught.value.message.startswith("this account lacks rights: Read, Write on")
     with pytest.raises(SinkError) as caught:
         ShardSink(poor, APP, WHOLE).ready()
     assert caught.value.code == "sink.not_authorized"
@@ -108,5 +111,6 @@ def test_each_permission_that_is_missing_is_named(own_broker: OwnBroker) -> None
         assert (caught.value.code, caught.value.retriable) == ("sink.not_authorized", False)
 
     allow(address, ResourceType.TOPIC, topic, AclOperation.READ)
+    check_topics(poor)
     with ShardSink(poor, APP, WHOLE) as sink:
         assert sum(len(part.aggregate_ids) for part in sink.fold({})) == 10

@@ -14,7 +14,9 @@ from eventpub import config
 from eventpub.errors import Check, SinkError
 from eventpub.local import Kafka
 from eventpub.sink import ShardSink, check_topics, checks, owning, topics
+from eventpub.sink.topics import list_offsets
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings
+from tests.sink.mock_cluster import MockCluster
 
 Make = Callable[..., None]
 
@@ -148,6 +150,7 @@ class TestDoctor:
         assert set(found) == {
             "broker",
             "topic",
+            "what stands on the topic",
             "side topic .gaps",
             "side topic .dead",
             "transactions",
@@ -200,3 +203,19 @@ class TestDoctor:
         too_long = sink.model_copy(update={"transaction_timeout": 1_800_000_000})
         found = self.of(too_long)["transactions"]
         assert (found.status, found.code) == ("wrong", "sink.transactions_refused")
+
+
+def test_f4_a_leader_that_hangs_is_asked_no_more_once_another_leads() -> None:
+    """The client knew the old one for 15 minutes, and each question waited for it in vain."""
+    cluster = MockCluster({"orders": 1}, brokers=3)
+    try:
+        sink = settings("orders", cluster.bootstrap_servers)
+        cluster.lead("orders", 0, 1)
+        assert list_offsets(sink, [("orders", 0)], "latest") == {("orders", 0): 0}
+        cluster.hang(1)
+        cluster.lead("orders", 0, 2)
+        began = time.monotonic()
+        assert list_offsets(sink, [("orders", 0)], "latest") == {("orders", 0): 0}
+        assert time.monotonic() - began < 8
+    finally:
+        cluster.close()

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from eventpub.errors import StoreError
+from eventpub.admission import Shard
+from eventpub.errors import SinkError, StoreError
 from eventpub.spark.boundary import Bounds, MovingBoundary, following
+from eventpub.spark.progress import ShardReport
+from eventpub.spark.shard import _ShardTask
 from eventpub.spark.state import StateDir
 from tests.publisher.harness import eventually
 
@@ -231,3 +238,32 @@ def test_it_ends_where_another_batch_is_wanted_and_after_its_time(tmp_path: Path
     next(windows)
     state_with(tmp_path, upto=130)
     assert next(windows) == Bounds(130)
+
+
+def test_a5_an_error_ends_a_task_that_follows(tmp_path: Path) -> None:
+    """It waited for the thread that reads ahead, which followed the boundary for minutes."""
+    state = state_with(tmp_path, upto=1_000)
+    state.write(state.progress_file, {"wanted": 0})
+    moving = MovingBoundary(state.boundary_file, lambda _: None)  # a source that finds nothing new
+    moving.go(1_000)
+    task: Any = object.__new__(_ShardTask)
+    config = SimpleNamespace(
+        app=SimpleNamespace(state_dir=tmp_path), recount=SimpleNamespace(horizon=0)
+    )
+    task._job = SimpleNamespace(
+        config=config, follows=60.0, wanted=0, run=1, batch=1, all_buckets=False, pages=None
+    )
+    task._index = SimpleNamespace(position=1_000)
+    task._report = ShardReport(0)
+    task._leaves = False
+    task._now = 0
+    task._shard = Shard(0, 1, 1)
+    window = Bounds(1_000)
+    began = time.monotonic()
+    broken = pytest.raises(SinkError)
+    with broken, closing(task.rows(chain([window], task.following(window)))) as chunks:
+        for _ in chunks:
+            time.sleep(1.5)  # it rests by now
+            raise SinkError("sink.unreachable", "the broker restarts", retriable=True)
+    moving.rest()
+    assert time.monotonic() - began < 5.0

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from eventpub.config import App, Config, Sink, Store
 from eventpub.errors import StoreError
+from eventpub.spark.boundary import Bounds, edition_of
 from eventpub.spark.passed import Passed, told
 from eventpub.spark.progress import ShardReport
 from eventpub.spark.publisher import _Publisher
 from eventpub.spark.recount import WIDTH, Comparison, Recount, bucket_of, window_of
 from eventpub.spark.recounting import Recounting
+from eventpub.spark.shard import _ShardTask
 
 HORIZON = 60_000_000
 SECOND = 1_000_000
@@ -162,9 +167,9 @@ def test_it_is_counted_when_the_position_has_come_to_it() -> None:
 
 def test_very_many_are_counted_in_several_looks() -> None:
     recount = Recount(HORIZON, start=0)
-    assert {len(b) for b in out_of_turn(recount, 1505, {1500: {(0, 1399): 1}}).values()} == {
-        600,
-        200,
+    assert {len(b) for b in out_of_turn(recount, 1530, {1500: {(0, 1399): 1}}).values()} == {
+        60,
+        20,
     }
 
 
@@ -187,8 +192,9 @@ def test_what_could_not_be_counted_is_counted_the_next_time() -> None:
 
     def finds(second: int, passed: dict[tuple[int, int], int]) -> None:
         store: Any = SimpleNamespace(now=lambda: second * SECOND, counts=counts)
-        stand = 10 * SECOND, 10 * SECOND
-        recounting.finds(store, [], lambda: stand, passed, is_told=True, last=False)
+        stand = 10 * SECOND, 10 * SECOND, None
+        recounting.told(passed)
+        recounting.finds(store, [], lambda: stand, is_told=True, last=False)
 
     recounting._recount.due(49 * SECOND, SECOND)
     looks: list[tuple[int, dict[tuple[int, int], int]]] = [(50, {}), (50, {})]
@@ -200,8 +206,11 @@ def test_what_could_not_be_counted_is_counted_the_next_time() -> None:
     assert asked == [whole, whole, [2], [2]]
 
 
-@pytest.mark.parametrize(("last", "counted"), [(False, 600), (True, 1400)])
-def test_the_last_look_leaves_nothing_that_was_told(last: bool, counted: int) -> None:
+@pytest.mark.parametrize(("last", "counted"), [(False, 60), (True, 1400)])
+def test_the_last_look_leaves_nothing_that_was_told(
+    last: bool, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventpub.spark.recounting._COUNTS_LATE", -1.0)
     recounting = Recounting(HORIZON, start=0)
     asked: list[tuple[int, int]] = []
 
@@ -211,12 +220,13 @@ def test_the_last_look_leaves_nothing_that_was_told(last: bool, counted: int) ->
 
     store: Any = SimpleNamespace(now=lambda: 1500 * SECOND, counts=counts)
     recounting._recount.due(1500 * SECOND, 1400 * SECOND)
-    stand = 1400 * SECOND, 1400 * SECOND
-    recounting.finds(store, [], lambda: stand, {(0, 1399): 1}, is_told=True, last=last)
+    stand = 1400 * SECOND, 1400 * SECOND, None
+    recounting.told({(0, 1399): 1})
+    recounting.finds(store, [], lambda: stand, is_told=True, last=last)
     assert len(set(asked)) == counted
 
 
-def test_the_file_keeps_what_was_told_a_while_also_when_the_source_begins_anew(
+def test_the_file_keeps_what_was_told_until_it_was_heard_also_when_the_source_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "passed.json"
@@ -232,9 +242,94 @@ def test_the_file_keeps_what_was_told_a_while_also_when_the_source_begins_anew(
     later = time.time_ns() + 3_600_000_000_000
     monkeypatch.setattr("eventpub.spark.passed.time.time_ns", lambda: later)
     source.add([(9 * SECOND, 10 * SECOND)])
+    assert told(file)[3, 4] == first[3, 4]
+    assert source.since == 3 * SECOND
+    source.add([], heard=then[7, 7])
     assert told(file) == {(9, 9): later}
+    source.add([], heard=later)
+    assert told(file) == {}
     file.write_text("[[4, ")
     assert told(file) == {}
+
+
+def test_what_a_full_disk_has_refused_is_told_at_the_next_look(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    source = Passed(folder / "passed.json")
+    source.add([(3 * SECOND, 4 * SECOND)])
+    assert source.since == 3 * SECOND
+    folder.mkdir()
+    source.add([])
+    assert list(told(folder / "passed.json")) == [(3, 3)]
+
+
+def test_a_new_start_counts_from_where_the_former_one_stood_however_long_it_was_down() -> None:
+    now, position = 5000 * SECOND, 1000 * SECOND
+    recount = Recount(HORIZON, 0, now, position, hidden_since=900 * SECOND)
+    assert recount.due(now, now - SECOND)[:3] == [4939, 4940, 4941]
+    found: list[int] = []
+    assert recount.uncounted_since == 900 * SECOND
+    while buckets := recount.late(now, now - SECOND):
+        recount.counted(now, dict.fromkeys(buckets, 0), in_turn=False)
+        found += buckets
+    assert sorted(found) == list(range(900, 1000))
+    recount.read_before(1003 * SECOND)
+    assert recount.late(now, now - SECOND) == list(range(1000, 1003))
+
+
+def test_a_new_start_counts_at_once_what_is_young() -> None:
+    recount = Recount(HORIZON, 0, 1000 * SECOND, 990 * SECOND)
+    assert recount.due(1000 * SECOND, 999 * SECOND)[:60] == list(range(939, 998))
+    assert recount.late(1000 * SECOND, 999 * SECOND) == list(range(930, 939))
+
+
+def test_no_bucket_that_was_read_young_is_dropped_while_nobody_counted() -> None:
+    recount = Recount(HORIZON, start=0)
+    recount.due(1000 * SECOND, 999 * SECOND)
+    assert recount.due(1360 * SECOND, 1359 * SECOND)[:5] == list(range(998, 1003))
+
+
+def test_a_backlog_that_was_old_when_it_was_read_is_not_counted() -> None:
+    recount = Recount(HORIZON, 0, 900_000 * SECOND, 1000 * SECOND)
+    recount.due(900_001 * SECOND, 500_000 * SECOND)
+    assert recount.due(900_002 * SECOND, 900_000 * SECOND)[0] == 899_940
+
+
+def test_what_is_counted_in_turn_is_compared_before_thousands_of_old_seconds() -> None:
+    recount = Recount(HORIZON, 0, 9000 * SECOND, 8990 * SECOND, hidden_since=0)
+    recount.counted(9000 * SECOND, dict.fromkeys(range(100), 50_000), in_turn=False)
+    recount.counted(9000 * SECOND, {8920: 1}, in_turn=False)
+    recount.counted(9001 * SECOND, {8989: 7})
+    assert recount.take()[:3] == [8989, 8920, 0]
+    later = recount.late(9004 * SECOND, 8990 * SECOND)
+    assert [b for b in later if b < 8920] == [], "one after the other"
+
+
+@pytest.mark.parametrize("rows", [0, 9_000])
+def test_what_has_just_ended_does_not_wait_for_hours_that_a_start_has_to_count(rows: int) -> None:
+    """Nor where every second of them differs, and is compared; nor do they wait for it."""
+    now = 200_000 * SECOND
+    recount = Recount(HORIZON, 0, now, now - SECOND, hidden_since=now - 4_000 * SECOND)
+    while due := recount.due(now, now - SECOND):
+        recount.counted(now, dict.fromkeys(due, 0))
+    left = len(recount._late)
+    assert left > 3_900
+    for number in range(1_000):
+        now += 3 * SECOND
+        fresh = bucket_of(now - 10 * SECOND)
+        recount.due(now, now - SECOND)
+        recount.told({(fresh, fresh): number})
+        counted = recount.late(now, now - SECOND)
+        assert fresh in counted
+        recount.counted(now, dict.fromkeys(counted, rows), in_turn=False)
+        for _ in range(3):
+            taken = recount.take()
+            assert not rows or _ or fresh in taken
+            recount.compared(taken)
+        before, left = left, len(recount._late) + len(recount._late_suspects)
+        if not left:
+            return
+        assert left < before
+    raise AssertionError(f"{left} were never counted")
 
 
 def publisher_in(state: Path) -> _Publisher:
@@ -291,6 +386,50 @@ def test_a_batch_that_begins_takes_a_comparison_on_and_is_not_ended_for_it(tmp_p
     assert not publisher._is_compared_meanwhile(4, []), "they do not get to it"
 
 
+def test_a_batch_that_begins_while_the_publisher_stops_is_ended_as_well(tmp_path: Path) -> None:
+    """It takes over what is wanted after the first look whether a batch runs."""
+    publisher = publisher_in(tmp_path)
+    publisher._job = SimpleNamespace(run=1, partitions=2)  # type: ignore[assignment]
+    publisher._position = publisher._low = 0
+    ended: list[float] = []
+
+    def batch() -> None:
+        """Follows the boundary for five minutes, unless another batch is wanted."""
+        time.sleep(0.3)  # Python workers are made, say
+        publisher._running, wanted = 7, publisher._wanted
+        deadline = time.monotonic() + 20.0
+        while time.monotonic() < deadline:
+            known = publisher._state.read(publisher._state.progress_file) or {}
+            if known.get("wanted", 0) > wanted:
+                ended.append(time.monotonic())
+                break
+            time.sleep(0.01)
+        publisher._batch.release()
+
+    publisher._batch.acquire()
+    task = threading.Thread(target=batch)
+    task.start()
+    began = time.monotonic()
+    publisher._end_query(SimpleNamespace(isActive=False, stop=lambda: None))  # type: ignore[arg-type]
+    task.join()
+    assert ended
+    assert ended[0] - began < 5.0
+    assert publisher._closed
+
+
+def test_progress_is_written_when_something_has_changed(tmp_path: Path) -> None:
+    """It is synced, and was written each second of an idle day."""
+    publisher = publisher_in(tmp_path)
+    publisher._job = SimpleNamespace(run=1, partitions=2)  # type: ignore[assignment]
+    publisher._position = publisher._low = 0
+    publisher._write_progress()
+    written = edition_of(publisher._state.progress_file)
+    publisher._write_progress()
+    assert edition_of(publisher._state.progress_file) == written
+    publisher._want_batch()
+    assert edition_of(publisher._state.progress_file) != written
+
+
 def test_a_comparison_is_over_when_all_shards_have_done_it() -> None:
     recounting = Recounting(HORIZON, start=0)
     recount = recounting._recount
@@ -303,3 +442,72 @@ def test_a_comparison_is_over_when_all_shards_have_done_it() -> None:
     assert recounting.comparison == Comparison(1)
     assert 6 in recount.due(20 * SECOND, 19 * SECOND)  # of which a shard has left something
     assert recounting.next_comparison() == Comparison(1)  # nothing is wanted
+
+
+def test_what_comes_while_its_second_is_compared_is_counted_after_that() -> None:
+    """Others need not wait for it."""
+    recount = Recount(HORIZON, 0, 9000 * SECOND, 8990 * SECOND)
+    recount.counted(9000 * SECOND, {5: 1}, in_turn=False)
+    assert recount.take() == [5]
+    recount.note([5, 6])
+    later = 9010 * SECOND
+    assert 5 not in recount.late(later, 8990 * SECOND)
+    assert 6 in recount.late(later, 8990 * SECOND)
+    recount.compared([5])
+    assert 5 in recount.late(later, 8990 * SECOND)
+
+
+def test_what_a_shard_left_of_a_comparison_is_uncounted_until_it_is_counted_again() -> None:
+    recount = Recount(10 * SECOND, 0, 100 * SECOND, 100 * SECOND)
+    recount.told({(50, 50): 1})
+    assert recount.late(100 * SECOND, 100 * SECOND) == [50]
+    recount.counted(100 * SECOND, {50: 3}, in_turn=False)
+    recount.compared(recount.take(), [50], 110 * SECOND)
+    assert recount.uncounted_since == 50 * SECOND
+    assert 50 in recount.due(110 * SECOND, 110 * SECOND)
+    recount.counted(110 * SECOND, {50: 0})
+    assert recount.uncounted_since is None
+
+
+def test_what_is_counted_during_its_comparison_is_counted_again_after_it() -> None:
+    recount = Recount(10 * SECOND, 0, 100 * SECOND, 100 * SECOND)
+    recount.told({(95, 95): 1})
+    assert recount.late(100 * SECOND, 100 * SECOND) == [95]
+    recount.counted(100 * SECOND, {95: 3}, in_turn=False)
+    compared = recount.take()
+    recount.counted(103 * SECOND, {95: 4})
+    recount.compared(compared)
+    assert recount.late(110 * SECOND, 110 * SECOND) == [95]
+
+
+def shard_at(position: int, now: int, uncounted_since: int | None = None) -> Any:
+    """A shard's task that has just begun, with a horizon of a minute."""
+    task: Any = object.__new__(_ShardTask)
+    config = SimpleNamespace(recount=SimpleNamespace(horizon=HORIZON))
+    task._job = SimpleNamespace(config=config, pages=None, uncounted_since=uncounted_since)
+    task._index = SimpleNamespace(position=position)
+    task._report = ShardReport(0)
+    task._uncounted = np.empty(0, np.int64)
+    task._now, task._hidden_since, task._uncounted_since = now, None, None
+    return task
+
+
+@pytest.mark.parametrize(("hidden", "counted"), [(None, [950, 990]), (700, [800, 900, 950, 990])])
+def test_what_is_old_when_it_is_read_is_counted_where_something_hides_there(
+    hidden: int | None, counted: list[int]
+) -> None:
+    """A row without a number would be compared by its key when that has ended."""
+    task = shard_at(600 * SECOND, 1000 * SECOND)
+    times = [at * SECOND for at in (650, 800, 900, 950, 990)]
+    task._window = lambda after, upto: [pa.table({"create_time": times})]
+    window = Bounds(1000 * SECOND, hidden_since=None if hidden is None else hidden * SECOND)
+    for _ in task.rows([window]):
+        pass
+    assert [at // SECOND for at in task._uncounted] == counted
+
+
+def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept() -> None:
+    now, position = 9000 * SECOND, 5000 * SECOND
+    recount = Recount(HORIZON, 0, now, position)
+    task = shard_at(position, now, recount.uncounted_since)
+    assert task._oldest_bucket() == bucket_of(position - HORIZON + 1) - 1

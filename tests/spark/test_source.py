@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from eventpub.errors import ConfigError
+from eventpub.local import Database
 from eventpub.spark.boundary import Bounds
 from eventpub.spark.passed import told
 from eventpub.spark.recount import bucket_of
-from eventpub.spark.source import EventStoreStreamReader
+from eventpub.spark.source import EventStoreStreamReader, SourceError, Window
 from eventpub.spark.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table, insert, transaction
+from tests.tcp_proxy import TcpProxy
 
 SCHEMA = (
     "struct<aggregate_id:string,version:bigint,event_type:string,payload:binary,"
@@ -111,7 +114,7 @@ def test_open_transactions_are_looked_at_before_the_delay_of_the_first_rows_has_
     source._first = False
     assert source._watermark is not None
     looks: list[int] = []
-    monkeypatch.setattr(source._watermark, "look", lambda: looks.append(1))
+    monkeypatch.setattr(source._watermark, "look", looks.append)
     assert source._next_window(now) is None
     assert source._next_look() is None
     assert not looks
@@ -208,3 +211,93 @@ def test_where_nothing_is_new_a_batch_begins_whose_tasks_wait(
     assert [w.moves for w in source.partitions(at, rests)] == [True]  # type: ignore[attr-defined]
     assert (state.read(state.boundary_file) or {})["upto"] == reached
     source.stop()
+
+
+def test_a14_a_new_source_tells_of_what_had_ended_before_it_looked(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Kafka was away, say, and the query began anew: nobody saw that end."""
+    create_table(database)
+    file = tmp_path / "passed.json"
+    options = {"url": database.url, "windows": "true", "position": "0", "max_wait": "10ms"}
+    options |= {"passed_file": str(file), "rests_in_tasks": "true"}
+    former = EventStoreStreamReader(options)
+    assert former._watermark is not None
+    with transaction(database) as cursor:
+        insert(cursor, "a-1", 1)
+        cursor.execute("SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', create_time) FROM events")
+        (created,) = cursor.fetchone()
+        deadline = time.monotonic() + 60.0
+        while former._watermark._transactions.looked_at is None:  # others may look at this moment
+            assert time.monotonic() < deadline, former._watermark.state
+            end = former.latestOffset({"position": created - 1, "tick": 0}, ReadMaxRows(10))
+            (window,) = former.partitions({"position": created - 1, "tick": 0}, end)
+            assert isinstance(window, Window)
+            if former._watermark.upto == 0:  # not seen yet: nothing may be read, so nothing hides
+                assert window.upto == created - 1
+                assert window.hidden_since is None
+        assert isinstance(window, Window)
+        assert window.hidden_since is not None
+        assert window.hidden_since < created
+        cursor.connection.commit()
+    former.stop()
+    assert told(file) == {}
+    source = EventStoreStreamReader(options | {"hidden_since": str(window.hidden_since)})
+    assert source._hidden_since is not None, "until it has looked"
+    assert source._hidden_since <= window.hidden_since
+    reached = {"position": created + 1_000_000, "tick": 0}
+    deadline = time.monotonic() + 60.0
+    while not told(file):
+        assert time.monotonic() < deadline
+        source.latestOffset(reached, ReadMaxRows(10))
+    assert any(first <= bucket_of(created) <= last for first, last in told(file))
+    assert source._hidden_since is not None, "until somebody has heard of it"
+    assert source._hidden_since < created
+    source.stop()
+
+
+def polled_for(seconds: float, reader: EventStoreStreamReader, at: Any) -> None:
+    """Polls again and again from one position, where nothing is found."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert reader.latestOffset(at, ReadMaxRows(10)) == at
+        time.sleep(0.1)
+
+
+def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
+    mysql_server: Database, mariadb_server: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name, HAProxy: the former primary lives on, and what is connected to it notices nothing.
+
+    A source is of one server. The next one makes all its connections anew, and so do the tasks.
+    """
+    monkeypatch.setattr("eventpub.store.events.KEPT_FOR", 1.0, raising=False)
+    name = f"moved_{uuid.uuid4().hex[:12]}"
+    for server in (mysql_server, mariadb_server):
+        with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+    first, second = FreshDatabase(mysql_server, name), FreshDatabase(mariadb_server, name)
+    create_table(first)
+    create_table(second, collation="utf8mb4_nopad_bin")
+    with TcpProxy(mysql_server.port) as address:
+        url = f"mysql+pymysql://root@127.0.0.1:{address.port}/{name}"
+        options = {"url": url, "delay": "0", "windows": "true"}
+        reader = EventStoreStreamReader(options)
+        with transaction(first) as cursor:
+            insert(cursor, "a", 1)
+            cursor.connection.commit()
+        at: Any = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+        address.target = mariadb_server.port
+        with transaction(second) as cursor:
+            insert(cursor, "a", 1)
+            insert(cursor, "a", 2)
+            cursor.connection.commit()
+        with pytest.raises(SourceError, match=r"store\.moved"):
+            polled_for(10, reader, at)
+        reader.stop()
+        reader = EventStoreStreamReader(options)
+        assert reader.latestOffset(at, ReadMaxRows(10))["position"] > at["position"]
+        reader.stop()
+    for server in (mysql_server, mariadb_server):
+        with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE {name}")

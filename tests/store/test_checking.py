@@ -24,11 +24,13 @@ def test_a_migrated_table_is_as_it_should_be(database: FreshDatabase) -> None:
     assert {name: check.status for name, check in found(config).items()} == dict.fromkeys(
         [
             "connection",
+            "server",
             "table",
             "slice column",
             "query plans",
             "identity of aggregates",
             "rows without identity or time",
+            "first versions",
             "create_time",
             "open transactions",
             "clock",
@@ -45,6 +47,23 @@ def test_the_documented_table_works_and_is_told_what_would_be_faster(
     said = found(create(database))
     assert all(check.status == "ok" for check in said.values())
     assert "ADD COLUMN `slice`" in str(said["slice column"].suggestion)
+
+
+@both
+def test_a9_aggregates_that_begin_above_the_first_version_are_said(
+    database: FreshDatabase,
+) -> None:
+    config = create(database)
+    now = "2026-03-01 12:00:00"
+    insert(database, [(f"whole {n}", 1, now) for n in range(10)])
+    insert(database, [(f"archived {n}", v, now) for n in range(20) for v in (5, 6)])
+    said = found(config)["first versions"]
+    assert said.status == "warn"
+    assert "20 of 30 aggregates begin above version 1" in said.message
+    assert "store.first_version" in str(said.suggestion)
+    assert found(config.model_copy(update={"first_version": 0}))["first versions"].status == "warn"
+    insert(database, [(f"whole {n}", 1, now) for n in range(10, 30)])
+    assert found(config)["first versions"].status == "ok"
 
 
 @both
@@ -69,6 +88,22 @@ def test_what_is_not_well_is_a_warning_with_its_remedy(database: FreshDatabase) 
 
 
 @both
+def test_a_local_time_without_a_number_to_watch_is_a_warning(database: FreshDatabase) -> None:
+    """Nothing would show that writers keep another zone."""
+    config = create(database, create_time="DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)")
+    assert found(config)["time zone"].status == "ok"
+    database.execute("ALTER TABLE events DROP COLUMN id")
+    check = found(config)["time zone"]
+    assert check.status == "warn"
+    database.execute(str(check.suggestion).partition("to add one: ")[2])
+    columns = config.columns.model_copy(update={"id": "seq"})
+    named = config.model_copy(update={"columns": columns})
+    assert found(named)["time zone"].status == "ok"
+    database.execute("ALTER TABLE events DROP COLUMN seq, MODIFY create_time TIMESTAMP(6) NOT NULL")
+    assert found(config)["time zone"].status == "ok"
+
+
+@both
 def test_a_table_without_a_unique_key_is_a_warning(database: FreshDatabase) -> None:
     config = create(database, indexes="KEY (aggregate_id, version), KEY (create_time)")
     check = found(config)["identity of aggregates"]
@@ -86,10 +121,23 @@ def test_an_account_with_select_alone_is_enough_and_is_told_what_it_cannot_see(
     database.execute(f"CREATE USER {user}@'%' IDENTIFIED BY 'secret'")
     database.execute(f"GRANT SELECT ON {database.name}.events TO {user}@'%'")
     said = found(Store(url=database.url_of(user, "secret")))
-    assert {name for name, check in said.items() if check.status != "ok"} == {"open transactions"}
+    assert {name for name, check in said.items() if check.status != "ok"} == {
+        "open transactions",
+        "server",
+    }
     assert "GRANT PROCESS" in str(said["open transactions"].suggestion)
     assert "secret" not in str(said)
     database.execute(f"DROP USER {user}@'%'")
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_an_engine_whose_transactions_do_not_show_is_a_warning(database: FreshDatabase) -> None:
+    config = create(database)
+    assert found(config)["open transactions"].status == "ok"
+    database.execute("ALTER TABLE events ENGINE = Aria")
+    check = found(config)["open transactions"]
+    assert check.status == "warn"
+    assert "ENGINE = InnoDB" in str(check.suggestion)
 
 
 def test_what_run_would_end_with_is_wrong_and_carries_its_code(database: FreshDatabase) -> None:
@@ -101,3 +149,30 @@ def test_what_run_would_end_with_is_wrong_and_carries_its_code(database: FreshDa
     assert (last.status, last.code) == ("wrong", "store.table_missing")
     (last,) = checks(Store(url="mysql+pymysql://root@127.0.0.1:1/d"))
     assert (last.status, last.code) == ("wrong", "store.unreachable")
+
+
+@both
+def test_rows_that_are_never_read_are_counted(database: FreshDatabase) -> None:
+    config = create(database, create_time="DATETIME(6) NULL")
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = ''")
+        for number, time in enumerate([None, "0000-00-00", "1969-01-01", "2020-01-01"]):
+            cursor.execute(
+                "INSERT INTO events (aggregate_id, version, event_type, payload, create_time)"
+                " VALUES ('a', %s, 'happened', '{}', %s)",
+                (number, time),
+            )
+    check = found(config)["rows without identity or time"]
+    assert (check.status, check.message[:2]) == ("warn", "3 ")
+
+
+@both
+def test_the_server_is_named_and_a_change_of_it_is_said(database: FreshDatabase) -> None:
+    config = create(database)
+    said = found(config)["server"]
+    assert said.status == "ok"
+    identity = said.message.split()[0]
+    (again,) = [c for c in checks(config, identity) if c.name == "event store: server"]
+    assert again.status == "ok"
+    (other,) = [c for c in checks(config, "another") if c.name == "event store: server"]
+    assert (other.status, "another" in other.message) == ("warn", True)

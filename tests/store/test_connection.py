@@ -15,6 +15,7 @@ from eventpub.errors import ConfigError, StoreError
 from eventpub.local import Database
 from eventpub.store import EventStore
 from eventpub.store.connection import connect_arguments, connect_for_reading, display_name, run
+from eventpub.store.failures import store_error
 from tests.conftest import FreshDatabase
 from tests.store.tables import SECOND, create, insert, open_store, read, utc
 
@@ -156,12 +157,28 @@ def kill_connections(database: FreshDatabase) -> None:
 
 
 @both
+def test_a_limit_of_rows_that_the_server_sets_for_all_sessions_cuts_nothing_off(
+    database: FreshDatabase,
+) -> None:
+    """`DEFAULT` of a session is what the server's is set to."""
+    config = create(database)
+    insert(database, [("a", n, "2026-03-01 12:00:01") for n in range(1, 31)])
+    database.execute("SET GLOBAL sql_select_limit = 7")
+    try:
+        store = open_store(config)
+        assert len(read(store, NOON, NOON + SECOND)) == 30
+        store.close()
+    finally:
+        database.execute("SET GLOBAL sql_select_limit = DEFAULT")
+
+
+@both
 def test_a_connection_that_was_closed_while_nobody_used_it_is_replaced(
     database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As servers and proxies do with those that rest."""
     store = open_store(create(database))
-    monkeypatch.setattr("eventpub.store.events._ASKED_AFTER", 0.5)
+    monkeypatch.setattr("eventpub.store.events.ASKED_AFTER", 0.5)
     assert store.now() > 0
     kill_connections(database)
     time.sleep(0.6)
@@ -269,3 +286,16 @@ def test_what_stays_on_this_machine_is_encrypted_only_where_it_must_be(
             assert cipher(Store.model_validate({"url": url}))
     finally:
         database.execute(f"DROP USER {name}")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (9001, "Max connect timeout reached while reaching hostgroup 0 after 10000ms"),
+        (9501, "Timed-out waiting to acquire database connection"),
+        (3032, "The server is currently in offline mode"),
+    ],
+)
+def test_a_proxy_that_finds_no_server_is_waited_for(number: int, text: str) -> None:
+    error = store_error(pymysql.err.OperationalError(number, text))
+    assert (error.code, error.retriable) == ("store.unreachable", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from eventpub.admission.model import EVENTS, VersionRange
@@ -34,6 +35,13 @@ STRANGE = [
 ]
 
 
+def below(store: EventStore, *sights: tuple[str, int], limit: int = 16) -> pa.Table:
+    batches = list(store.below(sights, limit))
+    for batch in batches:
+        assert batch.schema.names == ["aggregate_id", "version", "create_time"]
+    return pa.Table.from_batches(batches)
+
+
 @both
 def test_strange_ids_are_told_apart_and_found_by_their_bytes(database: FreshDatabase) -> None:
     store = open_store(create(database))
@@ -44,7 +52,9 @@ def test_strange_ids_are_told_apart_and_found_by_their_bytes(database: FreshData
     for id in STRANGE:
         assert keys(store.backtrack([VersionRange(id, 2, 9)])) == [(id, 2)]
         assert keys(store.backtrack([VersionRange(id, 1, 9)], limit=1)) == [(id, 1)]
-        assert keys(store.below([(id, 2)])) == [(id, 1)]
+        assert keys(below(store, (id, 2))) == [(id, 1)]
+        assert keys(store.fetch([VersionRange(id, 1, 9)], 9, 9999)[0]) == [(id, 1), (id, 2)]
+        assert store.existing([(id, 2), (id, 3)]) == {(id, 2)}
 
 
 @both
@@ -74,7 +84,7 @@ def test_every_kind_of_column_is_searched_by_index_for_exact_bytes(
     for id in ("a", "A", "ä"):
         assert keys(store.backtrack([VersionRange(id, 1, 9)])) == [(id, 1), (id, 2), (id, 3)]
         assert keys(store.backtrack([VersionRange(id, 1, 9)], limit=2)) == [(id, 1), (id, 2)]
-        assert keys(store.below([(id, 3)], limit=1)) == [(id, 2)]
+        assert keys(below(store, (id, 3), limit=1)) == [(id, 2)]
     assert keys(store.backtrack([VersionRange("日", 1, 9)])) == []
     connection = connect_for_reading(config)
     run(connection, "SET collation_connection = utf8mb4_unicode_ci")
@@ -97,7 +107,7 @@ def test_many_ranges_take_few_statements(database: FreshDatabase) -> None:
     ranges = [VersionRange(f"a{n}", 2, 3) for n in range(700)]
     assert len(store.backtrack(ranges)) == 700
     assert len(store.backtrack(ranges, limit=5)) == 700
-    assert len(store.below([(f"a{n}", 4) for n in range(700)])) == 1400
+    assert len(below(store, *((f"a{n}", 4) for n in range(700)))) == 1400
 
 
 def test_rows_come_by_aggregate_and_version_whatever_their_time(database: FreshDatabase) -> None:
@@ -110,14 +120,54 @@ def test_rows_come_by_aggregate_and_version_whatever_their_time(database: FreshD
     ranges = [VersionRange("b", 1, 3), VersionRange("a", 1, 9), VersionRange("none", 1, 2)]
     assert keys(store.backtrack(ranges)) == [("a", 5), ("b", 1), ("b", 2), ("b", 3)]
     assert store.backtrack(ranges)["create_time"].to_pylist()[2] == NOON + 9 * SECOND
-    below = [("b", 3), ("a", 5), ("a", 6)]
-    assert keys(store.below(below)) == [("a", 5), ("b", 2), ("b", 1)]
+    found = keys(below(store, ("b", 3), ("a", 5), ("a", 6)))
+    assert found == [("b", 2), ("b", 1), ("a", 5)]
+
+
+@both
+def test_ranges_come_in_portions_of_rows_and_of_bytes(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    insert(database, [(f"a{n}", version, AT) for n in range(700) for version in (1, 2, 4)])
+    wanted = [VersionRange(f"a{n}", 1, 5) for n in range(700)]
+    for rows, size in ((100, 1 << 20), (10_000, 5_000)):
+        found: list[tuple[str, int]] = []
+        left = wanted
+        while left:
+            table, rest = store.fetch(left, rows, size)
+            assert 0 < table.num_rows <= 300 or not rest
+            assert sum(r.last - r.first + 1 for r in rest) < sum(r.last - r.first + 1 for r in left)
+            found += keys(table)
+            left = rest
+        assert len(found) == 2100
+        assert found == list(dict.fromkeys(found))
+        of_one = [v for a, v in found if a == "a77"]
+        assert of_one == [1, 2, 4]
+
+
+@both
+def test_a_portion_and_a_look_for_keys_read_the_index_in_its_order(
+    database: FreshDatabase,
+) -> None:
+    table = create(database)
+    store = open_store(table)
+    insert(database, [(f"a{n}", version, AT) for n in range(300) for version in (1, 2, 4)])
+    layout = store._layout
+    connection = connect_for_reading(store._config)
+    wanted = [VersionRange(f"a{n}", 1, 5) for n in range(0, 300, 3)]
+    for plan in explain(connection, statements.versions_by_key(layout, wanted)):
+        assert plan.is_index_range, plan
+        assert "filesort" not in plan.extra
+    keys_wanted = [(f"a{n}", 2) for n in range(90)]
+    for plan in explain(connection, statements.existing(layout, keys_wanted)):
+        assert plan.is_index_range, plan
+        assert "Using index" in plan.extra
+    connection.close()
 
 
 def test_asking_for_nothing_is_an_empty_table(database: FreshDatabase) -> None:
     store = open_store(create(database))
     assert store.backtrack([]).schema == EVENTS
-    assert store.below([]).num_rows == 0
+    assert list(store.below([])) == []
 
 
 @both

@@ -157,3 +157,15 @@ def test_the_rules_that_the_server_tells_are_those_of_its_zone(berlin: FreshData
     for instant in [t + d for t in probed.changes for d in (-1, 0, 1)]:
         assert probed.local(instant) == known.local(instant)
     assert all(a < b for a, b in pairwise(probed.changes))
+
+
+def test_a_shard_has_no_empty_batch_where_the_window_spans_a_change_of_the_clocks(
+    berlin: FreshDatabase,
+) -> None:
+    """All of its rows are of the hour before, which has the same local times."""
+    create(berlin, create_time="DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)")
+    store = open_store(Store(url=berlin.url))
+    write_at(berlin, [BACK - HOUR // 2])
+    after, upto = BACK - 2 * SECOND, BACK + HOUR // 4
+    assert list(store.window(after, upto, None)) == []
+    assert keys(read(store, BACK - HOUR, after)) == [("a", (BACK - HOUR // 2) // SECOND)]

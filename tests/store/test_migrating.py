@@ -45,6 +45,7 @@ def test_a_new_table_has_what_the_publisher_needs(database: FreshDatabase) -> No
 @both
 def test_an_existing_table_keeps_its_columns_and_gets_what_it_lacks(
     database: FreshDatabase,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = create(
         database,
@@ -63,8 +64,22 @@ def test_an_existing_table_keeps_its_columns_and_gets_what_it_lacks(
     assert caught.value.code == "store.index_missing"
     (statement,) = migrate(config)
     assert statement.startswith("ALTER TABLE `events` ADD UNIQUE INDEX")
+    assert "writers wait until that is done" in capsys.readouterr().out, "of a7"
     assert database.execute(described) == before
     assert EventStore.discover(config).time_index_has_slice
+    assert migrate(config) == []
+
+
+@both
+def test_a7_an_index_is_added_while_others_write(
+    database: FreshDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Store(url=database.url)
+    migrate(config)
+    database.execute("ALTER TABLE events DROP INDEX create_time")
+    [statement] = migrate(config)
+    assert statement.endswith("ALGORITHM=INPLACE, LOCK=NONE;")
+    assert "writers wait" not in capsys.readouterr().out
     assert migrate(config) == []
 
 

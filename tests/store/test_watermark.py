@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
+import pymysql.err
 import pytest
 
-from eventpub.store import Watermark
-from eventpub.store.watermark import OpenTransactions, Transaction
-from tests.conftest import FreshDatabase
+from eventpub.config import Store
+from eventpub.local import Database, mariadb, mysql
+from eventpub.store import Watermark, watermark
+from eventpub.store.watermark import (
+    OpenTransactions,
+    Transaction,
+    _found,
+    only_reads,
+    started_at,
+)
+from tests.conftest import FreshDatabase, fresh_database
 from tests.store.tables import create
 
 both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
@@ -103,6 +116,120 @@ def test_the_next_transaction_of_a_connection_ends_what_was_passed_by() -> None:
     assert found.take_ended() == [(10 * SECOND, 11 * SECOND)]
 
 
+def test_what_was_read_while_nobody_could_see_is_told_at_the_end_of_what_was_open() -> None:
+    """Also of what had begun meanwhile, and of what had only gone on to write."""
+    found = seen((10, []), (11, [tx(1, started=10)]), max_wait=100)
+    found.seen(20 * SECOND, [tx(1, started=10), tx(2, thread=2, started=15)], reached=19 * SECOND)
+    found.seen(21 * SECOND, [], reached=19 * SECOND)
+    assert sorted(found.take_ended()) == [(10 * SECOND, 11 * SECOND), (11 * SECOND, 20 * SECOND)]
+    found = seen((10, []), (11, [tx(1, started=10)]))
+    found.seen(20 * SECOND, [], reached=19 * SECOND)
+    assert found.take_ended() == [(10 * SECOND, 19 * SECOND)]
+
+
+def test_a_new_reader_tells_what_may_have_ended_since_the_former_one_looked() -> None:
+    found = OpenTransactions(100 * SECOND, hidden_since=3 * SECOND)
+    assert found.hidden_since == 3 * SECOND
+    found.seen(10 * SECOND, [tx(1, started=8)], reached=7 * SECOND)
+    assert found.take_ended() == [(3 * SECOND, 7 * SECOND)]
+    assert found.hidden_since == 3 * SECOND, "prepared, it may have begun before its server did"
+    found.seen(11 * SECOND, [], reached=7 * SECOND)
+    assert found.take_ended() == [(3 * SECOND, 10 * SECOND)]
+    assert found.hidden_since is None
+
+
+def waiting(since: int, thread: int = 1) -> Transaction:
+    """A statement that the engine does not know of."""
+    return Transaction(0, thread, since * SECOND, 0, True, True, since * SECOND)
+
+
+def test_a_statement_that_waited_is_as_old_when_the_engine_knows_of_it() -> None:
+    looks = [(20, [waiting(12)]), (21, [waiting(12)]), (22, [tx(5, started=21)])]
+    for last_look in 10, 19:
+        found = seen((last_look, []), *looks)
+        assert found.upto == found.hidden_since == found.open_since == 12 * SECOND
+
+
+def test_a_transaction_stays_the_same_when_its_connection_leaves_it() -> None:
+    """As prepared ones are left by theirs, and taken over by another for their end."""
+    found = seen((10, []), (11, [tx(1, started=10)]), (12, [tx(1, thread=0, started=12)]))
+    assert found.upto == found.hidden_since == 10 * SECOND
+    found.seen(13 * SECOND, [tx(1, thread=8, started=12)])
+    assert found.upto == 10 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("statement", "reads"),
+    [
+        ("SELECT * FROM events", True),
+        (" /* a */ -- b\n (SELECT a FROM b) UNION (SELECT c FROM d)", True),
+        ("SELECT /*!40001 SQL_NO_CACHE */ * FROM `events`", True),
+        ("SELECT @@version", True),
+        ("SELECT " + "a, " * 400, True),
+        ("with t as (select 1) select * from t", True),
+        ("SELECT append_event('a', 1)", False),
+        ("SET @id = append_event('a', 1)", False),
+        ("SET time_zone = '+00:00'", True),
+        ("INSERT INTO events SELECT * FROM other", False),
+        ("/*! INSERT */ INTO events VALUES (1)", False),
+        ("CALL append()", False),
+        ("{call append()}", False),
+        ("", False),
+    ],
+)
+def test_a_statement_that_is_not_known_to_read_may_write(statement: str, reads: bool) -> None:
+    assert only_reads(statement) is reads
+
+
+@pytest.mark.parametrize(
+    ("statement", "waits", "counts"),
+    [
+        ("INSERT INTO events SELECT SLEEP(9)", 0, True),
+        ("CALL report()", 0, False),
+        ("EXECUTE report", 0, False),
+        ("CALL append()", 1, True),
+        ("EXECUTE append", 1, True),
+        ("SET @id = append_event('a', 1)", 1, True),
+        ("SELECT * FROM events", 1, False),
+        ("UPDATE events SET payload = ''", 0, False),
+        ("UPDATE events SET payload = ''", 1, True),
+    ],
+)
+def test_what_the_engine_does_not_know_of_counts_where_it_appends_or_waits(
+    statement: str, waits: int, counts: bool
+) -> None:
+    """A long procedure is no writer: each of its statements has its own text and time."""
+    now = 1_700_000_000 * SECOND
+    processes = [(now, 7, 3 * SECOND, waits, statement), (now, None, None, None, None)]
+    own = (now, PSEUDO, 1, now // SECOND, now // SECOND, "", 0, 0, 1, 0)
+    found = _found(now, processes, own, [own])
+    assert [(t.thread, t.is_waiting) for t in found] == ([(7, True)] if counts else [])
+
+
+def test_when_a_transaction_began() -> None:
+    between = 100 * SECOND + 7, 101 * SECOND + 3
+    assert started_at((100, 100), between, (90, 90)) == 90 * SECOND
+    assert started_at((101, 101), between, (101, 101)) == 100 * SECOND + 7
+    # an hour that the clocks show twice
+    assert started_at((3700, 100), between, (3690, 90)) == 90 * SECOND
+    # a server that shows some other zone's time
+    assert started_at((7300, 7300), between, (7290, 7290)) == 90 * SECOND
+    assert started_at((7300, 7300), between, (7301, 7301)) == (100 + 1 - 3600) * SECOND
+
+
+def test_what_was_read_long_ago_hid_nothing_for_longer_than_a_day() -> None:
+    """A publisher that began with the oldest event, or years behind, and has just been started."""
+    day = 86_400
+    for reached in (50 * day, 100 * day - 5):
+        found = OpenTransactions(5 * SECOND, hidden_since=0)
+        open_at_first = [tx(1, started=100 * day - 3)]
+        found.seen(100 * day * SECOND, open_at_first, reached=reached * SECOND)
+        found.seen((100 * day + 9) * SECOND, [], reached=(100 * day + 8) * SECOND)
+        ended = found.take_ended()
+        assert min(after for after, _ in ended) == 99 * day * SECOND, ended
+        assert all(after < upto for after, upto in ended), ended
+
+
 def looking(mark: Watermark, until: Callable[[], bool], seconds: float = 10.0) -> None:
     """Look until something holds."""
     deadline = time.monotonic() + seconds
@@ -143,14 +270,41 @@ def test_a_transaction_that_has_only_read_holds_nothing(database: FreshDatabase)
     mark.close()
 
 
+@both
+def test_what_a_procedure_has_inserted_is_reported_when_its_statement_has_ended(
+    database: FreshDatabase,
+) -> None:
+    """InnoDB knows nothing of it for four seconds; the list of processes shows what CALL runs."""
+    mark = Watermark(create(database), SECOND)
+    database.execute(
+        "CREATE PROCEDURE append() INSERT INTO events (aggregate_id, version, event_type)"
+        " SELECT CONCAT('slow', slept), 1, 't' FROM (SELECT SLEEP(4) AS slept) AS slowly"
+    )
+    looking(mark, lambda: mark.state == "open")
+    writer = threading.Thread(target=database.execute, args=("CALL append()",))
+    writer.start()
+    ended: list[tuple[int, int]] = []
+    until = time.monotonic() + 60.0
+    while not ended and time.monotonic() < until:
+        mark.look(mark.upto or 0)
+        ended += mark.take_ended()
+        time.sleep(0.02)
+    writer.join()
+    [(created,)] = database.execute(
+        "SELECT CAST(UNIX_TIMESTAMP(create_time) * 1000000 AS SIGNED) FROM events"
+    )
+    assert any(after < created <= upto for after, upto in ended), (created, ended)
+    mark.close()
+
+
 @contextmanager
-def monitoring(database: FreshDatabase) -> Iterator[None]:
-    """Another client that reads `innodb_trx` every 30 ms, so that it is never refreshed."""
+def monitoring(database: FreshDatabase, every: float = 0.03) -> Iterator[None]:
+    """Another client that reads `innodb_trx`; every 30 ms, so that it is never refreshed."""
     ended = threading.Event()
 
     def read() -> None:
         with database.connect() as connection, connection.cursor() as cursor:
-            while not ended.wait(0.03):
+            while not ended.wait(every):
                 cursor.execute("SELECT COUNT(*) FROM information_schema.innodb_trx")
 
     thread = threading.Thread(target=read)
@@ -166,7 +320,7 @@ def monitoring(database: FreshDatabase) -> Iterator[None]:
 def test_an_answer_that_is_not_fresh_moves_nothing_and_then_counts_as_none(
     database: FreshDatabase,
 ) -> None:
-    mark = Watermark(create(database), SECOND)
+    mark = Watermark(create(database), SECOND, unknown_for=300 * SECOND)
     looking(mark, lambda: mark.state == "open")
     with monitoring(database):
         time.sleep(0.2)
@@ -175,7 +329,8 @@ def test_an_answer_that_is_not_fresh_moves_nothing_and_then_counts_as_none(
         assert mark.upto == before
         looking(mark, lambda: mark.state == "stale")
         assert mark.upto is None
-        assert mark.open_since is None
+        assert mark.open_since is not None
+        assert mark.open_since <= (before or 0), "nobody knows what has begun since the last look"
     looking(mark, lambda: mark.state == "open")
     mark.close()
 
@@ -193,3 +348,122 @@ def test_without_the_privilege_it_says_so_and_looks_no_more(database: FreshDatab
     assert mark.state == "denied"
     assert mark.upto is None
     mark.look()
+
+
+@pytest.mark.parametrize("start", [mysql, mariadb], ids=["mysql", "mariadb"])
+def test_a1_the_clocks_go_back_while_it_is_open(
+    start: Callable[..., Database], tmp_path: Path
+) -> None:
+    """On a server whose system leaves its summer time 15 s after it was started."""
+    change = datetime.now(UTC) + timedelta(hours=2, seconds=15)
+    rule = f"J1/0,J{change.replace(year=2025).strftime('%j')}/{change:%H:%M:%S}"
+    with (
+        start(tmp_path, time_zone=f"XST-1XDT-2,{rule}") as server,
+        fresh_database(server) as database,
+    ):
+        config = create(database)
+        with database.connect(autocommit=False) as writer, writer.cursor() as cursor:
+            cursor.execute("SET time_zone = '+00:00'")
+            cursor.execute(
+                "INSERT INTO events (aggregate_id, version, event_type) VALUES ('a', 1, 't')"
+            )
+            cursor.execute(
+                "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', create_time) FROM events"
+            )
+            (created,) = cursor.fetchone() or (0,)
+            before = Watermark(config, 60 * SECOND)
+            looking(before, lambda: before.open_since is not None)
+            assert before.state == "held"
+            [(offset,)] = database.execute("SELECT TIMESTAMPDIFF(HOUR, UTC_TIMESTAMP(), NOW())")
+            assert (before.upto or 0) < created
+            assert created - (before.open_since or 0) < 2 * SECOND or offset == 1
+            while database.execute("SELECT TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(), NOW())") != (
+                (3600,),
+            ):
+                time.sleep(0.2)
+            after = Watermark(config, 60 * SECOND)
+            looking(after, lambda: after.open_since is not None)
+            before.look()
+            assert (before.state, after.state) == ("held", "held")
+            for mark in before, after:
+                assert (mark.upto or 0) < created
+                assert (mark.open_since or 0) < created
+                assert (mark.hidden_since or 0) < created
+            writer.commit()
+        looking(after, lambda: after.state == "open")
+        before.close()
+        after.close()
+
+
+@both
+def test_a11_several_readers_and_a_monitoring_tool_all_see(database: FreshDatabase) -> None:
+    config = create(database)
+    marks = [Watermark(config, SECOND) for _ in range(3)]
+    ended = time.monotonic() + 10.0
+    fresh = [set[int | None]() for _ in marks]
+    states: list[str] = []
+
+    def poll(number: int) -> None:
+        mark = marks[number]
+        time.sleep(0.037 * number)
+        while time.monotonic() < ended:
+            mark.look()
+            fresh[number].add(mark._transactions.looked_at)
+            states.append(mark.state)
+            time.sleep(min(0.05, mark.next_look or 0.05))
+
+    with monitoring(database, every=1.0):
+        threads = [threading.Thread(target=poll, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert min(len(times) for times in fresh) >= 10, [len(times) for times in fresh]
+    assert states.count("stale") < len(states) / 10
+    for mark in marks:
+        mark.close()
+
+
+@both
+def test_a24_who_only_reads_holds_nothing_however_long(database: FreshDatabase) -> None:
+    mark = Watermark(create(database), 60 * SECOND)
+    database.execute("INSERT INTO events (aggregate_id, version, event_type) VALUES ('a', 1, 't')")
+    with database.connect(autocommit=False) as reader, reader.cursor() as cursor:
+        cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        thread = threading.Thread(
+            target=cursor.execute, args=("SELECT aggregate_id, SLEEP(3) FROM events",)
+        )
+        thread.start()
+        time.sleep(0.5)
+        looking(mark, lambda: mark.state == "open")
+        assert mark.open_since is None
+        thread.join()
+        thread = threading.Thread(
+            target=cursor.execute,
+            args=(
+                "INSERT INTO events (aggregate_id, version, event_type)"
+                " SELECT 'b', version, 't' FROM events WHERE SLEEP(3) = 0",
+            ),
+        )
+        thread.start()
+        looking(mark, lambda: mark.state == "held")
+        thread.join()
+    mark.close()
+
+
+def test_where_a_server_has_no_locks_for_turns_nobody_takes_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clusters refuse GET_LOCK."""
+
+    def refuse(_: object, statement: str) -> None:
+        assert "GET_LOCK" in statement
+        raise pymysql.err.NotSupportedError(1235, "not supported by WSREP")
+
+    monkeypatch.setattr(watermark, "run", refuse)
+    monkeypatch.setattr(watermark, "is_alive", lambda _: True)
+    mark = Watermark(Store(url="mysql+pymysql://a@127.0.0.1/b"), SECOND)
+    mark._turns_until = math.inf
+    connection: Any = None
+    assert mark._is_turn(connection)
+    assert not mark._takes_turns

@@ -1,0 +1,137 @@
+"""Who has written a record of the topic, and what follows from it.
+
+The fold takes the versions on the topic for published, so it may believe only what this publisher
+has written: `ce_source` must be its application id, or one that it had before. What must hold: no
+record of another writer raises a version here, and no second publisher stays unnoticed: it would
+publish everything twice, since publishers of different ids do not fence each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from eventpub import config
+from eventpub.errors import SinkError
+from eventpub.sink import records, topics
+from eventpub.sink.unmarked import Place, read_ranges
+
+Origin = Literal["own", "ignored", "publisher", "foreign"]
+"""Ours; of a writer that is wanted there; of another publisher; of anybody else."""
+
+_SHAPE = ("ce_specversion", "ce_type", records.TIME)
+_SAMPLE = 50
+"""Offsets that are read of each end of a partition by `check_sample`."""
+_LONGEST = 5.0
+"""Seconds that a sample may take."""
+_MOST_BETWEEN = 200
+"""Offsets that are read of a partition by `check_between`."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Application ids, as `ce_source` has them.
+
+    Args:
+        own: this publisher's, and those that it had before.
+        ignored: of other writers that are wanted on the topic.
+    """
+
+    own: frozenset[str]
+    ignored: frozenset[str] = frozenset()
+
+    @cached_property
+    def _own_bytes(self) -> frozenset[bytes]:
+        return frozenset(name.encode() for name in self.own)
+
+    def origin(self, message: Any, headers: Mapping[str, Any]) -> Origin:
+        """Whose a record of the topic is."""
+        source = headers.get(records.SOURCE)
+        if source in self._own_bytes:
+            return "own"
+        if source is None:
+            return "foreign"
+        if source.decode(errors="replace") in self.ignored:
+            return "ignored"
+        key, sequence = message.key(), headers.get(records.SEQUENCE)
+        if key is None or sequence is None or not all(name in headers for name in _SHAPE):
+            return "foreign"
+        is_event = (
+            headers.get("ce_subject") == key and headers.get("ce_id") == key + b"/" + sequence
+        )
+        return "publisher" if is_event else "foreign"
+
+
+def sources_of(sink: config.Sink, app_id: str, former_ids: Iterable[str] = ()) -> Sources:
+    """What the configuration says of them."""
+    return Sources(frozenset({app_id, *former_ids}), frozenset(sink.ignored_sources))
+
+
+def other_publisher(sink: config.Sink, message: Any) -> SinkError:
+    """Another publisher's event stands on the topic."""
+    headers = dict(message.headers() or ())
+    name = (headers.get(records.SOURCE) or b"").decode(errors="replace")
+    return SinkError(
+        "sink.other_publisher",
+        f"a publisher with the app.id {name!r} has written to this topic, too:"
+        f" {message.topic()}[{message.partition()}], offset {message.offset()}",
+        where=f"topic {sink.topic}",
+        suggestion="give each publisher a topic of its own (sink.topic, and another app.state_dir);"
+        f" if this publisher was called {name!r} before: app.former_ids = [{name!r}]; if that"
+        f" writer is wanted on this topic: sink.ignored_sources = [{name!r}]".replace("'", '"'),
+    )
+
+
+def check_sample(sink: config.Sink, sources: Sources) -> None:
+    """Look for another publisher's events at both ends of each partition of the topic.
+
+    Raises:
+        SinkError: `sink.other_publisher`, or as `check_topics`.
+    """
+    count = topics.partition_counts(sink).get(sink.topic, 0)
+    places = [(sink.topic, number) for number in range(count)]
+    if not places:
+        return
+    lows = topics.list_offsets(sink, places, "earliest")
+    ends = topics.list_offsets(sink, places, "latest", committed=True)
+    first = {p: (lows[p], min(lows[p] + _SAMPLE, ends[p])) for p in places}
+    last = {p: (max(first[p][1], ends[p] - _SAMPLE), ends[p]) for p in places}
+    _check(sink, sources, first)
+    _check(sink, sources, last)
+
+
+def check_between(
+    sink: config.Sink, sources: Sources, ranges: Mapping[Place, tuple[int, int]]
+) -> None:
+    """Look for another publisher's events in offsets that this one has not written.
+
+    Args:
+        ranges: first and next offset; of a long range, its beginning is read.
+
+    Raises:
+        SinkError: as `check_sample`.
+    """
+    own = {p: r for p, r in ranges.items() if p[0] == sink.topic}
+    lows = topics.list_offsets(sink, list(own), "earliest")
+    _check(
+        sink,
+        sources,
+        {
+            place: (max(at, lows[place]), min(end, max(at, lows[place]) + _MOST_BETWEEN))
+            for place, (at, end) in own.items()
+        },
+    )
+
+
+def _check(sink: config.Sink, sources: Sources, ranges: Mapping[Place, tuple[int, int]]) -> None:
+    try:
+        found = read_ranges(sink, ranges, committed=True, few=True, timeout=_LONGEST)
+    except SinkError as error:
+        if error.code != "sink.unreachable":
+            raise
+        return  # nobody waits for a sample: a fold finds what it would have found
+    for message in found:
+        if sources.origin(message, dict(message.headers() or ())) == "publisher":
+            raise other_publisher(sink, message)

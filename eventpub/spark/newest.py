@@ -1,0 +1,166 @@
+"""Rows that are inserted now and say that they were created long ago: the reader has passed them.
+
+Writers whose sessions keep another time zone than the reader takes a DATETIME for, an import with
+times of its own, a replica that lags: such rows lie behind the position and beyond the horizon, no
+recount comes to them, and nothing else would show it. So the rows with the newest ids are sampled
+about once a second. The second of each one found there is counted again, which publishes it.
+
+A transaction that was open for so long brings such rows, too. Without the privilege to see it end
+that is no reason to stop. But it leaves the order of ids and times as it is, and its age is any
+number. So where rows keep coming whose age looks like the difference of two zones, or which have
+got their ids after much younger ones, the publisher stops: what a sample does not see would be
+lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from eventpub.config import format_time
+from eventpub.errors import StoreError
+from eventpub.spark.recount import bucket_of
+from eventpub.store.events import NewRow
+
+SAMPLE = 20
+"""Rows of a sample."""
+
+MOST = 100_000
+"""Rows that are fetched, lowest ids first, where all of a sample are new and one is of the past."""
+
+_NEVER_LATE = 60_000_000
+"""µs: no zones differ by less; commits may be so late whatever the horizon is."""
+
+_ZONES_DIFFER_BY = 900_000_000
+"""µs; the times of two zones differ by a multiple of it."""
+_ZONES_DIFFER = 26 * 3600 * 1_000_000
+"""µs, at most."""
+_COMMITS_WITHIN = 10_000_000
+"""µs for which a writer in another zone leaves its transaction open, or its clock is off."""
+
+_TRIPS_AT = 3
+_OF_SAMPLES = 10
+"""Samples with rows of the past, of so many that had new rows, that stop the publisher."""
+
+
+class NewestRows:
+    """What successive samples of the newest ids say. Pure: times are arguments, µs.
+
+    Args:
+        horizon: of the recount; 0: there is none.
+        start: nothing created at or before is of interest.
+        before: highest id and time of the last sample of a former run, as of `last`.
+    """
+
+    def __init__(self, horizon: int, start: int, before: tuple[int, int] | None = None) -> None:
+        self._horizon = horizon
+        self._start = start
+        self._last = before
+        self._has_more = False
+        self._continues = False
+        self._suspicious: list[NewRow] = []
+        self._youngest = 0
+        self._samples: deque[bool] = deque(maxlen=_OF_SAMPLES)
+        self.worst: NewRow | None = None
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """Highest id and time of the sample before; None: there was none, or no row."""
+        return self._last
+
+    def wants_more(self, rows: Sequence[NewRow]) -> int | None:
+        """Above which id all rows are wanted, since a sample may show but some of those behind."""
+        if self._has_more and self._last is not None:
+            return self._last[0]
+        if self._last is None or not rows or min(row.id for row in rows) <= self._last[0]:
+            return None
+        behind = self._last[1] - self._horizon
+        return self._last[0] if any(self._start < r.created <= behind for r in rows) else None
+
+    def sample(
+        self,
+        now: int,
+        position: int,
+        rows: Sequence[NewRow],
+        ended: Collection[tuple[int, int]],
+    ) -> list[NewRow]:
+        """The new rows that lie behind the reader and beyond the horizon.
+
+        Args:
+            now: the database's time.
+            position: everything created at or before has been read.
+            rows: those with the highest ids, or those above `wants_more`.
+            ended: first and last time bucket in which transactions wrote that have ended late: what
+                was created there is no news.
+        """
+        if self._suspicious:  # judged now: that its transaction has ended shows a moment later
+            unexplained = [
+                row
+                for row in self._suspicious
+                if not any(a - 1 <= bucket_of(row.created) <= b + 1 for a, b in ended)
+            ]
+            if not self._continues:  # one import is one sight, however many portions it takes
+                self._samples.append(bool(unexplained))
+            self.worst = max(unexplained, key=lambda row: row.id, default=self.worst)
+        before, self._last = self._last, None
+        if rows:
+            self._last = max(row.id for row in rows), now
+        self._suspicious = []
+        highest, at = before or (max((row.id for row in rows), default=0), now)
+        known = [row.created for row in rows if row.id <= highest and row.created <= now]
+        self._youngest = max([self._youngest, *known])
+        if before is None:
+            return []
+        new = [row for row in rows if row.id > highest and row.created > self._start]
+        behind = [row for row in new if row.created <= min(position, at - self._horizon)]
+        late = max(self._horizon, _NEVER_LATE)
+        for row in sorted(new, key=lambda row: row.id):
+            is_late = row.created <= min(position, at - late)
+            if is_late and (_is_of_zone(at, now, row) or row.created <= self._youngest - late):
+                self._suspicious.append(row)
+            if row.created <= now:
+                self._youngest = max(self._youngest, row.created)
+        self._continues, self._has_more = self._has_more, len(rows) >= MOST
+        if new and not self._suspicious:
+            self._samples.append(False)
+        return behind
+
+    @property
+    def trips(self) -> bool:
+        """Whether rows of the past keep coming that no late commit explains."""
+        return sum(self._samples) >= _TRIPS_AT
+
+    def error(self, now: int, where: str, zone: str | None) -> StoreError:
+        """What is wrong then.
+
+        Args:
+            zone: of a DATETIME column; None: it is a TIMESTAMP.
+        """
+        row = self.worst
+        assert row is not None
+        kept = "" if zone is None else f" (read as local time of {zone})"
+        of_zone = (
+            ""
+            if zone is None
+            else "if the writers' sessions keep another time zone: set store.time_zone to theirs,"
+            f" or have them SET time_zone to that of {zone}. "
+        )
+        return StoreError(
+            "store.rows_in_past",
+            f"rows that are inserted now say that they were created long ago, behind what has been"
+            f" read: the one of id {row.id} at {format_time(row.created)}{kept},"
+            f" {(now - row.created) // 1_000_000} s before the database's time. Some of them would"
+            " be lost",
+            where=where,
+            suggestion=f"{of_zone}If old rows are imported, or statements wait for so long:"
+            ' recount.rows_in_past = "count" publishes them as they are seen. What was missed'
+            " meanwhile is published by a start with a recount.horizon above its age (at most 24h)",
+        )
+
+
+def _is_of_zone(at: int, now: int, row: NewRow) -> bool:
+    """Whether a row that was committed between two times looks like one of another time zone."""
+    age = now - row.created
+    rest = age % _ZONES_DIFFER_BY
+    is_multiple = rest <= now - at + _COMMITS_WITHIN or rest >= _ZONES_DIFFER_BY - _COMMITS_WITHIN
+    return is_multiple and age <= _ZONES_DIFFER + _ZONES_DIFFER_BY

@@ -1,0 +1,109 @@
+"""What a start makes of a state of which a part was lost: cut by a power failure, or deleted.
+
+Where this publisher started stands in three files and, as the baseline, in every index. Where it is
+stands in progress.json and, per shard, in the indexes; what none of them says is taken from the
+start, which costs reading and loses nothing, since the topic says what was published. What open
+transactions hid stands in progress.json alone: without it, the day below the position is counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from eventpub.errors import StateError
+from eventpub.index import Index, Summary
+from eventpub.spark.recount import hidden_at_most
+from eventpub.spark.source import BEGINNING
+from eventpub.spark.state import StateDir
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
+
+
+def kept_start(state: StateDir, configured: str) -> dict[str, Any] | None:
+    """Where this publisher started, as any file or index says: `configured`, `position` in µs.
+
+    None where it never did, or where it started at a time that is configured.
+
+    Args:
+        configured: `read.start`.
+
+    Raises:
+        StateError: state.start_lost.
+    """
+    kept = _start_in(state.read(state.start_file))
+    if kept is not None:
+        return kept
+    for file in (state.run_file, state.progress_file):
+        kept = _start_in((state.read(file) or {}).get("start"))
+        if kept is not None:
+            log.warning("start.json was lost; another file says the same", file=file.name)
+            return kept
+    indexes = [summary for count in state.indexed() for summary in _summaries(state, count)]
+    found = [summary.baseline or BEGINNING for summary in indexes if summary is not None]
+    if found:
+        log.warning("start.json was lost; the start is taken from the index", start=min(found))
+        return {"configured": configured, "position": min(found)}
+    if configured == "now" and (
+        state.start_file.exists() or state.run_file.exists() or state.indexed()
+    ):
+        raise StateError(
+            "state.start_lost",
+            "nothing that can be read says any more when this publisher was started first, and to "
+            'start "now" would leave out what was committed since',
+            where=str(state.start_file),
+            suggestion="set read.start to a time (RFC 3339) at or before that first start: what "
+            "the topic has is not published again, what it lacks since then is",
+        )
+    return None
+
+
+def _start_in(data: Any) -> dict[str, Any] | None:
+    valid = isinstance(data, dict) and isinstance(data.get("position"), int)
+    return {"configured": "", **data} if valid else None
+
+
+def kept_progress(state: StateDir, shards: int, start: int) -> dict[str, Any]:
+    """What progress.json says; where it was lost, what the indexes say of `position`, `low` and
+    `shards`, and for `hidden_since` a day; nothing where there are none.
+
+    Args:
+        shards: how many are configured.
+        start: where this publisher started, µs.
+    """
+    known = state.read(state.progress_file)
+    if known is not None:
+        return known
+    counts = state.indexed()
+    if not counts:
+        return {}
+    # the configured number first: the run before had it, unless not all of its indexes are there
+    counts.sort(key=lambda count: count != shards)
+    indexes = {count: _summaries(state, count) for count in counts}
+    count = next((count for count in counts if None not in indexes[count]), counts[0])
+    positions = [s.position for s in indexes[count] if s is not None and s.position is not None]
+    lows = [s.low for s in indexes[count] if s is not None and s.low is not None]
+    # of an index that is gone nobody knows how far it was
+    is_whole = len(lows) == count
+    if state.progress_file.exists():
+        log.warning(
+            "progress.json cannot be read; the position is taken from the index, and the seconds of"
+            " a day below it are counted again"
+            if is_whole
+            else "progress.json cannot be read, nor can an index: the store is read again from the"
+            " start"
+        )
+    else:  # as after a kill in the first second of all
+        log.info("there is no progress.json", position="index" if is_whole else "start")
+    position = min(positions) if is_whole else start
+    return {
+        "shards": count,
+        "position": position,
+        "low": min(lows) if is_whole else start,
+        "hidden_since": hidden_at_most(position),
+    }
+
+
+def _summaries(state: StateDir, shards: int) -> list[Summary | None]:
+    return [Index.summary(state.shard_index(shards, number)) for number in range(shards)]

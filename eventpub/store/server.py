@@ -1,0 +1,237 @@
+"""Which server answers, and whether it may be read: its identity and its role.
+
+A replica must not be read: its clock goes on while what it applies stands still, so that rows turn
+up behind the reader, however late. Nor must a primary that was demoted behind the same address. So
+every new connection and every poll asks whether the server is writable, and who it is; of a server
+that was not met before, also whether it replicates from another one.
+
+Where several servers take writes (Galera, a group with several primaries, two that replicate each
+other) each is a replica of the others: their rows come late, and their open transactions do not
+show. Who has all writers use one of them may say so; nobody can see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pymysql.err
+
+from eventpub.config import Store
+from eventpub.errors import StoreError
+from eventpub.store.connection import Connection, display_name, is_mariadb, run, run_named
+from eventpub.store.failures import error_number, mapped
+
+_OFF = {None, 0, "0", "OFF"}
+_ON = {"ON", "1"}
+_READ_ONLY = "@@GLOBAL.read_only, @@GLOBAL.innodb_read_only"
+_REPLICATION_THREADS = {"Slave_IO", "Slave_SQL", "Slave_worker"}  # of MariaDB
+_OF_A_GROUP = "group_replication_"  # channels that a group's primary has, too
+_CLUSTER_VARIABLES = (
+    "SHOW GLOBAL VARIABLES WHERE variable_name IN ('wsrep_on', 'wsrep_provider',"
+    " 'wsrep_cluster_name', 'group_replication_group_name',"
+    " 'group_replication_single_primary_mode')"
+)
+
+UNGUARDED = (
+    "an event that the replica applies later than recount.horizon after it was created is lost"
+    " where no later version of its aggregate follows; transactions that are open on the primary"
+    " are not seen, so a gap is skipped although one of them may fill it; lag is that behind the"
+    " replica"
+)
+"""What is not guaranteed where a replica is read, or one of several servers that take writes."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A database server.
+
+    Attributes:
+        identity: the same as long as it is the same one.
+        read_only: whether ordinary accounts cannot write to it.
+        source: whom it replicates from, as far as that can be seen; None: nobody, or see
+            `source_is_visible`.
+        source_is_visible: whether the account may see it.
+        cluster: of what it is a member where other members may take writes; None: of nothing.
+    """
+
+    identity: str
+    read_only: bool
+    source: str | None
+    source_is_visible: bool
+    cluster: str | None = None
+
+    def is_replica(self, config: Store) -> bool:
+        """Whether rows may turn up on it however long after they were created."""
+        takes_some = self.source is not None or self.cluster is not None
+        return self.read_only or (takes_some and not config.takes_all_writes)
+
+    def require_primary(self, config: Store, *, retriable: bool = False) -> None:
+        """Refuse a replica, unless the configuration allows one.
+
+        Raises:
+            StoreError: store.replica, store.multi_primary
+        """
+        if config.allow_replica or not self.is_replica(config):
+            return
+        where = f"store.url = {display_name(config)}"
+        if self.cluster is not None and not self.read_only:
+            raise StoreError(
+                "store.multi_primary",
+                f"this server {self.what_it_is}: rows that others take appear on it later than they"
+                " were created, and transactions that are open there are not seen",
+                where=where,
+                suggestion="have every writer of the event table use the server in store.url, then"
+                " set store.takes_all_writes = true; to read this one all the same:"
+                " store.allow_replica = true",
+                retriable=retriable,
+            )
+        raise StoreError(
+            "store.replica",
+            f"this server {self.what_it_is}: a row appears on it when it is replicated, however"
+            " long after it was created, and would be missed",
+            where=where,
+            suggestion="name the primary in store.url; if this server is the primary now:"
+            " SET GLOBAL read_only = OFF, and RESET REPLICA ALL; if it and its source replicate"
+            " each other, and every writer uses this one: store.takes_all_writes = true; to read a"
+            " replica all the same: store.allow_replica = true",
+            retriable=retriable,
+        )
+
+    @property
+    def what_it_is(self) -> str:
+        """Its role, in words."""
+        if self.cluster is not None and not self.read_only:
+            return f"is one of several that take writes, of {self.cluster}"
+        if self.source is None:
+            return (
+                "is read only, as replicas and demoted primaries are"
+                if self.read_only
+                else ("is writable")
+            )
+        return f"is a replica of {self.source}" + (", read only" if self.read_only else "")
+
+
+def columns(connection: Connection) -> str:
+    """What a SELECT says of the server: two flags, see `is_read_only`, and its identity."""
+    return f"{_READ_ONLY}, {_identity(connection)}"
+
+
+def _identity(connection: Connection) -> str:
+    if is_mariadb(connection):
+        return "CONCAT_WS('/', @@GLOBAL.server_id, @@hostname, @@port)"
+    return "@@server_uuid"
+
+
+def is_read_only(*flags: object) -> bool:
+    """Whether one of the first of `columns` says so."""
+    return any(flag not in _OFF for flag in flags)
+
+
+def examine(config: Store, connection: Connection) -> Server:
+    """Everything that this account may see of the server's role.
+
+    Raises:
+        StoreError: it was lost meanwhile.
+    """
+    with mapped(display_name(config)):
+        *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
+        source, is_visible = _source(connection)
+        cluster = cluster_of(dict(run(connection, _CLUSTER_VARIABLES)))
+        return Server(str(identity), is_read_only(*flags), source, is_visible, cluster)
+
+
+def cluster_of(variables: Mapping[str, str]) -> str | None:
+    """A cluster of which several servers take writes, in words; None: this one is in none.
+
+    Args:
+        variables: the server's, as SHOW names them.
+    """
+    known = {name.lower(): str(value) for name, value in variables.items()}
+    replicates = known.get("wsrep_provider", "none").lower() not in {"", "none"}
+    if known.get("wsrep_on") in _ON and replicates:
+        return f"the Galera cluster {known.get('wsrep_cluster_name', '')!r}"
+    name = known.get("group_replication_group_name")
+    if name and known.get("group_replication_single_primary_mode") not in _ON:
+        return f"the replication group {name} in multi-primary mode"
+    return None
+
+
+_primaries: set[tuple[str, str]] = set()
+"""Servers that were found to be none's replica, by place and identity."""
+
+
+def require_primary(config: Store, connection: Connection) -> None:
+    """A new connection leads to a server that may be read.
+
+    Raises:
+        StoreError: store.replica, store.multi_primary; retriable, since the address may lead to
+            another one soon.
+    """
+    if config.allow_replica:
+        return
+    place = display_name(config)
+    with mapped(place):
+        *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
+    require_same_role(config, connection, flags, str(identity))
+
+
+def require_same_role(
+    config: Store, connection: Connection, flags: list[object], identity: str
+) -> None:
+    """As `require_primary`, after `columns` were read in another statement."""
+    if config.allow_replica:
+        return
+    met = (display_name(config), identity)
+    if is_read_only(*flags):
+        _primaries.discard(met)
+        Server(identity, True, None, False).require_primary(config, retriable=True)
+    elif met not in _primaries:
+        examine(config, connection).require_primary(config, retriable=True)
+        _primaries.add(met)
+
+
+def _source(connection: Connection) -> tuple[str | None, bool]:
+    """Whom the server replicates from, and whether this account may see it."""
+    statements = (
+        ["SHOW ALL SLAVES STATUS"]
+        if is_mariadb(connection)
+        else ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"]
+    )
+    channels = (
+        "SELECT channel_name, host AS source_host, port AS source_port"
+        " FROM performance_schema.replication_connection_configuration"
+    )
+    is_visible = False
+    for statement in [*statements, *([] if is_mariadb(connection) else [channels])]:
+        try:
+            rows = run_named(connection, statement)
+        except pymysql.err.MySQLError as error:
+            if 2000 <= (error_number(error) or 2000) < 3000:
+                raise  # the connection is lost
+            continue  # denied, or not known to this server
+        is_visible = True
+        for row in rows:
+            channel = str(row.get("channel_name") or row.get("connection_name") or "")
+            if not channel.startswith(_OF_A_GROUP):
+                host = row.get("source_host") or row.get("master_host")
+                return f"{host}:{row.get('source_port') or row.get('master_port')}", True
+        break
+    if not is_visible:
+        with contextlib.suppress(pymysql.err.MySQLError):  # a hint, where that is all there is
+            if _runs_replication(connection):
+                return "another server (its replication threads run)", True
+    return None, is_visible
+
+
+def _runs_replication(connection: Connection) -> bool:
+    if is_mariadb(connection):
+        status = dict(run(connection, "SHOW GLOBAL STATUS LIKE 'slave%running'"))
+        if any(value not in {"0", "OFF"} for value in status.values()):
+            return True
+    return any(
+        row["user"] == "system user"
+        and (row["command"] in _REPLICATION_THREADS or "source" in str(row["state"]))
+        for row in run_named(connection, "SHOW PROCESSLIST")
+    )

@@ -1,0 +1,110 @@
+"""The user's own function that gives Kafka's clients their OAUTHBEARER tokens.
+
+Named by `sink.token_provider` as ``package.module:function``. It is called with the text of the
+property `sasl.oauthbearer.config` ("" where there is none), for each client and again when four
+fifths of a token's life are over, and returns ``(token, expires)``, the latter in seconds since
+1970, UTC; optionally followed by the principal and a mapping of SASL extensions. It runs in every
+process of the publisher, a Spark executor included, and may be called by several threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from eventpub import masking
+from eventpub.errors import ConfigError, SinkError
+
+_SUGGESTION = (
+    "sink.token_provider names package.module:function; the package must be installed beside"
+    " eventpub, or be found by PYTHONPATH"
+)
+
+
+class TokenProvider:
+    """Calls the function for one client, and keeps why it failed: the client does not say.
+
+    Args:
+        name: ``package.module:function``.
+        properties: what the function gets.
+
+    Attributes:
+        failure: what its last call has raised; None after one that gave a token.
+
+    Raises:
+        ConfigError: `config.token_provider`: there is no such function.
+        SinkError: `sink.token_failed`: it has raised; a client would wait for 10 s.
+    """
+
+    def __init__(self, name: str, properties: str) -> None:
+        self._name = name
+        self._function = _function(name)
+        self.failure: str | None = None
+        try:
+            self._first: tuple[Any, ...] | None = self._call(properties)
+        except Exception as error:
+            raise token_failed(self.failure or str(error)) from error
+
+    def __call__(self, properties: str) -> tuple[Any, ...]:
+        """A token and when it expires, as confluent-kafka's `oauth_cb` wants them."""
+        first, self._first = self._first, None
+        return first or self._call(properties)
+
+    def _call(self, properties: str) -> tuple[Any, ...]:
+        try:
+            token, expires, *more = self._function(properties)
+            masking.remember(token)
+            answer = (token, float(expires), *more)
+        except Exception as error:
+            text = masking.mask(str(error))
+            self.failure = f"{self._name} raised {type(error).__name__}: {text}"
+            raise
+        self.failure = None
+        return answer
+
+
+def token_failed(how: str) -> SinkError:
+    """The function gives no token; waiting may help, since its issuer may be away."""
+    return SinkError(
+        "sink.token_failed",
+        f"there is no token for Kafka: {how}",
+        where="sink.token_provider",
+        suggestion="call the function by itself; it must return (token, expires), the latter in"
+        " seconds since 1970",
+        retriable=True,
+    )
+
+
+def provider_failed(how: str) -> SinkError:
+    """The identity provider that librdkafka asks gives no token, or is away."""
+    return SinkError(
+        "sink.token_failed",
+        f"the identity provider gives no token for Kafka: {how}",
+        where="sink.properties.sasl.oauthbearer.token.endpoint.url",
+        suggestion="check it, sasl.oauthbearer.client.id, sasl.oauthbearer.client.secret and"
+        " sasl.oauthbearer.scope in [sink.properties], and that the provider can be reached; where"
+        " its tokens are no JWTs with sub and exp, write a sink.token_provider",
+        retriable=True,
+    )
+
+
+def _function(name: str) -> Callable[[str], Any]:
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:  # whatever the module raises while it is imported
+        raise ConfigError(
+            "config.token_provider",
+            f"there is no {name}: {type(error).__name__}: {masking.mask(str(error))}",
+            where="sink.token_provider",
+            suggestion=_SUGGESTION,
+        ) from error
+    if not callable(found):
+        raise ConfigError(
+            "config.token_provider",
+            f"{name} is no function",
+            where="sink.token_provider",
+            suggestion=_SUGGESTION,
+        )
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,101 @@
+"""Finding A19: what users ask of a publisher is done as they were shown it, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any
+
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
+
+
+def commit(database: FreshDatabase, aggregate_id: str, *versions: int) -> None:
+    """Committed at once."""
+    with transaction(database) as cursor:
+        for version in versions:
+            insert(cursor, aggregate_id, version)
+        cursor.connection.commit()
+
+
+def gaps(publisher: Publisher, status: int, *arguments: str) -> dict[str, Any]:
+    """What `eventpub gaps … --json` says."""
+    done = publisher.command("gaps", *arguments, "--json")
+    assert done.returncode == status, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)["result"]
+    return result
+
+
+def test_a19_a_skip_names_what_it_gives_up_and_gives_up_nothing_else(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "60s", "max_backoff": 8})
+    publisher.start()
+    commit(database, "held", 1, 5, 9)
+    commit(database, "whole", 1)
+    commit(database, "grows", 1, 4, 6)
+    publisher.until_published("held", [1])
+    publisher.until_published("whole", [1])
+    eventually(lambda: len(gaps(publisher, 1, "list")["open"]) == 2, 60)
+
+    # nothing is held: nothing is asked, now or later
+    assert gaps(publisher, 1, "skip", "whole", "--yes")["outcome"] == "nothing is held"
+    assert gaps(publisher, 1, "skip", "nobody", "--yes", "--later")["outcome"] == "nothing is held"
+    # not without --yes, where nobody can be asked; and it says which
+    told = gaps(publisher, 1, "skip", "held")
+    assert (told["outcome"], told["from_version"], told["to_version"]) == ("not confirmed", 2, 4)
+    done = publisher.command("gaps", "skip", "held")
+    assert done.returncode == 1
+    assert "versions 2 to 4" in done.stdout
+    assert "--yes" in done.stdout
+    assert gaps(publisher, 1, "list")["requests"] == []
+    assert publisher.topic.versions("held") == [1]
+
+    told = gaps(publisher, 0, "skip", "held", "--yes")
+    assert (told["outcome"], told["from_version"], told["to_version"]) == ("skipped", 2, 4)
+    publisher.until_published("held", [1, 5])
+
+    # without a publisher: only where it is left for later, where it can be seen and taken back
+    publisher.kill()
+    assert gaps(publisher, 1, "skip", "held", "--yes")["outcome"] == "not running"
+    assert gaps(publisher, 1, "retry", "held")["outcome"] == "not running"
+    assert gaps(publisher, 1, "list")["requests"] == []
+    kept = gaps(publisher, 0, "skip", "held", "--yes", "--later")
+    assert (kept["outcome"], kept["from_version"], kept["to_version"]) == ("kept", 6, 8)
+    (waiting,) = gaps(publisher, 1, "list")["requests"]
+    assert (waiting["id"], waiting["aggregate_id"]) == (kept["request"], "held")
+    assert (waiting["from_version"], waiting["to_version"]) == (6, 8)
+    assert gaps(publisher, 0, "cancel", waiting["id"])["cancelled"] == [waiting]
+    assert gaps(publisher, 1, "cancel", waiting["id"])["cancelled"] == []
+    assert gaps(publisher, 1, "list")["requests"] == []
+
+    # what waits is bound to its versions: those that came are published, and no other gap goes
+    assert gaps(publisher, 0, "skip", "held", "--yes", "--later")["outcome"] == "kept"
+    commit(database, "held", 6, 7, 8, 11)
+    assert gaps(publisher, 0, "skip", "grows", "--yes", "--later")["to_version"] == 3
+    database.execute("DELETE FROM events WHERE aggregate_id = 'grows' AND version = 4")
+    broken = publisher.state / "requests" / "mine.json"
+    broken.write_text('{"id": "mine", "action": "skip"}')
+    empty = publisher.state / "requests" / "empty.json"
+    empty.write_text("")
+    os.chmod(publisher.state / "requests", 0o755)
+    publisher.start()
+    publisher.until_published("held", [1, 5, 6, 7, 8, 9])
+    publisher.until_said("not a request; it was moved aside")
+    publisher.until_said('"changed"')
+    assert {f.name for f in (publisher.state / "requests").iterdir() if f.suffix != ".answer"} == {
+        "mine.invalid",
+        "empty.invalid",
+    }
+    assert stat.S_IMODE((publisher.state / "requests").stat().st_mode) == 0o700
+    listed = gaps(publisher, 1, "list")
+    assert {h["aggregate_id"]: h["first_missing"] for h in listed["open"]} == {
+        "held": 10,
+        "grows": 2,
+    }
+    (skip,) = listed["skipped"]
+    assert (skip["aggregate_id"], skip["from_version"], skip["to_version"]) == ("held", 2, 4)
+    publisher.kill()

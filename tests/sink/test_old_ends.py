@@ -1,0 +1,234 @@
+"""Scenario F4: a broker that leads no more, and does not know it, answers with an old end.
+
+As one does that is cut off from the others, and not from the publisher. A fold then ends too early.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from eventpub import config
+from eventpub.admission.model import SkippedGap, topic_partition
+from eventpub.errors import SinkError
+from eventpub.local import Kafka, kafka_cluster
+from eventpub.sink import DeadRow, ShardSink, check_topics, fold
+from eventpub.sink.topics import list_offsets
+from eventpub.sink.unmarked import Place
+from tests.publisher.harness import eventually
+from tests.sink.helpers import (
+    APP,
+    CREATED,
+    WHOLE,
+    as_set,
+    assert_published_once,
+    events,
+    ids_of,
+    read_topic,
+    settings,
+    some_events,
+)
+from tests.sink.test_publish_and_fold import folded
+
+FIRST, SECOND, THIRD = (some_events(WHOLE, 40, version) for version in (1, 101, 201))
+Offsets = dict[Place, int]
+
+
+@pytest.fixture
+def servers(kafka_server: Kafka) -> str:
+    return kafka_server.bootstrap_servers
+
+
+@pytest.fixture
+def sink(servers: str, topic_name: str) -> config.Sink:
+    made = settings(topic_name, servers)
+    check_topics(made)
+    return made
+
+
+@pytest.fixture
+def new_sink(sink: config.Sink) -> Iterator[Callable[[], ShardSink]]:
+    made: list[ShardSink] = []
+
+    def make() -> ShardSink:
+        made.append(ShardSink(sink, APP, WHOLE))
+        made[-1].ready()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def old_ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[Offsets], None]:
+    """From now on some ends are given as they were."""
+
+    def begin(ends: Offsets) -> None:
+        def listed(sink: Any, places: Any, end: Any, **more: Any) -> Offsets:
+            return {**list_offsets(sink, places, end, **more), **(ends if end == "latest" else {})}
+
+        monkeypatch.setattr(fold, "list_offsets", listed)
+
+    return begin
+
+
+def test_f4_nothing_is_committed_behind_a_fold_that_has_ended_too_early(
+    new_sink: Callable[[], ShardSink],
+    sink: config.Sink,
+    servers: str,
+    old_ends: Callable[[Offsets], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    owner = new_sink()
+    list(owner.fold({}))
+    saved = owner.offsets | owner.publish(FIRST).next_offsets
+    owner.publish(SECOND)  # and its process dies before the index has it
+    owner = new_sink()
+    old_ends(saved)
+    assert folded(owner, saved)[0] == set(), "nobody knows better"
+    with pytest.raises(SinkError) as caught:
+        owner.publish(SECOND)
+    assert (caught.value.code, caught.value.retriable) == ("sink.aborted", True)
+    assert owner.needs_replacement
+    assert "a broker has answered that does not lead it any more" in caplog.text
+    old_ends({})
+    owner = new_sink()
+    assert folded(owner, saved)[0] == as_set(SECOND)
+    owner.publish(THIRD)
+    assert_published_once(servers, sink.topic, FIRST, SECOND, THIRD)
+
+
+def test_f4_it_is_noticed_on_the_side_topics_too(
+    new_sink: Callable[[], ShardSink],
+    sink: config.Sink,
+    servers: str,
+    old_ends: Callable[[Offsets], None],
+) -> None:
+    """Though the topic itself was read to its end."""
+    a = ids_of(WHOLE, 1)[0]
+    more: list[dict[str, Any]] = [
+        {"dead": [DeadRow(a, 9, "sink.record_refused: too large", b"x")]},
+        {"gaps": [SkippedGap(a, 2, 3, CREATED, CREATED, 8, "gave up")]},
+    ]
+    for topic, records in zip((sink.dead_topic, sink.gaps_topic), more, strict=True):
+        owner = new_sink()
+        list(owner.fold({}))
+        before = owner.offsets
+        owner.publish(events([]), **records)
+        owner = new_sink()
+        old_ends({place: end for place, end in before.items() if place[0] == topic})
+        list(owner.fold(before))
+        with pytest.raises(SinkError) as caught:
+            owner.publish(events([]), **records)
+        assert caught.value.code == "sink.aborted"
+        assert len(read_topic(servers, topic)) == 1
+        old_ends({})
+
+
+def test_f4_what_others_write_behind_a_fold_is_no_reason_to_fold_again(
+    new_sink: Callable[[], ShardSink], sink: config.Sink, servers: str
+) -> None:
+    """A writer that never rests would keep a publisher from its first commit for ever."""
+    producer = Producer({"bootstrap.servers": servers})
+    owner = new_sink()
+    list(owner.fold({}))
+    for number in range(100):
+        producer.produce(sink.topic, b"?", f"other-{number}")
+    assert producer.flush(10) == 0
+    owner.publish(FIRST)
+    assert not owner.needs_replacement
+    assert {(k, v) for k, v in _ours(servers, sink.topic)} == as_set(FIRST)
+
+
+def _ours(servers: str, topic: str) -> list[tuple[str, int]]:
+    found = [(m, dict(m.headers() or ())) for m in read_topic(servers, topic)]
+    return [(m.key().decode(), int(h["ce_sequence"])) for m, h in found if "ce_sequence" in h]
+
+
+@pytest.mark.skipif("EVENTPUB_LONG" not in os.environ, reason="three brokers: EVENTPUB_LONG=1")
+def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path) -> None:
+    """Two clients of two processes: one has learnt who leads now, the other one has not."""
+    with kafka_cluster(tmp_path / "kafka", relayed=True) as cluster:
+        network = cluster.network
+        assert network is not None
+        sink = settings("orders", cluster.bootstrap_servers)
+        eventually(lambda: _made(sink), 60)
+        with ShardSink(sink, APP, WHOLE) as owner:
+            list(owner.fold({}))
+            saved = owner.offsets | owner.publish(FIRST).next_offsets
+        coordinator = cluster.coordinator(f"eventpub.{APP}.0")
+        number, partition = next(
+            (n, p)
+            for p in range(WHOLE.partitions)
+            for n, broker in cluster.brokers.items()
+            if broker is cluster.leader("orders", p) and broker is not coordinator
+        )
+        others = [s for n, s in enumerate(cluster.bootstrap_servers.split(","), 1) if n != number]
+        knowing = sink.model_copy(update={"bootstrap_servers": ",".join(others)})
+        unaware = [
+            knowing.model_copy(update={"properties": {"client.id": name}}) for name in ("a", "b")
+        ]
+        place = (sink.topic, partition)
+        for each in unaware:  # its process's client knows who leads
+            assert list_offsets(each, [*saved], "latest") == saved
+
+        network.cut_off_from_peers(number)
+        eventually(lambda: _leader(others, partition) not in {-1, number}, 60)
+        mine = SECOND.filter(
+            [topic_partition(a, WHOLE.partitions) == partition for a, _ in _pairs(SECOND)]
+        )
+        with ShardSink(knowing, APP, WHOLE) as owner:
+            later = saved | owner.publish(mine).next_offsets
+        assert later[place] > saved[place]
+        assert list_offsets(unaware[0], [place], "latest") == {place: saved[place]}, "the old end"
+
+        published = False
+        tries = 0
+        deadline = time.monotonic() + 120
+        while not published:  # as a shard's task that is tried again
+            assert time.monotonic() < deadline
+            tries += 1
+            with ShardSink(unaware[0], APP, WHOLE) as owner, suppress(SinkError):
+                known, _ = folded(owner, saved)
+                rest = mine.filter([pair not in known for pair in _pairs(mine)])
+                owner.publish(rest)
+                published = not owner.needs_replacement
+        assert tries > 1
+
+        with pytest.raises(SinkError) as caught, ShardSink(unaware[1], APP, WHOLE) as owner:
+            list(owner.fold(later))
+        assert (caught.value.code, caught.value.retriable) == ("sink.unreachable", True)
+        assert "do not agree who leads" in caught.value.message
+        network.join(number)
+        eventually(lambda: _leader([cluster.bootstrap_servers], partition) != -1, 60)
+        with ShardSink(unaware[1], APP, WHOLE) as owner:
+            assert list(owner.fold(later)) == []
+        assert_published_once(cluster.bootstrap_servers, sink.topic, FIRST, mine)
+
+
+def _made(sink: config.Sink) -> bool:
+    with suppress(SinkError):
+        return check_topics(sink).partitions == WHOLE.partitions
+    return False
+
+
+def _leader(servers: list[str], partition: int) -> int:
+    """Of a partition of the topic, by who is asked anew."""
+    admin = AdminClient({"bootstrap.servers": ",".join(servers), "log_level": 0})
+    with suppress(KafkaException):
+        topic = admin.list_topics("orders", timeout=5).topics["orders"]
+        return int(topic.partitions[partition].leader)
+    return -1
+
+
+def _pairs(rows: Any) -> list[tuple[str, int]]:
+    return list(zip(rows["aggregate_id"].to_pylist(), rows["version"].to_pylist(), strict=True))

@@ -1,0 +1,448 @@
+"""Scenario F9: whose topic it is, what may stand on it, and what the broker refuses.
+
+On a real broker, with a reader of its own. The cases that need the installed command are in
+`tests/publisher/test_topics.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+
+from eventpub import config
+from eventpub.admission import EVENTS, Decision
+from eventpub.admission.model import Shard, SkippedGap
+from eventpub.errors import ConfigError, SinkError
+from eventpub.local import Kafka
+from eventpub.sink import (
+    DeadRow,
+    RecordRefusedError,
+    ShardSink,
+    UnmarkedError,
+    check_properties,
+    check_topics,
+    client,
+)
+from eventpub.sink.topics import list_offsets
+from eventpub.spark.letters import Refusals, dead_rows
+from tests.sink.helpers import (
+    APP,
+    CREATED,
+    PARTITIONS,
+    WHOLE,
+    as_set,
+    events,
+    identities,
+    ids_of,
+    read_topic,
+    settings,
+    some_events,
+)
+from tests.sink.test_publish_and_fold import CrashError, configure, crash_at, folded
+
+LITTLE = "100"
+"""Bytes: less than any record, more than a transaction's marker, without which none would end."""
+
+SOON = 7_200
+"""Seconds ahead: more than the hour that a broker takes by default."""
+
+
+@pytest.fixture
+def servers(kafka_server: Kafka) -> str:
+    return kafka_server.bootstrap_servers
+
+
+@pytest.fixture
+def sink(servers: str, topic_name: str) -> config.Sink:
+    made = settings(topic_name, servers)
+    check_topics(made, late=True)
+    return made
+
+
+@pytest.fixture
+def new_sink(sink: config.Sink) -> Iterator[Callable[..., ShardSink]]:
+    made: list[ShardSink] = []
+
+    def make(shard: Shard = WHOLE, **more: Any) -> ShardSink:
+        made.append(ShardSink(more.pop("sink", sink), APP, shard, **more))
+        made[-1].ready()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def publish(
+    new_sink: Callable[..., ShardSink], sink: config.Sink, rows: Any, tries: int = 8
+) -> int:
+    """As a shard's task does: refused rows become dead letters; how many tries it took."""
+    refusals = Refusals(sink)
+    for attempt in range(1, tries + 1):
+        owner = new_sink()
+        kept = refusals.without(Decision(rows), 0, "events")
+        try:
+            owner.publish(kept.events, dead=kept.letters)
+        except RecordRefusedError as refusal:
+            refusals.note(refusal, kept.events, None)
+        except SinkError as error:
+            if not error.retriable:
+                raise
+        else:
+            return attempt
+    raise AssertionError(f"not published in {tries} tries")
+
+
+def tried(new_sink: Callable[..., ShardSink], rows: Any, **more: Any) -> SinkError | None:
+    """Publish, by a new sink while trying again may help; what then is wrong, or None."""
+    for _ in range(6):
+        try:
+            new_sink().publish(rows, **more)
+        except SinkError as error:
+            if not error.retriable:
+                return error
+        else:
+            return None
+    raise AssertionError("it would be tried for ever")
+
+
+def write(servers: str, topic: str, records: list[tuple[str, int]], **headers: str) -> None:
+    """Events of eventpub's shape, written by somebody else."""
+    producer = Producer({"bootstrap.servers": servers, "partitioner": "consistent"})
+    for key, version in records:
+        made = {
+            "ce_specversion": "1.0",
+            "ce_id": f"{key}/{version}",
+            "ce_source": "billing",
+            "ce_type": "Paid",
+            "ce_time": "2026-01-01T00:00:00.000000Z",
+            "ce_subject": key,
+            "ce_sequence": str(version),
+            **headers,
+        }
+        producer.produce(topic, b"{}", key, headers=list(made.items()))
+    assert producer.flush(10) == 0
+
+
+class TestDeadLetters:
+    def test_a4_a_dead_letter_is_bounded_whatever_the_row_is(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        ids = ids_of(WHOLE, 5)
+        rows = events(
+            [(a, 1) for a in ids],
+            metadata=['{"trace":"' + "x" * 1_200_000 + '"}', None, None, None, None],
+            event_type=["E", "T" * 1_500_000, "E", "E", "E"],
+            payload=[b"{}", b"{}", b"p" * 3_000_000, b"{}", b"{}"],
+        )
+        publish(new_sink, sink, rows)
+        seen = identities(read_topic(servers, sink.topic))
+        assert sorted(seen) == sorted((a, 1) for a in ids[3:])
+        letters = {
+            m.key().decode(): dict(m.headers()) for m in read_topic(servers, sink.dead_topic)
+        }
+        assert letters.keys() == set(ids[:3])
+        assert letters[ids[0]]["eventpub_metadata_bytes"] == b"1200012"
+        assert letters[ids[1]]["eventpub_type_bytes"] == b"1500000"
+        assert letters[ids[2]]["eventpub_payload_bytes"] == b"3000000"
+        assert all(b"MSG_SIZE_TOO_LARGE" in found["eventpub_reason"] for found in letters.values())
+        assert folded(new_sink(), {})[0] == {(a, 1) for a in ids[3:]}
+
+    def test_a4_a_large_row_that_admission_refuses_is_a_dead_letter_too(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        rows = events([("a", -1)], payload=[b"p" * 1_200_000])
+        new_sink().publish(EVENTS.empty_table(), dead=dead_rows(rows, ["admission.version: -1"]))
+        (letter,) = read_topic(servers, sink.dead_topic)
+        assert dict(letter.headers())["eventpub_payload_bytes"] == b"1200000"
+
+    def test_a4_a_dead_letter_that_is_refused_is_reduced_and_then_said(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        configure(servers, sink.dead_topic, "max.message.bytes", "2000")
+        payload = os.urandom(9_000)  # which no compression makes small
+        letter = DeadRow("a", 1, "admission.x: because", payload=payload, create_time=CREATED)
+        good = some_events(WHOLE, 20)
+        assert tried(new_sink, good, dead=[letter]) is None
+        (found,) = read_topic(servers, sink.dead_topic)
+        assert found.value() is None
+        assert dict(found.headers())["eventpub_payload_bytes"] == b"9000"
+        assert set(identities(read_topic(servers, sink.topic))) == as_set(good)
+
+        configure(servers, sink.dead_topic, "max.message.bytes", LITTLE)
+        error = tried(new_sink, some_events(WHOLE, 5, 100), dead=[letter])
+        assert error is not None
+        assert error.code == "sink.side_record_refused"
+        assert f"--entity-name {sink.dead_topic}" in str(error)
+        configure(servers, sink.dead_topic, "max.message.bytes", "1048588")  # as it says
+        assert tried(new_sink, some_events(WHOLE, 5, 100), dead=[letter]) is None
+        assert len(read_topic(servers, sink.dead_topic)) == 2
+
+    def test_a4_a_gap_that_is_refused_is_not_tried_for_ever(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        configure(servers, sink.gaps_topic, "max.message.bytes", LITTLE)
+        gap = SkippedGap("a", 2, 2, CREATED, CREATED, 8, "gave up")
+        error = tried(new_sink, some_events(WHOLE, 5), gaps=[gap])
+        assert error is not None
+        assert error.code == "sink.side_record_refused"
+        assert sink.gaps_topic in error.message
+
+
+class TestTimes:
+    def test_a23_no_record_is_later_than_its_publication(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        for topic in (sink.topic, sink.dead_topic):
+            configure(servers, topic, "message.timestamp.after.max.ms", "3600000")
+        now = int(time.time() * 1e6)
+        far = now + SOON * 1_000_000
+        dead = DeadRow("a", 4, "admission.x: because", create_time=far)
+        late = events([("a", 3)], create_time=[far])
+        new_sink().publish(
+            events([("a", 1), ("a", 2)], create_time=[CREATED, far]),
+            dead=[dead],
+            diverted=late,
+            gaps=[SkippedGap("a", 5, 5, far, far, 1, "gave up")],
+            now=now,
+        )
+        first, second = read_topic(servers, sink.topic)
+        assert first.timestamp()[1] == CREATED // 1000
+        assert second.timestamp()[1] == now // 1000
+        assert dict(second.headers())["ce_time"] > dict(first.headers())["ce_time"]
+        for topic in (sink.dead_topic, sink.gaps_topic, sink.late_topic):
+            (record,) = read_topic(servers, topic)
+            assert record.timestamp()[1] == now // 1000
+
+    def test_a23_a_database_whose_clock_is_hours_ahead(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        configure(servers, sink.topic, "message.timestamp.after.max.ms", "3600000")
+        ahead = int(time.time() * 1e6) + SOON * 1_000_000
+        rows = events([("a", v) for v in range(1, 100)], create_time=[ahead] * 99)
+        new_sink().publish(rows, now=ahead)
+        assert len(read_topic(servers, sink.topic)) == 99
+
+
+class TestOthers:
+    def test_a16_a_record_of_somebody_else_silences_no_aggregate(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        owner = new_sink()
+        owner.publish(some_events(WHOLE, 20))
+        a = ids_of(WHOLE, 1)[0]
+        producer = Producer({"bootstrap.servers": servers})
+        forged: list[Any] = [("ce_source", "billing"), ("ce_sequence", "999")]
+        producer.produce(sink.topic, b"{}", a, headers=forged)
+        producer.produce(sink.topic, b"{}", a, headers=forged[1:])
+        producer.produce(sink.dead_topic, b"{}", a, headers=forged)
+        time = "2026-01-01T00:00:00.000000Z"
+        skip = {"aggregate_id": a, "from_version": 1, "to_version": 999, "attempts": 8}
+        skip |= {"first_seen": time, "skipped_at": time, "reason": "max_backoff"}
+        producer.produce(sink.gaps_topic, json.dumps(skip), a)
+        producer.flush()
+        found, fold = folded(new_sink(), {})
+        assert found == as_set(some_events(WHOLE, 20))
+        assert fold.not_ours == {"foreign": 4}
+
+    def test_a22_another_publisher_is_an_error_until_it_is_explained(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        owner = new_sink()
+        owner.publish(some_events(WHOLE, 20))
+        write(servers, sink.topic, [("x", 1), ("x", 2)])
+        with pytest.raises(SinkError) as caught:
+            folded(new_sink(), {})
+        assert (caught.value.code, caught.value.retriable) == ("sink.other_publisher", False)
+        for way in ("'billing'", 'former_ids = ["billing"]', 'ignored_sources = ["billing"]'):
+            assert way in str(caught.value)
+        found, _ = folded(new_sink(former_ids=["billing"]), {})
+        assert {("x", 1), ("x", 2)} < found, "they count"
+        wanted = sink.model_copy(update={"ignored_sources": ("billing",)})
+        found, fold = folded(new_sink(sink=wanted), {})
+        assert found == as_set(some_events(WHOLE, 20))
+        assert fold.not_ours == {"ignored": 2}
+
+    def test_a22_writers_that_are_wanted_may_always_have_a_transaction_open(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        """The fold waits for those that it has met, not for the next ones."""
+        wanted = sink.model_copy(update={"ignored_sources": ("billing",)})
+        new_sink(sink=wanted).publish(some_events(WHOLE, 20))
+        ends = threading.Event()
+
+        def write_on(number: int) -> None:
+            name = f"billing-{number}-{sink.topic}"
+            producer = Producer({"bootstrap.servers": servers, "transactional.id": name})
+            producer.init_transactions(20)
+            while not ends.is_set():
+                producer.begin_transaction()
+                for partition in range(PARTITIONS):
+                    headers: list[Any] = [("ce_source", b"billing")]
+                    producer.produce(sink.topic, b"x", b"k", partition, headers=headers)
+                producer.flush()
+                time.sleep(0.3)
+                producer.commit_transaction(20)
+
+        writers = [threading.Thread(target=write_on, args=(number,)) for number in range(3)]
+        for writer in writers:
+            writer.start()
+        try:
+            time.sleep(1)
+            fold = new_sink(sink=wanted).fold({}, timeout=20)
+            found = {v for part in fold for v in part.versions.tolist()}
+            assert found == set(some_events(WHOLE, 20).column("version").to_pylist())
+        finally:
+            ends.set()
+            for writer in writers:
+                writer.join()
+
+    def test_a22_it_is_found_between_two_batches_of_one_producer(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        owner = new_sink()
+        list(owner.fold({}))
+        owner.publish(some_events(WHOLE, 40))
+        owner.check_between()
+        write(servers, sink.topic, [(f"x-{n}", 1) for n in range(16)])
+        owner.publish(some_events(WHOLE, 40, 100))
+        with pytest.raises(SinkError) as caught:
+            owner.check_between()
+        assert caught.value.code == "sink.other_publisher"
+
+    def test_a15_what_stands_in_former_partitions_is_found(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink
+    ) -> None:
+        before = some_events(WHOLE, 200)
+        new_sink().publish(before)
+        admin, _ = client.admin(sink)
+        for future in admin.create_partitions([NewPartitions(t, 6) for t in sink.topics]).values():
+            future.result(10)
+        client.admin(sink, anew=True)
+        found: list[tuple[str, int]] = []
+        for number in range(3):
+            owner = new_sink(Shard(number, 3, 6))
+            for part in owner.fold({}, everywhere=True):
+                found += zip(part.aggregate_ids, part.versions.tolist(), strict=True)
+        assert sorted(found) == sorted(as_set(before)), "by one shard each"
+
+    def test_a15_what_another_shard_has_to_restore_is_left_to_it(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink
+    ) -> None:
+        """Two that restored it would publish it twice, and end nothing of the other's."""
+        mine, theirs = Shard(0, 2, PARTITIONS), Shard(1, 2, PARTITIONS)
+        with pytest.raises(CrashError):
+            new_sink(theirs).publish(some_events(theirs, 40), crash_point=crash_at("before_commit"))
+        other = new_sink(theirs)  # which ends it by an abort
+        places = [(sink.topic, p) for p in theirs.topic_partitions()]
+        saved = list_offsets(sink, places, "latest")
+        other.publish(some_events(theirs, 40, 101))
+        believed = {place: (0, end - 1) for place, end in saved.items()}
+        with pytest.raises(UnmarkedError):
+            list(other.fold(saved, believed))
+        assert list(new_sink(mine).fold(saved, believed, everywhere=True))
+
+
+def test_a6_a_topic_that_is_made_again_while_a_producer_lives(
+    new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+) -> None:
+    owner = new_sink()
+    list(owner.fold({}))
+    saved = owner.publish(some_events(WHOLE, 400))
+    remake(sink)
+    caught = None
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        try:
+            if owner.needs_replacement:  # as a task does: fold before anything is published
+                owner = new_sink()
+                list(owner.fold(saved.next_offsets, saved.written))
+            owner.publish(some_events(WHOLE, 400, 100))
+        except SinkError as error:
+            caught = error
+            if not error.retriable:
+                break
+    assert caught is not None
+    assert caught.code == "sink.topic_recreated"
+    assert read_topic(servers, sink.topic) == []
+    remake(sink)  # without what was aborted
+    while True:  # as a task that is tried again: its partitions may have no leader yet
+        began = time.monotonic()
+        with pytest.raises(SinkError) as raised:
+            list(
+                new_sink().fold(saved.next_offsets, saved.written, acknowledged=saved.next_offsets)
+            )
+        if not raised.value.retriable or began > deadline:
+            break
+    assert (raised.value.code, raised.value.retriable) == ("sink.topic_recreated", False)
+    assert time.monotonic() - began < 5.0
+
+
+def remake(sink: config.Sink) -> None:
+    """Delete the topic, and make it again."""
+    admin, _ = client.admin(sink)
+    for future in admin.delete_topics([sink.topic]).values():
+        future.result(10)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            check_topics(sink)
+            break
+        except SinkError:
+            time.sleep(0.2)
+
+
+def test_a20_a_log_that_is_worded_differently_counts_as_a_doubt(
+    new_sink: Callable[..., ShardSink],
+    sink: config.Sink,
+    servers: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    receive = client.ClientLog.log
+
+    def other_words(
+        self: client.ClientLog, level: int, form: str, facility: str, name: str, text: str
+    ) -> None:
+        receive(self, level, form, facility, name, text.replace("EndTxnRequest", "EndTxn"))
+
+    monkeypatch.setattr(client.ClientLog, "log", other_words)
+    monkeypatch.setattr("eventpub.sink.shard._log_is_strange.is_set", lambda: False)
+    owner = new_sink()
+    owner.publish(some_events(WHOLE, 40))
+    assert owner.needs_replacement
+    assert "each transaction counts as in doubt" in caplog.text
+    monkeypatch.undo()
+    owner = new_sink()
+    owner.publish(some_events(WHOLE, 40, 100))
+    assert not owner.needs_replacement
+    assert len(identities(read_topic(servers, sink.topic))) == 80
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"compresion.type": "lz4"},
+        {"fetch.wait.max.ms": "soon"},
+        {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanisms": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+        },
+        {"oauth_cb": "mine"},
+    ],
+)
+def test_a_property_that_the_client_refuses_is_found_without_a_broker(
+    properties: dict[str, str],
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_properties(config.Sink(topic="t", properties=properties), APP)
+    assert caught.value.code == "config.sink_property"
