@@ -123,8 +123,11 @@ def no_restoring() -> Iterator[None]:
 
 @contextmanager
 def no_fence() -> Iterator[None]:
-    """Writers of a former number of shards are not fenced when the publisher starts."""
-    with patch.object(publisher, "fence_all", lambda *_: None):
+    """Writers of a former number of shards are not fenced when the publisher starts.
+
+    What they write behind an old end of a fold would be noticed, too: see `any_end`.
+    """
+    with patch.object(publisher, "fence_all", lambda *_: None), any_end():
         yield
 
 

@@ -120,7 +120,7 @@ def stalled_before_kafka_knew_of_it() -> Iterator[Schedule]:
 def test_a_task_of_a_former_run_gives_way_whenever_it_wakes_up() -> None:
     with installed():
         assert {run(schedule).text for schedule in stalled_before_kafka_knew_of_it()} == {""}
-        with patch.object(_ShardTask, "_give_way", lambda _: None):
+        with patch.object(_ShardTask, "_give_way", lambda _: None), MUTANTS["any_end"]():
             kinds = {run(schedule).kind for schedule in stalled_before_kafka_knew_of_it()}
     assert kinds == {None, "repeated"}
 
