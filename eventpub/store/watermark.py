@@ -88,6 +88,8 @@ _PROCESSES = (
 )
 
 _VERB = re.compile(r"(?:\s+|\(|/\*(?!M?!).*?\*/|(?:--|#)[^\n]*\n)*(\w+)", re.DOTALL)
+# MariaDB: SET STATEMENT max_statement_time = 10 FOR INSERT …; BEGIN NOT ATOMIC INSERT …; END
+_AROUND = re.compile(r"\s*(?:SET\s+STATEMENT\b.*?\bFOR|BEGIN\s+NOT\s+ATOMIC)\b", re.I | re.DOTALL)
 _READS = {"select", "with", "table", "values", "show", "desc", "describe", "explain"}
 _READS |= {"begin", "start", "commit", "rollback", "savepoint", "release", "set", "use", "unlock"}
 # Not CALL and EXECUTE: the list shows the statement that they run, with the time of its own start.
@@ -95,7 +97,8 @@ _APPENDS = {"insert", "replace", "load"}
 
 
 def _verb(statement: str) -> str:
-    found = _VERB.match(statement)
+    around = _AROUND.match(statement)
+    found = _VERB.match(statement, around.end() if around else 0)
     return found[1].lower() if found else ""
 
 
@@ -105,6 +108,8 @@ def only_reads(statement: str) -> bool:
     A SELECT without a table, or a SET, may call a function that appends.
     """
     verb = _verb(statement)
+    if _AROUND.match(statement):
+        return verb in {"select", "with"} and not {"(", ";"} & {*statement}
     if verb == "set":
         return "(" not in statement
     if verb == "select" and len(statement) < _QUERY_LENGTH and "(" in statement:

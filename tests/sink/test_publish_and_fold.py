@@ -210,9 +210,9 @@ class TestPublish:
         dead = DeadRow("order-1", 2, conflict, b"x", create_time=CREATED, published=above)
         new_sink().publish(some_events(WHOLE, 3), dead=[dead])
         found = [part for part in new_sink().fold({}) if part.kind in {"dead", "events"}]
-        assert [part.kind for part in found] == ["dead", "events"]
+        assert [part.kind for part in found][:2] == ["dead", "events"]
         assert found[0].published == {0: above}
-        assert found[1].published == {}
+        assert all((part.kind, part.published) == ("events", {}) for part in found[1:])
 
     def test_a_batch_of_nothing_asks_the_broker_nothing(
         self, new_sink: Callable[..., ShardSink]
