@@ -219,6 +219,10 @@ def call(function: Callable[..., T], *arguments: Any) -> T:
     raise KafkaException(raised)
 
 
+_ASKS_FOR_A_TOKEN_WITHIN = 15.0
+"""Seconds; librdkafka asks again 10 s after it was given none."""
+
+
 class ClientLog:
     """Receives librdkafka's log lines and errors during `poll()`, and remembers what matters.
 
@@ -238,11 +242,19 @@ class ClientLog:
         self._ends_answered = 0
         self.transaction_error: KafkaError | None = None
         self.last_error: KafkaError | None = None
+        self._heard_at = 0.0
         self.tokens: TokenProvider | None = None
 
     def forget(self) -> None:
-        """Begins anew, with the next transaction or question."""
-        self.last_error = None
+        """Begins anew, with the next transaction or question.
+
+        That there was no token is kept for a while: the client says it once, and then nothing.
+        """
+        if self.last_error is None or not (
+            faults.NO_TOKEN in self.last_error.str()
+            and time.monotonic() - self._heard_at < _ASKS_FOR_A_TOKEN_WITHIN
+        ):
+            self.last_error = None
         self._lost_answer = False
         self._ends_sent = self._ends_answered = 0
         self.transaction_error = None
@@ -282,6 +294,7 @@ class ClientLog:
             error = KafkaError(error.code(), f"{faults.NO_TOKEN}: {failure}")
         if self.last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last_error = error  # "all are down" does not say why
+            self._heard_at = time.monotonic()
         log.info("client error %s: %s", error.name(), error.str())
 
 
