@@ -15,7 +15,7 @@ def test_that_there_is_no_token_is_not_forgotten_before_the_client_says_it_again
 ) -> None:
     """It does after 10 s. Whoever asked something in between heard that Kafka did not answer."""
     now = [100.0]
-    monkeypatch.setattr(client.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("eventpub.sink.client.time.monotonic", lambda: now[0])
     log = client.ClientLog()
     log.error(KafkaError(KafkaError._AUTHENTICATION, SAYS))
     now[0] += 10.5
