@@ -36,6 +36,8 @@ from eventpub.store.schema import additions
 
 _ACCESS_DENIED = 1227
 _CLOCK_TOLERANCE = 60_000_000
+_HOST_BEHIND = 600
+"""Seconds; see `eventpub.sink.batch.AHEAD_OF_CLOCK`."""
 _FEW_ROWS = 1_000
 _LONG_AGO = 300_000_000
 _SAMPLES = 4
@@ -312,12 +314,18 @@ def _clocks(config: Store, connection: Connection, layout: Layout) -> Iterator[C
     before = time.time()
     now = int(run(connection, statements.NOW)[0][0])
     ahead = now / 1e6 - (before + time.time()) / 2
-    yield Check(
-        "event store: clock",
-        "ok",
-        f"the database's is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} this "
-        "machine's; only the database's is used",
-    )
+    way = "ahead of" if ahead > 0 else "behind"
+    said = f"the database's is {abs(ahead):.3f} s {way} this machine's"
+    if ahead > _HOST_BEHIND:
+        yield Check(
+            "event store: clock",
+            "warn",
+            f"{said}; records get timestamps of at most {_HOST_BEHIND // 60} minutes after this "
+            "machine's time, so that Kafka's retention by time removes them too early",
+            "set this machine's clock",
+        )
+    else:
+        yield Check("event store: clock", "ok", f"{said}; only the database's is used")
     name = "event store: time zone"
     zone = layout.zone
     said = "TIMESTAMP, so no time zone matters"

@@ -176,3 +176,13 @@ def test_the_server_is_named_and_a_change_of_it_is_said(database: FreshDatabase)
     assert again.status == "ok"
     (other,) = [c for c in checks(config, "another") if c.name == "event store: server"]
     assert (other.status, "another" in other.message) == ("warn", True)
+
+
+def test_a_machine_whose_clock_is_far_behind_is_told(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records would be as old, and gone before their time."""
+    config = create(database)
+    monkeypatch.setattr("eventpub.store.checking.time.time", lambda: 0.0)
+    check = found(config)["clock"]
+    assert (check.status, check.suggestion) == ("warn", "set this machine's clock")
