@@ -7,7 +7,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import FreshDatabase
@@ -20,16 +19,6 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
-
-STEPS = [
-    "before_begin",
-    "after_begin",
-    "after_produce",
-    "before_commit",
-    "after_commit",
-    "before_index",
-    "after_index",
-]
 
 
 def commit_some(database: FreshDatabase, versions: range, aggregates: int = 20) -> None:
@@ -45,32 +34,6 @@ def assert_whole(database: FreshDatabase, publisher: Publisher) -> None:
     """0 missing, 0 repeated, 0 out of order."""
     differences = compare(database, publisher.topic)
     assert not differences, differences
-
-
-def test_c1_killed_at_each_step_of_publishing(
-    publisher: Publisher, database: FreshDatabase, tmp_path: Path
-) -> None:
-    """The driver and all of its processes are killed while a worker stands at the step."""
-    visible = 0
-
-    def has_grown() -> bool:
-        return len(publisher.topic.read()) > visible
-
-    for number, step in enumerate(STEPS):
-        commit_some(database, range(number * 2 + 1, number * 2 + 3))
-        marker = tmp_path / f"{step}.pid"
-        visible = len(publisher.topic.read()) if number else 0
-        publisher.start(environment={"EVENTPUB_FAILPOINT": f"{step}:1:{marker}"})
-        eventually(marker.exists, 240)
-        stopped = psutil.Process(int(marker.read_text()))
-        assert stopped in publisher.family()
-        if step in {"after_commit", "before_index", "after_index"}:
-            eventually(has_grown)
-        publisher.kill()
-    commit_some(database, range(100, 101))
-    database.execute("DELETE FROM events WHERE version = 100")
-    publisher.publish_everything()
-    assert_whole(database, publisher)
 
 
 @pytest.mark.parametrize("step", ["before_commit", "after_commit"])

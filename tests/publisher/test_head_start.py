@@ -11,7 +11,17 @@ import psutil
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, create_table, eventually
-from tests.publisher.test_crashes import STEPS, assert_whole, commit_some
+from tests.publisher.test_crashes import assert_whole, commit_some
+
+STEPS = [
+    "before_begin",
+    "after_begin",
+    "after_produce",
+    "before_commit",
+    "after_commit",
+    "before_index",
+    "after_index",
+]
 
 
 @contextmanager

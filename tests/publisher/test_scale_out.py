@@ -32,6 +32,7 @@ from tests.publisher.harness import (
 )
 
 SHARDS = 4
+TURNS = 4 if "EVENTPUB_LONG" in os.environ else 2
 SPARK = {
     "shards": SHARDS,
     "properties": {
@@ -79,10 +80,10 @@ def lose_index(publisher: Publisher, shard: int) -> None:
 def publish_while_executors_die(
     publisher: Publisher, database: FreshDatabase, parents: list[psutil.Process]
 ) -> None:
-    """Four times: new events, an executor dies, the index of a shard is lost."""
+    """Again and again: new events, an executor dies, the index of a shard is lost."""
     commit(database, 1)
     publisher.until_published("a-39", [1])
-    for turn in range(4):
+    for turn in range(TURNS):
         version = turn + 2
         victims = eventually(lambda: executors(parents), 120)
         commit(database, version)

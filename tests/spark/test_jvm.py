@@ -12,6 +12,7 @@ from eventpub.spark.jvm import Jvm
 _SECRET = 'top secret "x" \\ = ü 😀'
 
 _JAVA = """#!/bin/sh
+[ "$1" = -version ] && exit 0
 printf '%s\\n' "$@" >{folder}/arguments
 for argument in "$@"; do
   case "$argument" in @*) cp "${{argument#@}}" {folder}/options ;; esac
