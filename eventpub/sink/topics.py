@@ -141,6 +141,8 @@ def partition_counts(sink: config.Sink, timeout: float | None = None) -> dict[st
                 raise faults.unreachable(
                     sink, "asking for the topics", timeout, heard or error
                 ) from exception
+            # it may go on to ask one that does not answer
+            admin, client_log = client.admin(sink, anew=True)
     return {
         name: len(topic.partitions)
         for name, topic in metadata.topics.items()
@@ -162,24 +164,42 @@ def topic_ids(
     admin, client_log = client.admin(sink)
     _serve(admin)
     client_log.forget()
-    asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=timeout)
+    deadline = time.monotonic() + timeout
+    patience = min(_FIRST_PATIENCE, timeout)
+    asking = set(names)
     found: dict[str, str] = {}
-    for name, future in asked.items():
-        try:
-            id_ = str(future.result(timeout + 5).topic_id)
-        except TimeoutError as exception:
-            raise faults.unreachable(sink, "describing topics", timeout, None) from exception
-        except KafkaException as exception:
-            error = faults.kafka_error(exception)
-            refused = KafkaError.TOPIC_AUTHORIZATION_FAILED
-            if error.code() in faults.MISSING or error.code() in faults.MOMENTARY | {refused}:
+    while asking:
+        asked = admin.describe_topics(TopicCollection(sorted(asking)), request_timeout=patience)
+        met: KafkaError | None = None
+        for name, future in asked.items():
+            try:
+                id_ = str(future.result(patience + 5).topic_id)
+            except TimeoutError:
                 continue
-            _serve(admin)
-            raise faults.fault(
-                client_log.last_error or error, "describing topics", sink
-            ) from exception
-        if id_ not in _NO_IDS:
-            found[name] = id_
+            except KafkaException as exception:
+                met = faults.kafka_error(exception)
+                if met.code() == KafkaError._TIMED_OUT:
+                    continue
+                allowed = met.code() != KafkaError.TOPIC_AUTHORIZATION_FAILED
+                if allowed and met.code() not in faults.MISSING | faults.MOMENTARY:
+                    _serve(admin)
+                    error = client_log.last_error or met
+                    raise faults.fault(error, "describing topics", sink) from exception
+            else:
+                if id_ not in _NO_IDS:
+                    found[name] = id_
+            asking.discard(name)
+        if not asking:
+            break
+        # It asks the one broker that it knows as the controller, and waits for that one to come
+        # back, whoever else answers: a new client learns of another one.
+        _serve(admin)
+        heard = client_log.last_error
+        admin, client_log = client.admin(sink, anew=True)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise faults.unreachable(sink, "describing topics", timeout, heard or met)
+        patience = min(2 * patience, max(left, _FIRST_PATIENCE))
     return found
 
 
@@ -282,6 +302,7 @@ def _leaders(sink: config.Sink, topic: str, partition: int) -> dict[int, str]:
         metadata = client.call(admin.list_topics, topic, REACH_TIMEOUT)
     except KafkaException as exception:
         error = faults.kafka_error(exception)
+        client.admin(sink, anew=True)
         raise faults.fault(error, "asking who leads", sink) from exception
     found = (metadata.topics[topic].partitions or {}).get(partition)
     for number in () if found is None else found.replicas:
