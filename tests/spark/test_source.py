@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -28,6 +29,8 @@ SCHEMA = (
     "struct<aggregate_id:string,version:bigint,event_type:string,payload:binary,"
     "metadata:string,create_time:timestamp>"
 )
+
+CREATED = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', create_time) FROM events"
 
 
 def run_job(database: FreshDatabase, checkpoint: Path) -> list[dict[str, Any]]:
@@ -158,6 +161,47 @@ def test_the_end_of_a_transaction_that_was_passed_by_is_looked_for_and_told(
     )
     assert any(first <= bucket_of(created) <= last for first, last in told(file))
     assert not source._watermark.has_open
+    source.stop()
+
+
+@pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+def test_what_its_statement_had_done_before_the_engine_knew_of_it_is_told_with_its_transaction(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """A row is as old as its statement, which the list of processes shows from two seconds on."""
+    create_table(database)
+    file = tmp_path / "passed.json"
+    options = {"url": database.url, "windows": "true", "position": "0", "max_wait": "10ms"}
+    source = EventStoreStreamReader(options | {"passed_file": str(file)})
+    assert source._watermark is not None
+    now = source._connected().now()
+    source.latestOffset({"position": now, "tick": 0}, ReadMaxRows(10))  # the first look
+    insert_slowly = (
+        "INSERT INTO events (aggregate_id, version, event_type)"
+        " SELECT CONCAT('slow', slept), 1, 't' FROM (SELECT SLEEP(1.2) AS slept) AS slowly"
+    )
+    with transaction(database) as cursor:
+        writer = threading.Thread(target=cursor.execute, args=(insert_slowly,))
+        writer.start()
+        deadline = time.monotonic() + 30.0
+        while not source._watermark.passed:
+            assert time.monotonic() < deadline
+            source._watermark.look(now + 3_600_000_000)
+            time.sleep(0.02)
+        writer.join()
+        hidden = source._watermark.hidden_since
+        source._note_hidden(source._watermark)
+        [created] = cursor.execute(CREATED) and cursor.fetchone()
+        assert hidden is not None
+        assert hidden > created, "the engine knew of it too late"
+        assert source._hidden_since is not None
+        assert source._hidden_since < created
+        cursor.connection.commit()
+    while not told(file):
+        assert time.monotonic() < deadline
+        assert source._next_window(now + 3_600_000_000) is None
+        time.sleep(0.02)
+    assert any(first <= bucket_of(created) <= last for first, last in told(file))
     source.stop()
 
 
