@@ -511,3 +511,15 @@ def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept()
     recount = Recount(HORIZON, 0, now, position)
     task = shard_at(position, now, recount.uncounted_since)
     assert task._oldest_bucket() == bucket_of(position - HORIZON + 1) - 1
+
+
+def test_what_was_open_for_years_is_counted_for_a_month_and_not_second_by_second() -> None:
+    """A forgotten XA transaction, say: a set of all its seconds would be gigabytes."""
+    now, years, month = 1_700_000_000, 50 * 86_400, 30 * 86_400
+    recount = Recount(HORIZON, 0, now * SECOND, now * SECOND, (now - years) * SECOND)
+    assert recount.uncounted_since == (now - month) * SECOND
+    recount = Recount(HORIZON, 0)
+    recount.due(now * SECOND, now * SECOND)
+    recount.told({(now - years, now - 60): 1})
+    assert recount.uncounted_since == (now - 60 - month + 1) * SECOND
+    assert recount.late(now * SECOND, now * SECOND)[-1] == now - 60, "the last first"
