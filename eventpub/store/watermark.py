@@ -129,6 +129,7 @@ class Transaction:
         since: nothing that it hides was created at or before, µs.
         first_seen: µs.
         wrote_before: µs; nothing that it had written when it was seen last is newer.
+        shown: µs; when it began as InnoDB said last.
         passed: it was open for too long, and nobody waits for it any more.
     """
 
@@ -143,6 +144,7 @@ class Transaction:
     since: int = 0
     first_seen: int = 0
     wrote_before: int = 0
+    shown: int = 0
     passed: bool = False
 
     @property
@@ -156,7 +158,7 @@ class Transaction:
             return self.id == other.id
         if other.is_waiting:
             return not self.is_waiting or self.started <= other.wrote_before
-        return not self.is_waiting and (self.id == other.id or self.started == other.started)
+        return not self.is_waiting and (self.id == other.id or self.started == other.shown)
 
 
 class OpenTransactions:
@@ -193,6 +195,8 @@ class OpenTransactions:
         """
         if self._first_look is None and self._hidden_since is not None:
             self._hidden_since = max(self._hidden_since, at - _DAY)
+        if self.looked_at is not None and at < self.looked_at:
+            self._clock_went_back(at)
         before = dict(self._open)
         by_id = {t.id: key for key, t in before.items() if t.has_id}
         after: dict[tuple[int, int], Transaction] = {}
@@ -223,6 +227,19 @@ class OpenTransactions:
             self._end(t, reached)
         self._open, self.looked_at = after, at
 
+    def _clock_went_back(self, at: int) -> None:
+        """What was written since then may be older than all looks before it."""
+        self.looked_at = at - _SECOND
+        self._open = {
+            key: replace(
+                t,
+                before=min(t.before, self.looked_at),
+                since=min(t.since, self.looked_at),
+                first_seen=min(t.first_seen, at),
+            )
+            for key, t in self._open.items()
+        }
+
     def _goes_on(self, found: Transaction, earlier: Transaction, at: int) -> Transaction:
         began = earlier.started if found.statement is None else found.statement
         wrote = found.is_running or found.modified != earlier.modified
@@ -233,6 +250,7 @@ class OpenTransactions:
             since=min(earlier.since, began) if found.is_waiting else earlier.since,
             first_seen=earlier.first_seen,
             wrote_before=at if wrote else earlier.wrote_before,
+            shown=found.started,
             passed=earlier.passed,
         )
 
@@ -248,7 +266,13 @@ class OpenTransactions:
                 before = found.statement if found.is_waiting else min(before, found.statement)
             since = before
         return replace(
-            found, started=started, before=before, since=since, first_seen=at, wrote_before=at
+            found,
+            started=started,
+            before=before,
+            since=since,
+            first_seen=at,
+            wrote_before=at,
+            shown=found.started,
         )
 
     def _end(self, t: Transaction, reached: int) -> None:
@@ -517,7 +541,8 @@ def _found(
         if waits or _verb(text) in _APPENDS:
             # MySQL's ages are whole seconds: the difference of two times, both rounded down
             began = (now if int(age) % _SECOND else now // _SECOND * _SECOND) - int(age)
-            statements[int(thread)] = min(began, now)
+            # none takes a day; of a session that has SET its own timestamp, that is what it says
+            statements[int(thread)] = min(max(began, now - _DAY), now)
     found = []
     threads = {int(row[2]) for row in rows}
     for row in rows:
