@@ -35,8 +35,8 @@ _MOST_ROWS = 200_000
 _MOST_BUCKETS = 600
 _MOST_LATE = 60
 _MOST_HIDDEN = 30 * 86_400
-"""Buckets, at most, that one transaction or one downtime may have hidden: a month. In memory each is
-a number of its own."""
+"""Buckets, at most, that one transaction or one downtime may have hidden: a month. In memory each
+is a number of its own."""
 _KEPT = 86_400
 """Buckets, at most, whose numbers are kept below the horizon: a day. What is older and is counted
 all the same is compared key by key."""
