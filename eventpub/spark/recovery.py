@@ -50,10 +50,7 @@ def kept_start(
         log.warning("start.json was lost; the start is taken from the index", start=min(found))
         return {"configured": configured, "position": min(found)}
     if configured == "now" and (
-        has_published
-        or state.start_file.exists()
-        or state.run_file.exists()
-        or state.indexed()
+        has_published or state.start_file.exists() or state.run_file.exists() or state.indexed()
     ):
         raise StateError(
             "state.start_lost",

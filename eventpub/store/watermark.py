@@ -91,7 +91,7 @@ _VERB = re.compile(r"(?:\s+|\(|/\*(?!M?!).*?\*/|(?:--|#)[^\n]*\n)*(\w+)", re.DOT
 _READS = {"select", "with", "table", "values", "show", "desc", "describe", "explain"}
 _READS |= {"begin", "start", "commit", "rollback", "savepoint", "release", "set", "use", "unlock"}
 # Not CALL and EXECUTE: the list shows the statement that they run, with the time of its own start.
-_APPENDS = {"insert", "replace", "load"}
+_APPENDS = {"insert", "replace", "load", ""}  # "": of what is not understood nobody knows
 
 
 def _verb(statement: str) -> str:
@@ -535,14 +535,16 @@ def _found(
 ) -> list[Transaction]:
     """What one look shows that may write, or has."""
     statements: dict[int, int] = {}
+    running: dict[int, int] = {}
     for _, thread, age, waits, text in processes:
-        if text is None or only_reads(text):
+        if text is None:
             continue
-        if waits or _verb(text) in _APPENDS:
-            # MySQL's ages are whole seconds: the difference of two times, both rounded down
-            began = (now if int(age) % _SECOND else now // _SECOND * _SECOND) - int(age)
-            # none takes a day; of a session that has SET its own timestamp, that is what it says
-            statements[int(thread)] = min(max(began, now - _DAY), now)
+        # MySQL's ages are whole seconds: the difference of two times, both rounded down
+        began = (now if int(age) % _SECOND else now // _SECOND * _SECOND) - int(age)
+        # none takes a day; of a session that has SET its own timestamp, that is what it says
+        running[int(thread)] = began = min(max(began, now - _DAY), now)
+        if not only_reads(text) and (waits or _verb(text) in _APPENDS):
+            statements[int(thread)] = began
     found = []
     threads = {int(row[2]) for row in rows}
     for row in rows:
@@ -553,6 +555,8 @@ def _found(
         reads = not query or (not int(locks) and only_reads(query))
         if reads and not int(modified) and statement is None:
             continue
+        if statement is None and int(modified):  # by a function that it calls, say, just now
+            statement = running.get(int(thread))
         started = started_at(
             (int(own[3]), int(own[4])), (now, int(own[0])), (int(local), int(earliest))
         )

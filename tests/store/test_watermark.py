@@ -184,6 +184,8 @@ def test_a_statement_that_is_not_known_to_read_may_write(statement: str, reads: 
 @pytest.mark.parametrize(
     ("statement", "waits", "counts"),
     [
+        ("/*! INSERT */ INTO events VALUES (1)", 0, True),
+        ("/* " + "a trace " * 200, 0, True),
         ("INSERT INTO events SELECT SLEEP(9)", 0, True),
         ("CALL report()", 0, False),
         ("EXECUTE report", 0, False),
@@ -204,6 +206,22 @@ def test_what_the_engine_does_not_know_of_counts_where_it_appends_or_waits(
     own = (now, PSEUDO, 1, now // SECOND, now // SECOND, "", 0, 0, 1, 0)
     found = _found(now, processes, own, [own])
     assert [(t.thread, t.is_waiting) for t in found] == ([(7, True)] if counts else [])
+
+
+def test_what_a_function_appends_is_as_old_as_the_statement_that_calls_it() -> None:
+    """A SELECT that reads for minutes is no writer until it has written."""
+    now = 1_700_000_000 * SECOND
+    own = (now, PSEUDO, 1, now // SECOND, now // SECOND, "", 0, 0, 1, 0)
+    found = OpenTransactions(5 * SECOND)
+    for age, modified in ((598, 0), (599, 0), (600, 1), (601, 1)):
+        at = now + age * SECOND
+        text = "SELECT append_event(id) FROM orders"
+        processes = [(at, 7, age * SECOND, 0, text), (at, None, None, None, None)]
+        row = (at, 8, 7, now // SECOND, now // SECOND, text, modified, 0, 0, 0)
+        found.seen(at, _found(at, processes, own, [own, row]), reached=at - SECOND)
+    assert found.hidden_since == now
+    found.seen(now + 602 * SECOND, [], reached=now + 601 * SECOND)
+    assert found.take_ended() == [(now, now + 601 * SECOND)]
 
 
 def test_when_a_transaction_began() -> None:
