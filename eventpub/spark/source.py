@@ -365,6 +365,8 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def _look(self, watermark: Watermark, reached: int) -> None:
         """Poll the open transactions; report the ends of those no longer waited for."""
         watermark.look(reached)
+        if watermark.server is not None:
+            self._require_same_server(watermark.server)
         self._tell(watermark.take_ended())
         self._note_hidden(watermark)
 
@@ -472,15 +474,18 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         Raises:
             StoreError: store.moved
         """
-        self._server = self._server or poll.server
-        if poll.server != self._server and not self._store_config.allow_replica:
+        self._require_same_server(poll.server)
+        return poll
+
+    def _require_same_server(self, server: str) -> None:
+        self._server = self._server or server
+        if server != self._server and not self._store_config.allow_replica:
             raise StoreError(
                 "store.moved",
                 "another database server answers than before; everything connects again",
                 where="store.url",
                 retriable=True,
             )
-        return poll
 
     def _progress(self) -> dict[str, Any]:
         """What the publisher has written after its last batch."""

@@ -42,6 +42,7 @@ from eventpub.store.connection import (
     run,
 )
 from eventpub.store.failures import mapped
+from eventpub.store.server import require_primary
 
 State = Literal["off", "denied", "stale", "held", "open"]
 
@@ -344,6 +345,9 @@ class Watermark:
             holds the boundary, at least; µs.
         unknown_for: for how long something counts as open while nobody can tell, µs.
         hidden_since: as of `OpenTransactions`.
+
+    Attributes:
+        server: who has answered last; see `server.Server.identity`. None: nobody yet.
     """
 
     def __init__(
@@ -358,6 +362,7 @@ class Watermark:
         self._stale_after = max(max_wait / 1e6, _STALE_AFTER)
         self._unknown_for = unknown_for
         self._connection: Connection | None = None
+        self.server: str | None = None
         self._processes = ""
         self._transactions = OpenTransactions(max_wait, hidden_since)
         self._looked = float("-inf")
@@ -438,7 +443,7 @@ class Watermark:
             reached: up to where the reader has read, µs.
 
         Raises:
-            StoreError: the database cannot be reached.
+            StoreError: the database cannot be reached, or is a replica.
         """
         if self._denied or time.monotonic() - self._looked < self._pause:
             return
@@ -515,6 +520,11 @@ class Watermark:
 
     def _connect(self) -> Connection:
         connection = connect_for_reading(self._config)
+        try:
+            self.server = require_primary(self._config, connection)
+        except BaseException:
+            connection._force_close()  # type: ignore[attr-defined]
+            raise
         age = "time_ms * 1000" if is_mariadb(connection) else "time * 1000000"
         self._processes = _PROCESSES.format(age=age)
         # another isolation level's snapshot is not one, and the own transaction does not show
