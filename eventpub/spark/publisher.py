@@ -400,7 +400,6 @@ class _Publisher:
         self._progress.server = identity
         if before == identity:
             return
-        self._state.write(self._state.server_file, {"identity": identity})
         if before:
             log.warning(
                 "another database server answers than before: a failover, a restored copy, or"
@@ -412,6 +411,8 @@ class _Publisher:
                 now=identity,
             )
             self._recounting.count_everything()
+        # last: a full disk ends this here, and it is not met again
+        self._state.write(self._state.server_file, {"identity": identity})
 
     def _begin_run(self, now: int) -> int:
         """The number of this run: larger than those before, in this directory or another one."""

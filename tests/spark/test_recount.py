@@ -8,13 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from eventpub.config import App, Config, Sink, Store
-from eventpub.errors import StoreError
+from eventpub.errors import StateError, StoreError
 from eventpub.spark.boundary import Bounds, edition_of
 from eventpub.spark.passed import Passed, told
 from eventpub.spark.progress import ShardReport
@@ -415,6 +416,21 @@ def test_a_batch_that_begins_while_the_publisher_stops_is_ended_as_well(tmp_path
     assert ended
     assert ended[0] - began < 5.0
     assert publisher._closed
+
+
+def test_another_server_is_said_and_counted_also_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publisher = publisher_in(tmp_path)
+    publisher._meet("former")
+    assert not publisher._recounting._counts_everything
+    is_full = StateError("state.disk_full", "no space", retriable=True)
+    monkeypatch.setattr(publisher._state, "write", Mock(side_effect=is_full))
+    with suppress(StateError):
+        publisher._meet("promoted")
+    publisher._meet("promoted")
+    assert publisher._recounting._counts_everything
+    assert "another database server answers" in capsys.readouterr().out
 
 
 def test_progress_is_written_when_something_has_changed(tmp_path: Path) -> None:
