@@ -423,7 +423,6 @@ def test_another_server_is_said_and_counted_also_where_the_disk_is_full(
 ) -> None:
     publisher = publisher_in(tmp_path)
     publisher._meet("former")
-    assert not publisher._recounting._counts_everything
     is_full = StateError("state.disk_full", "no space", retriable=True)
     monkeypatch.setattr(publisher._state, "write", Mock(side_effect=is_full))
     with suppress(StateError):
