@@ -84,8 +84,11 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
     )
 
 
-def check_sample(sink: config.Sink, sources: Sources) -> None:
+def check_sample(sink: config.Sink, sources: Sources) -> bool:
     """Look for another publisher's events at both ends of each partition of the topic.
+
+    Returns:
+        Whether there are any of this one's.
 
     Raises:
         SinkError: `sink.other_publisher`, or as `check_topics`.
@@ -93,13 +96,12 @@ def check_sample(sink: config.Sink, sources: Sources) -> None:
     count = topics.partition_counts(sink).get(sink.topic, 0)
     places = [(sink.topic, number) for number in range(count)]
     if not places:
-        return
+        return False
     lows = topics.list_offsets(sink, places, "earliest")
     ends = topics.list_offsets(sink, places, "latest", committed=True)
     first = {p: (lows[p], min(lows[p] + _SAMPLE, ends[p])) for p in places}
     last = {p: (max(first[p][1], ends[p] - _SAMPLE), ends[p]) for p in places}
-    _check(sink, sources, first)
-    _check(sink, sources, last)
+    return any([_check(sink, sources, first), _check(sink, sources, last)])
 
 
 def check_between(
@@ -125,13 +127,18 @@ def check_between(
     )
 
 
-def _check(sink: config.Sink, sources: Sources, ranges: Mapping[Place, tuple[int, int]]) -> None:
+def _check(sink: config.Sink, sources: Sources, ranges: Mapping[Place, tuple[int, int]]) -> bool:
+    """Whether some are this publisher's own."""
     try:
         found = read_ranges(sink, ranges, committed=True, few=True, timeout=_LONGEST)
     except SinkError as error:
         if error.code != "sink.unreachable":
             raise
-        return  # nobody waits for a sample: a fold finds what it would have found
+        return False  # nobody waits for a sample: a fold finds what it would have found
+    has_own = False
     for message in found:
-        if sources.origin(message, dict(message.headers() or ())) == "publisher":
+        origin = sources.origin(message, dict(message.headers() or ()))
+        if origin == "publisher":
             raise other_publisher(sink, message)
+        has_own = has_own or origin == "own"
+    return has_own

@@ -310,9 +310,10 @@ class _Publisher:
             was_written=any(t == config.sink.topic and end > 0 for (t, _), end in ends.items()),
         )
         self._acknowledged = self._know_topics(before, ends)
-        check_sample(config.sink, sources_of(config.sink, config.app.id, config.app.former_ids))
+        sources = sources_of(config.sink, config.app.id, config.app.former_ids)
+        has_published = check_sample(config.sink, sources)
         with EventStore(config.store, layout) as store:
-            start = self._start(store)
+            start = self._start(store, has_published)
             now = store.now()
         if self._available_now:
             self._until = now
@@ -399,7 +400,6 @@ class _Publisher:
         self._progress.server = identity
         if before == identity:
             return
-        self._state.write(self._state.server_file, {"identity": identity})
         if before:
             log.warning(
                 "another database server answers than before: a failover, a restored copy, or"
@@ -411,6 +411,8 @@ class _Publisher:
                 now=identity,
             )
             self._recounting.count_everything()
+        # last: a full disk ends this here, and it is not met again
+        self._state.write(self._state.server_file, {"identity": identity})
 
     def _begin_run(self, now: int) -> int:
         """The number of this run: larger than those before, in this directory or another one."""
@@ -422,10 +424,10 @@ class _Publisher:
         self._run = run
         return run
 
-    def _start(self, store: EventStore) -> int:
+    def _start(self, store: EventStore, has_published: bool) -> int:
         """Where this publisher started: resolved once, and kept."""
         configured = self._config.read.start
-        kept = kept_start(self._state, configured)
+        kept = kept_start(self._state, configured, has_published=has_published)
         if kept is not None and kept["configured"] != configured:
             log.warning(
                 "read.start changed; the first start stays in force",

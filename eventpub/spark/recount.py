@@ -34,6 +34,9 @@ _REST = 2_000_000
 _MOST_ROWS = 200_000
 _MOST_BUCKETS = 600
 _MOST_LATE = 60
+_MOST_HIDDEN = 30 * 86_400
+"""Buckets, at most, that one transaction or one downtime may have hidden: a month. In memory each
+is a number of its own."""
 _KEPT = 86_400
 """Buckets, at most, whose numbers are kept below the horizon: a day. What is older and is counted
 all the same is compared key by key."""
@@ -132,7 +135,8 @@ class Recount:
         since = min(now, position) - self._horizon
         since = since if hidden_since is None else min(since, hidden_since)
         young = bucket_of(now - self._horizon)
-        buckets = range(max(bucket_of(since + 1), self._start), self._next)
+        first = max(bucket_of(since + 1), self._start, self._next - _MOST_HIDDEN)
+        buckets = range(first, self._next)
         if self._horizon:
             self._late.update(b for b in buckets if b < young)
             self._due = [(0, b) for b in buckets if b >= young]
@@ -164,7 +168,8 @@ class Recount:
         """
         for (first, last), number in passed.items():
             if self._horizon and self._told.get((first, last)) != number:
-                self._late.update(range(max(first, self._start), last + 1))
+                oldest = max(first, self._start, last + 1 - _MOST_HIDDEN)
+                self._late.update(range(oldest, last + 1))
         self._told = passed
 
     def note(self, buckets: Iterable[int]) -> None:

@@ -59,6 +59,10 @@ WINDOWS = (
 _BEFORE_IT_SHOWS = 100_000
 """µs in which a statement that has begun shows among the open transactions, with a wide margin."""
 
+_SHOWS_AT_LAST = 3_000_000
+"""µs in which it does, whatever it does before the engine knows of it: an INSERT shows in the list
+of processes from two seconds on. Nobody waits for that, but what it hides is older by so much."""
+
 _LOOKS_FOR = 0.5
 """Seconds for which the source itself looks for new rows; a stop may have to wait for its end."""
 
@@ -361,6 +365,8 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def _look(self, watermark: Watermark, reached: int) -> None:
         """Poll the open transactions; report the ends of those no longer waited for."""
         watermark.look(reached)
+        if watermark.server is not None:
+            self._require_same_server(watermark.server)
         self._tell(watermark.take_ended())
         self._note_hidden(watermark)
 
@@ -368,14 +374,14 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """Report what has ended, until the driver has read it."""
         if self._passed is not None and (ended or self._passed.since is not None):
             heard = self._progress().get("heard", 0)
-            self._passed.add([(after - self._shows, upto) for after, upto in ended], heard)
+            self._passed.add([(after - _SHOWS_AT_LAST, upto) for after, upto in ended], heard)
 
     def _note_hidden(self, watermark: Watermark) -> None:
         """`boundary.Bounds.hidden_since` after a look: all of it at once, since another thread may
         ask for it at any moment."""
         if self._passed is not None:
             since = watermark.hidden_since
-            hidden = [None if since is None else since - self._shows, self._passed.since]
+            hidden = [None if since is None else since - _SHOWS_AT_LAST, self._passed.since]
             self._hidden_since = min((at for at in hidden if at is not None), default=None)
 
     @property
@@ -468,15 +474,18 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         Raises:
             StoreError: store.moved
         """
-        self._server = self._server or poll.server
-        if poll.server != self._server and not self._store_config.allow_replica:
+        self._require_same_server(poll.server)
+        return poll
+
+    def _require_same_server(self, server: str) -> None:
+        self._server = self._server or server
+        if server != self._server and not self._store_config.allow_replica:
             raise StoreError(
                 "store.moved",
                 "another database server answers than before; everything connects again",
                 where="store.url",
                 retriable=True,
             )
-        return poll
 
     def _progress(self) -> dict[str, Any]:
         """What the publisher has written after its last batch."""

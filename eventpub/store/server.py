@@ -162,19 +162,17 @@ _primaries: set[tuple[str, str]] = set()
 """Servers that were found to be none's replica, by place and identity."""
 
 
-def require_primary(config: Store, connection: Connection) -> None:
-    """A new connection leads to a server that may be read.
+def require_primary(config: Store, connection: Connection) -> str:
+    """A new connection leads to a server that may be read; its identity.
 
     Raises:
         StoreError: store.replica, store.multi_primary; retriable, since the address may lead to
             another one soon.
     """
-    if config.allow_replica:
-        return
-    place = display_name(config)
-    with mapped(place):
+    with mapped(display_name(config)):
         *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
     require_same_role(config, connection, flags, str(identity))
+    return str(identity)
 
 
 def require_same_role(

@@ -42,6 +42,7 @@ from eventpub.store.connection import (
     run,
 )
 from eventpub.store.failures import mapped
+from eventpub.store.server import require_primary
 
 State = Literal["off", "denied", "stale", "held", "open"]
 
@@ -93,7 +94,7 @@ _AROUND = re.compile(r"\s*(?:SET\s+STATEMENT\b.*?\bFOR|BEGIN\s+NOT\s+ATOMIC)\b",
 _READS = {"select", "with", "table", "values", "show", "desc", "describe", "explain"}
 _READS |= {"begin", "start", "commit", "rollback", "savepoint", "release", "set", "use", "unlock"}
 # Not CALL and EXECUTE: the list shows the statement that they run, with the time of its own start.
-_APPENDS = {"insert", "replace", "load"}
+_APPENDS = {"insert", "replace", "load", ""}  # "": of what is not understood nobody knows
 
 
 def _verb(statement: str) -> str:
@@ -134,6 +135,7 @@ class Transaction:
         since: nothing that it hides was created at or before, µs.
         first_seen: µs.
         wrote_before: µs; nothing that it had written when it was seen last is newer.
+        shown: µs; when it began as InnoDB said last.
         passed: it was open for too long, and nobody waits for it any more.
     """
 
@@ -148,6 +150,7 @@ class Transaction:
     since: int = 0
     first_seen: int = 0
     wrote_before: int = 0
+    shown: int = 0
     passed: bool = False
 
     @property
@@ -161,7 +164,7 @@ class Transaction:
             return self.id == other.id
         if other.is_waiting:
             return not self.is_waiting or self.started <= other.wrote_before
-        return not self.is_waiting and (self.id == other.id or self.started == other.started)
+        return not self.is_waiting and (self.id == other.id or self.started == other.shown)
 
 
 class OpenTransactions:
@@ -198,6 +201,8 @@ class OpenTransactions:
         """
         if self._first_look is None and self._hidden_since is not None:
             self._hidden_since = max(self._hidden_since, at - _DAY)
+        if self.looked_at is not None and at < self.looked_at:
+            self._clock_went_back(at)
         before = dict(self._open)
         by_id = {t.id: key for key, t in before.items() if t.has_id}
         after: dict[tuple[int, int], Transaction] = {}
@@ -228,6 +233,19 @@ class OpenTransactions:
             self._end(t, reached)
         self._open, self.looked_at = after, at
 
+    def _clock_went_back(self, at: int) -> None:
+        """What was written since then may be older than all looks before it."""
+        self.looked_at = at - _SECOND
+        self._open = {
+            key: replace(
+                t,
+                before=min(t.before, self.looked_at),
+                since=min(t.since, self.looked_at),
+                first_seen=min(t.first_seen, at),
+            )
+            for key, t in self._open.items()
+        }
+
     def _goes_on(self, found: Transaction, earlier: Transaction, at: int) -> Transaction:
         began = earlier.started if found.statement is None else found.statement
         wrote = found.is_running or found.modified != earlier.modified
@@ -238,6 +256,7 @@ class OpenTransactions:
             since=min(earlier.since, began) if found.is_waiting else earlier.since,
             first_seen=earlier.first_seen,
             wrote_before=at if wrote else earlier.wrote_before,
+            shown=found.started,
             passed=earlier.passed,
         )
 
@@ -253,7 +272,13 @@ class OpenTransactions:
                 before = found.statement if found.is_waiting else min(before, found.statement)
             since = before
         return replace(
-            found, started=started, before=before, since=since, first_seen=at, wrote_before=at
+            found,
+            started=started,
+            before=before,
+            since=since,
+            first_seen=at,
+            wrote_before=at,
+            shown=found.started,
         )
 
     def _end(self, t: Transaction, reached: int) -> None:
@@ -325,6 +350,9 @@ class Watermark:
             holds the boundary, at least; µs.
         unknown_for: for how long something counts as open while nobody can tell, µs.
         hidden_since: as of `OpenTransactions`.
+
+    Attributes:
+        server: who has answered last; see `server.Server.identity`. None: nobody yet.
     """
 
     def __init__(
@@ -339,6 +367,7 @@ class Watermark:
         self._stale_after = max(max_wait / 1e6, _STALE_AFTER)
         self._unknown_for = unknown_for
         self._connection: Connection | None = None
+        self.server: str | None = None
         self._processes = ""
         self._transactions = OpenTransactions(max_wait, hidden_since)
         self._looked = float("-inf")
@@ -419,7 +448,7 @@ class Watermark:
             reached: up to where the reader has read, µs.
 
         Raises:
-            StoreError: the database cannot be reached.
+            StoreError: the database cannot be reached, or is a replica.
         """
         if self._denied or time.monotonic() - self._looked < self._pause:
             return
@@ -496,6 +525,11 @@ class Watermark:
 
     def _connect(self) -> Connection:
         connection = connect_for_reading(self._config)
+        try:
+            self.server = require_primary(self._config, connection)
+        except BaseException:
+            connection._force_close()  # type: ignore[attr-defined]
+            raise
         age = "time_ms * 1000" if is_mariadb(connection) else "time * 1000000"
         self._processes = _PROCESSES.format(age=age)
         # another isolation level's snapshot is not one, and the own transaction does not show
@@ -516,13 +550,16 @@ def _found(
 ) -> list[Transaction]:
     """What one look shows that may write, or has."""
     statements: dict[int, int] = {}
+    running: dict[int, int] = {}
     for _, thread, age, waits, text in processes:
-        if text is None or only_reads(text):
+        if text is None:
             continue
-        if waits or _verb(text) in _APPENDS:
-            # MySQL's ages are whole seconds: the difference of two times, both rounded down
-            began = (now if int(age) % _SECOND else now // _SECOND * _SECOND) - int(age)
-            statements[int(thread)] = min(began, now)
+        # MySQL's ages are whole seconds: the difference of two times, both rounded down
+        began = (now if int(age) % _SECOND else now // _SECOND * _SECOND) - int(age)
+        # none takes a day; of a session that has SET its own timestamp, that is what it says
+        running[int(thread)] = began = min(max(began, now - _DAY), now)
+        if not only_reads(text) and (waits or _verb(text) in _APPENDS):
+            statements[int(thread)] = began
     found = []
     threads = {int(row[2]) for row in rows}
     for row in rows:
@@ -533,6 +570,8 @@ def _found(
         reads = not query or (not int(locks) and only_reads(query))
         if reads and not int(modified) and statement is None:
             continue
+        if statement is None and int(modified):  # by a function that it calls, say, just now
+            statement = running.get(int(thread))
         started = started_at(
             (int(own[3]), int(own[4])), (now, int(own[0])), (int(local), int(earliest))
         )

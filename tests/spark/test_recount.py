@@ -8,13 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from eventpub.config import App, Config, Sink, Store
-from eventpub.errors import StoreError
+from eventpub.errors import StateError, StoreError
 from eventpub.spark.boundary import Bounds, edition_of
 from eventpub.spark.passed import Passed, told
 from eventpub.spark.progress import ShardReport
@@ -417,6 +418,20 @@ def test_a_batch_that_begins_while_the_publisher_stops_is_ended_as_well(tmp_path
     assert publisher._closed
 
 
+def test_another_server_is_said_and_counted_also_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publisher = publisher_in(tmp_path)
+    publisher._meet("former")
+    is_full = StateError("state.disk_full", "no space", retriable=True)
+    monkeypatch.setattr(publisher._state, "write", Mock(side_effect=is_full))
+    with suppress(StateError):
+        publisher._meet("promoted")
+    publisher._meet("promoted")
+    assert publisher._recounting._counts_everything
+    assert "another database server answers" in capsys.readouterr().out
+
+
 def test_progress_is_written_when_something_has_changed(tmp_path: Path) -> None:
     """It is synced, and was written each second of an idle day."""
     publisher = publisher_in(tmp_path)
@@ -511,3 +526,15 @@ def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept()
     recount = Recount(HORIZON, 0, now, position)
     task = shard_at(position, now, recount.uncounted_since)
     assert task._oldest_bucket() == bucket_of(position - HORIZON + 1) - 1
+
+
+def test_what_was_open_for_years_is_counted_for_a_month_and_not_second_by_second() -> None:
+    """A forgotten XA transaction, say: a set of all its seconds would be gigabytes."""
+    now, years, month = 1_700_000_000, 50 * 86_400, 30 * 86_400
+    recount = Recount(HORIZON, 0, now * SECOND, now * SECOND, (now - years) * SECOND)
+    assert recount.uncounted_since == (now - month) * SECOND
+    recount = Recount(HORIZON, 0)
+    recount.due(now * SECOND, now * SECOND)
+    recount.told({(now - years, now - 60): 1})
+    assert recount.uncounted_since == (now - 60 - month + 1) * SECOND
+    assert recount.late(now * SECOND, now * SECOND)[-1] == now - 60, "the last first"

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from eventpub.errors import ConfigError
+from eventpub.config import Store
+from eventpub.errors import ConfigError, StoreError
 from eventpub.local import Database
 from eventpub.spark.boundary import Bounds
 from eventpub.spark.passed import told
 from eventpub.spark.recount import bucket_of
 from eventpub.spark.source import EventStoreStreamReader, SourceError, Window
 from eventpub.spark.state import StateDir
+from eventpub.store import Watermark
+from eventpub.store.connection import connect_for_reading
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table, insert, transaction
 from tests.tcp_proxy import TcpProxy
@@ -28,6 +33,8 @@ SCHEMA = (
     "struct<aggregate_id:string,version:bigint,event_type:string,payload:binary,"
     "metadata:string,create_time:timestamp>"
 )
+
+CREATED = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', create_time) FROM events"
 
 
 def run_job(database: FreshDatabase, checkpoint: Path) -> list[dict[str, Any]]:
@@ -158,6 +165,44 @@ def test_the_end_of_a_transaction_that_was_passed_by_is_looked_for_and_told(
     )
     assert any(first <= bucket_of(created) <= last for first, last in told(file))
     assert not source._watermark.has_open
+    source.stop()
+
+
+@pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+def test_what_its_statement_had_done_before_the_engine_knew_of_it_is_told_with_its_transaction(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """A row is as old as its statement, which the list of processes shows from two seconds on."""
+    create_table(database)
+    file = tmp_path / "passed.json"
+    options = {"url": database.url, "windows": "true", "position": "0", "max_wait": "10ms"}
+    source = EventStoreStreamReader(options | {"passed_file": str(file)})
+    assert source._watermark is not None
+    now = source._connected().now()
+    source.latestOffset({"position": now, "tick": 0}, ReadMaxRows(10))  # the first look
+    insert_slowly = (
+        "INSERT INTO events (aggregate_id, version, event_type)"
+        " SELECT CONCAT('slow', slept), 1, 't' FROM (SELECT SLEEP(1.2) AS slept) AS slowly"
+    )
+    with transaction(database) as cursor:
+        writer = threading.Thread(target=cursor.execute, args=(insert_slowly,))
+        writer.start()
+        deadline = time.monotonic() + 30.0
+        while not source._watermark.passed:
+            assert time.monotonic() < deadline
+            source._watermark.look(now + 3_600_000_000)
+            time.sleep(0.02)
+        writer.join()
+        source._note_hidden(source._watermark)
+        [created] = cursor.execute(CREATED) and cursor.fetchone()
+        assert source._hidden_since is not None
+        assert source._hidden_since < created
+        cursor.connection.commit()
+    while not told(file):
+        assert time.monotonic() < deadline
+        assert source._next_window(now + 3_600_000_000) is None
+        time.sleep(0.02)
+    assert any(first <= bucket_of(created) <= last for first, last in told(file))
     source.stop()
 
 
@@ -307,3 +352,32 @@ def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
     for server in (mysql_server, mariadb_server):
         with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
             cursor.execute(f"DROP DATABASE {name}")
+
+
+def test_f3_open_transactions_are_looked_at_where_windows_are_read(
+    database: FreshDatabase, mariadb_server: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name leads to either while it moves; what is connected once stays where it is."""
+    create_table(database)
+    elsewhere = f"mysql+pymysql://root@127.0.0.1:{mariadb_server.port}/mysql"
+    monkeypatch.setattr(
+        "eventpub.store.watermark.connect_for_reading",
+        lambda _: connect_for_reading(Store(url=SecretStr(elsewhere))),
+    )
+    options = {"url": database.url, "windows": "true", "position": "0"}
+    reader = EventStoreStreamReader(options)
+    with pytest.raises(SourceError, match=r"store\.moved"):
+        reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    reader.stop()
+
+
+def test_f3_open_transactions_of_a_replica_are_not_looked_at(database: FreshDatabase) -> None:
+    mark = Watermark(Store(url=SecretStr(database.url)), 1_000_000)
+    database.execute("SET GLOBAL read_only = ON")
+    try:
+        with pytest.raises(StoreError) as refused:
+            mark.look()
+    finally:
+        database.execute("SET GLOBAL read_only = OFF")
+        mark.close()
+    assert (refused.value.code, refused.value.retriable) == ("store.replica", True)

@@ -188,6 +188,8 @@ def test_a_statement_that_is_not_known_to_read_may_write(statement: str, reads: 
 @pytest.mark.parametrize(
     ("statement", "waits", "counts"),
     [
+        ("/*! INSERT */ INTO events VALUES (1)", 0, True),
+        ("/* " + "a trace " * 200, 0, True),
         ("INSERT INTO events SELECT SLEEP(9)", 0, True),
         ("CALL report()", 0, False),
         ("EXECUTE report", 0, False),
@@ -208,6 +210,22 @@ def test_what_the_engine_does_not_know_of_counts_where_it_appends_or_waits(
     own = (now, PSEUDO, 1, now // SECOND, now // SECOND, "", 0, 0, 1, 0)
     found = _found(now, processes, own, [own])
     assert [(t.thread, t.is_waiting) for t in found] == ([(7, True)] if counts else [])
+
+
+def test_what_a_function_appends_is_as_old_as_the_statement_that_calls_it() -> None:
+    """A SELECT that reads for minutes is no writer until it has written."""
+    now = 1_700_000_000 * SECOND
+    own = (now, PSEUDO, 1, now // SECOND, now // SECOND, "", 0, 0, 1, 0)
+    found = OpenTransactions(5 * SECOND)
+    for age, modified in ((598, 0), (599, 0), (600, 1), (601, 1)):
+        at = now + age * SECOND
+        text = "SELECT append_event(id) FROM orders"
+        processes = [(at, 7, age * SECOND, 0, text), (at, None, None, None, None)]
+        row = (at, 8, 7, now // SECOND, now // SECOND, text, modified, 0, 0, 0)
+        found.seen(at, _found(at, processes, own, [own, row]), reached=at - SECOND)
+    assert found.hidden_since == now
+    found.seen(now + 602 * SECOND, [], reached=now + 601 * SECOND)
+    assert found.take_ended() == [(now, now + 601 * SECOND)]
 
 
 def test_when_a_transaction_began() -> None:
@@ -232,6 +250,35 @@ def test_what_was_read_long_ago_hid_nothing_for_longer_than_a_day() -> None:
         ended = found.take_ended()
         assert min(after for after, _ in ended) == 99 * day * SECOND, ended
         assert all(after < upto for after, upto in ended), ended
+
+
+def test_a_session_that_sets_its_own_time_hides_nothing_for_longer_than_a_day() -> None:
+    """MySQL counts a statement's age from `SET timestamp`, as a replay of a binary log has it."""
+    now = 1_700_000_000 * SECOND
+    own = (now, PSEUDO, 1, now // SECOND, now // SECOND, "", 0, 0, 1, 0)
+    for age in (400 * 86_400, 1_699_999_999, 2**32 - 1):
+        processes = [(now, 7, age * SECOND, 1, "INSERT INTO events VALUES (1)")]
+        [found] = _found(now, [*processes, (now, None, None, None, None)], own, [own])
+        assert found.started == found.statement == now - 86_400 * SECOND
+
+
+def test_what_is_written_after_the_clock_went_back_is_hidden_by_what_was_open_then() -> None:
+    """Its rows are older than the looks before; also of one that nobody has seen before it."""
+    looks = [(10, []), (11, [tx(1, started=10)]), (4, [tx(1, started=10), tx(2, 2, started=3)])]
+    found = seen(*looks, max_wait=5)
+    assert (found.upto, found.hidden_since) == (3 * SECOND, 3 * SECOND)
+    found.seen(20 * SECOND, [tx(1, started=10), tx(2, 2, started=3)])
+    assert found.passed == 2
+    found.seen(21 * SECOND, [])
+    assert [after for after, _ in found.take_ended()] == [3 * SECOND, 3 * SECOND]
+
+
+def test_a_statement_that_has_waited_stays_the_same_when_it_gets_its_id_later() -> None:
+    """It reads before it writes, so the engine knows of it before there is an id."""
+    reads = Transaction(0, 1, 20 * SECOND, 0, True, statement=12 * SECOND)
+    looks = [(19, []), (20, [waiting(12)]), (21, [reads]), (22, [tx(5, started=20)])]
+    found = seen(*looks)
+    assert found.upto == found.hidden_since == 12 * SECOND
 
 
 def looking(mark: Watermark, until: Callable[[], bool], seconds: float = 10.0) -> None:
