@@ -310,10 +310,9 @@ class _Publisher:
             was_written=any(t == config.sink.topic and end > 0 for (t, _), end in ends.items()),
         )
         self._acknowledged = self._know_topics(before, ends)
-        sources = sources_of(config.sink, config.app.id, config.app.former_ids)
-        has_published = check_sample(config.sink, sources)
+        check_sample(config.sink, sources_of(config.sink, config.app.id, config.app.former_ids))
         with EventStore(config.store, layout) as store:
-            start = self._start(store, has_published)
+            start = self._start(store)
             now = store.now()
         if self._available_now:
             self._until = now
@@ -424,10 +423,10 @@ class _Publisher:
         self._run = run
         return run
 
-    def _start(self, store: EventStore, has_published: bool) -> int:
+    def _start(self, store: EventStore) -> int:
         """Where this publisher started: resolved once, and kept."""
         configured = self._config.read.start
-        kept = kept_start(self._state, configured, has_published=has_published)
+        kept = kept_start(self._state, configured)
         if kept is not None and kept["configured"] != configured:
             log.warning(
                 "read.start changed; the first start stays in force",

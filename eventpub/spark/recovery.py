@@ -21,17 +21,13 @@ from eventpub.spark.state import StateDir
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
-def kept_start(
-    state: StateDir, configured: str, *, has_published: bool = False
-) -> dict[str, Any] | None:
+def kept_start(state: StateDir, configured: str) -> dict[str, Any] | None:
     """Where this publisher started, as any file or index says: `configured`, `position` in µs.
 
     None where it never did, or where it started at a time that is configured.
 
     Args:
         configured: `read.start`.
-        has_published: whether the topic has events of this publisher: then it has started before,
-            whatever is left of its state (a container's volume may be new).
 
     Raises:
         StateError: state.start_lost.
@@ -50,7 +46,7 @@ def kept_start(
         log.warning("start.json was lost; the start is taken from the index", start=min(found))
         return {"configured": configured, "position": min(found)}
     if configured == "now" and (
-        has_published or state.start_file.exists() or state.run_file.exists() or state.indexed()
+        state.start_file.exists() or state.run_file.exists() or state.indexed()
     ):
         raise StateError(
             "state.start_lost",

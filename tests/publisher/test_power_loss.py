@@ -163,28 +163,6 @@ def test_a12_each_file_of_the_state_is_cut(
     assert publisher.topic.versions("before") == []
 
 
-def test_a12_with_no_state_at_all_it_does_not_start_at_now_again(
-    new_publisher: NewPublisher, database: FreshDatabase
-) -> None:
-    """A container whose volume is new: what was committed between the two would be left out."""
-    create_table(database)
-    publisher = new_publisher(database, read={"start": "now", "delay": "100ms"})
-    with started(publisher) as until:
-        commit(database, 1)
-        until(1)
-    commit(database, 2)
-    shutil.rmtree(publisher.state)
-    for _ in range(2):  # nor when it is tried again
-        with pytest.raises(StateError) as refused, started(publisher):
-            pass
-        assert refused.value.code == "state.start_lost"
-    publisher.settings["read"]["start"] = "beginning"  # a time, as the suggestion says
-    with started(publisher) as until:
-        until(2)
-    differences = compare(database, publisher.topic)
-    assert not differences, differences
-
-
 def test_a12_a_damaged_index_is_set_aside_and_it_is_said(
     left: tuple[Publisher, int], database: FreshDatabase
 ) -> None:
