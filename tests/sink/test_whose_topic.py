@@ -31,6 +31,7 @@ from eventpub.sink import (
     check_topics,
     client,
 )
+from eventpub.sink.records import gap_record
 from eventpub.sink.topics import list_offsets
 from eventpub.spark.letters import Refusals, dead_rows
 from tests.sink.helpers import (
@@ -251,6 +252,31 @@ class TestOthers:
         producer.flush()
         found, fold = folded(new_sink(), {})
         assert found == as_set(some_events(WHOLE, 20))
+        assert fold.not_ours == {"foreign": 4}
+
+    def test_a7_a_skip_of_an_earlier_version_is_told_apart(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        a = ids_of(WHOLE, 1)[0]
+        new_sink().publish(some_events(WHOLE, 20))
+        gap = SkippedGap(a, 3, 4, CREATED, CREATED + 1, 8, "max_backoff")
+        record = gap_record(gap, APP, PARTITIONS)
+        json_alone: list[Any] = [h for h in record.headers if h[0] != "ce_source"]
+        producer = Producer({"bootstrap.servers": servers})
+        value = record.value or b""
+        for key, text, headers in (
+            (a, value, json_alone),
+            (a, value, [*json_alone, ("by", b"hand")]),
+            ("another", value, json_alone),
+            (a, value.replace(b'":', b'": '), json_alone),
+            (a, value, [("ce_source", b"billing"), *json_alone]),
+        ):
+            producer.produce(sink.gaps_topic, text, key, record.partition, headers=headers)
+        assert producer.flush(10) == 0
+        fold = new_sink().fold({})
+        parts = [part for part in fold if part.kind == "gaps"]
+        assert [gap for part in parts for gap in part.unsigned] == [gap]
+        assert not any(part.gaps for part in parts)
         assert fold.not_ours == {"foreign": 4}
 
     def test_a22_another_publisher_is_an_error_until_it_is_explained(
