@@ -56,7 +56,10 @@ from eventpub.admission import (
 from eventpub.errors import StateError
 from eventpub.index.holds import Holds, unpacked
 
-FORMAT = 1
+FORMAT = 2
+_READ = {1, FORMAT}
+"""Formats that can be read. 1, of versions before the first release, has neither times nor packed
+holds; such a version refuses an index of another number, instead of failing over what is in it."""
 _MOVED_AT_ONCE = 10_000
 _PRUNED_AT_ONCE = 10_000
 _LAST = struct.Struct("<q")
@@ -128,7 +131,9 @@ class Index:
             raise
         wanted = {"format": FORMAT, **identity}
         found = self._facts.setdefault("identity", wanted)
-        if found != wanted and adopts(found):
+        is_read = found.get("format") in _READ
+        is_older = is_read and found == {**wanted, "format": found["format"]}
+        if found != wanted and (is_older or (is_read and adopts(found))):
             self._write(WriteBatch(raw_mode=True), {"identity": wanted})
         elif found != wanted:
             self.close()

@@ -403,6 +403,25 @@ def test_an_index_is_adopted_where_that_is_known_to_be_right(tmp_path: Path) -> 
         assert index.known(["a"]).last == {"a": 5}
 
 
+def test_an_index_of_an_older_version_is_adopted_and_of_a_newer_one_refused(
+    tmp_path: Path,
+) -> None:
+    def has(format: int) -> None:
+        with Rdict(str(tmp_path), Options(raw_mode=True)) as db:
+            db[b"moffsets"] = b"{}"
+            db[b"midentity"] = json.dumps({"format": format, **IDENTITY}).encode()
+
+    has(1)
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+    with Rdict(str(tmp_path), Options(raw_mode=True)) as db:
+        assert json.loads(db[b"midentity"] or "")["format"] > 1, "the older version refuses it by now"
+    has(99)
+    with pytest.raises(StateError) as refused:
+        Index(tmp_path, IDENTITY, adopts=lambda _: True)
+    assert refused.value.code == "index.foreign"
+
+
 def test_when_rows_were_created_is_kept_folded_and_unknown_in_an_older_index(
     tmp_path: Path,
 ) -> None:
