@@ -415,7 +415,9 @@ def test_an_index_of_an_older_version_is_adopted_and_of_a_newer_one_refused(
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
     with Rdict(str(tmp_path), Options(raw_mode=True)) as db:
-        assert json.loads(db[b"midentity"] or "")["format"] > 1, "the older version refuses it by now"
+        assert json.loads(db[b"midentity"] or "")["format"] > 1, (
+            "the older version refuses it by now"
+        )
     has(99)
     with pytest.raises(StateError) as refused:
         Index(tmp_path, IDENTITY, adopts=lambda _: True)
