@@ -344,6 +344,27 @@ class TestOthers:
             owner.check_between()
         assert caught.value.code == "sink.other_publisher"
 
+    def test_c8_shards_of_another_number_that_nobody_fences_repeat_nothing(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        """Of a second publisher of this application: no transactional id is the same."""
+        theirs = Shard(2, 4, PARTITIONS)
+        a = ids_of(theirs, 1)[0]
+        first, second = new_sink(Shard(0, 2, PARTITIONS)), new_sink(theirs)
+        for each in (first, second):
+            list(each.fold({}))
+        first.publish(events([(a, 1)]))
+        with pytest.raises(SinkError):
+            second.publish(events([(a, 1)]))
+        second = new_sink(theirs)
+        list(second.fold({}))
+        second.publish(events([(a, 2)]))
+        with pytest.raises(SinkError) as caught:
+            first.publish(events([(a, 2)]))
+        assert caught.value.code == "sink.aborted"
+        assert first.needs_replacement
+        assert identities(read_topic(servers, sink.topic)) == [(a, 1), (a, 2)]
+
     def test_a15_what_stands_in_former_partitions_is_found(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink
     ) -> None:
