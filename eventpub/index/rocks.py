@@ -10,7 +10,7 @@ Keys are one letter and the aggregate's UTF-8 bytes:
     r  refused versions      JSON, list: below the first version, on the topic of dead letters
     x  written anew          JSON: `since`, `last` and `decided` of `admission.Rewritten`
     m  facts of the shard    JSON, by name: offsets, position, baseline, undecided, skips, refusals,
-                             rewrites, dead_run, chunk_bytes, times, identity
+                             rewrites, unsigned, dead_run, chunk_bytes, times, identity
 
 and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian): how many rows of
 it have been accounted for (8 bytes, little-endian); `g` and a number (8 bytes, big-endian): a mark
@@ -56,7 +56,10 @@ from eventpub.admission import (
 from eventpub.errors import StateError
 from eventpub.index.holds import Holds, unpacked
 
-FORMAT = 1
+FORMAT = 2
+_READ = {1, FORMAT}
+"""Formats that can be read. 1, of versions before the first release, has neither times nor packed
+holds; such a version refuses an index of another number, instead of failing over what is in it."""
 _MOVED_AT_ONCE = 10_000
 _PRUNED_AT_ONCE = 10_000
 _LAST = struct.Struct("<q")
@@ -128,7 +131,9 @@ class Index:
             raise
         wanted = {"format": FORMAT, **identity}
         found = self._facts.setdefault("identity", wanted)
-        if found != wanted and adopts(found):
+        is_read = found.get("format") in _READ
+        is_older = is_read and found == {**wanted, "format": found["format"]}
+        if found != wanted and (is_older or (is_read and adopts(found))):
             self._write(WriteBatch(raw_mode=True), {"identity": wanted})
         elif found != wanted:
             self.close()
@@ -415,7 +420,7 @@ class Index:
                             target.setdefault(topic, {})[number] = known_to
             if "topics" in facts:
                 flags["topics"] = {**flags.get("topics", {}), **facts["topics"]}
-            for name in ("skips", "refusals", "rewrites"):
+            for name in ("skips", "unsigned", "refusals", "rewrites"):
                 if name in facts:
                     flags[name] = flags.get(name) or facts[name]
             if facts.get("baseline") is not None:
@@ -616,6 +621,41 @@ class Index:
             if a in known.times or a not in known.last
         }
         self._fold(raised, skipped, offsets, now, skips=bool(gaps), times=times)
+
+    def fold_unsigned(self, gaps: Iterable[SkippedGap]) -> None:
+        """Take over recorded skips that do not say who has written them, before those that do.
+
+        Versions before the first release wrote none other. What follows a skip was published with
+        it: these raise no last version, and those above it at the end of the fold are forgotten.
+        """
+        gaps = list(gaps)
+        self._facts["skips"] = True  # for `known`; on the disk with what follows
+        known = self.known(sorted({g.aggregate_id for g in gaps}))
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        for gap in gaps:
+            a, run = gap.aggregate_id, (gap.from_version, gap.to_version)
+            if run[1] > known.last.get(a, run[1] - 1):
+                runs = skipped.setdefault(a, list(known.skipped.get(a, ())))
+                if run not in runs:
+                    runs.append(run)
+        batch = WriteBatch(raw_mode=True)
+        self._put_skipped(batch, skipped)
+        self._write(batch, {"skips": True, "unsigned": True})
+
+    def settle_unsigned(self) -> None:
+        """That fold has ended: forget the skips that nothing follows."""
+        if not self._facts.get("unsigned"):
+            return
+        kept: dict[str, list[tuple[int, int]]] = {}
+        skips = {k[1:].decode(): json.loads(value) for k, value in self._scan(b"s")}
+        last = self.known([*skips]).last
+        for aggregate_id, runs in skips.items():
+            below = [(first, end) for first, end in runs if end <= last.get(aggregate_id, end - 1)]
+            if len(below) < len(runs):
+                kept[aggregate_id] = below
+        batch = WriteBatch(raw_mode=True)
+        self._put_skipped(batch, kept)
+        self._write(batch, {"unsigned": False})
 
     def moved_to(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Note how far a fold has read where it found nothing to take over."""

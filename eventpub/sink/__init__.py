@@ -8,7 +8,13 @@ from eventpub.sink.checks import Written, checks
 from eventpub.sink.client import check_properties
 from eventpub.sink.faults import RecordRefusedError, topic_remade
 from eventpub.sink.fold import Fold, Folded
-from eventpub.sink.origin import Sources, check_between, check_sample, sources_of
+from eventpub.sink.origin import (
+    Sources,
+    check_between,
+    check_sample,
+    has_written,
+    sources_of,
+)
 from eventpub.sink.owning import fence_all
 from eventpub.sink.records import DeadRow, Record
 from eventpub.sink.shard import PublishedBatch, ShardSink
@@ -43,6 +49,7 @@ __all__ = [
     "checks",
     "fence_all",
     "first_offsets",
+    "has_written",
     "sources_of",
     "topic_ids",
     "topic_remade",

@@ -76,6 +76,12 @@ def checks(
         made.append(_transactions(sink, app_id))
     if sink.topic in found:
         made += _topic_settings(sink, _settings(sink, "topic", sink.topic))
+    made += [
+        check
+        for topic in (sink.gaps_topic, sink.dead_topic)
+        if topic in found
+        for check in _side_settings(sink, topic, _settings(sink, "topic", topic))
+    ]
     made += _broker_settings(sink, _settings(sink, "broker", _a_broker(sink)))
     return made
 
@@ -193,14 +199,45 @@ def _a_broker(sink: config.Sink) -> str | None:
     return str(min(brokers)) if brokers else None
 
 
+def _alter(sink: config.Sink, topic: str) -> str:
+    return (
+        f"kafka-configs.sh --bootstrap-server {sink.bootstrap_servers} --alter --entity-type topics"
+        f" --entity-name {topic} --add-config"
+    )
+
+
+def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -> list[Check]:
+    """Whether a side topic keeps what is written to it: a lost index is rebuilt from it, too."""
+    forgets = {
+        "cleanup.policy=delete": "compact" in settings.get("cleanup.policy", ""),
+        "retention.ms=-1": int(settings.get("retention.ms", -1)) >= 0,
+        "retention.bytes=-1": int(settings.get("retention.bytes", -1)) >= 0,
+    }
+    wanted = [setting for setting, is_wanted in forgets.items() if is_wanted]
+    if not wanted:
+        return []
+    lost = (
+        "with a lost index, an event of a gap whose record is gone counts as a duplicate, or as a"
+        " conflict"
+        if topic == sink.gaps_topic
+        else "with a lost index, rows whose dead letter is gone are refused again"
+    )
+    return [
+        Check(
+            f"side topic {topic.removeprefix(sink.topic)} settings",
+            "warn",
+            f"{topic} does not keep all records ({', '.join(s.split('=')[0] for s in wanted)}):"
+            f" {lost}",
+            f"{_alter(sink, topic)} {','.join(wanted)}",
+        )
+    ]
+
+
 def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Check]:
     name = "topic settings"
     if not settings:
         return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
-    alter = (
-        f"kafka-configs.sh --bootstrap-server {sink.bootstrap_servers} --alter --entity-type topics"
-        f" --entity-name {sink.topic} --add-config"
-    )
+    alter = _alter(sink, sink.topic)
     found = []
     if "compact" in settings.get("cleanup.policy", ""):
         found.append(
@@ -222,6 +259,17 @@ def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Chec
                 f"{sink.topic} keeps events for {format_duration(retention * 1000)} after their"
                 " create_time (retention.ms): of an older store most are removed as they arrive",
                 f"{alter} retention.ms=-1",
+            )
+        )
+    size = int(settings.get("retention.bytes", -1))
+    if size >= 0:
+        found.append(
+            Check(
+                name,
+                "warn",
+                f"{sink.topic} keeps {size} bytes of each partition (retention.bytes): older events"
+                " are removed, whether or not they were read",
+                f"{alter} retention.bytes=-1",
             )
         )
     ahead = int(settings.get("message.timestamp.after.max.ms", 3_600_000))

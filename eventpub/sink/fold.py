@@ -45,7 +45,8 @@ class Folded:
     """One chunk of one topic: in the order of each partition.
 
     `aggregate_ids`, `versions` and `create_times` (µs) belong to events, dead and late rows; a
-    chunk of gaps has `gaps` instead. `published` is that of each dead letter that has one, by row.
+    chunk of gaps has `gaps` instead, and in `unsigned` those that do not say who has written them.
+    `published` is that of each dead letter that has one, by row.
     `offsets` are the next offsets reached so far.
     """
 
@@ -55,6 +56,7 @@ class Folded:
     versions: npt.NDArray[np.int64] = field(default_factory=_no_versions)
     create_times: npt.NDArray[np.int64] = field(default_factory=_no_versions)
     gaps: list[SkippedGap] = field(default_factory=list)
+    unsigned: list[SkippedGap] = field(default_factory=list)
     published: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -298,7 +300,8 @@ class Fold(Iterator[Folded]):
 
     def _fold(self, kind: Kind, messages: list[Any]) -> Folded:
         if kind == "gaps":
-            return Folded(kind, dict(self.offsets), gaps=self._gaps(messages))
+            gaps, unsigned = self._gaps(messages)
+            return Folded(kind, dict(self.offsets), gaps=gaps, unsigned=unsigned)
         ids: list[str] = []
         versions: list[int] = []
         times: list[str] = []
@@ -336,20 +339,25 @@ class Fold(Iterator[Folded]):
             published=published,
         )
 
-    def _gaps(self, messages: list[Any]) -> list[SkippedGap]:
-        gaps = []
+    def _gaps(self, messages: list[Any]) -> tuple[list[SkippedGap], list[SkippedGap]]:
+        """The skips, and apart from them those that only look like this publisher's."""
+        gaps: list[SkippedGap] = []
+        unsigned: list[SkippedGap] = []
         for message in messages:
+            headers = dict(message.headers() or ())
             try:
-                headers = dict(message.headers() or ())
-                if not self._counts("gaps", message, headers):
-                    continue
                 gap = records.read_gap(message.value() or b"")
             except ValueError:
                 self.not_ours["foreign"] += 1
                 continue
-            if self._is_own(gap.aggregate_id, message.partition()):
-                gaps.append(gap)
-        return gaps
+            is_signed = records.SOURCE in headers or self._sources is None
+            if not is_signed and not records.is_unsigned_gap(gap, message, headers):
+                self.not_ours["foreign"] += 1
+            elif is_signed and not self._counts("gaps", message, headers):
+                continue
+            elif self._is_own(gap.aggregate_id, message.partition()):
+                (gaps if is_signed else unsigned).append(gap)
+        return gaps, unsigned
 
     def _counts(self, kind: Kind, message: Any, headers: Mapping[str, Any]) -> bool:
         """Whether this publisher has written a record."""

@@ -90,16 +90,34 @@ def check_sample(sink: config.Sink, sources: Sources) -> None:
     Raises:
         SinkError: `sink.other_publisher`, or as `check_topics`.
     """
+    for ranges in _both_ends(sink):
+        _check(sink, sources, ranges)
+
+
+def has_written(sink: config.Sink, sources: Sources) -> bool:
+    """Whether events of this publisher stand at one of the ends of a partition of the topic.
+
+    Raises:
+        SinkError: as `check_topics`: unlike a sample, this has to be known.
+    """
+    return any(
+        sources.origin(message, dict(message.headers() or ())) == "own"
+        for ranges in _both_ends(sink)
+        for message in read_ranges(sink, ranges, committed=True, few=True)
+    )
+
+
+def _both_ends(sink: config.Sink) -> list[dict[Place, tuple[int, int]]]:
+    """The first offsets of each partition of the topic, and the last."""
     count = topics.partition_counts(sink).get(sink.topic, 0)
     places = [(sink.topic, number) for number in range(count)]
     if not places:
-        return
+        return []
     lows = topics.list_offsets(sink, places, "earliest")
     ends = topics.list_offsets(sink, places, "latest", committed=True)
     first = {p: (lows[p], min(lows[p] + _SAMPLE, ends[p])) for p in places}
     last = {p: (max(first[p][1], ends[p] - _SAMPLE), ends[p]) for p in places}
-    _check(sink, sources, first)
-    _check(sink, sources, last)
+    return [first, last]
 
 
 def check_between(

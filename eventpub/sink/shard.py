@@ -632,7 +632,7 @@ class ShardSink:
         """Nothing is written before what was written already: there it is another topic.
 
         Where a marker is missing, its offset is written. Nor is there anything of ours between the
-        end of the last fold and what is written first behind it: see `_has_missed`.
+        end of the last fold, or what was written since, and what is written now: see `_has_missed`.
         """
         marker = 1 if self._transactional else 0
         unread: dict[Place, Written] = {}
@@ -644,10 +644,16 @@ class ShardSink:
                 if place[0] != self._sink.topic:
                     raise _aborted(None, self._sink)  # made again: the next fold takes it as new
                 raise faults.records_gone(self._sink, place, self._reached(place, at), at)
-            if self._transactional and self._fold is not None and place not in self._published:
-                end = self._fold.offsets.get(place, 0)
-                if at > end:
-                    unread[place] = end, at
+            if not self._transactional or self._fold is None:
+                continue
+            # behind what was published only where nobody else may write: it costs a read each time
+            end = self._fold.offsets.get(place, 0)
+            if not self._sources.ignored:
+                end = self._published.get(place, end)
+            elif place in self._published:
+                continue
+            if at > end:
+                unread[place] = end, at
         if unread and self._has_missed(unread):
             self._abort()
             self.needs_replacement = True
@@ -663,6 +669,9 @@ class ShardSink:
         fold it shows: the records do not follow on its end. What stands between must then be read:
         others may write there, too.
 
+        Later it shows another publisher of this application whose number of shards differs: it has
+        this partition under another transactional id, and neither fences the other there.
+
         Args:
             unread: by place, the fold's end and the first offset that was written now.
         """
@@ -671,10 +680,11 @@ class ShardSink:
                 if records.is_ours(message.headers(), self._sources.own):
                     place = message.topic(), message.partition()
                     client.log.warning(
-                        "%s[%d] was read back to offset %d, and has records of this publisher"
-                        " behind it (%d): a broker has answered that does not lead it any more, as"
-                        " one does that is cut off from the others. Nothing is published before the"
-                        " topic was read back again",
+                        "%s[%d] is known to offset %d, and has records of this publisher behind"
+                        " it (%d): a broker has answered that does not lead it any more, as one"
+                        " does that is cut off from the others, or a second publisher of this"
+                        " application runs with another number of shards. Nothing is published"
+                        " before the topic was read back again",
                         *place,
                         unread[place][0],
                         message.offset(),

@@ -365,8 +365,9 @@ def _create(sink: config.Sink, topics: list[str], partitions: int, timeout: floa
             partitions,
             sink.replication_factor,
             # What is published is the truth; and records carry the time of their event, so that
-            # a retention by time would delete an old store's events as soon as they arrive.
-            config={"retention.ms": "-1"},
+            # a retention by time would delete an old store's events as soon as they arrive. What
+            # is not said here, a broker's own default decides.
+            config={"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"},
         )
         for topic in topics
     ]

@@ -39,6 +39,7 @@ from eventpub.sink import (
     check_topics,
     check_written,
     fence_all,
+    has_written,
     sources_of,
     topic_ids,
     visible_ends,
@@ -55,7 +56,7 @@ from eventpub.spark.passed import told
 from eventpub.spark.progress import Progress, ShardReport
 from eventpub.spark.recount import bucket_of
 from eventpub.spark.recounting import Recounting
-from eventpub.spark.recovery import kept_progress, kept_start
+from eventpub.spark.recovery import kept_progress, kept_start, start_lost
 from eventpub.spark.session import Session
 from eventpub.spark.shard import Job, publish_window
 from eventpub.spark.source import (
@@ -434,6 +435,9 @@ class _Publisher:
                 first=kept["configured"],
             )
         if kept is None:
+            sink, app = self._config.sink, self._config.app
+            if configured == "now" and has_written(sink, sources_of(sink, app.id, app.former_ids)):
+                raise start_lost(self._state)  # as with a container whose volume is gone
             position = start_position(self._config.read, store.now)
             kept = {"configured": configured, "position": position, "time": format_time(position)}
         self._started = kept

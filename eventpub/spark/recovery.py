@@ -48,15 +48,20 @@ def kept_start(state: StateDir, configured: str) -> dict[str, Any] | None:
     if configured == "now" and (
         state.start_file.exists() or state.run_file.exists() or state.indexed()
     ):
-        raise StateError(
-            "state.start_lost",
-            "nothing that can be read says any more when this publisher was started first, and to "
-            'start "now" would leave out what was committed since',
-            where=str(state.start_file),
-            suggestion="set read.start to a time (RFC 3339) at or before that first start: what "
-            "the topic has is not published again, what it lacks since then is",
-        )
+        raise start_lost(state)
     return None
+
+
+def start_lost(state: StateDir) -> StateError:
+    """This publisher was started before, and nobody knows when."""
+    return StateError(
+        "state.start_lost",
+        "nothing that can be read says any more when this publisher was started first, and to "
+        'start "now" would leave out what was committed since',
+        where=str(state.start_file),
+        suggestion="set read.start to a time (RFC 3339) at or before that first start: what "
+        "the topic has is not published again, what it lacks since then is",
+    )
 
 
 def _start_in(data: Any) -> dict[str, Any] | None:

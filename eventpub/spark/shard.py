@@ -341,6 +341,7 @@ class _ShardTask:
                 self._fold_parts(jumps)
             finally:
                 self._state.forget_fold(self._shard.number)
+            self._index.settle_unsigned()
             # before the offsets move on: also where nothing was left to be read
             self._index.note_truncated(self._sink.truncated, 0)
             if self._sink.offsets != self._index.offsets:
@@ -374,6 +375,8 @@ class _ShardTask:
     def _fold_part(self, part: Folded, now: int, jumps: Jumps | None) -> None:
         self._index.note_truncated(self._sink.truncated, int(part.create_times.max(initial=0)))
         if part.kind == "gaps":
+            if part.unsigned:
+                self._index.fold_unsigned(part.unsigned)
             self._index.fold_gaps(part.gaps, part.offsets, now)
             return
         self._report.folded += len(part.aggregate_ids)

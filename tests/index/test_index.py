@@ -106,6 +106,22 @@ def test_folding_a_skip_twice_changes_nothing(tmp_path: Path) -> None:
         assert index.known(["a"]).skipped == {"a": [(5, 5)]}
 
 
+def test_an_unsigned_skip_counts_where_something_follows_it(tmp_path: Path) -> None:
+    """Versions before the first release wrote skips without a source; anybody may."""
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.fold_unsigned([GAP, replace(GAP, from_version=8, to_version=999)])
+        assert index.known(["a"]).last == {}
+    with Index(tmp_path, IDENTITY) as index:  # a first fold that was killed in between
+        index.fold_events({"a": 7}, {"a": [1, 2, 3, 6, 7]}, {}, now=0)
+        index.settle_unsigned()
+        assert index.known(["a"]).last == {"a": 7}
+        assert index.known(["a"]).skipped == {"a": [(4, 5)]}
+        index.fold_unsigned([GAP])
+        index.settle_unsigned()
+        assert index.known(["a"]).skipped == {"a": [(4, 5)]}
+
+
 def test_the_index_of_something_else_is_refused(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
@@ -385,6 +401,27 @@ def test_an_index_is_adopted_where_that_is_known_to_be_right(tmp_path: Path) -> 
         assert index.known(["a"]).last == {"a": 5}
     with Index(tmp_path, renamed) as index:
         assert index.known(["a"]).last == {"a": 5}
+
+
+def test_an_index_of_an_older_version_is_adopted_and_of_a_newer_one_refused(
+    tmp_path: Path,
+) -> None:
+    def has(format: int) -> None:
+        with Rdict(str(tmp_path), Options(raw_mode=True)) as db:
+            db[b"moffsets"] = b"{}"
+            db[b"midentity"] = json.dumps({"format": format, **IDENTITY}).encode()
+
+    has(1)
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+    with Rdict(str(tmp_path), Options(raw_mode=True)) as db:
+        assert json.loads(db[b"midentity"] or "")["format"] > 1, (
+            "the older version refuses it by now"
+        )
+    has(99)
+    with pytest.raises(StateError) as refused:
+        Index(tmp_path, IDENTITY, adopts=lambda _: True)
+    assert refused.value.code == "index.foreign"
 
 
 def test_when_rows_were_created_is_kept_folded_and_unknown_in_an_older_index(

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 
+import pytest
+
+from eventpub import config, settings
+from eventpub.admission import Shard
+from eventpub.errors import StateError
+from eventpub.sink import ShardSink
+from eventpub.spark import publisher as driver
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import compare, create_table, insert, transaction
+from tests.publisher.harness import Publisher, compare, create_table, insert, transaction
+from tests.sink.helpers import events
 
 
 def commit_at(database: FreshDatabase, aggregate_id: str, version: int, second: int) -> None:
@@ -60,6 +69,42 @@ def test_a12_from_now_and_the_start_stays_where_it_was(
     publisher.publish_everything()
     assert {(r.key, r.version) for r in publisher.topic.read()} == {("both", 2), ("new", 1)}
     assert "other users had access" not in publisher.log.read_text(), "to what a run has left"
+
+
+def test_a12_a_state_that_is_gone_is_not_begun_from_now(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """As with a container whose volume is empty: what was committed meanwhile would be left out."""
+    create_table(database)
+    publisher = new_publisher(database, read={"start": "now"})
+    prepare(publisher)
+    topic = publisher.topic
+    sink = config.Sink(topic=topic.name, bootstrap_servers=topic.bootstrap_servers, partitions=4)
+    with ShardSink(sink, "somebody", Shard(0, 1, 4)) as other:
+        other.publish(events([("a", 1)]))
+    shutil.rmtree(publisher.state)
+    publisher.settings["sink"]["ignored_sources"] = "somebody"
+    prepare(publisher)  # nothing of ours is there
+    with ShardSink(sink, publisher.settings["app"]["id"], Shard(0, 1, 4)) as owner:
+        owner.publish(events([("a", 2)]))
+    prepare(publisher)
+    shutil.rmtree(publisher.state)
+    for _ in range(2):
+        with pytest.raises(StateError) as refused:
+            prepare(publisher)
+        assert refused.value.code == "state.start_lost"
+    publisher.settings["read"]["start"] = "2026-01-01T00:00:10Z"
+    prepare(publisher)
+
+
+def prepare(publisher: Publisher) -> None:
+    """All that a start looks at before Spark is started."""
+    run = driver._Publisher(settings.load(publisher.config, {}, {}).config, False, lambda _: None)
+    run._state.lock()
+    try:
+        run._prepare()
+    finally:
+        run._state.unlock()
 
 
 def test_a12_a_gap_directly_above_the_start_is_skipped_and_a_restart_keeps_the_start(

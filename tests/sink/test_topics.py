@@ -191,6 +191,21 @@ class TestDoctor:
         assert found.status == "warn"
         assert "cleanup.policy=delete" in (found.suggestion or "")
 
+    def test_warns_of_retention_by_size_and_of_side_topics_that_forget(
+        self, servers: str, topic_name: str, make: Make
+    ) -> None:
+        make({topic_name: PARTITIONS}, retention_bytes="1000000", retention_ms="-1")
+        make({f"{topic_name}.gaps": PARTITIONS}, cleanup_policy="compact", retention_bytes="9")
+        make({f"{topic_name}.dead": PARTITIONS}, retention_ms="604800000")
+        found = self.of(settings(topic_name, servers))
+        for name, wanted in (
+            ("topic settings", ["retention.bytes=-1"]),
+            ("side topic .gaps settings", ["cleanup.policy=delete", "retention.bytes=-1"]),
+            ("side topic .dead settings", ["retention.ms=-1"]),
+        ):
+            assert found[name].status == "warn"
+            assert all(each in (found[name].suggestion or "") for each in wanted)
+
     def test_more_shards_than_partitions_are_wrong(
         self, servers: str, topic_name: str, make: Make
     ) -> None:

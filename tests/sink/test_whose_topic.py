@@ -31,6 +31,7 @@ from eventpub.sink import (
     check_topics,
     client,
 )
+from eventpub.sink.records import gap_record
 from eventpub.sink.topics import list_offsets
 from eventpub.spark.letters import Refusals, dead_rows
 from tests.sink.helpers import (
@@ -253,6 +254,31 @@ class TestOthers:
         assert found == as_set(some_events(WHOLE, 20))
         assert fold.not_ours == {"foreign": 4}
 
+    def test_a7_a_skip_of_an_earlier_version_is_told_apart(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        a = ids_of(WHOLE, 1)[0]
+        new_sink().publish(some_events(WHOLE, 20))
+        gap = SkippedGap(a, 3, 4, CREATED, CREATED + 1, 8, "max_backoff")
+        record = gap_record(gap, APP, PARTITIONS)
+        json_alone: list[Any] = [h for h in record.headers if h[0] != "ce_source"]
+        producer = Producer({"bootstrap.servers": servers})
+        value = record.value or b""
+        for key, text, headers in (
+            (a, value, json_alone),
+            (a, value, [*json_alone, ("by", b"hand")]),
+            ("another", value, json_alone),
+            (a, value.replace(b'":', b'": '), json_alone),
+            (a, value, [("ce_source", b"billing"), *json_alone]),
+        ):
+            producer.produce(sink.gaps_topic, text, key, record.partition, headers=headers)
+        assert producer.flush(10) == 0
+        fold = new_sink().fold({})
+        parts = [part for part in fold if part.kind == "gaps"]
+        assert [gap for part in parts for gap in part.unsigned] == [gap]
+        assert not any(part.gaps for part in parts)
+        assert fold.not_ours == {"foreign": 4}
+
     def test_a22_another_publisher_is_an_error_until_it_is_explained(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
     ) -> None:
@@ -317,6 +343,27 @@ class TestOthers:
         with pytest.raises(SinkError) as caught:
             owner.check_between()
         assert caught.value.code == "sink.other_publisher"
+
+    def test_c8_shards_of_another_number_that_nobody_fences_repeat_nothing(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        """Of a second publisher of this application: no transactional id is the same."""
+        theirs = Shard(2, 4, PARTITIONS)
+        a = ids_of(theirs, 1)[0]
+        first, second = new_sink(Shard(0, 2, PARTITIONS)), new_sink(theirs)
+        for each in (first, second):
+            list(each.fold({}))
+        first.publish(events([(a, 1)]))
+        with pytest.raises(SinkError):
+            second.publish(events([(a, 1)]))
+        second = new_sink(theirs)
+        list(second.fold({}))
+        second.publish(events([(a, 2)]))
+        with pytest.raises(SinkError) as caught:
+            first.publish(events([(a, 2)]))
+        assert caught.value.code == "sink.aborted"
+        assert first.needs_replacement
+        assert identities(read_topic(servers, sink.topic)) == [(a, 1), (a, 2)]
 
     def test_a15_what_stands_in_former_partitions_is_found(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink
