@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from eventpub import config
 from eventpub.errors import Check, SinkError
-from eventpub.local import Kafka
-from eventpub.sink import ShardSink, check_topics, checks, owning, topics
-from eventpub.sink.topics import list_offsets
+from eventpub.local import Kafka, kafka_cluster
+from eventpub.sink import ShardSink, check_topics, checks, client, owning, topics
+from eventpub.sink.topics import list_offsets, topic_ids
+from tests.publisher.harness import eventually
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings
 from tests.sink.mock_cluster import MockCluster
 
@@ -234,3 +237,30 @@ def test_f4_a_leader_that_hangs_is_asked_no_more_once_another_leads() -> None:
         assert time.monotonic() - began < 8
     finally:
         cluster.close()
+
+
+def test_f4_a_broker_that_dies_is_not_waited_for_by_who_took_it_for_the_controller(
+    tmp_path: Path,
+) -> None:
+    """The client asked no other one for up to five minutes, though the others lead everything."""
+    with kafka_cluster(tmp_path / "kafka") as cluster:
+        sink = settings("orders", cluster.bootstrap_servers)
+        eventually(lambda: _is_there(sink), 60)
+        known = topic_ids(sink, ["orders"])
+        assert "orders" in known
+        admin, _ = client.admin(sink)
+        number = admin.list_topics(timeout=10).controller_id
+        cluster.brokers[number].kill()
+        eventually(lambda: _ids(sink) == known, 60)
+
+
+def _is_there(sink: config.Sink) -> bool:
+    with suppress(SinkError):
+        return check_topics(sink).topic == "orders"
+    return False
+
+
+def _ids(sink: config.Sink) -> dict[str, str]:
+    with suppress(SinkError):
+        return topic_ids(sink, ["orders"])
+    return {}
