@@ -76,6 +76,7 @@ class Fold(Iterator[Folded]):
         sources: whose records count; None: whoever's.
         everywhere: read all partitions, for what belongs to this shard's aggregates: where the
             number of partitions may have been another one when it was written.
+        meanwhile: called again and again while nothing comes; what it raises ends the iteration.
 
     Attributes:
         offsets: the next offset of every own partition; to be saved with what was folded.
@@ -99,8 +100,10 @@ class Fold(Iterator[Folded]):
         only: Kind | None = None,
         sources: Sources | None = None,
         everywhere: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._sink = sink
+        self._meanwhile = meanwhile
         self._shard = shard
         self._sources = sources
         self._everywhere = everywhere
@@ -253,6 +256,8 @@ class Fold(Iterator[Folded]):
         deadline = time.monotonic() + self._timeout
         while self._reading:
             first = client.call(consumer.poll, 0.1)
+            if first is None:
+                self._meanwhile()
             messages: list[Any] = (
                 [] if first is None else [first, *client.call(consumer.consume, _CHUNK, 0)]
             )

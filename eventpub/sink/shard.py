@@ -213,6 +213,7 @@ class ShardSink:
         acknowledged: Mapping[Place, int] | None = None,
         everywhere: bool = False,
         timeout: float = FOLD_TIMEOUT,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Fold:
         """Reads the shard's own partitions back from the saved next offsets to their end.
 
@@ -227,6 +228,7 @@ class ShardSink:
             everywhere: read all partitions, for the shard's aggregates: where the number of
                 partitions may have been another one.
             timeout: seconds without any progress after which it gives up.
+            meanwhile: called again and again while nothing comes; what it raises ends the reading.
 
         Raises:
             UnmarkedError: while iterating: some of `written` is not visible; `restore` it.
@@ -246,6 +248,7 @@ class ShardSink:
             timeout=timeout,
             sources=self._sources,
             everywhere=everywhere,
+            meanwhile=meanwhile,
         )
         return self._fold
 

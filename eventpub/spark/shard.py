@@ -363,14 +363,15 @@ class _ShardTask:
         for part in self._visible():
             self._fold_part(part, self._now, jumps)
             failpoint("during_fold")
-            if self.is_stopping:
-                raise StateError(
-                    "run.stopping", "stopped while it read the topic back", retriable=True
-                )
+            self._require_going_on()
             if time.monotonic() - shown > _SHOWN_EVERY:
                 shown = time.monotonic()
                 run, number = self._job.run, self._shard.number
                 self._state.tell_fold(run, number, self._report.folded, self._sink.unread)
+
+    def _require_going_on(self) -> None:
+        if self.is_stopping:
+            raise StateError("run.stopping", "stopped while it read the topic back", retriable=True)
 
     def _fold_part(self, part: Folded, now: int, jumps: Jumps | None) -> None:
         self._index.note_truncated(self._sink.truncated, int(part.create_times.max(initial=0)))
@@ -451,6 +452,7 @@ class _ShardTask:
                     index.written,
                     acknowledged=self._job.acknowledged,
                     everywhere=index.reads_everywhere,
+                    meanwhile=self._require_going_on,
                 )
             except UnmarkedError as lost:
                 self._reads_all = False  # the next one goes on where this one has come to

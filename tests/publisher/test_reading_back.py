@@ -54,7 +54,7 @@ def test_a25_a_stop_does_not_wait_until_the_topic_is_read_back(
     publisher.start()
     publisher.until_said("reading the topic back into the index", 120)
     began = time.monotonic()
-    assert publisher.stop(timeout=80) == 143, "it has waited for the rest, which takes 130 s"
+    assert publisher.stop(timeout=60) == 143, "it has waited for the rest, which takes 130 s"
     print(f"stopped within {time.monotonic() - began:.1f} s")
     assert publisher.topic.versions("new") == []
     throttle(kafka_server, topic_name, "consumer_byte_rate", FAST)
