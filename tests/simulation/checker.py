@@ -224,15 +224,23 @@ def _is_baseline(world: World, key: tuple[str, int], start: int, *, undone: bool
 def _is_hidden(world: World, key: tuple[str, int], row: Row) -> bool:
     """Whether a version that was written anew committed behind a newer one, and no time tells it.
 
-    What tells events of one version apart is the newest time of their aggregate.
+    What tells events of one version apart is the newest time of their aggregate. Of an aggregate
+    that waited for a version, newer ones are published as soon as that is there: ahead of what
+    committed together with it, and of the window.
     """
     rows = [*world.committed.values()]
     rows += [other for gone in world.undone.values() for other in gone]
+    rows = [other for other in rows if other.aggregate_id == key[0]]
+    gone = [other for (a, _), undone in world.undone.items() if a == key[0] for other in undone]
+    waited = any(
+        other.version > 1
+        and not any(r.version == other.version - 1 and r.committed <= other.committed for r in rows)
+        for other in gone
+    )
     return key in world.undone and any(
-        other.aggregate_id == key[0]
-        and other.version > key[1]
+        other.version > key[1]
         and other.create_time >= row.create_time
-        and other.committed < row.committed
+        and (other.committed < row.committed or (waited and other.committed == row.committed))
         for other in rows
     )
 
