@@ -528,18 +528,37 @@ class Spark(_Section):
     master: str = Field(
         "local[*]",
         min_length=1,
-        description="Spark's master; `local[N]` gets at least as many slots as there are shards",
+        description="Spark's master; `local[N]` gets at least as many slots as there are shards;"
+        " 'none': no Spark and no Java, the shards are threads of the publisher's process",
     )
     shards: int = Field(
         2,
         ge=1,
         le=1024,
-        description="tasks that publish in parallel, each its share of the aggregates; at most the"
+        description="how many publish in parallel, each its share of the aggregates; at most the"
         " topic's partitions",
     )
     trigger: Micros = Field(100_000, description="shortest time between micro-batches")
     properties: Properties = Field(
         default_factory=dict, repr=False, description="properties of Spark"
+    )
+
+
+class Channel(_Section):
+    """`[channel]`: between the coordinator and the shards on a cluster's machines."""
+
+    host: str = Field(
+        "",
+        description="name or address by which executors reach this machine; '' = loopback where"
+        " Spark is on this machine, else this machine's name",
+    )
+    port: int = Field(0, ge=0, le=65_535, description="port that it is served on; 0 = any")
+    certificate_file: Path | None = Field(
+        None, description="TLS: certificate of this machine, PEM; without it, no TLS"
+    )
+    key_file: Path | None = Field(None, description="TLS: its private key, PEM")
+    ca_file: Path | None = Field(
+        None, description="TLS: certificates that executors trust, PEM; '' = those of the system"
     )
 
 
@@ -565,6 +584,7 @@ class Config(_Section):
     recount: Recount = Recount()
     sink: Sink
     spark: Spark = Spark()
+    channel: Channel = Channel()
     ops: Ops = Ops()
 
     @model_validator(mode="after")

@@ -256,22 +256,18 @@ def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Re
     """Give up missing versions now. Each is recorded, and later versions are published."""
     loaded = request.load()
     from eventpub.ops.gaps import Answer, act, given_up
-    from eventpub.spark.state import StateDir
+    from eventpub.state import StateDir
 
     gap = given_up(loaded.config, aggregate_id)
     if gap is None:
         return _acted("skip", aggregate_id, Answer("nothing is held"), "")
     first, last = gap
-    bound = None if first is None or last is None else (first, last)
-    if bound is None:
-        named = "what it misses"
-    else:
-        named = f"version {first}" if first == last else f"versions {first} to {last}"
+    named = f"version {first}" if first == last else f"versions {first} to {last}"
     if not (later or StateDir(loaded.config.app.state_dir).is_running()):
         return _acted("skip", aggregate_id, Answer("not running"), named, gap)
     if not (yes or _agrees(f"{aggregate_id}: give up {named}?")):
         return _acted("skip", aggregate_id, Answer("not confirmed"), named, gap)
-    answer = act(loaded.config, "skip", aggregate_id, bound, later=later)
+    answer = act(loaded.config, "skip", aggregate_id, gap, later=later)
     return _acted("skip", aggregate_id, answer, named, gap)
 
 
@@ -312,7 +308,7 @@ def _acted(
     aggregate_id: str,
     answer: Any,
     named: str,
-    gap: tuple[int | None, int | None] | None = None,
+    gap: tuple[int, int] | None = None,
 ) -> Report:
     wait = f"gaps cancel {answer.request.id}" if answer.request else ""
     words = {

@@ -22,7 +22,7 @@ from eventpub.config import Config, format_time
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from eventpub.spark import Progress
+    from eventpub.publisher import Progress
 
 LINE_SECONDS = 5.0
 IDLE_LINE_SECONDS = 60.0
@@ -59,7 +59,7 @@ def publish(config: Config, *, available_now: bool) -> Report:
         EventpubError: what stopped it.
     """
     with watching(config) as view:
-        from eventpub.spark.publisher import run
+        from eventpub.publisher import run
 
         end_if_asked()
         final = run(config, available_now=available_now, on_progress=view.see)
@@ -190,7 +190,6 @@ def _facts(progress: Progress) -> dict[str, Any]:
     facts["lag_events"] = progress.lag_events
     if progress.ahead_seconds:
         facts["ahead_seconds"] = round(progress.ahead_seconds)
-    facts["batch_seconds"] = round(progress.batch_seconds.get("total", 0.0), 3)
     return facts
 
 
@@ -254,8 +253,8 @@ def facts_grid(p: Progress, rate: float) -> RenderableType:
     outer = Table.grid()
     outer.add_row(grid)
     position = format_time(p.position) if p.position > 0 else "beginning"
-    steps = " ".join(f"{k} {1000 * v:.0f}" for k, v in p.batch_seconds.items())
-    outer.add_row(Text(f"position {position}   batch ms: {steps}", style="dim"))
+    steps = " ".join(f"{k} {1000 * v:.0f}" for k, v in p.report_seconds.items())
+    outer.add_row(Text(f"position {position}   last transaction, ms: {steps}", style="dim"))
     if p.ahead_seconds:
         ahead = f"the newest event lies {p.ahead_seconds:,.0f} s in the future"
         outer.add_row(Text(ahead, style="yellow"))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from eventpub.local import Database, Kafka
-    from eventpub.spark import Progress
+    from eventpub.publisher import Progress
 
 _LINE_SECONDS = 2.0
 _HABITS = {
@@ -58,7 +58,7 @@ def play(*, seconds: float | None, rate: int, keep: str | None) -> Report:
         EventpubError: a server could not be started, or the publisher failed.
     """
     from eventpub.cli import log
-    from eventpub.spark.publisher import run
+    from eventpub.publisher import run
 
     log.configure("auto", level=40)
     with ExitStack() as stack:

@@ -193,6 +193,14 @@ class Index:
         finally:
             reader.close()
 
+    def pending(self) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:
+        """As `glance`, of the open index."""
+        skipped = {
+            key[1:].decode(): [(first, last) for first, last in json.loads(value)]
+            for key, value in self._scan(b"s")
+        }
+        return [self.holds[aggregate_id] for aggregate_id in self.holds], skipped
+
     @staticmethod
     def summary(directory: Path) -> Summary | None:
         """Of an index that nobody has open; None where there is none, or none that can be used."""

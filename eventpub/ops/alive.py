@@ -2,17 +2,17 @@
 
     python -m eventpub.ops.alive [STATE_DIR]
 
-Exit status 0 or 1, with one line that says why. It connects to nothing and takes no lock.
+Exit status 0 or 1, with one line that says why. It asks the publisher, and nobody else.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
-from eventpub.spark.state import StateDir
+from eventpub.ops.asking import ask_running
+from eventpub.state import StateDir
 
 _SILENT = 60.0
 """Seconds without an answer of the database after which the publisher does not work."""
@@ -25,10 +25,12 @@ def alive(folder: Path) -> tuple[bool, str]:
     state = StateDir(folder)
     if not state.is_running():
         return False, f"no publisher has {folder}"
-    seen = state.seen_database()
-    if seen is None:
+    status = ask_running(state, "status")
+    if status is None:
+        return False, "the publisher is starting, or does not answer"
+    age = status["database_age"]
+    if age is None:
         return False, "the publisher has not seen the database yet"
-    age = max(0.0, time.time() - seen)
     return age < _SILENT, f"the publisher has seen the database {age:.0f} s ago"
 
 

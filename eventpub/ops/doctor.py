@@ -90,7 +90,7 @@ def _former_server(state: Path) -> str | None:
 
 def _sink(config: Config) -> Iterable[Check]:
     from eventpub import sink
-    from eventpub.spark.state import StateDir
+    from eventpub.state import StateDir
 
     written = sink.Written()
     if config.app.state_dir.exists():

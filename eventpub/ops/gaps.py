@@ -1,24 +1,29 @@
 """Open holds and recorded skips: see them, and act on one.
 
-Open holds are read from the indexes, which a running publisher may have open at the same time;
-recorded skips from `<topic>.gaps`. What is to be done is left as a request in the state directory,
-since a skip must be published together with the events that follow it: the running publisher does
-it with its next batch. A request that nobody can answer now is kept only where that was asked for.
+A running publisher is asked, wherever its shards are: it knows the open holds, and a skip must be
+published together with the events that follow it. When none runs, open holds are read from the
+indexes of this machine; a request is kept only where that was asked for. Recorded skips are on
+`<topic>.gaps`.
 """
 
 from __future__ import annotations
 
-import time
+import json
+import secrets
 from dataclasses import dataclass
 from typing import Literal
 
 from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges, values
+from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.index import Index
+from eventpub.ops.asking import ask_shards
 from eventpub.sink import Fold
 from eventpub.sink.topics import partition_counts
-from eventpub.spark.state import Request, StateDir
+from eventpub.state import StateDir
 from eventpub.store import EventStore
+
+_LIST_TIMEOUT = 20.0
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,23 @@ def find(config: Config) -> Gaps:
             )
             for gap in recorded
         ],
-        requests=StateDir(config.app.state_dir).asked(),
+        requests=StateDir(config.app.state_dir).kept(),
     )
 
 
 def _pending(config: Config) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:
     """The open holds, and per aggregate the skipped versions that are still missing."""
     state = StateDir(config.app.state_dir)
+    answers = ask_shards(state, Request(secrets.token_hex(8), "list"), _LIST_TIMEOUT)
+    if answers is not None:
+        found = [json.loads(answer) for answer in answers.values()]
+        told = [Hold(**hold) for answer in found for hold in answer["holds"]]
+        skips = {
+            a: [(first, last) for first, last in ranges]
+            for answer in found
+            for a, ranges in answer["skipped"].items()
+        }
+        return told, skips
     progress = state.read(state.progress_file) or {}
     shards = progress.get("shards", config.spark.shards)
     holds: list[Hold] = []
@@ -100,17 +115,14 @@ def _pending(config: Config) -> tuple[list[Hold], dict[str, list[tuple[int, int]
     return holds, missing
 
 
-def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | tuple[None, None] | None:
+def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
     """The first and last version that a skip of an aggregate's open gap would give up.
 
-    None where it holds nothing; both are None where the indexes are on other machines.
+    None where it holds nothing.
 
     Raises:
         StateError, StoreError: the index or the event store cannot be read.
     """
-    state = StateDir(config.app.state_dir)
-    if not state.indexed() and state.is_running():
-        return None, None
     holds, _ = _pending(config)
     hold = next((h for h in holds if h.aggregate_id == aggregate_id), None)
     if hold is None:
@@ -136,29 +148,25 @@ def act(
         config: the whole configuration.
         action: what to do.
         aggregate_id: with which.
-        versions: the first and the last that may be given up; None: of a retry, or not known here.
+        versions: the first and the last that may be given up; None: of a retry.
         later: where no publisher is running, leave it to the next one.
         timeout: seconds to wait for a running publisher; then the request is taken back.
     """
     state = StateDir(config.app.state_dir)
-    if not (later or state.is_running()):
-        return Answer("not running")
-    request = state.ask(action, aggregate_id, *(versions or ()))
-    deadline = time.monotonic() + timeout
-    while state.is_running() and time.monotonic() < deadline:
-        outcome = state.answer_of(request)
-        if outcome is not None:
+    request = Request(secrets.token_hex(8), action, aggregate_id, *(versions or ()))
+    if state.is_running():
+        answers = ask_shards(state, request, timeout)
+        if answers is not None:
+            [outcome] = answers.values()
             return Answer(outcome, request)
-        time.sleep(0.05)
-    if not state.is_running() and later:
-        return Answer(state.answer_of(request) or "kept", request)
-    outcome = "no answer" if state.is_running() else "not running"
-    state.withdraw(request)
-    return Answer(state.answer_of(request) or outcome, request)
+    if later and not state.is_running():
+        state.keep(request)
+        return Answer("kept", request)
+    return Answer("no answer" if state.is_running() else "not running")
 
 
 def cancel(config: Config, name: str) -> list[Request]:
     """Take back the requests of an aggregate, or the one of an id, that nobody has answered."""
     state = StateDir(config.app.state_dir)
-    meant = [r for r in state.asked() if name in {r.id, r.aggregate_id}]
+    meant = [r for r in state.kept() if name in {r.id, r.aggregate_id}]
     return [request for request in meant if state.withdraw(request)]

@@ -23,16 +23,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pyspark import daemon  # noqa: E402
 
-import eventpub.spark.shard  # noqa: E402
+import eventpub.spark.leases  # noqa: E402
 
-_ = eventpub.spark.shard
+_ = eventpub.spark.leases
 
 
 def main() -> None:
     """Serve Spark's requests for workers."""
     if threading.active_count() > 1:
         print("eventpub: a library started a thread before a fork", file=sys.stderr)
-    for module in ("pandas", "pyspark.worker", sys.argv[1] if len(sys.argv) > 1 else ""):
+    for module in ("pyspark.worker", sys.argv[1] if len(sys.argv) > 1 else ""):
         if module:
             __import__(module)
     gc.freeze()  # what is imported lives as long as the process

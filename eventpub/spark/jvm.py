@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -127,19 +128,28 @@ class Jvm:
         size = int.from_bytes(data[4:8], "big")
         return int.from_bytes(data[:4], "big"), data[8 : 8 + size].decode()
 
-    def close(self) -> None:
-        """End the JVM; pyspark may start or be given another one afterwards."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the JVM; pyspark may start or be given another one afterwards.
+
+        Args:
+            at_once: nothing in it is of any worth.
+        """
         from pyspark import SparkContext
 
+        if at_once:
+            self.process.kill()
         gateway = SparkContext._gateway
         if gateway is not None:
-            gateway.shutdown()
+            with suppress(Exception):  # it is gone
+                gateway.shutdown()
         SparkContext._gateway = None
         SparkContext._jvm = None
+        SparkContext._active_spark_context = None
         os.environ.pop("PYSPARK_GATEWAY_PORT", None)
         os.environ.pop("PYSPARK_GATEWAY_SECRET", None)
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(OSError):
+            self.process.stdin.close()
         try:
             self.process.wait(self._end_timeout)
         except subprocess.TimeoutExpired:
@@ -234,14 +244,14 @@ def find_java() -> str:
 
 
 def make_archive() -> Path:
-    """Run a small stream that loads what a publisher does, and keep its classes for later starts.
+    """Run a small job that loads what a publisher does, and keep its classes for later starts.
 
     Those of environments that are gone are removed.
 
     Returns:
         the archive, about 160 MB; one that can be used is kept.
     """
-    from eventpub.spark.warm_up import stream_a_little
+    from eventpub.spark.warm_up import run_a_little
 
     file = archive_file(find_java())
     if not has_archive(file):
@@ -251,7 +261,7 @@ def make_archive() -> Path:
                 place.with_suffix(".jsa").unlink(missing_ok=True)
                 place.unlink()
         partial = file.with_suffix(f".{os.getpid()}")
-        stream_a_little(partial)
+        run_a_little(partial)
         if partial.exists():
             partial.rename(file)
             file.with_suffix(".jars").write_text(str(_jars()))

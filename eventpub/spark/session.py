@@ -1,4 +1,4 @@
-"""The Spark session of the publisher: what is set, and why. Needs Java 17."""
+"""The Spark that the publisher's tasks run on: what is set, and why. Needs Java 17."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,24 +13,17 @@ from typing import TYPE_CHECKING
 from eventpub.config import Config
 from eventpub.errors import StateError
 from eventpub.spark.jvm import Jvm
-from eventpub.spark.state import StateDir
+from eventpub.state import StateDir
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-TASK_FAILURES = 4
-"""How often one shard's task may fail before the micro-batch does, as on a cluster."""
+    from pyspark import SparkContext
 
 
-@contextmanager
-def Session(  # noqa: N802 (reads as what it is)
-    config: Config,
-    log_file: Path,
-    *,
-    archive: Path | None = None,
-    stops: Callable[[], bool] = lambda: False,
-) -> Iterator[SparkSession]:
-    """Spark on this machine, or a connection to its cluster, for as long as the block runs.
+class Session:
+    """Spark on this machine, or a connection to its cluster; a context manager that ends it.
+
+    To be made in another thread than the main one, in which Spark would put a signal handler of its
+    own in the place of ours.
 
     Args:
         config: the whole configuration.
@@ -39,45 +31,78 @@ def Session(  # noqa: N802 (reads as what it is)
         archive: see `jvm.Jvm`.
         stops: whether nobody wants it any more; asked while the JVM starts.
 
+    Attributes:
+        context: Spark's.
+
     Raises:
         StateError: run.stopping, spark.java_missing, spark.start_failed.
     """
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    properties = _properties(config)
-    local = re.fullmatch(r"local(?:\[(\*|\d+)\])?", config.spark.master)
-    # `local[N]` lets no task fail twice unless set so.
-    master = f"local[{_slots(local[1], config)},{TASK_FAILURES}]" if local else config.spark.master
-    jvm = Jvm(properties, log_file, archive=archive, stops=stops) if local else None
-    try:
-        from pyspark.sql import SparkSession
 
-        builder = SparkSession.builder.appName(f"eventpub:{config.app.id}").master(master)
-        for key, value in properties.items():
-            builder = builder.config(key, value)
+    def __init__(
+        self,
+        config: Config,
+        log_file: Path,
+        *,
+        archive: Path | None = None,
+        stops: Callable[[], bool] = lambda: False,
+    ) -> None:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        properties = _properties(config)
+        local = re.fullmatch(r"local(?:\[(\*|\d+)\])?", config.spark.master)
+        master = f"local[{_slots(local[1], config)}]" if local else config.spark.master
+        self._is_kept = archive is not None
+        self._jvm = Jvm(properties, log_file, archive=archive, stops=stops) if local else None
         try:
-            # the JVM writes to the file already, and what others say meanwhile is for the terminal
-            with nullcontext() if jvm else _stderr_to(log_file), ThreadPoolExecutor(1) as thread:
-                # in the main thread it would put a handler of its own in the place of ours
-                spark = thread.submit(builder.getOrCreate).result()
+            self.context = self._connect(config, properties, master, log_file)
         except Exception as error:
+            self._end_jvm()
+            if stops():
+                raise StateError("run.stopping", "stopped before Spark had started") from error
             raise StateError(
                 "spark.start_failed",
                 f"Spark does not start: {_reason(error)}",
                 where=f"spark.master = {config.spark.master}",
                 suggestion="check spark.master and spark.properties; Spark's own words are in "
                 f"{log_file}",
+                retriable=True,
             ) from error
         if not os.environ.get("EVENTPUB_SPARK_LOG"):
-            spark.sparkContext.setLogLevel("OFF")
-        try:
-            yield spark
-        finally:
+            self.context.setLogLevel("OFF")
+
+    def _connect(
+        self, config: Config, properties: dict[str, str], master: str, log_file: Path
+    ) -> SparkContext:
+        from pyspark import SparkConf, SparkContext
+
+        conf = SparkConf().setAppName(f"eventpub:{config.app.id}").setMaster(master)
+        conf.setAll(list(properties.items()))
+        # the JVM writes to the file already, and what others say meanwhile is for the terminal
+        with nullcontext() if self._jvm else _stderr_to(log_file):
+            return SparkContext(conf=conf)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._jvm is None or self._is_kept:
             with suppress(OSError, Exception):  # a JVM that has died has stopped already
-                spark.stop()
-    finally:
-        if jvm is not None:
-            jvm.close()
+                self.context.stop()
+        self._end_jvm()
+
+    def _end_jvm(self) -> None:
+        if self._jvm is not None:
+            self._jvm.close(at_once=not self._is_kept)
+
+    def is_alive(self) -> bool:
+        """Whether it still answers."""
+        if self._jvm is not None:
+            return self._jvm.process.poll() is None
+        try:
+            self.context.statusTracker().getActiveJobsIds()
+        except Exception:
+            return False
+        return True
 
 
 def _slots(asked: str | None, config: Config) -> int:
@@ -118,14 +143,6 @@ def _properties(config: Config) -> dict[str, str]:
         "spark.python.daemon.module": "eventpub.spark.daemon",
         # A TCP socket for each worker costs a handshake and a secret per task.
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution"
-        ".streaming.checkpointing.FileSystemBasedCheckpointFileManager",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.sql.streaming.numRecentProgressUpdates": "2",
-        # Hadoop gives the checkpoint's files their mode itself, whatever the process's umask is.
-        "spark.hadoop.fs.permissions.umask-mode": "077",
-        "spark.sql.shuffle.partitions": "1",
-        "spark.sql.adaptive.enabled": "false",
     }
     if config.spark.master.startswith("local"):
         ours["spark.driver.host"] = "127.0.0.1"

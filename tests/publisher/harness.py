@@ -418,8 +418,7 @@ class Publisher:
         """Wait until the head start of a first run is over, and Spark's tasks have begun."""
 
         def has_begun() -> bool:
-            told = (self.state / "live").glob("[0-9]*.json")
-            return any(json.loads(file.read_text())["batch"] >= 0 for file in told)
+            return len(self.workers()) >= 1
 
         eventually(has_begun, timeout)
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import structlog
 
+from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
 from eventpub.index import Index, Summary
-from eventpub.spark.recount import hidden_at_most
-from eventpub.spark.source import BEGINNING
-from eventpub.spark.state import StateDir
+from eventpub.state import StateDir
+
+BEGINNING = 0
+"""The position before every event: 1970."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 
-from eventpub.spark.ahead import read_ahead
-from eventpub.spark.recount import Comparison
+from eventpub.channel import Comparison
+from eventpub.shard.ahead import read_ahead
 
 
 class KeysAhead:

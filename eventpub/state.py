@@ -1,24 +1,18 @@
 """The state directory: who may use it, where the reader is, where it started.
 
-lock            held by the running publisher
+lock            held by the running publisher; says where it is asked
 start.json      where this publisher started, resolved once; run.json and progress.json repeat it
-server.json     which database server was read last
 run.json        which run this is: a number that grows with every start
-boundary.json   how far the shards may read while a micro-batch runs
-passed.json     where rows have become visible behind the windows, as the source has seen
-pages/          pages of a backlog that the source has read for all shards
-live/           what each shard has done so far in the micro-batch that runs; if one has ended it
-requests/       what `eventpub gaps retry` and `skip` ask the publisher to do, and what came of it
-progress.json   position and pending work, as the shards reported last; what they shall compare
-checkpoint/     Spark's
+progress.json   position and pending work, as the shards reported last
+requests/       what `eventpub gaps retry --later` and `skip --later` leave for the next publisher
 index/          one folder a shard, per number of shards
-seen            touched whenever the driver has seen the database
+spark/          Spark's scratch files
 spark.log       what Spark and its workers printed
 
 start.json, run.json, progress.json and requests that wait must outlive a power failure: they are
-synced, and a start does without any of them all the same (see `recovery`). The index is repaired
-from the topic. Everything else is of one run only, and each start throws it away. The directory is
-for nobody but the publisher's user: payloads and ids are in it.
+synced, and a start does without any of them all the same (see `publisher.recovery`). The index is
+repaired from the topic. The directory is for nobody but the publisher's user: ids are in it, and
+payloads as far as Spark writes any.
 """
 
 from __future__ import annotations
@@ -26,42 +20,50 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
+from eventpub.channel import Request
 from eventpub.errors import StateError
 
 _LOCK_TIMEOUT = 1.0
 """Seconds: who asks whether a publisher runs shares the lock for an instant."""
+
+_OF_FORMER_VERSIONS = (
+    "checkpoint",
+    "pages",
+    "live",
+    "boundary.json",
+    "passed.json",
+    "server.json",
+    "stopping.json",
+    "seen",
+)
+"""What versions before 0.2 left here, and nothing needs."""
 
 _LEFT_OVER = 60.0
 """Seconds after which a temporary file belongs to nobody any more."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """What somebody asks the publisher to do with one aggregate.
+class Running:
+    """What the lock of a running publisher says.
 
     Attributes:
-        id: names it.
-        action: "retry" looks for what is missing now; "skip" gives the open gap up now.
-        aggregate_id: whose.
-        version: the first that is to be given up; a request that is done again gives up no other
-            one, and one that names none gives up nothing.
-        to_version: the last that is to be given up; None: all up to the first one that is there.
+        pid: its process.
+        location, token: as of `channel.flight.Address`; "": it is not reached yet.
+        root_certificates: the same.
     """
 
-    id: str
-    action: Literal["retry", "skip"]
-    aggregate_id: str
-    version: int | None = None
-    to_version: int | None = None
+    pid: int
+    location: str = ""
+    token: str = ""
+    root_certificates: str | None = None
 
 
 class StateDir:
@@ -79,19 +81,11 @@ class StateDir:
             raise _mapped(error, self.root) from error
         self.progress_file = self.root / "progress.json"
         self.start_file = self.root / "start.json"
-        self.server_file = self.root / "server.json"
         self.run_file = self.root / "run.json"
-        self.boundary_file = self.root / "boundary.json"
-        self.passed_file = self.root / "passed.json"
-        self.checkpoint = self.root / "checkpoint"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
         self.spark_scratch = self.root / "spark"
-        self.pages = self.root / "pages"
-        self.live = self.root / "live"
-        self.seen = self.root / "seen"
         self.requests = self.root / "requests"
-        self.stopping_file = self.root / "stopping.json"
         self._lock: IO[str] | None = None
 
     def lock(self) -> None:
@@ -114,8 +108,8 @@ class StateDir:
                 if time.monotonic() < deadline:
                     time.sleep(0.02)
                     continue
-                handle.seek(0)
-                pid = handle.read().strip() or "unknown"
+                found = self.running()
+                pid = "unknown" if found is None else found.pid
                 raise StateError(
                     "state.locked",
                     f"another publisher (process {pid}) is running on this state directory",
@@ -123,21 +117,38 @@ class StateDir:
                     suggestion=f"stop process {pid}; a publisher of another table needs an app.id,"
                     " an app.state_dir and a sink.topic of its own",
                 ) from error
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
         self._lock = handle
+        self.say_running(Running(os.getpid()))
+
+    def say_running(self, running: Running) -> None:
+        """Write into the lock where the publisher that holds it is asked."""
+        assert self._lock is not None
+        try:
+            self._lock.truncate(0)
+            self._lock.write(json.dumps(asdict(running)))
+            self._lock.flush()
+        except OSError as error:
+            raise _mapped(error, self.root / "lock") from error
+
+    def running(self) -> Running | None:
+        """The publisher that has this directory, as its lock says; None: it does not say."""
+        data = self.read(self.root / "lock")
+        try:
+            return None if data is None else Running(**data)
+        except TypeError:
+            return None
 
     def clear(self) -> None:
         """Throw away what belongs to a run that is over; by who holds the lock."""
-        for folder in (self.spark_scratch, self.checkpoint, self.pages, self.live):
-            shutil.rmtree(folder, ignore_errors=True)
+        for name in ("spark", *_OF_FORMER_VERSIONS):
+            path = self.root / name
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
         left = [*self.root.glob("*.new"), *self.requests.glob("*.new")]
-        left += self.requests.glob("*.answer")  # that nobody waited for
         with suppress(OSError):
-            self.boundary_file.unlink(missing_ok=True)
-            self.seen.unlink(missing_ok=True)
-            self.stopping_file.unlink(missing_ok=True)
             for file in left:
                 if time.time() - file.stat().st_mtime > _LEFT_OVER:
                     file.unlink(missing_ok=True)
@@ -145,11 +156,9 @@ class StateDir:
     def protect(self) -> bool:
         """Take other users' access away; whether there was any."""
         # only from what is ours: somebody's state directory may be their home
-        files = [self.progress_file, self.start_file, self.run_file, self.boundary_file]
-        files += [self.server_file, self.passed_file, self.stopping_file, self.spark_log]
-        files += [self.seen, self.root / "lock"]
-        folders = [self.checkpoint, self.index, self.spark_scratch, self.pages, self.live]
-        folders.append(self.requests)
+        files = [self.progress_file, self.start_file, self.run_file, self.spark_log]
+        files.append(self.root / "lock")
+        folders = [self.index, self.spark_scratch, self.requests]
         inside = [path for folder in folders for path in folder.rglob("*")]
         found = False
         for path in [self.root, *files, *folders, *inside]:
@@ -185,67 +194,6 @@ class StateDir:
         except OSError as error:
             raise _mapped(error, path) from error
 
-    def forget_pages(self) -> None:
-        """Remove the pages of a run of the query that is over."""
-        shutil.rmtree(self.pages, ignore_errors=True)
-
-    def tell(self, run: int, batch: int, shard: int, report: dict[str, Any]) -> None:
-        """Leave what a shard's task has done so far; nothing depends on its arriving."""
-        with suppress(OSError, StateError):
-            self.live.mkdir(mode=0o700, exist_ok=True)
-            self.write(self.live / f"{shard}.json", {"run": run, "batch": batch, "report": report})
-
-    def told(self, run: int, batch: int, shards: int) -> list[dict[str, Any]]:
-        """What all shards have left in a micro-batch; nothing where one of them has not, yet."""
-        found = [self.told_by(run, batch, n) for n in range(shards)]
-        reports = [report for report in found if report is not None]
-        return reports if len(reports) == shards else []
-
-    def told_by(self, run: int, batch: int, shard: int) -> dict[str, Any] | None:
-        """What one shard's task, or one before it, has left in a micro-batch."""
-        told = self.read(self.live / f"{shard}.json")
-        if told is None or (told["run"], told["batch"]) != (run, batch):
-            return None
-        report: dict[str, Any] = told["report"]
-        return report
-
-    def ask_to_stop(self, run: int) -> None:
-        """Let the tasks of a run know that it is to stop; it may not arrive."""
-        with suppress(OSError, StateError):
-            self.write(self.stopping_file, {"run": run})
-
-    def is_stopping(self, run: int) -> bool:
-        """Whether a run is to stop."""
-        return self.stopping_file.exists() and self.read(self.stopping_file) == {"run": run}
-
-    def tell_fold(self, run: int, shard: int, read: int, left: int) -> None:
-        """Leave how far a shard has read its topics back: records read, and offsets left."""
-        with suppress(OSError, StateError):
-            self.live.mkdir(exist_ok=True)
-            found = {"run": run, "read": read, "left": left}
-            self.write(self.live / f"fold-{shard}.json", found)
-
-    def forget_fold(self, shard: int) -> None:
-        """It has read them to their end."""
-        with suppress(OSError):
-            (self.live / f"fold-{shard}.json").unlink(missing_ok=True)
-
-    def folding(self, run: int, shards: int) -> tuple[int, int] | None:
-        """Records that the shards of a run have read back and offsets left; None: none reads."""
-        found = [self.read(self.live / f"fold-{n}.json") for n in range(shards)]
-        known = [data for data in found if data is not None and data["run"] == run]
-        return (sum(d["read"] for d in known), sum(d["left"] for d in known)) if known else None
-
-    def end_batch(self, run: int, batch: int) -> None:
-        """Let the other shards know that one has ended a micro-batch; it may not arrive."""
-        with suppress(OSError, StateError):
-            self.live.mkdir(mode=0o700, exist_ok=True)
-            self.write(self.live / "ended.json", {"run": run, "batch": batch})
-
-    def has_ended(self, run: int, batch: int) -> bool:
-        """Whether a shard has ended a micro-batch."""
-        return self.read(self.live / "ended.json") == {"run": run, "batch": batch}
-
     def forget_shards(self, shards: int) -> None:
         """Remove the indexes of a number of shards that is not used any more."""
         shutil.rmtree(self.index / f"{shards}-shards", ignore_errors=True)
@@ -265,20 +213,12 @@ class StateDir:
         for aside in self.index.glob("former-*"):
             shutil.rmtree(aside, ignore_errors=True)
 
-    def ask(
-        self,
-        action: Literal["retry", "skip"],
-        aggregate_id: str,
-        version: int | None = None,
-        to_version: int | None = None,
-    ) -> Request:
-        """Leave a request for the publisher."""
-        request = Request(secrets.token_hex(8), action, aggregate_id, version, to_version)
+    def keep(self, request: Request) -> None:
+        """Leave a request for the next publisher."""
         self.requests.mkdir(mode=0o700, exist_ok=True)
         self.write(self.requests / f"{request.id}.json", asdict(request), lasting=True)
-        return request
 
-    def asked(self) -> list[Request]:
+    def kept(self) -> list[Request]:
         """The requests that nobody has answered, oldest first."""
         return [request for _, request in self._requests() if request is not None]
 
@@ -307,20 +247,6 @@ class StateDir:
             return False
         return True
 
-    def answer(self, request_id: str, outcome: str) -> None:
-        """Say what came of a request, and take it away."""
-        self.write(self.requests / f"{request_id}.answer", {"outcome": outcome})
-        (self.requests / f"{request_id}.json").unlink(missing_ok=True)
-
-    def answer_of(self, request: Request) -> str | None:
-        """What came of a request, once; None: nothing yet."""
-        file = self.requests / f"{request.id}.answer"
-        data = self.read(file)
-        if data is None:
-            return None
-        file.unlink(missing_ok=True)
-        return str(data["outcome"])
-
     def is_running(self) -> bool:
         """Whether a publisher has this directory."""
         try:
@@ -333,18 +259,6 @@ class StateDir:
         except OSError as error:
             raise _mapped(error, self.root) from error
         return False
-
-    def see_database(self) -> None:
-        """It has answered just now; see `eventpub.ops.alive`."""
-        with suppress(OSError):
-            self.seen.touch()
-
-    def seen_database(self) -> float | None:
-        """When it answered last, s since 1970; None: not since the start."""
-        try:
-            return self.seen.stat().st_mtime
-        except FileNotFoundError:
-            return None
 
     def indexed(self) -> list[int]:
         """The numbers of shards that there are indexes of."""

@@ -18,14 +18,12 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-T = TypeVar("T")
+from eventpub.admission.buckets import KEPT, WIDTH, bucket_of, oldest_needed
 
-WIDTH = 1_000_000
-"""µs of a time bucket: bucket b has the rows of ``b * WIDTH < create_time <= (b + 1) * WIDTH``."""
+T = TypeVar("T")
 
 _FIRST_AGE = 2_000_000
 _REST = 2_000_000
@@ -37,33 +35,6 @@ _MOST_LATE = 60
 _MOST_HIDDEN = 30 * 86_400
 """Buckets, at most, that one transaction or one downtime may have hidden: a month. In memory each
 is a number of its own."""
-_KEPT = 86_400
-"""Buckets, at most, whose numbers are kept below the horizon: a day. What is older and is counted
-all the same is compared key by key."""
-
-
-def bucket_of(create_time: int) -> int:
-    """The number of a row's bucket."""
-    return (create_time - 1) // WIDTH
-
-
-def window_of(bucket: int, position: int) -> tuple[int, int]:
-    """What of a bucket lies up to a position: ``(after, upto]``, µs."""
-    after = bucket * WIDTH
-    return after, max(after, min(after + WIDTH, position))
-
-
-def oldest_needed(now: int, horizon: int, *since: int | None) -> int:
-    """The first bucket whose number of accounted rows may still be wanted; µs.
-
-    Args:
-        now: the database's time.
-        horizon: of the recount.
-        since: other times from which on rows may be counted: what open transactions hide; None:
-            there is none.
-    """
-    wanted = bucket_of(min([now - horizon, *(at for at in since if at is not None)]))
-    return max(wanted, bucket_of(now - horizon) - _KEPT)
 
 
 def _from_both_ends(items: Sequence[T]) -> Iterator[T]:
@@ -77,20 +48,7 @@ def hidden_at_most(position: int) -> int:
 
     A day, as far as numbers are kept: what was open for longer than that is not found.
     """
-    return position - _KEPT * WIDTH
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Time buckets whose keys all shards compare with their indexes.
-
-    Attributes:
-        number: grows; a shard reports which it has done last.
-        buckets: their numbers; none where there is nothing to compare.
-    """
-
-    number: int = 0
-    buckets: tuple[int, ...] = ()
+    return position - KEPT * WIDTH
 
 
 class Recount:
@@ -122,7 +80,6 @@ class Recount:
         self._accounted: dict[int, dict[int, int]] = {}
         self._suspects: dict[int, int] = {}
         self._late_suspects: dict[int, int] = {}
-        self._told: Mapping[tuple[int, int], int] = {}
         self._late: set[int] = set()
         self._unfinished: set[int] = set()
         self._counted_at: dict[int, int] = {}
@@ -147,7 +104,7 @@ class Recount:
             return
         last = bucket_of(position)
         first = bucket_of(position - self._horizon if self._former is None else self._former)
-        self._late.update(range(max(first, self._start, last - _KEPT), last + 1))
+        self._late.update(range(max(first, self._start, last - KEPT), last + 1))
 
     @property
     def uncounted_since(self) -> int | None:
@@ -156,21 +113,21 @@ class Recount:
         oldest = min((bucket for some in late for bucket in some), default=None)
         return None if oldest is None else oldest * WIDTH
 
-    def heard(self, shard: int, buckets: Mapping[int, int]) -> None:
+    def account(self, shard: int, buckets: Mapping[int, int]) -> None:
         """Take over a shard's numbers of rows, per bucket that has changed."""
         self._accounted.setdefault(shard, {}).update(buckets)
 
-    def told(self, passed: Mapping[tuple[int, int], int]) -> None:
-        """Rows may have come behind the windows; see `late`.
+    def accounted(self, buckets: Iterable[int]) -> dict[int, int]:
+        """How many rows of each the shards have accounted for."""
+        return {b: sum(of.get(b, 0) for of in self._accounted.values()) for b in buckets}
 
-        Args:
-            passed: by first and last bucket, a number that changes when rows may have come there.
-        """
-        for (first, last), number in passed.items():
-            if self._horizon and self._told.get((first, last)) != number:
-                oldest = max(first, self._start, last + 1 - _MOST_HIDDEN)
-                self._late.update(range(oldest, last + 1))
-        self._told = passed
+    def ended(self, after: int, upto: int) -> None:
+        """A transaction has ended that wrote in ``(after, upto]``, µs, behind the windows: its
+        seconds are counted out of turn; see `late`."""
+        first, last = bucket_of(after + 1), bucket_of(upto)
+        if self._horizon:
+            oldest = max(first, self._start, last + 1 - _MOST_HIDDEN)
+            self._late.update(range(oldest, last + 1))
 
     def note(self, buckets: Iterable[int]) -> None:
         """Rows have come there behind the windows; see `late`."""
@@ -245,10 +202,18 @@ class Recount:
         for bucket in buckets:
             heapq.heappush(self._due, (0, bucket))
 
-    def counted(self, now: int, rows: Mapping[int, int], *, in_turn: bool = True) -> None:
+    def counted(
+        self,
+        now: int,
+        rows: Mapping[int, int],
+        expected: Mapping[int, int],
+        *,
+        in_turn: bool = True,
+    ) -> None:
         """Compare the database's numbers of rows with what was accounted for.
 
         Args:
+            expected: as of `accounted`, when they were asked for.
             in_turn: these were `due`, and are again.
         """
         # what came after a running comparison has read them is counted when that has ended
@@ -258,7 +223,7 @@ class Recount:
         kept = {b: at for b, at in self._counted_at.items() if 0 <= now - at < _REST}
         self._counted_at = kept | dict.fromkeys(rows, now)
         for bucket, count in rows.items():
-            if count != sum(of.get(bucket, 0) for of in self._accounted.values()):
+            if count != expected.get(bucket, 0):
                 (self._suspects if in_turn else self._late_suspects)[bucket] = count
             end = (bucket + 1) * WIDTH
             age = _FIRST_AGE

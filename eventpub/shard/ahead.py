@@ -20,18 +20,30 @@ class Ahead(Generic[T]):
 
     def __init__(self, waiting: queue.Queue[_Item[T]]) -> None:
         self._waiting = waiting
+        self._next: list[_Item[T]] = []
         self._ended = False
 
     @property
     def is_ready(self) -> bool:
         """Whether the next item, the end or an error is there."""
-        return self._ended or not self._waiting.empty()
+        return self._ended or bool(self._next) or not self._waiting.empty()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is, for so many seconds at most; whether it is."""
+        if not self.is_ready:
+            try:
+                self._next.append(self._waiting.get(timeout=timeout))
+            except queue.Empty:
+                return False
+        return True
 
     def __iter__(self) -> Ahead[T]:
         return self
 
     def __next__(self) -> T:
-        found = None if self._ended else self._waiting.get()
+        if self._ended:
+            raise StopIteration
+        found = self._next.pop() if self._next else self._waiting.get()
         if found is None:
             self._ended = True
             raise StopIteration
@@ -43,7 +55,9 @@ class Ahead(Generic[T]):
 
 
 @contextmanager
-def read_ahead(make: Callable[[], Iterator[T]]) -> Iterator[Ahead[T]]:
+def read_ahead(
+    make: Callable[[], Iterator[T]], wake: Callable[[], None] = lambda: None
+) -> Iterator[Ahead[T]]:
     """Iterates in a thread of its own, a little ahead of who consumes.
 
     An error is raised where the item would have come. Leaving the block ends the iterator (closing
@@ -52,6 +66,7 @@ def read_ahead(make: Callable[[], Iterator[T]]) -> Iterator[Ahead[T]]:
     Args:
         make: called in the thread; whatever its iterator uses belongs to that thread until the
             block is left.
+        wake: called when the block is left: ends whatever the iterator waits for.
     """
     waiting: queue.Queue[_Item[T]] = queue.Queue(_ENOUGH)
     left = threading.Event()
@@ -85,4 +100,5 @@ def read_ahead(make: Callable[[], Iterator[T]]) -> Iterator[Ahead[T]]:
         yield Ahead(waiting)
     finally:
         left.set()
+        wake()
         thread.join()

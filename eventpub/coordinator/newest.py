@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
+from eventpub.admission.buckets import bucket_of
 from eventpub.config import format_time
 from eventpub.errors import StoreError
-from eventpub.spark.recount import bucket_of
 from eventpub.store.events import NewRow
 
 SAMPLE = 20

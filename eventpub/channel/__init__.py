@@ -1,0 +1,36 @@
+"""The channel between the coordinator and the runners of its shards.
+
+`messages` says what goes over it. `local` joins both ends in one process, `flight` over the network
+(Arrow Flight): the coordinator and the runner see the same `Lane` and `Link` and cannot tell which.
+Knows nothing of Kafka, SQL, RocksDB or Spark.
+"""
+
+from eventpub.channel.messages import (
+    Comparison,
+    Farewell,
+    Folding,
+    Hello,
+    Lease,
+    Place,
+    Report,
+    Request,
+    Stop,
+    Told,
+    Window,
+    Work,
+)
+
+__all__ = [
+    "Comparison",
+    "Farewell",
+    "Folding",
+    "Hello",
+    "Lease",
+    "Place",
+    "Report",
+    "Request",
+    "Stop",
+    "Told",
+    "Window",
+    "Work",
+]

@@ -1,0 +1,112 @@
+"""Both ends of the channel in one process, for runners in threads."""
+
+from __future__ import annotations
+
+import queue
+
+from eventpub.channel.lane import (
+    Heard,
+    IsCurrent,
+    Joined,
+    Lane,
+    Link,
+    Lost,
+    Post,
+    disconnected,
+    superseded,
+)
+from eventpub.channel.messages import Farewell, Hello, Lease, Stop, Told, Work
+
+_Item = Lease | Work | None
+
+
+class _Wake:
+    """Ends a wait."""
+
+
+_WAKE = _Wake()
+
+
+class LocalLane(Lane):
+    """See `Lane`."""
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self.sent: queue.SimpleQueue[_Item | _Wake] = queue.SimpleQueue()
+        self.is_closed = False
+        self.is_stopping = False
+
+    def send(self, message: Lease | Work) -> None:
+        """As there."""
+        if isinstance(message, Stop):
+            self.is_stopping = True
+        self.sent.put(message)
+
+    def close(self) -> None:
+        """As there."""
+        self.is_closed = True
+        self.sent.put(None)
+
+
+class LocalLink(Link):
+    """A runner's end in the coordinator's process.
+
+    Args:
+        hello: who connects.
+        post: takes what is reported.
+        is_current: see `IsCurrent`.
+    """
+
+    def __init__(self, hello: Hello, post: Post, is_current: IsCurrent) -> None:
+        self._lane = LocalLane(hello)
+        self._post = post
+        self._is_current = is_current
+        self._lease = 0
+        post(Joined(self._lane))
+
+    def lease(self) -> Lease | None:
+        """As there."""
+        while not isinstance(found := self._next(), Lease):
+            if isinstance(found, Stop):
+                return None
+        self._lease = found.number
+        return found
+
+    def receive(self) -> Work | None:
+        """As there."""
+        found = self._next()
+        assert not isinstance(found, Lease)
+        return found
+
+    def _next(self) -> _Item:
+        found = self._lane.sent.get()
+        if isinstance(found, _Wake):
+            return None
+        if found is None:
+            self._lane.sent.put(None)
+            raise disconnected("it was closed")
+        return found
+
+    def wake(self) -> None:
+        """As there."""
+        self._lane.sent.put(_WAKE)
+
+    def tell(self, told: Told) -> None:
+        """As there."""
+        if self._lane.is_closed and not isinstance(told, Farewell):
+            raise disconnected("it was closed")
+        self._post(Heard(self._lane, told))
+
+    def confirm(self) -> None:
+        """As there."""
+        if not self._is_current(self._lane.shard, self._lease):
+            raise superseded(self._lane.shard)
+
+    @property
+    def is_stopping(self) -> bool:
+        """As there."""
+        return self._lane.is_stopping or self._lane.is_closed
+
+    def lose(self) -> None:
+        """Its thread has ended without a farewell."""
+        self._post(Lost(self._lane))

@@ -1,0 +1,304 @@
+"""What the coordinator and the shards' runners say to each other: a closed set of typed messages.
+
+    coordinator → runner   Lease, then any number of Window, Comparison, Request; Stop
+    runner → coordinator   Hello, then any number of Report, Folding; Farewell
+
+A runner connects with `Hello` and is given a `Lease` when the shard is free. It does its work in
+the order in which it comes and reports after each committed transaction, and after each window,
+comparison and request. Either side may be gone at any moment: the runner of the next lease reads
+the topic back, and reports what it finds. So a report carries what *is* (position, offsets, holds)
+as it stands, and what *happened* since the report before. All times are µs on the database's clock.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from eventpub.admission import Counts
+from eventpub.errors import EventpubError, from_dict
+
+Place: TypeAlias = tuple[str, int]
+"""A topic and a partition."""
+
+
+# -- to a runner -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to publish one shard, until it is taken back or the connection ends.
+
+    Attributes:
+        number: of the lease; it grows.
+        low: from where a shard without an index reads again.
+        position: up to where all shards have accounted for everything.
+        acknowledged: next offsets up to which shards have ever reported to be.
+        is_placed: whether all that is on the topic was written with this number of partitions.
+        uncounted_since: nothing that is to be counted again out of turn was created at or before;
+            None: nothing is.
+        former_shards: how many shards the run before had, where it was another number.
+        former_indexes: folders of the indexes of another number of partitions.
+    """
+
+    number: int
+    low: int
+    position: int
+    acknowledged: dict[Place, int] = field(default_factory=dict)
+    is_placed: bool = False
+    uncounted_since: int | None = None
+    former_shards: int | None = None
+    former_indexes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Window:
+    """How far the shard may read. It begins where the one before ended.
+
+    One that ends where the one before did is for holds that are due.
+
+    Attributes:
+        number: of the work within a lease; a report names the last that is done.
+        upto: events created at or before belong to it.
+        open_since: when the oldest open transaction began; None: there is none, or nobody can tell.
+            A gap that was seen after it is not skipped.
+        hidden_since: nothing that open transactions hide, or that was hidden and is not counted
+            since, was created at or before; None: nothing is hidden, or nobody can tell.
+        uncounted_since: as of `Lease`.
+        after: where the rows begin, if they come along.
+        rows: the shard's rows of ``after < create_time <= upto``, schema `EVENTS`; None: the
+            runner reads them itself.
+    """
+
+    number: int
+    upto: int
+    open_since: int | None = None
+    hidden_since: int | None = None
+    uncounted_since: int | None = None
+    after: int = 0
+    rows: pa.Table | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Time buckets whose keys all shards compare with their indexes.
+
+    Attributes:
+        number: grows; a shard reports which it has done last.
+        buckets: their numbers; none where there is nothing to compare.
+    """
+
+    number: int = 0
+    buckets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody asks the publisher to do with one aggregate, or to show.
+
+    Attributes:
+        id: names it.
+        action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
+            shows the shard's open holds, and the skips whose versions are still missing.
+        aggregate_id: whose; "" for a list.
+        version: the first that is to be given up; a request that is done again gives up no other
+            one, and one that names none gives up nothing.
+        to_version: the last that is to be given up; None: all up to the first one that is there.
+    """
+
+    id: str
+    action: Literal["retry", "skip", "list"]
+    aggregate_id: str = ""
+    version: int | None = None
+    to_version: int | None = None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Finish the transaction in work and leave."""
+
+
+Work: TypeAlias = Window | Comparison | Request | Stop
+"""What a runner does, one after the other."""
+
+
+# -- from a runner ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A runner asks for the lease of a shard.
+
+    Attributes:
+        shard: its number.
+        run: of which start of the publisher it is.
+        where: names the machine and process, for people.
+    """
+
+    shard: int
+    run: int
+    where: str = ""
+
+
+@dataclass
+class Report:
+    """What a shard has done since its last report, and where it is now.
+
+    Attributes:
+        shard: its number.
+        done: number of the last window that is done.
+        position: everything created at or before is accounted for.
+        low: from where a reader without an index must read again.
+        hidden_since: as of `Window`, of the last one.
+        holds: open holds.
+        next_due: when the next hold is due; None: nothing is held.
+        offsets: next offset of each of the shard's partitions.
+        counts: since the last report.
+        published: records of events made visible, since the last report; so are all that follow.
+        folded: records that another process, or an earlier one, had published and this one read
+            back into the index.
+        replaced: producers that were given up after an indefinite answer or an abort.
+        restored: records that were committed and got lost with their transaction's marker, and were
+            published again.
+        recount_found: events published that only a recount has found.
+        begin_above: aggregates seen for the first time, whose first version is missing.
+        skipped: gaps that were given up, by the fields of `admission.SkippedGap`; not all where
+            they are very many.
+        dead: refused rows that were dead-lettered, by `aggregate_id`, `version`, `reason`.
+        buckets: rows of time buckets that were accounted for, where the number has changed; in the
+            first report of a lease all that may still be of use.
+        read_before: up to where the index had accounted for everything when the lease began; None:
+            another report than the first, or a new index.
+        compared: the last `Comparison` that was done.
+        unfinished: its buckets of which something was left.
+        answers: what came of requests, by their ids.
+        not_ours: by origin, records of the topics that this publisher has not written.
+        jumps: versions on the topic that nobody can have published there in order.
+        made_again: topics that were deleted and created again since the index was written.
+        is_placed: whether it has read all partitions from their beginnings and found everything
+            where it would be written today.
+        baseline: events created at or before count as published, since index and topic have both
+            forgotten them; None: nothing was forgotten.
+        repeats_after: events created later may be published again where retention has removed them,
+            since neither index nor topic knows them; None: none may.
+        rebuilt: what was wrong with its index, which is rebuilt from the topic; None: nothing was.
+        seconds: by step.
+    """
+
+    shard: int
+    done: int = 0
+    position: int = 0
+    low: int = 0
+    hidden_since: int | None = None
+    holds: int = 0
+    next_due: int | None = None
+    offsets: dict[Place, int] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    published: int = 0
+    folded: int = 0
+    replaced: int = 0
+    restored: int = 0
+    recount_found: int = 0
+    begin_above: int = 0
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    dead: list[dict[str, Any]] = field(default_factory=list)
+    buckets: dict[int, int] = field(default_factory=dict)
+    read_before: int | None = None
+    compared: int = 0
+    unfinished: list[int] = field(default_factory=list)
+    answers: dict[str, str] = field(default_factory=dict)
+    not_ours: dict[str, int] = field(default_factory=dict)
+    jumps: list[dict[str, Any]] = field(default_factory=list)
+    made_again: list[str] = field(default_factory=list)
+    is_placed: bool = False
+    baseline: int | None = None
+    repeats_after: int | None = None
+    rebuilt: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Folding:
+    """How far a shard has read its topics back into its index.
+
+    Attributes:
+        read: records so far.
+        left: offsets that are not read yet.
+    """
+
+    read: int
+    left: int
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """A runner leaves: nothing of its shard is in work any more.
+
+    Attributes:
+        error: why; None: it was asked to.
+    """
+
+    error: EventpubError | None = None
+
+
+Told: TypeAlias = Report | Folding | Farewell
+"""What comes from a runner that has a lease."""
+
+
+# -- on the wire -----------------------------------------------------------------------------------
+
+_TYPES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (Lease, Window, Comparison, Request, Stop, Hello, Report, Folding, Farewell)
+}
+
+
+class MalformedError(ValueError):
+    """Bytes that are no message of this version."""
+
+
+def encode(message: Any) -> bytes:
+    """A message as JSON; the rows of a window go beside it."""
+    if isinstance(message, Window):
+        message = replace(message, rows=None)
+    if isinstance(message, Farewell):
+        error = None if message.error is None else message.error.to_dict()
+        return json.dumps({"is": "Farewell", "error": error}).encode()
+    data: dict[str, Any] = {"is": type(message).__name__} | asdict(message)
+    for name in ("acknowledged", "offsets"):
+        if name in data:
+            data[name] = [[*place, offset] for place, offset in data[name].items()]
+    return json.dumps(data).encode()
+
+
+def decode(data: bytes) -> Any:
+    """The message that `encode` was given.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    try:
+        given = json.loads(data)
+        kind = _TYPES[given.pop("is")]
+        known = {f.name for f in fields(kind)}
+        if not given.keys() <= known:
+            raise MalformedError(f"{kind.__name__} has no {sorted(given.keys() - known)}")
+        for name in ("acknowledged", "offsets"):
+            if name in given:
+                given[name] = {(topic, partition): end for topic, partition, end in given[name]}
+        if kind is Farewell and given["error"] is not None:
+            given["error"] = from_dict(given["error"])
+        if kind is Report:
+            given["counts"] = Counts(**given["counts"])
+            given["buckets"] = {int(bucket): rows for bucket, rows in given["buckets"].items()}
+        for name in ("buckets", "former_indexes"):
+            if isinstance(given.get(name), list):
+                given[name] = tuple(given[name])
+        return kind(**given)
+    except MalformedError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedError(f"not a message of this version: {error!r}") from error

@@ -1,0 +1,269 @@
+"""The dynamic boundary: how far the store may be read now.
+
+A window ends at the database's *now − delay*, or at the `page_rows`-th row while the store is
+ahead, and below what open transactions may still hide, where they can be seen. Nobody else asks for
+open transactions: two that ask at the same pace see nothing new (see `store.Watermark`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from eventpub.admission.model import EVENTS, topic_partitions
+from eventpub.config import Read, Store
+from eventpub.errors import StoreError
+from eventpub.store import EventStore, Layout, Poll, Watermark
+
+_BEFORE_IT_SHOWS = 100_000
+"""µs in which a statement that has begun shows among the open transactions, with a wide margin."""
+
+_SHOWS_AT_LAST = 3_000_000
+"""µs in which it does, whatever it does before the engine knows of it: an INSERT shows in the list
+of processes from two seconds on. Nobody waits for that, but what it hides is older by so much."""
+
+_EVERY = 0.05
+"""Seconds between two polls while rows come."""
+
+_IDLE_AFTER = 1.0
+_IDLE_EVERY = 0.3
+"""Where nothing has come for so many seconds, the next poll is after that part of the delay, at
+most after so many seconds. Rows that are seen when a third of their delay has passed are not read
+later than others."""
+
+_SOON = 1_000_000
+"""µs; `read.max_wait` where that is more."""
+
+_MOST_PAGE_BYTES = 32 << 20
+"""Of a page that is read for all shards; of a larger one each shard reads its own rows."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one poll says.
+
+    Attributes:
+        now: the database's time, µs.
+        upper: the boundary, µs.
+        end: of the next window, µs; None: there is nothing to read.
+        is_page: whether the window is a full page, so that more is behind it.
+        is_due: whether a hold that was asked for is due, and open transactions were polled for it.
+        server: who has answered.
+        open_since, hidden_since: as of `channel.Window`.
+        state, passed: as of `store.Watermark`.
+        ended: ``(after, upto]``, µs, in which transactions wrote that have ended since, and whose
+            rows the reader may have passed.
+        pause: seconds until the next poll is of use.
+        rows: of the page, for each shard its own; None: the shards read themselves.
+    """
+
+    now: int
+    upper: int
+    end: int | None
+    is_page: bool = False
+    is_due: bool = False
+    server: str = ""
+    open_since: int | None = None
+    hidden_since: int | None = None
+    state: str = "off"
+    passed: int = 0
+    ended: tuple[tuple[int, int], ...] = ()
+    pause: float = _EVERY
+    rows: tuple[pa.Table, ...] | None = None
+
+
+class Boundary:
+    """Polls over connections of its own; a context manager that closes them.
+
+    Args:
+        store: the section `[store]`.
+        layout: of the event table.
+        read: the section `[read]`.
+        horizon: of the recount, µs: for so long something counts as open while nobody can tell.
+        until: nothing behind is read, µs; None: there is no end.
+        hidden_since: as of `store.Watermark`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        read: Read,
+        *,
+        horizon: int = 0,
+        until: int | None = None,
+        hidden_since: int | None = None,
+    ) -> None:
+        self._config = store
+        self._read = read
+        self._until = until
+        self._store = EventStore(store, layout)
+        self._server: str | None = None
+        self._is_first = True
+        self._found_at = float("-inf")
+        self._watermark: Watermark | None = None
+        if read.watermark == "auto":
+            self._watermark = Watermark(
+                store, read.max_wait, unknown_for=horizon, hidden_since=hidden_since
+            )
+
+    def __enter__(self) -> Boundary:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._store.close()
+        if self._watermark is not None:
+            self._watermark.close()
+
+    @property
+    def hidden_since(self) -> int | None:
+        """As of `channel.Window`, after the last poll."""
+        since = None if self._watermark is None else self._watermark.hidden_since
+        return None if since is None else since - _SHOWS_AT_LAST
+
+    def poll(self, after: int, next_due: int | None = None) -> Look:
+        """How far the window behind `after` reaches.
+
+        Args:
+            after: the end of the last window, µs.
+            next_due: when the next hold is due, µs; None: none is. A skip needs a poll of the open
+                transactions that is newer than the hold.
+
+        Raises:
+            StoreError: also store.moved: this one, and all that reads, must connect anew.
+        """
+        poll, is_due = self._poll(after, next_due)
+        end: int | None = poll.upper if poll.page_end is None else poll.page_end
+        assert end is not None
+        is_last = False
+        if self._until is not None:
+            end = min(end, self._until)
+            is_last = poll.upper >= self._until
+        if end <= after or not (poll.has_rows or is_last or self._is_first):
+            end = None
+        if end is not None:
+            self._is_first = False
+            self._found_at = time.monotonic()
+        watermark = self._watermark
+        return Look(
+            now=poll.now,
+            upper=poll.upper,
+            end=end,
+            is_page=end is not None and poll.page_end is not None,
+            is_due=is_due,
+            server=poll.server,
+            open_since=None if watermark is None else watermark.open_since,
+            hidden_since=self.hidden_since,
+            state="off" if watermark is None else watermark.state,
+            passed=0 if watermark is None else watermark.passed,
+            ended=self._ended(),
+            pause=self._pause(poll),
+        )
+
+    def page(
+        self, after: int, upto: int, shards: int, partitions: int
+    ) -> tuple[pa.Table, ...] | None:
+        """The rows of ``after < create_time <= upto``, for each shard its own.
+
+        The shards of one publisher would each have the database find every row, to be sent a part
+        of them. A page's rows are as old as the answer: what commits later into its window is found
+        like any other row that commits behind the reader.
+
+        Returns:
+            None where they are too large to be held here.
+        """
+        parts: list[list[pa.RecordBatch]] = [[] for _ in range(shards)]
+        size = 0
+        with closing(self._store.window(after, upto, None)) as batches:
+            for batch in batches:
+                size += batch.nbytes
+                if size > _MOST_PAGE_BYTES:
+                    return None
+                for part, rows in zip(parts, _of_shards(batch, shards, partitions), strict=True):
+                    part.append(rows)
+        return tuple(pa.Table.from_batches(part, EVENTS) for part in parts)
+
+    def _poll(self, after: int, next_due: int | None) -> tuple[Poll, bool]:
+        delay, rows = self._read.delay, self._read.page_rows
+        if self._watermark is None:
+            poll = self._of_one_server(self._store.poll(after, delay, rows))
+            return poll, next_due is not None and next_due <= poll.now
+        # the rows of a page are counted only up to the boundary
+        poll = self._of_one_server(self._store.poll(after, delay, 1))
+        is_due = next_due is not None and next_due <= poll.now
+        asked = self._is_first or self._until is not None or is_due
+        # Not only when the delay of the first rows has passed: whatever is open at the first poll
+        # may hide any row, and what is seen to come and go hides but its own. And not only while
+        # rows come: those of a transaction no longer waited for show when it ends.
+        if poll.has_rows or self._comes_soon(poll) or asked or self._watermark.has_open:
+            self._watermark.look(after)
+            if self._watermark.server is not None:
+                self._require_same_server(self._watermark.server)
+        if not (poll.has_rows or asked):
+            return poll, is_due
+        upto = self._watermark.upto
+        if upto is not None:
+            # what began its statement just before a poll does not show in it yet
+            upto -= min(delay, _BEFORE_IT_SHOWS)
+        most = poll.upper if upto is None else min(upto, poll.upper)
+        poll = self._of_one_server(self._store.poll(after, delay, rows, max(most, after)))
+        return poll, is_due
+
+    def _ended(self) -> tuple[tuple[int, int], ...]:
+        found = [] if self._watermark is None else self._watermark.take_ended()
+        return tuple((after - _SHOWS_AT_LAST, upto) for after, upto in found)
+
+    def _comes_soon(self, poll: Poll) -> bool:
+        """Whether a row's delay will have passed before all that is open now is not waited for any
+        more, or after a few polls of a publisher that is idle."""
+        row, soon = poll.next_row, max(self._read.max_wait, _SOON)
+        return row is not None and row + self._read.delay - poll.now <= soon
+
+    def _pause(self, poll: Poll) -> float:
+        comes = self._comes_soon(poll)
+        is_idle = time.monotonic() - self._found_at > _IDLE_AFTER
+        usual = max(_EVERY, _IDLE_EVERY * min(self._read.delay / 1e6, 1.0)) if is_idle else _EVERY
+        if not (comes or poll.has_rows):
+            return usual  # for the end of a transaction that stays open no poll comes sooner
+        wait = self._watermark.next_look if self._watermark else None
+        return min(usual, wait or (_EVERY if comes else usual))
+
+    def _of_one_server(self, poll: Poll) -> Poll:
+        """What was polled, if it is of the server that answered first.
+
+        Where the address leads to another one, the open transactions are looked at, and windows are
+        read, by connections to the former.
+        """
+        self._require_same_server(poll.server)
+        return poll
+
+    def _require_same_server(self, server: str) -> None:
+        self._server = self._server or server
+        if server != self._server and not self._config.allow_replica:
+            raise StoreError(
+                "store.moved",
+                "another database server answers than before; everything connects again",
+                where="store.url",
+                retriable=True,
+            )
+
+
+def _of_shards(batch: pa.RecordBatch, shards: int, partitions: int) -> Iterator[pa.RecordBatch]:
+    if shards == 1:
+        yield batch
+        return
+    encoded: Any = batch.column("aggregate_id").dictionary_encode()
+    of_each = topic_partitions(encoded.dictionary.to_pylist(), partitions) % shards
+    numbers = of_each[np.asarray(encoded.indices)]
+    for number in range(shards):
+        yield batch.filter(pa.array(numbers == number))

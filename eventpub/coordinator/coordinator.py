@@ -1,0 +1,796 @@
+"""The coordinator: what one publisher decides once for all of its shards.
+
+One loop calls `on` with one event after the other and does what it returns. It alone plans windows,
+gives leases, counts again, answers requests and keeps what must last. It does no I/O and asks no
+clock, so a test plays a life of it in a few lines.
+
+A window's way: `Poll` → `Polled` → `Window` to each shard → `Report` of each → position. One window
+is the same for all shards, and none waits for another: a shard that is slow, or has no runner, is
+sent one large window instead of many small ones when it is ready, and reads it itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventpub.admission import topic_partition
+from eventpub.channel import (
+    Comparison,
+    Farewell,
+    Folding,
+    Lease,
+    Place,
+    Report,
+    Request,
+    Stop,
+    Window,
+)
+from eventpub.channel.lane import Heard, Joined, Lane, Lost
+from eventpub.config import Config
+from eventpub.coordinator import events as e
+from eventpub.coordinator import wording
+from eventpub.coordinator.boundary import Look
+from eventpub.coordinator.failures import Failures
+from eventpub.coordinator.fold_log import FoldLog
+from eventpub.coordinator.newest import NewestRows
+from eventpub.coordinator.past import OddRows
+from eventpub.coordinator.progress import Progress
+from eventpub.coordinator.recounting import Recounting
+from eventpub.coordinator.shards import Shard, positions
+from eventpub.errors import EventpubError, StoreError
+from eventpub.store import Layout
+
+_SECOND = 1.0
+_TOPIC_EVERY = 10.0
+"""Seconds between two looks whether the topic is the same, and whether another publisher writes to
+it where this one does not."""
+
+_TABLE_EVERY = 60.0
+"""Seconds between two looks whether the event table is the same: by an altered type its times are
+read wrongly, by an altered collation no index is of use any more."""
+
+_OPEN_EVERY = 10.0
+"""Seconds without a window after which readers' ends are compared with what was published."""
+
+_IDLE_AFTER = 2.0
+"""Seconds without a report of rows after which a publisher is idle."""
+
+_STARTS_WITHIN = 2.0
+"""Seconds for which the first window waits for all shards to have a runner."""
+
+_POLLS_AGAIN = 0.25
+_LONGEST_WAIT = 30.0
+"""Seconds until a poll that has failed is tried again, twice as many each time."""
+
+_STOPS_WITHIN = 1.2
+"""Seconds in which runners may finish what they do when the publisher is to stop."""
+
+_MANY_BEGIN_ABOVE = 1_000
+"""Aggregates without their first version from which on that is said."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a start has found out; times are µs.
+
+    Attributes:
+        run: which start of the publisher this is; it grows.
+        now: the database's time.
+        layout: of the event table.
+        partitions: of the topic.
+        start: events created at or before are not published.
+        position: up to where a former run has accounted for everything; None: there was none.
+        low: from where a shard without an index reads again.
+        hidden_since: as of `channel.Window`, as the former run has left it.
+        acknowledged: next offsets up to which shards have ever reported to be.
+        is_placed: as of `channel.Lease`.
+        former_shards, former_indexes: as of `channel.Lease`.
+        newest: as of `NewestRows.last`.
+        server: identity of the database server that was read last; "": not known.
+        until: nothing behind is published, and then the run is over; None: there is no end.
+        kept: what else is written down with the position, and does not change.
+        requests: that were left for the next publisher.
+    """
+
+    run: int
+    now: int
+    layout: Layout
+    partitions: int
+    start: int
+    low: int
+    position: int | None = None
+    hidden_since: int | None = None
+    acknowledged: Mapping[Place, int] = field(default_factory=dict)
+    is_placed: bool = False
+    former_shards: int | None = None
+    former_indexes: tuple[str, ...] = ()
+    newest: tuple[int, int] | None = None
+    server: str = ""
+    until: int | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    requests: tuple[tuple[Request, Callable[[dict[int, str]], None]], ...] = ()
+
+
+class Coordinator:
+    """See the module.
+
+    Args:
+        config: the whole configuration.
+        beginning: what the start has found out.
+    """
+
+    def __init__(self, config: Config, beginning: Beginning) -> None:
+        begin = beginning
+        self._config = config
+        self._begin = begin
+        self.shards = [Shard(number) for number in range(config.spark.shards)]
+        self.progress = Progress(server=begin.server)
+        self._where = Where(begin)
+        self._plan = Plan(begin.start if begin.position is None else begin.position, begin.now)
+        self._recounting = Recounting(
+            config.recount.horizon, begin.start, begin.now, begin.position, begin.hidden_since
+        )
+        self._odd = OddRows(NewestRows(config.recount.horizon, begin.start, begin.newest))
+        self._failures = Failures(config)
+        self._questions: dict[str, Question] = {}
+        self._watch = Watch()
+        self._folding = FoldLog()
+        self._commands: list[e.Command] = []
+        self._is_stopping = False
+        self._stop_by = 0.0
+        self._is_over = False
+        self.database_seen_at: float | None = None
+        for request, reply in begin.requests:
+            self._ask(request, reply)
+
+    # -- the loop's side --------------------------------------------------------------------------
+
+    def on(self, event: e.Event, now: float) -> list[e.Command]:
+        """What is to be done because of an event.
+
+        Args:
+            now: the machine's time, s; it only grows.
+        """
+        handle = self._HANDLERS[type(event)]
+        handle(self, event, now)
+        if not self._is_over:
+            self._go_on(now)
+        commands, self._commands = self._commands, []
+        return commands
+
+    def next_tick(self, now: float) -> float:
+        """Seconds until the next `Tick` is of use."""
+        at = [self._watch.second_at, *(s.start_at for s in self.shards if s.lane is None)]
+        at += [s.handover_by for s in self.shards if s.next_lane is not None]
+        if self._plan.can_poll:
+            at.append(self._plan.poll_at)
+        if self._is_stopping:
+            at.append(self._stop_by)
+        return max(0.0, min((t for t in at if t > now), default=now + _SECOND) - now)
+
+    def is_current(self, shard: int, lease: int) -> bool:
+        """Whether a lease is in force; may be asked from any thread."""
+        return 0 <= shard < len(self.shards) and self.shards[shard].lease == lease
+
+    # -- runners ----------------------------------------------------------------------------------
+
+    def _joined(self, event: Joined, now: float) -> None:
+        lane, number = event.lane, event.lane.hello.shard
+        is_ours = lane.hello.run == self._begin.run and 0 <= number < len(self.shards)
+        if not is_ours or self._is_stopping:
+            lane.send(Stop())
+            return
+        self.shards[number].join(lane, now)
+
+    def _heard(self, event: Heard, now: float) -> None:
+        shard = self.shards[event.lane.shard]
+        message = event.message
+        if isinstance(message, Farewell):
+            self._left(shard, event.lane, message.error, now)
+        elif event.lane is not shard.lane:
+            return  # of somebody whose lease was given away
+        elif isinstance(message, Folding):
+            self._folding.add(shard.number, message)
+        else:
+            self._reported(shard, message, now)
+
+    def _lost(self, event: Lost, now: float) -> None:
+        self._left(self.shards[event.lane.shard], event.lane, None, now, is_lost=True)
+
+    def _runner_ended(self, event: e.RunnerEnded, now: float) -> None:
+        shard = self.shards[event.shard]
+        shard.is_starting = False
+        if event.error is not None:
+            self._met(event.error)
+            if shard.lane is None:
+                shard.failed(now)
+
+    def _placement_changed(self, event: e.PlacementChanged, now: float) -> None:
+        for shard in self.shards:
+            shard.start_at, shard.is_starting = now, False
+            if event.moves and not self._is_stopping:
+                shard.is_starting = True
+                self._do(e.StartRunner(shard.number))
+
+    def _left(
+        self,
+        shard: Shard,
+        lane: Lane,
+        error: EventpubError | None,
+        now: float,
+        *,
+        is_lost: bool = False,
+    ) -> None:
+        """A runner is gone; what it has left is repaired by the next one."""
+        if not shard.leave(lane):
+            return
+        self._folding.forget(shard.number)
+        if error is None:
+            if shard.next_lane is None and not self._is_stopping:
+                shard.failed(now, at_once=is_lost or shard.failures == 0)
+            return
+        self._fail(shard, error, now)
+
+    def _fail(self, shard: Shard, error: EventpubError, now: float) -> None:
+        if error.code in {"run.superseded", "run.disconnected"}:
+            shard.failed(now, at_once=True)
+            return
+        shard.failed(now)
+        final = self._failures.of_shard(error, shard.failures, now)
+        if final is not None:
+            self._finish(final)
+        elif not self._is_stopping:
+            self._met(error)
+
+    def _grant(self, now: float) -> None:
+        for shard in self.shards:
+            if not shard.is_free(now):
+                continue
+            number = shard.lease + 1
+            shard.grant(
+                Lease(
+                    number,
+                    low=self._where.low,
+                    position=self._where.position,
+                    acknowledged=dict(self._where.acknowledged),
+                    is_placed=self._where.is_placed,
+                    uncounted_since=self._recounting.uncounted_since,
+                    former_shards=self._where.former_shards,
+                    former_indexes=self._where.former_indexes,
+                )
+            )
+            if self._plan.window is not None:
+                shard.send(self._plan.window, now)
+            if self._recounting.comparison.buckets and shard.lane is not None:
+                shard.lane.send(self._recounting.comparison)
+
+    def _start_runners(self, now: float) -> None:
+        for shard in self.shards:
+            if shard.wants_runner(now):
+                shard.is_starting = True
+                self._do(e.StartRunner(shard.number))
+
+    # -- reports ----------------------------------------------------------------------------------
+
+    def _reported(self, shard: Shard, report: Report, now: float) -> None:
+        self._folding.forget(shard.number)
+        is_first = shard.report is None
+        shard.heard(report)
+        if is_first and report.read_before is not None:
+            self._recounting.began(report.read_before)
+        self._recounting.account(report)
+        self._where.take(self.shards, report, self._recounting)
+        self._failures.is_well()
+        if report.counts.rows or report.published:
+            self._watch.busy_at = now
+        assert shard.lane is not None
+        self.progress.add(report, shard.lane.hello.where)
+        self.progress.position = self._where.position
+        self._recounting.compared([s.report for s in self.shards if s.report is not None])
+        for line in wording.of_report(report, self._config.sink.gaps_topic):
+            self._do(line)
+        self._warn_of_first_versions()
+        for request_id, answer in report.answers.items():
+            self._answered(request_id, shard.number, answer)
+        if is_first and all(s.report is not None for s in self.shards):
+            self._all_have_reported()
+        if self._plan.is_reached(self._where.position):
+            self.progress.lag_seconds, self.progress.lag_events = 0.0, 0
+
+    def _all_have_reported(self) -> None:
+        """From now on the position is this run's; what former indexes knew was taken over."""
+        former, indexes = self._where.former_shards, self._where.former_indexes
+        self._where.former_shards, self._where.former_indexes = None, ()
+        self._remember()
+        if former is not None or indexes:
+            self._do(e.ForgetFormer(former))
+
+    def _warn_of_first_versions(self) -> None:
+        found = self.progress.begin_above
+        if found >= self._watch.begin_above_said:
+            self._watch.begin_above_said = 10 * found
+            self._do(wording.first_versions_missing(found, self._config.store.first_version))
+
+    def _remember(self) -> None:
+        what = self._where.document(self._config, self._begin, self.progress, self._recounting)
+        if what != self._where.written:  # else it waits for the disk each second of an idle day
+            self._where.written = what
+            self._do(e.Remember(what))
+
+    # -- windows ----------------------------------------------------------------------------------
+
+    def _polled(self, event: e.Polled, now: float) -> None:
+        look, plan = event.look, self._plan
+        self.database_seen_at = now
+        plan.is_polling = False
+        plan.wait = _POLLS_AGAIN
+        plan.poll_at = now + look.pause
+        self.progress.time, plan.boundary = look.now, look.upper
+        self._meet(look.server)
+        self._recounting.ended(look.ended)
+        self._odd.ended(look.ended, now)
+        self.progress.no_longer_waited_for(look.passed)
+        self._say_watermark(look.state)
+        if seconds := self._recounting.clock_went_back(look.now):
+            self._do(wording.clock_went_back(seconds, self._where.position))
+        window = Window(
+            0,
+            plan.planned if look.end is None else max(look.end, plan.planned),
+            open_since=look.open_since,
+            hidden_since=look.hidden_since,
+            uncounted_since=self._recounting.uncounted_since,
+        )
+        if look.end is not None and event.after == plan.planned:
+            self._send(window, look, event.after, now)
+        elif look.is_due or self._waits_for_bounds():
+            self._send_for_holds(window, look, now)
+
+    def _send(self, window: Window, look: Look, after: int, now: float) -> None:
+        plan = self._plan
+        plan.planned, plan.window = window.upto, window
+        if look.is_page:
+            plan.poll_at = now
+        for shard in self.shards:
+            rows = None if look.rows is None else look.rows[shard.number]
+            with_rows = Window(**{**vars(window), "after": after}) if rows is not None else window
+            shard.send(with_rows, now, rows=rows, is_page=look.is_page)
+
+    def _waits_for_bounds(self) -> bool:
+        """Whether a runner has begun and nothing was planned yet."""
+        return self._plan.window is None
+
+    def _send_for_holds(self, window: Window, look: Look, now: float) -> None:
+        """A window without rows for the shards whose holds are due."""
+        for shard in self.shards:
+            due = shard.next_due()
+            if due is not None and due <= look.now:
+                shard.due_told = shard.report
+                shard.send(window, now)
+
+    def _catch_up(self, now: float) -> None:
+        """One window for what was left out, where a shard has done what it was sent."""
+        for shard in self.shards:
+            if shard.is_behind and not shard.sent and self._plan.window is not None:
+                shard.send(self._plan.window, now)
+
+    def _poll(self, now: float) -> None:
+        plan = self._plan
+        if plan.is_polling or now < plan.poll_at or self._is_stopping:
+            plan.can_poll = not plan.is_polling and not self._is_stopping
+            return
+        live = [shard for shard in self.shards if shard.lane is not None]
+        is_early = len(live) < len(self.shards) and now < plan.started_at + _STARTS_WITHIN
+        if not live or is_early or any(shard.is_full(now) for shard in live):
+            plan.can_poll = False
+            return
+        dues = [due for shard in live if (due := shard.next_due()) is not None]
+        plan.is_polling, plan.can_poll = True, False
+        anew, plan.anew = plan.anew, False
+        with_rows = self._config.gaps.policy != "hold_shard"
+        self._do(
+            e.Poll(plan.planned, min(dues, default=None), with_rows, anew, self._where.hidden())
+        )
+
+    def _meet(self, server: str) -> None:
+        """Which server is read; a change is said, and everything is counted again."""
+        before = self.progress.server
+        if not server or server == before:
+            return
+        self.progress.server = server
+        if before:
+            self._do(wording.another_server(before, server))
+            self._recounting.everything(self.progress.time)
+
+    def _say_watermark(self, state: str) -> None:
+        if state != self.progress.watermark and state in wording.WATERMARK:
+            if state != self._watch.watermark_said:
+                self._do(wording.warning(wording.WATERMARK[state], state=state))
+            self._watch.watermark_said = state
+        elif state in {"open", "off"}:
+            self._watch.watermark_said = ""
+        self.progress.watermark = state
+
+    # -- recount ----------------------------------------------------------------------------------
+
+    def _counted(self, event: e.Counted, now: float) -> None:
+        self._recounting.counted(event)
+        self._count(now)
+
+    def _count(self, now: float) -> None:
+        """The next count; not before all shards have said what they have accounted for."""
+        found = positions(self.shards)
+        if found is None or not self.progress.time:
+            return
+        hidden = self._where.shards_hidden_since
+        count = self._recounting.next_count(self.progress.time, *found, hidden, now)
+        if count is not None:
+            self._do(count)
+
+    def _compare(self) -> None:
+        comparison: Comparison | None = self._recounting.next_comparison()
+        if comparison is not None:
+            for shard in self.shards:
+                shard.compare(comparison)
+
+    # -- once a second ----------------------------------------------------------------------------
+
+    def _ticked(self, event: e.Tick, now: float) -> None:
+        del event
+        watch = self._watch
+        if now < watch.second_at or self._is_stopping:
+            return
+        watch.second_at = now + _SECOND
+        self._recounting.second(now)
+        self._count(now)
+        position = self._where.position
+        if not watch.sees_lag:
+            watch.sees_lag = True
+            self._do(e.SeeLag(position, self.progress.rows_read))
+        if not watch.samples and self.progress.time:
+            watch.samples = True
+            self._do(e.Sample())
+        if now >= watch.topic_at:
+            watch.topic_at = now + _TOPIC_EVERY
+            known, stood = self._where.acknowledged, watch.stood
+            watch.stood = dict(known)
+            self._do(e.CheckTopic({at: end for at, end in known.items() if stood.get(at) == end}))
+        if now >= watch.table_at:
+            watch.table_at = now + _TABLE_EVERY
+            self._do(e.CheckTable())
+        is_exact = self._config.sink.delivery == "exactly_once"
+        if now - watch.busy_at < _IDLE_AFTER or not self._where.acknowledged:
+            watch.open_at = now + _OPEN_EVERY
+        elif now >= watch.open_at and is_exact and all(s.is_idle() for s in self.shards):
+            watch.open_at = now + _OPEN_EVERY
+            self._do(e.CheckOpen(self._where.acknowledged))
+        self._remember()
+        if (line := self._folding.line(now)) is not None:
+            self._do(line)
+        self._do(e.Show())
+
+    def _sampled(self, event: e.Sampled, now: float) -> None:
+        """Rows that are inserted now but say that they were created long ago, or will be."""
+        newest = self._odd.newest
+        above = newest.wants_more(event.rows)
+        if above is not None and not self._watch.samples_more:
+            self._watch.samples_more = True
+            self._do(e.Sample(above))
+            return
+        self._watch.samples = self._watch.samples_more = False
+        buckets, lines = self._odd.sample(self.progress.time, self._where.position, event.rows, now)
+        if not (buckets or self._recounting.has_late):
+            self._where.newest = newest.last
+        if buckets:
+            self._recounting.note(buckets)
+        for line in [*lines, *self._odd.future(event.ahead, now)]:
+            self._do(line)
+        self.progress.ahead_seconds = self._odd.ahead_seconds
+        if newest.trips and self._config.recount.rows_in_past == "stop":
+            layout = self._where.layout
+            zone = None if layout.zone is None else layout.zone.name
+            self._finish(newest.error(self.progress.time, layout.where, zone))
+
+    def _lag_seen(self, event: e.LagSeen, now: float) -> None:
+        del now
+        self._watch.sees_lag = False
+        if event.position >= self._where.position or event.seconds == 0.0:
+            self.progress.lag_seconds, self.progress.lag_events = event.seconds, event.events
+
+    def _topic_checked(self, event: e.TopicChecked, now: float) -> None:
+        del event, now
+
+    def _table_checked(self, event: e.TableChecked, now: float) -> None:
+        layout, before = event.layout, self._where.layout
+        if layout == before:
+            return
+        names = [name for name in vars(layout) if vars(layout)[name] != vars(before)[name]]
+        self._do(wording.warning("the event table was altered", table=layout.table, changed=names))
+        self._where.layout = layout
+        self._do(e.Reassign(layout))
+        self._connect_anew(
+            StoreError(
+                "store.table_altered",
+                "the event table was altered; it is read anew, as it is now",
+                where=layout.where,
+                retriable=True,
+            ),
+            now,
+        )
+
+    def _open_checked(self, event: e.OpenChecked, now: float) -> None:
+        """What was published last is kept from readers: the next runners fix it."""
+        if event.is_left_open:
+            self._end_leases(now)
+
+    def _connect_anew(self, why: EventpubError, now: float) -> None:
+        """All that reads the database begins again, on new connections."""
+        self._met(why)
+        self._plan.anew = True
+        self._end_leases(now)
+
+    def _end_leases(self, now: float) -> None:
+        for shard in self.shards:
+            shard.start_at = now
+            if shard.lane is not None:
+                shard.lane.send(Stop())
+
+    # -- failures ---------------------------------------------------------------------------------
+
+    def _failed(self, event: e.Failed, now: float) -> None:
+        command, error = event.command, event.error
+        if isinstance(command, e.Poll):
+            plan = self._plan
+            plan.is_polling = False
+            plan.poll_at = now + plan.wait
+            plan.wait = min(2 * plan.wait, _LONGEST_WAIT)
+            if error.code == "store.moved":
+                self._connect_anew(error, now)
+                return
+            plan.anew = True  # whatever was the reason: nothing is concluded from two servers
+        elif isinstance(command, e.Count):
+            self._recounting.not_counted(command)
+        elif isinstance(command, e.Sample):
+            self._watch.samples = self._watch.samples_more = False
+        elif isinstance(command, e.SeeLag):
+            self._watch.sees_lag = False
+        elif isinstance(command, e.Remember):
+            self._where.written = None
+        final = self._failures.of_command(command, error, now)
+        if final is not None:
+            self._finish(final)
+        else:
+            self._met(error)
+
+    def _met(self, error: EventpubError) -> None:
+        """Show what is waited out."""
+        self.progress.last_error = str(error)
+        self._do(e.Show())
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _asked(self, event: e.Asked, now: float) -> None:
+        del now
+        self._ask(event.request, event.reply)
+
+    def _ask(self, request: Request, reply: Callable[[dict[int, str]], None]) -> None:
+        shards = self.shards
+        if request.action != "list":
+            partition = topic_partition(request.aggregate_id, self._begin.partitions)
+            shards = [self.shards[partition % len(self.shards)]]
+        self._questions[request.id] = Question(request, reply, {shard.number for shard in shards})
+        for shard in shards:
+            shard.ask(request)
+
+    def _answered(self, request_id: str, shard: int, answer: str) -> None:
+        question = self._questions.get(request_id)
+        if question is None:
+            return
+        question.answers[shard] = answer
+        if question.answers.keys() < question.shards:
+            return
+        del self._questions[request_id]
+        if question.request.action != "list":
+            facts = {"aggregate_id": question.request.aggregate_id, "outcome": answer}
+            self._do(e.Say("info", f"gaps {question.request.action} was requested", facts))
+        question.reply(question.answers)
+
+    def _withdrawn(self, event: e.Withdrawn, now: float) -> None:
+        del now
+        self._questions.pop(event.id, None)
+        for shard in self.shards:
+            shard.asked.pop(event.id, None)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _stop_asked(self, event: e.StopAsked, now: float) -> None:
+        del event
+        self._is_stopping = True
+        for shard in self.shards:
+            for lane in (shard.lane, shard.next_lane):
+                if lane is not None:
+                    lane.send(Stop())
+        self._stop_by = now + _STOPS_WITHIN
+
+    def _finish(self, error: EventpubError | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._remember()
+        self._do(e.Show())
+        self._do(e.Finish(error))
+
+    def _finish_if_done(self, now: float) -> None:
+        if self._is_stopping:
+            # what is cut off is aborted by the broker, and read back by the next start
+            if now >= self._stop_by or all(shard.lane is None for shard in self.shards):
+                self._finish(None)
+            return
+        until, found = self._begin.until, positions(self.shards)
+        if until is None or found is None or found[0] < until or self.progress.holds_open:
+            return
+        if any(shard.sent for shard in self.shards):
+            return
+        hidden = self._where.shards_hidden_since
+        self._recounting.begin_last(self.progress.time, *found, hidden)
+        self._count(now)
+        if self._recounting.is_over():
+            self._finish(None)
+
+    def _go_on(self, now: float) -> None:
+        """What follows from how things are, whatever has happened."""
+        if not self._is_stopping:
+            self._grant(now)
+            self._start_runners(now)
+            self._catch_up(now)
+            self._compare()
+            self._poll(now)
+        self._finish_if_done(now)
+
+    def _do(self, command: e.Command) -> None:
+        self._commands.append(command)
+
+    _HANDLERS: Mapping[type, Callable[..., None]] = {
+        Joined: _joined,
+        Heard: _heard,
+        Lost: _lost,
+        e.Tick: _ticked,
+        e.Polled: _polled,
+        e.Counted: _counted,
+        e.Sampled: _sampled,
+        e.LagSeen: _lag_seen,
+        e.TopicChecked: _topic_checked,
+        e.TableChecked: _table_checked,
+        e.OpenChecked: _open_checked,
+        e.Failed: _failed,
+        e.RunnerEnded: _runner_ended,
+        e.PlacementChanged: _placement_changed,
+        e.Asked: _asked,
+        e.Withdrawn: _withdrawn,
+        e.StopAsked: _stop_asked,
+    }
+
+
+@dataclass
+class Plan:
+    """Which windows are planned; the machine's times are seconds.
+
+    Attributes:
+        planned: the end of the last window, µs.
+        started_now: the database's time when the run began, µs.
+        window: the last window; None: nothing is planned yet.
+        boundary: as it was polled last, µs.
+        poll_at: when the next poll is of use.
+        wait: until the one after it, if it fails.
+        is_polling: whether one is under way.
+        can_poll: whether nothing but time is waited for.
+        anew: whether the next one connects anew.
+    """
+
+    planned: int
+    started_now: int
+    window: Window | None = None
+    boundary: int = 0
+    started_at: float = 0.0
+    poll_at: float = 0.0
+    wait: float = _POLLS_AGAIN
+    is_polling: bool = False
+    can_poll: bool = False
+    anew: bool = False
+
+    def is_reached(self, position: int) -> bool:
+        """Whether everything up to the boundary is published."""
+        return bool(self.boundary) and position >= self.boundary
+
+
+class Where:
+    """Where the publisher is, as it is written down. All times are µs.
+
+    Args:
+        begin: what the start has found out.
+    """
+
+    def __init__(self, begin: Beginning) -> None:
+        self.position = begin.start if begin.position is None else begin.position
+        self.low = begin.low
+        self.shards_hidden_since = begin.hidden_since
+        self.acknowledged: dict[Place, int] = dict(begin.acknowledged)
+        self.is_placed = begin.is_placed
+        self.former_shards = begin.former_shards
+        self.former_indexes = begin.former_indexes
+        self.newest = begin.newest
+        self.layout = begin.layout
+        self.has_read = begin.position is not None
+        self.uncounted_since: int | None = None
+        self.written: dict[str, Any] | None = None
+
+    def take(self, shards: list[Shard], report: Report, recounting: Recounting) -> None:
+        """Take over a report: what is hidden is of no use without the position it belongs to."""
+        self.acknowledged |= report.offsets
+        self.is_placed = self.is_placed or report.is_placed
+        reports = [shard.report for shard in shards if shard.report is not None]
+        if len(reports) == len(shards):
+            self.position = min(r.position for r in reports)
+            self.low = min(r.low for r in reports)
+            self.has_read = True
+            since = [r.hidden_since for r in reports if r.hidden_since is not None]
+            self.shards_hidden_since = min(since, default=None)
+        self.uncounted_since = recounting.uncounted_since
+
+    def hidden(self) -> int | None:
+        """Nothing that is hidden, or was and is not counted since, was created at or before.
+
+        Who polls anew begins with it: whatever was hidden when the position was reached.
+        """
+        if not self.has_read:
+            return None
+        since = [self.shards_hidden_since, self.uncounted_since, self.position]
+        return min(at for at in since if at is not None)
+
+    def document(
+        self, config: Config, begin: Beginning, progress: Progress, recounting: Recounting
+    ) -> dict[str, Any]:
+        """What must outlive the process."""
+        since = [self.shards_hidden_since, recounting.uncounted_since]
+        return {
+            **begin.kept,
+            "run": begin.run,
+            "position": self.position,
+            "low": self.low,
+            "hidden_since": min((at for at in since if at is not None), default=None),
+            "holds": progress.holds_open,
+            "newest": self.newest,
+            "ends": [[*place, end] for place, end in self.acknowledged.items()],
+            "shards": config.spark.shards if self.former_shards is None else self.former_shards,
+            "partitions": begin.partitions,
+            "placed": self.is_placed,
+            "server": progress.server,
+        }
+
+
+@dataclass
+class Watch:
+    """When what is looked at now and then is looked at next, in the machine's seconds."""
+
+    second_at: float = 0.0
+    topic_at: float = 0.0
+    table_at: float = 0.0
+    open_at: float = 0.0
+    busy_at: float = float("-inf")
+    sees_lag: bool = False
+    samples: bool = False
+    samples_more: bool = False
+    stood: dict[Place, int] = field(default_factory=dict)
+    watermark_said: str = ""
+    begin_above_said: int = _MANY_BEGIN_ABOVE
+
+
+@dataclass
+class Question:
+    """A request that not all of its shards have answered."""
+
+    request: Request
+    reply: Callable[[dict[int, str]], None]
+    shards: set[int]
+    answers: dict[int, str] = field(default_factory=dict)

@@ -1,0 +1,321 @@
+"""What happens to the coordinator, and what it wants done: two closed sets.
+
+Whatever takes time or may fail (the database, the broker, the disk, a runner that is started) is a
+command. Its outcome comes back as an event, some time later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from eventpub.channel import Place, Request
+from eventpub.channel.lane import ChannelEvent
+from eventpub.coordinator.boundary import Look
+from eventpub.errors import EventpubError
+from eventpub.store import Layout
+from eventpub.store.events import NewRow
+
+# -- what happens ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Polled:
+    """The boundary was polled behind `after`, µs."""
+
+    after: int
+    look: Look
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Rows of time buckets, as the database has them.
+
+    Attributes:
+        now: the database's time, µs.
+        rows: by bucket.
+        expected: how many the shards had accounted for when they were asked for.
+        in_turn: as of `Recount.counted`.
+    """
+
+    now: int
+    rows: Mapping[int, int]
+    expected: Mapping[int, int]
+    in_turn: bool
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The rows with the newest ids, and by how much the newest time lies in the future, µs."""
+
+    rows: Sequence[NewRow]
+    ahead: int
+
+
+@dataclass(frozen=True)
+class LagSeen:
+    """How far the reader is behind the boundary.
+
+    Attributes:
+        position: when it was asked for, µs.
+        upper: the boundary, µs.
+    """
+
+    position: int
+    upper: int
+    seconds: float
+    events: int
+
+
+@dataclass(frozen=True)
+class TopicChecked:
+    """The topic is the same, and nobody else writes to it."""
+
+
+@dataclass(frozen=True)
+class TableChecked:
+    """What the event table looks like now."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class OpenChecked:
+    """Whether what was published last is kept from readers."""
+
+    is_left_open: bool
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A command could not be done."""
+
+    command: Command
+    error: EventpubError
+
+
+@dataclass(frozen=True)
+class RunnerEnded:
+    """The thread or task of a runner is over.
+
+    Attributes:
+        error: why, where it has not said so itself.
+    """
+
+    shard: int
+    error: EventpubError | None = None
+
+
+@dataclass(frozen=True)
+class PlacementChanged:
+    """Runners are to move: Spark is up, or gone.
+
+    Attributes:
+        moves: whether runners that work are to be replaced by new ones.
+    """
+
+    moves: bool
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Somebody asks for something that shards do.
+
+    Attributes:
+        reply: called once with what came of it, by shard; from the coordinator's thread.
+    """
+
+    request: Request
+    reply: Callable[[dict[int, str]], None]
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """Nobody waits for a request any more."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """The publisher is to stop."""
+
+
+Event: TypeAlias = (
+    ChannelEvent
+    | Tick
+    | Polled
+    | Counted
+    | Sampled
+    | LagSeen
+    | TopicChecked
+    | TableChecked
+    | OpenChecked
+    | Failed
+    | RunnerEnded
+    | PlacementChanged
+    | Asked
+    | Withdrawn
+    | StopAsked
+)
+
+
+# -- what is to be done ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Poll:
+    """Poll the boundary.
+
+    Attributes:
+        after: the end of the last window, µs.
+        next_due: when a hold is due, µs; None: none is.
+        with_rows: read the rows of a full page, too.
+        anew: over new connections, since the address may lead to another server.
+    """
+
+    after: int
+    next_due: int | None
+    with_rows: bool
+    anew: bool = False
+    hidden_since: int | None = None
+
+
+@dataclass(frozen=True)
+class Count:
+    """Count the rows of time buckets, each up to a position, µs; see `Counted`."""
+
+    buckets: tuple[int, ...]
+    position: int
+    expected: Mapping[int, int]
+    in_turn: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Read the rows with the newest ids; or all above one."""
+
+    above: int | None = None
+
+
+@dataclass(frozen=True)
+class SeeLag:
+    """Look how far the reader is behind.
+
+    Attributes:
+        position: everything created at or before is read, µs.
+        read: rows read so far.
+    """
+
+    position: int
+    read: int
+
+
+@dataclass(frozen=True)
+class CheckTopic:
+    """Look whether the topic is the same, and whether others have written.
+
+    Attributes:
+        ends: of partitions in which nothing was written for a while.
+    """
+
+    ends: Mapping[Place, int]
+
+
+@dataclass(frozen=True)
+class CheckTable:
+    """Read the event table's layout again."""
+
+
+@dataclass(frozen=True)
+class CheckOpen:
+    """Look whether readers see all up to these ends."""
+
+    ends: Mapping[Place, int]
+
+
+@dataclass(frozen=True)
+class StartSpark:
+    """Have Spark come up; it does so by itself."""
+
+
+@dataclass(frozen=True)
+class StartRunner:
+    """Start a runner of a shard, which will connect."""
+
+    shard: int
+
+
+@dataclass(frozen=True)
+class Reassign:
+    """Runners that start from now on read the table as it is now."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Write down, for good, where the publisher is."""
+
+    what: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ForgetFormer:
+    """The indexes of former numbers of shards and partitions are taken over: remove them.
+
+    Attributes:
+        shards: the former number of shards; None: it was the same.
+    """
+
+    shards: int | None
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show the progress."""
+
+
+@dataclass(frozen=True)
+class Say:
+    """A line for the log."""
+
+    level: Literal["info", "warning"]
+    text: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """It is over.
+
+    Attributes:
+        error: why; None: it was asked for, or everything is published.
+    """
+
+    error: EventpubError | None = None
+
+
+Command: TypeAlias = (
+    Poll
+    | Count
+    | Sample
+    | SeeLag
+    | CheckTopic
+    | CheckTable
+    | CheckOpen
+    | StartSpark
+    | StartRunner
+    | Reassign
+    | Remember
+    | ForgetFormer
+    | Show
+    | Say
+    | Finish
+)

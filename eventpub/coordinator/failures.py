@@ -1,0 +1,101 @@
+"""Which failures are waited out, and which end the publisher."""
+
+from __future__ import annotations
+
+from eventpub.config import Config
+from eventpub.coordinator.events import CheckOpen, CheckTable, CheckTopic, Command
+from eventpub.errors import EventpubError, SinkError
+
+_MOST_FAILURES = 5
+"""Failures of a shard in a row, for a reason that eventpub does not know, before it gives up."""
+
+_TAKEOVER = 20.0
+"""Seconds after its first report in which a publisher leaves it to an older one to notice both."""
+
+_MOST_SIGHTINGS = 3
+_SIGHTINGS_WITHIN = 3600.0
+"""Times that this publisher is fenced, within so many seconds, before it stops. One may be a task
+of our own that had stalled. With little to publish, two of one id meet once in minutes."""
+
+_PASSES_WITHIN = {
+    "sink.topic_missing": 30.0,
+    "store.table_missing": 60.0,
+    "store.column_missing": 60.0,
+    "store.index_missing": 60.0,
+    "store.query_failed": 60.0,
+}
+"""Seconds for which something may be wrong while running before it counts as wrong: brokers that
+start know of no topic, a migration takes a table or an index away and gives it back, a server or a
+proxy in between has no disk, memory or threads for a moment and words it in its own way."""
+
+_FATAL_CHECKS = {"sink.other_publisher", "sink.topic_recreated"}
+
+
+class Failures:
+    """Judges what shards and commands have met. Pure: times are arguments, s."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._well_since: float | None = None
+        self._wrong_since: float | None = None
+        self._is_well = False
+        self._sightings: list[float] = []
+
+    def is_well(self) -> None:
+        """A shard has reported."""
+        self._is_well = True
+        self._wrong_since = None
+
+    def of_shard(self, error: EventpubError, in_a_row: int, now: float) -> EventpubError | None:
+        """The error to end with, if a runner's failure is one.
+
+        Args:
+            in_a_row: how often that shard has failed without a report.
+        """
+        self._note_start(now)
+        if error.code == "sink.fenced":
+            return self._another_publisher(error, now)
+        if error.code == "shard.failed":
+            return error if in_a_row > _MOST_FAILURES else None
+        return None if error.retriable or self._may_pass(error.code, now) else error
+
+    def of_command(
+        self, command: Command, error: EventpubError, now: float
+    ) -> EventpubError | None:
+        """The error to end with, if the failure of a command is one."""
+        if isinstance(command, CheckTopic):
+            return error if error.code in _FATAL_CHECKS else None
+        if isinstance(command, (CheckTable, CheckOpen)):
+            return None  # who reads or publishes meets it, too
+        return None if error.retriable or self._may_pass(error.code, now) else error
+
+    def _note_start(self, now: float) -> None:
+        if self._is_well and self._well_since is None:
+            self._well_since = now
+
+    def _may_pass(self, code: str, now: float) -> bool:
+        """Whether what was met has not lasted for long since the last report."""
+        if code not in _PASSES_WITHIN:
+            return False
+        self._wrong_since = self._wrong_since or now
+        return now - self._wrong_since < _PASSES_WITHIN[code]
+
+    def _another_publisher(self, error: EventpubError, now: float) -> EventpubError | None:
+        """Note it; the error to end with where it was seen so often that this one gives way."""
+        if self._well_since is None or now - self._well_since < _TAKEOVER:
+            return None
+        recent = [seen for seen in self._sightings if now - seen < _SIGHTINGS_WITHIN]
+        self._sightings = [*recent, now]
+        if len(self._sightings) < _MOST_SIGHTINGS:
+            return None
+        return (
+            SinkError(
+                "sink.fenced",
+                "another publisher with the same app.id is publishing to this topic; nothing "
+                "was lost or repeated, and this one, the older, stops",
+                where=f"app.id = {self._config.app.id}, topic {self._config.sink.topic}",
+                suggestion="let only one publisher run for an app.id",
+            )
+            if error.code == "sink.fenced"
+            else error
+        )

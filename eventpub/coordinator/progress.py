@@ -1,0 +1,117 @@
+"""What the publisher has done and where it is: for the terminal, logs and status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventpub.channel import Report
+
+_LAST = {"holds", "position", "low", "next_due"}
+"""What of a report is shown of each shard as it stands."""
+
+
+@dataclass
+class Progress:
+    """The publisher as a whole. Counters are totals since the start of the process.
+
+    Attributes:
+        time: the database's time of the last poll, µs.
+        position: everything created at or before is accounted for, µs.
+        lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
+        ahead_seconds: by how much the newest event lies in the future; it is published when its
+            time has come.
+        lag_events: how many there are; at most `lag.MOST_EVENTS`.
+        rows_read: rows of windows.
+        published: events made visible on the topic.
+        dead: refused rows, dead-lettered.
+        recount_found: events that only a recount has found.
+        begin_above: aggregates seen for the first time, whose first version was missing.
+        watermark: as `store.Watermark.state`.
+        passed: transactions that were open for longer than the watermark waits.
+        passed_by_reader: the same, since the boundary was last polled anew.
+        reports: of shards, after a transaction or a window.
+        holds_open: aggregates that wait for a version.
+        gaps_vanished: holds that ended because the events above the gap were deleted.
+        report_seconds: what the last report with rows took, by step; `total` is their sum.
+        per_shard: where each shard is and what it has published.
+        conflicts: rows whose version was published as another event, dead-lettered.
+        server: identity of the database server that is read.
+        last_error: the last error that was met and waited out.
+        stopped_by: number of the signal that ended it; None: it ended by itself or runs.
+    """
+
+    time: int = 0
+    position: int = 0
+    lag_seconds: float = 0.0
+    lag_events: int = 0
+    ahead_seconds: float = 0.0
+    rows_read: int = 0
+    published: int = 0
+    duplicates: int = 0
+    backtracked: int = 0
+    gaps_opened: int = 0
+    gaps_filled: int = 0
+    gaps_skipped: int = 0
+    gaps_vanished: int = 0
+    late: int = 0
+    dead: int = 0
+    conflicts: int = 0
+    recount_found: int = 0
+    begin_above: int = 0
+    watermark: str = "off"
+    passed: int = 0
+    passed_by_reader: int = 0
+    folded: int = 0
+    replaced: int = 0
+    restored: int = 0
+    reports: int = 0
+    holds_open: int = 0
+    report_seconds: dict[str, float] = field(default_factory=dict)
+    per_shard: dict[int, dict[str, Any]] = field(default_factory=dict)
+    server: str = ""
+    last_error: str | None = None
+    stopped_by: int | None = None
+
+    def add(self, report: Report, where: str = "") -> None:
+        """Take over what a shard has done.
+
+        Args:
+            where: which machine and process its runner is on.
+        """
+        counts = report.counts
+        self.reports += 1
+        self.published += report.published
+        self.folded += report.folded
+        self.begin_above += report.begin_above
+        self.replaced += report.replaced
+        self.restored += report.restored
+        self.rows_read += counts.rows
+        self.duplicates += counts.duplicates
+        self.backtracked += counts.backtracked
+        self.gaps_opened += counts.gaps_opened
+        self.gaps_filled += counts.gaps_filled
+        self.gaps_skipped += counts.gaps_skipped
+        self.gaps_vanished += counts.gaps_vanished
+        self.late += counts.late
+        self.conflicts += counts.conflicts
+        self.dead += len(report.dead)
+        self.recount_found += report.recount_found
+        if counts.rows or not self.report_seconds:
+            self.report_seconds = {**report.seconds, "total": sum(report.seconds.values())}
+        before = self.per_shard.get(report.shard, {}).get("published", 0)
+        shown = {name: getattr(report, name) for name in sorted(_LAST)}
+        shown |= {"published": before + report.published, "where": where}
+        self.per_shard[report.shard] = shown
+        self.holds_open = sum(int(shard["holds"]) for shard in self.per_shard.values())
+
+    def no_longer_waited_for(self, passed: int) -> None:
+        """Transactions of which the boundary says so, which counts from its own start."""
+        before = self.passed_by_reader
+        self.passed += passed - before if passed >= before else passed
+        self.passed_by_reader = passed
+
+    def at(self, positions: Iterable[int]) -> None:
+        """Where the shards are."""
+        self.position = min(positions)

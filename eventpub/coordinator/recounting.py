@@ -1,0 +1,167 @@
+"""The recount, step by step: what is counted next, and what the shards compare because of it.
+
+One count is under way at a time, and one comparison. What is to be compared has a number; every
+shard reports the number of the last one that it has done. Pure: times are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eventpub.channel import Comparison, Report
+from eventpub.coordinator.events import Count, Counted
+from eventpub.coordinator.recount import Recount
+
+_CLOCK_STEP = 1_000_000
+"""µs by which the database's clock may go back without a word."""
+
+_LATE_SHARE = 0.5
+"""Seconds of each second for what is counted out of turn."""
+
+
+class Recounting:
+    """Which time buckets are counted, and which differ.
+
+    Args:
+        horizon, start, now, position, hidden_since: as of `Recount`.
+
+    Attributes:
+        comparison: the one that is wanted now; without buckets where there is none.
+    """
+
+    def __init__(
+        self,
+        horizon: int,
+        start: int,
+        now: int = 0,
+        position: int | None = None,
+        hidden_since: int | None = None,
+    ) -> None:
+        self._recount = Recount(horizon, start, now, position, hidden_since)
+        self._looked_at = 0
+        self._counting: Count | None = None
+        self._late_until = 0.0
+        self._is_last = False
+        self.comparison = Comparison()
+
+    # -- what is learned --------------------------------------------------------------------------
+
+    def began(self, read_before: int) -> None:
+        """A shard of the former run had read on up to there before anybody remembered it."""
+        self._recount.read_before(read_before)
+
+    def account(self, report: Report) -> None:
+        """Take over a shard's numbers."""
+        self._recount.account(report.shard, report.buckets)
+
+    def ended(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """As of `boundary.Look.ended`."""
+        for after, upto in ranges:
+            self._recount.ended(after, upto)
+
+    def note(self, buckets: Sequence[int]) -> None:
+        """Rows have come there behind the windows: they are counted again."""
+        self._recount.note(buckets)
+
+    @property
+    def has_late(self) -> bool:
+        """Whether some of what was noted is not done yet."""
+        return self._recount.has_late
+
+    @property
+    def uncounted_since(self) -> int | None:
+        """As of `Recount`."""
+        return self._recount.uncounted_since
+
+    def everything(self, now: int) -> None:
+        """Count every second of the horizon again."""
+        self._recount.everything(now)
+
+    def clock_went_back(self, now: int) -> float:
+        """Seconds by which the database's clock went back, and all is counted; 0: it did not."""
+        step = self._looked_at - now
+        self._looked_at = now
+        if step <= _CLOCK_STEP:
+            return 0.0
+        self._recount.everything(now)
+        return step / 1e6
+
+    # -- counting ---------------------------------------------------------------------------------
+
+    def second(self, now: float) -> None:
+        """Another second begins, of which late counts have their share."""
+        self._late_until = now + _LATE_SHARE
+
+    def next_count(
+        self,
+        now: int,
+        position: int,
+        reached: int,
+        hidden_since: int | None,
+        at: float,
+    ) -> Count | None:
+        """What is to be counted now; None: nothing, or a count is under way.
+
+        Args:
+            now: the database's time, µs.
+            position, reached, hidden_since: as of `Recount.due`.
+            at: the machine's time, s.
+        """
+        if self._counting is not None:
+            return None
+        buckets, in_turn = self._recount.due(now, position, reached, hidden_since), True
+        if not buckets and (at < self._late_until or self._is_last):
+            buckets, in_turn = self._recount.late(now, position), False
+        if not buckets:
+            return None
+        expected = self._recount.accounted(buckets)
+        self._counting = Count(tuple(buckets), position, expected, in_turn)
+        return self._counting
+
+    def counted(self, found: Counted) -> None:
+        """The database's numbers have come."""
+        self._counting = None
+        self._recount.counted(found.now, found.rows, found.expected, in_turn=found.in_turn)
+
+    def not_counted(self, count: Count) -> None:
+        """They have not: they are due again."""
+        self._counting = None
+        if count.in_turn:
+            self._recount.not_counted(count.buckets)
+
+    # -- comparing --------------------------------------------------------------------------------
+
+    def next_comparison(self) -> Comparison | None:
+        """A new one, where there is something to compare and no other is under way."""
+        if self.comparison.buckets or not self._recount.has_suspects():
+            return None
+        self.comparison = Comparison(self.comparison.number + 1, tuple(self._recount.take()))
+        return self.comparison
+
+    def compared(self, reports: Sequence[Report]) -> None:
+        """Take over how far the shards are with it."""
+        wanted = self.comparison
+        if not wanted.buckets or any(report.compared < wanted.number for report in reports):
+            return
+        unfinished = {b for report in reports for b in report.unfinished}
+        again = min((r.next_due for r in reports if r.next_due is not None), default=0)
+        self._recount.compared(wanted.buckets, unfinished, again)
+        self.comparison = Comparison(wanted.number)
+
+    # -- the last count of a run that ends by itself ----------------------------------------------
+
+    def begin_last(self, now: int, position: int, reached: int, hidden_since: int | None) -> None:
+        """Count all of the horizon, due or not, once more."""
+        if not self._is_last:
+            self._is_last = True
+            self._recount.not_counted(self._recount.due(now, position, reached, hidden_since))
+            self._recount.everything(now)
+
+    def is_over(self) -> bool:
+        """Whether that has found nothing, and nothing is under way; it begins anew otherwise."""
+        if not self._is_last or self._counting is not None:
+            return False
+        if self.comparison.buckets or self._recount.has_suspects():
+            self._is_last = False
+            return False
+        return True

@@ -1,0 +1,196 @@
+"""What the coordinator knows of each shard: who has its lease, what is on its way, where it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from eventpub.channel import Comparison, Lease, Report, Request, Stop, Window
+from eventpub.channel.lane import Lane
+
+MOST_PAGES = 4
+"""Full pages on their way to a shard."""
+
+MOST_WINDOWS = 16
+"""Windows on their way to a shard; what comes then is one window, when these are done."""
+
+_STALLED = 5.0
+"""Seconds after which nobody waits for a shard that has not done what it was sent."""
+
+_HANDOVER = 5.0
+"""Seconds in which a runner may finish what it does before another one gets its lease anyway."""
+
+_FIRST_WAIT = 0.25
+_LONGEST_WAIT = 30.0
+"""Seconds until a runner that has failed is started again, twice as many each time."""
+
+MakeLease: TypeAlias = Callable[[int], Lease]
+"""The lease of a number, as things are now."""
+
+
+@dataclass
+class Sent:
+    """A window on its way."""
+
+    number: int
+    upto: int
+    is_page: bool
+    at: float
+
+
+@dataclass
+class Shard:
+    """One shard, from the start of a run to its end. Times of the machine are seconds.
+
+    Attributes:
+        number: the shard's.
+        lane: of the runner that has the lease; None: nobody has.
+        next_lane: of one that waits for it.
+        lease: number of the lease; 0: there was none.
+        sent: windows on their way.
+        is_behind: whether a window was left out, so that one is due when these are done.
+        window: the number of the last window.
+        report: the last one; None: the shard has not said anything in this run.
+        asked: requests that were sent and not answered.
+        due_told: what the last report was when a window for holds that are due was sent.
+    """
+
+    number: int
+    lane: Lane | None = None
+    next_lane: Lane | None = None
+    lease: int = 0
+    sent: deque[Sent] = field(default_factory=deque)
+    is_behind: bool = False
+    window: int = 0
+    report: Report | None = None
+    asked: dict[str, Request] = field(default_factory=dict)
+    due_told: Report | None = None
+    is_starting: bool = False
+    start_at: float = 0.0
+    wait: float = _FIRST_WAIT
+    handover_by: float = 0.0
+    failures: int = 0
+
+    # -- who has the lease ------------------------------------------------------------------------
+
+    def join(self, lane: Lane, now: float) -> None:
+        """A runner wants the lease; it gets it from `grant` when `is_free`."""
+        self.is_starting = False
+        if self.next_lane is not None:
+            self.next_lane.close()
+        self.next_lane = lane
+        if self.lane is not None:
+            self.lane.send(Stop())
+            self.handover_by = now + _HANDOVER
+
+    def leave(self, lane: Lane) -> bool:
+        """A runner is gone; whether it was the one that had the lease."""
+        if lane is self.next_lane:
+            self.next_lane = None
+        if lane is not self.lane:
+            return False
+        self.lane = None
+        self.sent.clear()
+        self.is_behind = False
+        return True
+
+    def is_free(self, now: float) -> bool:
+        """Whether who waits for the lease may have it."""
+        return self.next_lane is not None and (self.lane is None or now > self.handover_by)
+
+    def grant(self, lease: Lease) -> None:
+        """Give the lease to who waits for it."""
+        if self.lane is not None:
+            self.lane.close()  # it has had its time; the new one fences it
+            self.leave(self.lane)
+        self.lane, self.next_lane = self.next_lane, None
+        assert self.lane is not None
+        self.lease, self.window = lease.number, 0
+        self.lane.send(lease)
+        for request in self.asked.values():
+            self.lane.send(request)
+
+    def failed(self, now: float, *, at_once: bool = False) -> None:
+        """Its runner is gone: another one is started after a wait."""
+        self.failures += 1
+        self.start_at = now if at_once else now + self.wait
+        self.wait = min(2 * self.wait, _LONGEST_WAIT)
+
+    def wants_runner(self, now: float) -> bool:
+        """Whether a runner is to be started."""
+        is_there = self.lane is not None or self.next_lane is not None or self.is_starting
+        return not is_there and now >= self.start_at
+
+    # -- what it is sent --------------------------------------------------------------------------
+
+    def send(
+        self, window: Window, now: float, *, rows: pa.Table | None = None, is_page: bool = False
+    ) -> None:
+        """Send a window, or note that one is due."""
+        if self.lane is None:
+            return  # the next runner begins with what is planned by then
+        most = MOST_PAGES if is_page else MOST_WINDOWS
+        if len(self.sent) >= most or (self.is_behind and self.sent):
+            self.is_behind = True
+            return
+        self.window += 1
+        self.is_behind = False
+        self.sent.append(Sent(self.window, window.upto, is_page, now))
+        self.lane.send(replace(window, number=self.window, rows=rows))
+
+    def compare(self, comparison: Comparison) -> None:
+        """Send a comparison."""
+        if self.lane is not None and (
+            self.report is None or self.report.compared < comparison.number
+        ):
+            self.lane.send(comparison)
+
+    def ask(self, request: Request) -> None:
+        """Send a request, now or when somebody has the lease."""
+        self.asked[request.id] = request
+        if self.lane is not None:
+            self.lane.send(request)
+
+    def is_full(self, now: float) -> bool:
+        """Whether the next page is to wait for it."""
+        if len(self.sent) < MOST_PAGES or self.is_behind:
+            return False
+        return now - self.sent[0].at < _STALLED
+
+    def is_idle(self) -> bool:
+        """Whether it has a runner, which has done all that it was sent."""
+        return self.lane is not None and not self.sent and self.report is not None
+
+    # -- what it says -----------------------------------------------------------------------------
+
+    def heard(self, report: Report) -> None:
+        """Take over a report of who has the lease."""
+        while self.sent and self.sent[0].number <= report.done:
+            self.sent.popleft()
+        for answered in report.answers:
+            self.asked.pop(answered, None)
+        self.report = report
+        self.failures = 0
+        if report.done or report.published:
+            self.wait = _FIRST_WAIT
+
+    def next_due(self) -> int | None:
+        """When its next hold is due, unless a window was sent for it already; µs."""
+        if self.lane is None or self.report is None or self.report is self.due_told:
+            return None
+        return None if self.sent else self.report.next_due
+
+
+def positions(shards: Sequence[Shard]) -> tuple[int, int] | None:
+    """Up to where all shards have accounted for everything, and up to where any of them has; µs.
+
+    None while one of them has not said anything.
+    """
+    reports = [shard.report for shard in shards if shard.report is not None]
+    if len(reports) < len(shards):
+        return None
+    return min(r.position for r in reports), max(r.position for r in reports)

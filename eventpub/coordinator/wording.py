@@ -1,0 +1,138 @@
+"""What the log says of a shard's report and of the boundary: lines, not decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eventpub.channel import Report
+from eventpub.config import format_time
+from eventpub.coordinator.events import Say
+
+WATERMARK = {
+    "denied": "the account may not see open transactions, so the boundary is the database's time"
+    " less read.delay; late commits are still found (GRANT PROCESS ON *.* lets it see them)",
+    "stale": "no fresh answer about open transactions, since something else reads"
+    " information_schema.innodb_trx too often; the boundary is the database's time less"
+    " read.delay, late commits are still found",
+}
+"""By state of the watermark, where it cannot see."""
+
+
+def warning(text: str, **facts: object) -> Say:
+    """A line that somebody should read."""
+    return Say("warning", text, facts)
+
+
+def of_report(report: Report, gaps_topic: str) -> Iterator[Say]:
+    """What of a report is more than numbers."""
+    for gap in report.skipped:
+        yield warning("gap skipped", **gap)
+    unnamed = report.counts.gaps_skipped - len(report.skipped)
+    if unnamed > 0:
+        yield warning(
+            "more gaps skipped; each is on the topic of gaps", count=unnamed, topic=gaps_topic
+        )
+    for row in report.dead:
+        yield warning("refused, written to the topic of dead letters", **row)
+    for jump in report.jumps:
+        yield warning(
+            "the topic has a version of this application's that does not follow from what was"
+            " known: another process has written it, or versions between are missing",
+            **jump,
+        )
+    for topic in report.made_again:
+        yield warning(
+            "the topic was deleted and created again; what stood on it is gone", topic=topic
+        )
+    if count := report.not_ours.get("foreign", 0):
+        yield warning(
+            "records on the topics were not written by this publisher; they do not count",
+            records=count,
+        )
+    if report.restored:
+        yield warning(
+            "the broker had left committed transactions open; their records were published"
+            " again, before anything behind them",
+            records=report.restored,
+        )
+    if report.rebuilt is not None:
+        yield warning(
+            "an index was damaged, and is rebuilt from the topic",
+            shard=report.shard,
+            damage=report.rebuilt,
+        )
+    if report.baseline is not None:
+        yield warning(
+            "the topic was cut by retention and the index is new, or older than what was"
+            " cut: events created before count as published",
+            shard=report.shard,
+            before=format_time(report.baseline),
+        )
+    if report.repeats_after is not None:
+        yield warning(
+            "retention has removed records from the topic that the index has not read:"
+            " events among them that were created later than this are published again",
+            shard=report.shard,
+            after=format_time(report.repeats_after),
+        )
+    if report.counts.gaps_vanished:
+        yield warning(
+            "holds ended: the events above the gap were deleted", count=report.counts.gaps_vanished
+        )
+
+
+def another_server(before: str, now: str) -> Say:
+    """The address leads to another database server."""
+    return warning(
+        "another database server answers than before: a failover, a restored copy, or"
+        " another store. What it has and the former had not is published; events that are"
+        " missing on it stay on the topic; an event that it has under a version that was"
+        " published as another event becomes a dead letter (admission.version_conflict)."
+        " `eventpub verify` compares the whole",
+        before=before,
+        now=now,
+    )
+
+
+def clock_went_back(seconds: float, position: int) -> Say:
+    """The database's clock was set."""
+    return warning(
+        "the database's clock went back: what is created until it has caught up "
+        "lies behind the position, where the recount finds it",
+        seconds=round(seconds, 3),
+        position=format_time(position),
+    )
+
+
+def first_versions_missing(aggregates: int, first_version: int) -> Say:
+    """Very many aggregates begin above the first version."""
+    return warning(
+        "very many aggregates begin above the first version and wait for it, until their gaps"
+        " are skipped: is store.first_version wrong, or were the first events archived?"
+        " read.start leaves out what was created before a time",
+        aggregates=aggregates,
+        first_version=first_version,
+    )
+
+
+def rows_of_the_past(rows: int, oldest: int, now: int) -> Say:
+    """Rows are committed that were created before the horizon."""
+    return warning(
+        "rows were committed now that were created before the horizon of the recount; their"
+        " seconds are counted again, which publishes them. Only the newest ids are sampled: no"
+        " such row is missed with a recount.horizon above that age, or GRANT PROCESS",
+        code="store.rows_in_past",
+        rows=rows,
+        oldest=format_time(oldest),
+        seconds=round((now - oldest) / 1e6),
+    )
+
+
+def rows_of_the_future(seconds: float) -> Say:
+    """The newest row lies ahead."""
+    return warning(
+        "the newest event lies in the future, and is published when its time has come; if"
+        " writers' sessions keep another time zone, set store.time_zone to theirs",
+        code="store.rows_in_future",
+        seconds=round(seconds),
+    )

@@ -1,0 +1,197 @@
+"""A start: everything that can be wrong is found here, and where to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+
+from eventpub.channel import Place
+from eventpub.config import Config, Read, format_time
+from eventpub.coordinator.coordinator import Beginning
+from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
+from eventpub.shard.assignment import Assignment
+from eventpub.sink import (
+    TopicLayout,
+    check_sample,
+    check_topics,
+    check_written,
+    fence_all,
+    has_written,
+    sources_of,
+    topic_ids,
+    visible_ends,
+)
+from eventpub.state import StateDir
+from eventpub.store import EventStore
+from eventpub.store.server import UNGUARDED
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a start has found out.
+
+    Attributes:
+        beginning: for the coordinator.
+        assignment: for runners.
+        topics: the topics' ids.
+    """
+
+    beginning: Beginning
+    assignment: Assignment
+    topics: dict[str, str]
+
+
+def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared:
+    """Look at database, broker and state; fence whoever published before.
+
+    Raises:
+        StoreError, SinkError, StateError: what is wrong.
+    """
+    server = EventStore.server(config.store)
+    if config.store.allow_replica and server.is_replica(config.store):
+        log.warning(
+            f"the database server {server.what_it_is}, and store.allow_replica = true",
+            not_guaranteed=UNGUARDED,
+        )
+    layout = EventStore.discover(config.store)
+    if layout.zone is not None and layout.id_index is None:
+        log.warning(
+            "writers whose sessions keep another time zone, or an import of old rows, would not"
+            " be noticed: create_time is a DATETIME, and the table has no index on a number"
+            " `id` (eventpub doctor says how to add it)",
+            time_zone=layout.zone.name,
+        )
+    before = state.read(state.progress_file) or {}
+    ends: dict[Place, int] = {(t, p): end for t, p, end in before.get("ends", ())}
+    topics = check_topics(
+        config.sink,
+        shards=config.spark.shards,
+        late=config.gaps.late == "divert",
+        was_written=any(t == config.sink.topic and end > 0 for (t, _), end in ends.items()),
+    )
+    ids = topic_ids(config.sink, config.sink.topics)
+    acknowledged = check_written(config.sink, ids, before.get("topics", {}), ends)
+    is_placed = _is_placed(config, before, ids)
+    check_sample(config.sink, sources_of(config.sink, config.app.id, config.app.former_ids))
+    with EventStore(config.store, layout) as store:
+        started = _start(config, state, store.now)
+        now = store.now()
+    start = int(started["position"])
+    before = kept_progress(state, config.spark.shards, start)
+    former = before.get("shards", config.spark.shards)
+    # before fencing: a runner of a former run takes its shard before that, and is fenced, or after
+    # it, and finds nobody who gives it the lease
+    run = _begin_run(state, started, now)
+    # whatever number of shards has run last: that it did may not have come to be remembered
+    for app_id in (config.app.id, *config.app.former_ids):
+        fence_all(config.sink, app_id, max(former, topics.partitions))
+    numbers, is_placed = _take_over(state, before, former, topics, is_placed)
+    if former != config.spark.shards:
+        # of an earlier run with this number: what the former run knows is newer
+        state.forget_shards(config.spark.shards)
+    beginning = Beginning(
+        run=run,
+        now=now,
+        layout=layout,
+        partitions=topics.partitions,
+        start=start,
+        low=before.get("low", start),
+        position=before.get("position"),
+        hidden_since=before.get("hidden_since"),
+        acknowledged=acknowledged,
+        is_placed=is_placed,
+        former_shards=None if former == config.spark.shards else former,
+        former_indexes=tuple(str(folder) for folder in state.former_indexes()),
+        newest=_pair(before.get("newest")),
+        server=before.get("server") or server.identity,
+        until=now if available_now else None,
+        kept={"topics": ids, "numbers": numbers, "start": started},
+    )
+    assignment = Assignment(
+        config,
+        layout,
+        topics.partitions,
+        None if start == BEGINNING else start,
+        run,
+        accepts_topic=ids.get(config.sink.topic) == config.sink.accept_topic_id,
+    )
+    return Prepared(beginning, assignment, ids)
+
+
+def _pair(found: Any) -> tuple[int, int] | None:
+    return None if found is None else (int(found[0]), int(found[1]))
+
+
+def _is_placed(config: Config, before: dict[str, Any], ids: dict[str, str]) -> bool:
+    """Whether all that is on the topic was written with its present number of partitions."""
+    known = before.get("topics", {})
+    is_same = ids.get(config.sink.topic) == known.get(config.sink.topic)
+    if before and is_same and known:
+        return bool(before.get("placed", False))
+    return not any(visible_ends(config.sink).values())  # of a topic without records nothing counts
+
+
+def _take_over(
+    state: StateDir, before: dict[str, Any], shards: int, topics: TopicLayout, is_placed: bool
+) -> tuple[list[int], bool]:
+    """What the indexes know is taken over where partitions were added since."""
+    now = topics.partitions
+    former = before.get("partitions", now)
+    numbers: list[int] = before.get("numbers", [])
+    if former == now:
+        return numbers, is_placed
+    state.set_aside(shards, former)
+    log.warning(
+        "the topic's number of partitions has changed: events of one aggregate may stand in"
+        " another partition from now on than before; all partitions are read back once",
+        before=former,
+        now=now,
+    )
+    return [*(n for n in numbers if n != former), former], False
+
+
+def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
+    """The number of this run: larger than those before, in this directory or another one."""
+    before = (state.read(state.run_file) or {}).get("run", 0)
+    progress = state.read(state.progress_file) or {}
+    of_progress = progress.get("run") or progress.get("comparison", {}).get("run", 0)
+    run: int = max(now, before + 1, of_progress + 1)
+    state.write(state.run_file, {"run": run, "start": started}, lasting=True)
+    return run
+
+
+def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str, Any]:
+    """Where this publisher started: resolved once, and kept."""
+    configured = config.read.start
+    kept = kept_start(state, configured)
+    if kept is not None and kept["configured"] != configured:
+        log.warning(
+            "read.start changed; the first start stays in force",
+            configured=configured,
+            first=kept["configured"],
+        )
+    if kept is None:
+        sink, app = config.sink, config.app
+        if configured == "now" and has_written(sink, sources_of(sink, app.id, app.former_ids)):
+            raise start_lost(state)  # as with a container whose volume is gone
+        position = start_position(config.read, now)
+        kept = {"configured": configured, "position": position, "time": format_time(position)}
+    if state.read(state.start_file) != kept:
+        state.write(state.start_file, kept, lasting=True)
+    return kept
+
+
+def start_position(read: Read, now: Callable[[], int]) -> int:
+    """The position before the first event, µs: events created at or before it are baseline."""
+    if read.start == "beginning":
+        return BEGINNING
+    if read.start == "now":
+        return now()
+    started = datetime.fromisoformat(read.start) - datetime(1970, 1, 1, tzinfo=UTC)
+    return started // timedelta(microseconds=1)

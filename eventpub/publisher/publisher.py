@@ -1,0 +1,324 @@
+"""One run of the publisher: the coordinator's loop, and what carries out its commands.
+
+events ──▶ Coordinator.on ──▶ commands ──▶ boundary worker, watch worker, placement, disk, log
+   ▲                                                        │
+   └────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from eventpub.channel import Request
+from eventpub.channel.flight import Server, Tls
+from eventpub.config import Config
+from eventpub.coordinator import events as e
+from eventpub.coordinator.coordinator import Coordinator
+from eventpub.coordinator.progress import Progress
+from eventpub.errors import ConfigError, EventpubError
+from eventpub.publisher.placement import Placement, Threads, calm_collector
+from eventpub.publisher.prepare import Prepared, prepare
+from eventpub.publisher.workers import BoundaryWork, WatchWork, Worker
+from eventpub.state import Running, StateDir
+
+_SPARK_AFTER = 10.0
+"""Seconds after which Spark is started for a run that ends by itself: most are over before."""
+
+_WORKERS_END = 0.3
+"""Seconds for a thread to finish what it does when the publisher stops."""
+
+_ANSWER_TIMEOUT = 60.0
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
+
+
+def run(
+    config: Config,
+    *,
+    available_now: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Publish until stopped.
+
+    SIGTERM and SIGINT finish the transactions in work, then this returns (when called in the main
+    thread); a second one ends the process at once, as a kill would.
+
+    Args:
+        config: the whole configuration.
+        available_now: publish every event that was committed before the call, holds included, then
+            return.
+        on_progress: called about every second, and when something is wrong.
+
+    Returns:
+        The totals at the end.
+
+    Raises:
+        StoreError, SinkError, StateError, ConfigError: what waiting cannot fix, and anything that
+            is wrong when it starts.
+    """
+    return Publisher(config, available_now, on_progress or (lambda _: None)).run()
+
+
+class Publisher:
+    """See the module; `run` is its whole life."""
+
+    def __init__(
+        self, config: Config, available_now: bool, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self._config = config
+        self._available_now = available_now
+        self._on_progress = on_progress
+        self._state = StateDir(config.app.state_dir)
+        self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
+        self._stopped_by: int | None = None
+
+    def run(self) -> Progress:
+        """As the function."""
+        self._state.lock()
+        restore = self._catch_signals()
+        mask = os.umask(0o077)  # of all that this process and its children make
+        try:
+            self._state.clear()
+            if self._state.protect():
+                log.warning(
+                    "other users had access to files of the state; it was taken away",
+                    state_dir=str(self._state.root),
+                )
+            if is_local(self._config):
+                from eventpub.spark.jvm import find_java
+
+                find_java()
+            prepared = prepare(self._config, self._state, available_now=self._available_now)
+            if self._stopped_by is not None:
+                return Progress(stopped_by=self._stopped_by)
+            calm_collector()
+            return self._publish(prepared)
+        finally:
+            restore()
+            self._state.unlock()
+            os.umask(mask)
+
+    def _publish(self, prepared: Prepared) -> Progress:
+        requests = tuple((r, self._forget(r)) for r in self._kept_requests())
+        beginning = replace(prepared.beginning, requests=requests)
+        coordinator = Coordinator(self._config, beginning)
+        with Doing(self._config, self._state, prepared, coordinator, self._events) as doing:
+            doing.begin(_SPARK_AFTER if self._available_now else 0.0)
+            event: e.Event = e.Tick()
+            while True:
+                now = time.monotonic()
+                commands = coordinator.on(event, now)
+                coordinator.progress.stopped_by = self._stopped_by
+                for command in commands:
+                    if isinstance(command, e.Show):
+                        self._on_progress(replace(coordinator.progress))
+                    elif isinstance(command, e.Finish):
+                        if command.error is not None and self._stopped_by is None:
+                            raise command.error
+                        return coordinator.progress
+                    else:
+                        doing.do(command)
+                event = self._next(coordinator)
+
+    def _next(self, coordinator: Coordinator) -> e.Event:
+        """What has happened; a tick where its time has come, however much happens."""
+        wait = coordinator.next_tick(time.monotonic())
+        if wait <= 0:
+            return e.Tick()
+        try:
+            return self._events.get(timeout=wait)
+        except queue.Empty:
+            return e.Tick()
+
+    def _kept_requests(self) -> list[Request]:
+        for file in self._state.set_invalid_requests_aside():
+            log.warning("not a request; it was moved aside", file=str(file))
+        return self._state.kept()
+
+    def _forget(self, request: Request) -> Callable[[dict[int, str]], None]:
+        def forget(_: dict[int, str]) -> None:
+            self._state.withdraw(request)
+
+        return forget
+
+    def _catch_signals(self) -> Callable[[], None]:
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        numbers = (signal.SIGTERM, signal.SIGINT)
+
+        def stop(number: int, _: FrameType | None) -> None:
+            if self._stopped_by is not None:
+                os._exit(128 + number)  # asked twice: what is open is aborted by the next start
+            self._stopped_by = number
+            self._events.put(e.StopAsked())  # a queue that may be put to from a signal handler
+
+        before = {number: signal.signal(number, stop) for number in numbers}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        return restore
+
+
+class Doing:
+    """Carries out the coordinator's commands; a context manager that ends what it has started."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: StateDir,
+        prepared: Prepared,
+        coordinator: Coordinator,
+        events: queue.SimpleQueue[e.Event],
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._assignment = prepared.assignment
+        self._events = events
+        self._coordinator = coordinator
+        begin = prepared.beginning
+        self._boundary_work = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
+        self._watch_work = WatchWork(config, begin.layout, prepared.topics)
+        post = events.put
+        work = self._boundary_work
+        self._boundary = Worker("eventpub-boundary", work.do, post, work.close)
+        self._watch = Worker("eventpub-watch", self._watch_work.do, post, self._watch_work.close)
+        self._threads = Threads(post, coordinator.is_current)
+        self._placement: Placement = self._threads
+        token = secrets.token_hex(16)
+        self._server = _serve(config, token, events, coordinator.is_current, self._answer)
+        self._address = self._server.address(_reached_at(config), token, _authority(config))
+        self._spark: Any = None
+
+    def begin(self, spark_after: float) -> None:
+        """Say where it is asked, and have Spark come up."""
+        address = self._address
+        running = Running(os.getpid(), address.location, address.token, address.root_certificates)
+        self._state.say_running(running)
+        if self._config.spark.master != "none":
+            from eventpub.spark.leases import Spark
+
+            self._spark = Spark(
+                self._config, self._state.spark_log, address, self._events.put, self._use
+            )
+            self._spark.begin(spark_after)
+
+    def __enter__(self) -> Doing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._spark is not None:
+            self._spark.end(_WORKERS_END)
+        self._server.end()
+        self._boundary.end(_WORKERS_END)
+        self._watch.end(_WORKERS_END)
+
+    def _use(self, placement: Placement | None) -> None:
+        """Runners that start from now on start there; those that work move to it."""
+        self._placement = placement or self._threads
+        self._events.put(e.PlacementChanged(moves=placement is not None))
+
+    def do(self, command: e.Command) -> None:
+        """Have it done; what comes of it is posted."""
+        if isinstance(command, e.Poll):
+            self._boundary.put(command)
+        elif isinstance(command, e.StartRunner):
+            self._placement.start(self._assignment, command.shard)
+        elif isinstance(command, e.Reassign):
+            self._assignment = replace(self._assignment, layout=command.layout)
+            self._boundary_work.use(command.layout)
+            self._watch_work.use(command.layout)
+        elif isinstance(command, e.Remember):
+            try:
+                self._state.write(self._state.progress_file, dict(command.what), lasting=True)
+            except EventpubError as error:
+                self._events.put(e.Failed(command, error))
+        elif isinstance(command, e.ForgetFormer):
+            if command.shards is not None:
+                self._state.forget_shards(command.shards)
+            self._state.forget_former()
+        elif isinstance(command, e.Say):
+            getattr(log, command.level)(command.text, **command.facts)
+        else:
+            self._watch.put(command)
+
+    # -- what others ask ---------------------------------------------------------------------------
+
+    def _answer(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Called in threads of the channel."""
+        if name == "status":
+            seen = self._coordinator.database_seen_at
+            age = None if seen is None else time.monotonic() - seen
+            return {"progress": asdict(self._coordinator.progress), "database_age": age}
+        if name == "request":
+            return self._ask(Request(**given["request"]), float(given["timeout"]))
+        raise LookupError(name)
+
+    def _ask(self, request: Request, timeout: float) -> dict[str, Any]:
+        answered: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()
+        self._events.put(e.Asked(request, answered.put))
+        try:
+            answers = answered.get(timeout=min(timeout, _ANSWER_TIMEOUT))
+        except queue.Empty:
+            self._events.put(e.Withdrawn(request.id))
+            return {"answers": None}
+        return {"answers": {str(shard): answer for shard, answer in answers.items()}}
+
+
+def is_local(config: Config) -> bool:
+    """Whether Spark runs on this machine."""
+    master = config.spark.master
+    return master == "local" or master.startswith("local[")
+
+
+def _reached_at(config: Config) -> str:
+    """The name or address by which runners reach this machine."""
+    if config.channel.host:
+        return config.channel.host
+    return "127.0.0.1" if is_local(config) or config.spark.master == "none" else socket.getfqdn()
+
+
+def _serve(
+    config: Config,
+    token: str,
+    events: queue.SimpleQueue[e.Event],
+    is_current: Callable[[int, int], bool],
+    answer: Callable[[str, dict[str, Any]], dict[str, Any]],
+) -> Server:
+    channel = config.channel
+    host = _reached_at(config)
+    bound = host if host in {"127.0.0.1", "localhost", "::1"} else "0.0.0.0"
+    tls = None
+    if channel.certificate_file is not None and channel.key_file is not None:
+        tls = Tls(_text(channel.certificate_file), _text(channel.key_file))
+    return Server(bound, token, events.put, is_current, answer, tls, channel.port)
+
+
+def _authority(config: Config) -> str | None:
+    file = config.channel.ca_file
+    return None if file is None else _text(file)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise ConfigError(
+            "config.file_unreadable",
+            f"{file} cannot be read: {error.strerror}",
+            where="channel",
+        ) from error

@@ -1,0 +1,216 @@
+"""What takes time, in threads of its own: polls of the boundary, and everything less urgent."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from eventpub.admission.buckets import window_of
+from eventpub.config import Config
+from eventpub.coordinator import events as e
+from eventpub.coordinator.boundary import Boundary
+from eventpub.coordinator.lag import Lag
+from eventpub.coordinator.newest import MOST, SAMPLE
+from eventpub.errors import EventpubError, StateError, words_of
+from eventpub.sink import (
+    are_left_open,
+    check_between,
+    check_written,
+    sources_of,
+    topic_ids,
+    visible_ends,
+)
+from eventpub.store import EventStore, Layout
+
+_TIMEOUT = 2.0
+"""Seconds for a question to the broker that is asked now and then."""
+
+Post = Callable[[e.Event], None]
+
+
+class Worker:
+    """A thread that does one command after the other, and posts what comes of it.
+
+    Args:
+        name: of the thread.
+        do: what a command's outcome is; None: nothing is to be said of it.
+        post: takes the outcome, or `Failed`.
+        close: called in the thread at its end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        do: Callable[[e.Command], e.Event | None],
+        post: Post,
+        close: Callable[[], None],
+    ) -> None:
+        self._do = do
+        self._post = post
+        self._close = close
+        self._commands: queue.SimpleQueue[e.Command | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, command: e.Command) -> None:
+        """Have it done."""
+        self._commands.put(command)
+
+    def end(self, timeout: float) -> None:
+        """End after the command in work; wait for that so many seconds."""
+        self._commands.put(None)
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (command := self._commands.get()) is not None:
+            try:
+                outcome = self._do(command)
+            except EventpubError as error:
+                outcome = e.Failed(command, error)
+            except Exception as error:
+                outcome = e.Failed(command, _unknown(command, error))
+            if outcome is not None:
+                self._post(outcome)
+        with suppress(EventpubError):
+            self._close()
+
+
+def _unknown(command: e.Command, error: Exception) -> StateError:
+    return StateError(
+        "coordinator.failed",
+        f"{type(command).__name__} met what eventpub does not know: {type(error).__name__}:"
+        f" {words_of(error)}",
+        suggestion="it is tried again; please report this: it is a defect of eventpub",
+        retriable=True,
+    )
+
+
+class BoundaryWork:
+    """Does `Poll`.
+
+    Args:
+        config: the whole configuration.
+        layout: of the event table.
+        partitions: of the topic.
+        until: as of `Boundary`.
+    """
+
+    def __init__(self, config: Config, layout: Layout, partitions: int, until: int | None) -> None:
+        self._config = config
+        self._layout = layout
+        self._partitions = partitions
+        self._until = until
+        self._boundary: Boundary | None = None
+
+    def use(self, layout: Layout) -> None:
+        """The table is as it is now, from the next poll over new connections on."""
+        self._layout = layout
+
+    def do(self, command: e.Command) -> e.Event | None:
+        """The outcome of a poll, with the rows of a page.
+
+        Raises:
+            StoreError: see `Boundary.poll`.
+        """
+        assert isinstance(command, e.Poll)
+        if command.anew:
+            self.close()
+        if self._boundary is None:
+            config = self._config
+            self._boundary = Boundary(
+                config.store,
+                self._layout,
+                config.read,
+                horizon=config.recount.horizon,
+                until=self._until,
+                hidden_since=command.hidden_since,
+            )
+        look = self._boundary.poll(command.after, command.next_due)
+        if look.is_page and look.end is not None and command.with_rows:
+            shards = self._config.spark.shards
+            rows = self._boundary.page(command.after, look.end, shards, self._partitions)
+            look = replace(look, rows=rows)
+        return e.Polled(command.after, look)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._boundary is not None:
+            self._boundary.close()
+            self._boundary = None
+
+
+class WatchWork:
+    """Does what is looked at now and then: counts, samples, lag, topic, table.
+
+    Args:
+        config: the whole configuration.
+        layout: of the event table.
+        topics: the topics' ids, as they were at the start.
+    """
+
+    def __init__(self, config: Config, layout: Layout, topics: dict[str, str]) -> None:
+        self._config = config
+        self._topics = topics
+        self._store = EventStore(config.store, layout)
+        self._lag = Lag()
+
+    def use(self, layout: Layout) -> None:
+        """The table is as it is now."""
+        self._store, before = EventStore(self._config.store, layout), self._store
+        before.close()
+
+    def do(self, command: e.Command) -> e.Event | None:
+        """The outcome of a command.
+
+        Raises:
+            StoreError, SinkError: it could not be done.
+        """
+        store, config = self._store, self._config
+        if isinstance(command, e.Count):
+            return self._count(command)
+        if isinstance(command, e.Sample):
+            rows = store.newest(*_sample(command.above))
+            return e.Sampled(rows, store.ahead(store.now()))
+        if isinstance(command, e.SeeLag):
+            poll = self._lag.look(store, command.position, config.read.delay, command.read)
+            return e.LagSeen(command.position, poll.upper, self._lag.seconds, self._lag.events)
+        if isinstance(command, e.CheckTopic):
+            self._check_topic(command)
+            return e.TopicChecked()
+        if isinstance(command, e.CheckTable):
+            return e.TableChecked(EventStore.discover(config.store))
+        if isinstance(command, e.CheckOpen):
+            return e.OpenChecked(are_left_open(config.sink, command.ends, _TIMEOUT))
+        raise TypeError(command)
+
+    def _count(self, command: e.Count) -> e.Counted:
+        now = self._store.now()
+        windows = [window_of(bucket, command.position) for bucket in command.buckets]
+        rows = dict(zip(command.buckets, self._store.counts(windows), strict=True))
+        return e.Counted(now, rows, command.expected, command.in_turn)
+
+    def _check_topic(self, command: e.CheckTopic) -> None:
+        """Whether the topic is the same, and nobody else publishes to it.
+
+        A publisher of another id is fenced by nobody. Where this one writes, a shard sees that
+        offsets are missing; this looks where it has not written for a while.
+        """
+        sink, app = self._config.sink, self._config.app
+        ids = topic_ids(sink, (sink.topic,), _TIMEOUT)
+        check_written(sink, ids, self._topics, {})
+        ends = command.ends
+        found = visible_ends(sink, list(ends), _TIMEOUT) if ends else {}
+        between = {p: (ends[p], end) for p, end in found.items() if end > ends[p]}
+        if between:
+            check_between(sink, sources_of(sink, app.id, app.former_ids), between)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._store.close()
+
+
+def _sample(above: int | None) -> tuple[int, int | None]:
+    return (SAMPLE, None) if above is None else (MOST, above)

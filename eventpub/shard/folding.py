@@ -1,0 +1,250 @@
+"""Fold: the index is brought up to the topic, which is the truth, before anything is published.
+
+Reads what of the shard's partitions the index does not know, whoever has written it: a former
+owner, a transaction whose answer was lost, another machine. Normally there is nothing to read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eventpub import admission
+from eventpub.admission import Rewritten, Seen
+from eventpub.channel import Folding
+from eventpub.failpoint import failpoint
+from eventpub.shard.assignment import index_folder
+from eventpub.shard.jumps import Jumps
+from eventpub.shard.place import Place
+from eventpub.sink import Folded, UnmarkedError, first_offsets, topic_ids, topic_remade
+
+_SHOWN_EVERY = 1.0
+"""Seconds between two reports of how far it is."""
+
+
+class Fold:
+    """One fold; afterwards nobody else writes this shard.
+
+    Args:
+        place: of the shard; its sink may have just been made.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._reads_all = False
+
+    def run(self) -> None:
+        """Do it.
+
+        Raises:
+            StateError: run.stopping, run.superseded, index.…
+            SinkError: as of `ShardSink.fold`.
+        """
+        place = self._place
+        with place.timed("fold"):
+            place.sink.ready()
+            # Only now that the sink has taken the shard: had it done so before somebody else got
+            # the lease, it would be fenced by that one.
+            place.link.confirm()
+            index = place.index
+            if index.is_new:
+                self._begin_index()
+                self._reads_all = index.reads_everywhere and not index.offsets
+            self._check_topics()
+            place.now = place.lookup.now()
+            index.keep_times(place.assignment.layout.read_as, place.now)
+            jumps = Jumps(index.known) if index.undecided is None else None
+            self._read(jumps)
+            index.settle_unsigned()
+            # before the offsets move on: also where nothing was left to be read
+            index.note_truncated(place.sink.truncated, 0)
+            if place.sink.offsets != index.offsets:
+                index.moved_to(place.sink.offsets)
+            if index.reads_everywhere:
+                index.has_read_everywhere(place.own_places())
+            if self._reads_all:
+                place.report.is_placed = not place.sink.misplaced
+            for origin, count in place.sink.not_ours.items():
+                before = place.report.not_ours.get(origin, 0)
+                place.report.not_ours[origin] = before + count
+            if jumps is not None:
+                place.report.jumps += jumps.found()
+            self._decide_baseline()
+
+    def _read(self, jumps: Jumps | None) -> None:
+        place = self._place
+        shown = time.monotonic()
+        for part in self._visible():
+            self._take(part, place.now, jumps)
+            failpoint("during_fold")
+            place.require_going_on()
+            if time.monotonic() - shown > _SHOWN_EVERY:
+                shown = time.monotonic()
+                place.link.tell(Folding(place.report.folded, place.sink.unread))
+
+    def _visible(self) -> Iterator[Folded]:
+        """What of the topic the index does not know; all that it knows is visible at the end."""
+        place, index = self._place, self._place.index
+        while True:
+            if index.unmarked:
+                place.report.restored += place.sink.restore(index.unmarked)
+                index.restored()
+            try:
+                yield from place.sink.fold(
+                    index.offsets,
+                    index.written,
+                    acknowledged=place.lease.acknowledged,
+                    everywhere=index.reads_everywhere,
+                    meanwhile=place.require_going_on,
+                )
+            except UnmarkedError as lost:
+                self._reads_all = False  # the next one goes on where this one has come to
+                index.note_unmarked(lost.written)
+            else:
+                return
+
+    def _take(self, part: Folded, now: int, jumps: Jumps | None) -> None:
+        place, index = self._place, self._place.index
+        index.note_truncated(place.sink.truncated, int(part.create_times.max(initial=0)))
+        if part.kind == "gaps":
+            if part.unsigned:
+                index.fold_unsigned(part.unsigned)
+            index.fold_gaps(part.gaps, part.offsets, now)
+            return
+        place.report.folded += len(part.aggregate_ids)
+        first_version = place.rules.first_version
+        versions: dict[str, list[int]] = {}
+        below: dict[str, list[int]] = {}
+        for aggregate_id, version in zip(part.aggregate_ids, part.versions.tolist(), strict=True):
+            of = versions if version >= first_version else below
+            of.setdefault(aggregate_id, []).append(version)
+        if jumps is not None:
+            jumps.add(part.kind, versions)
+        last = {a: max(v) for a, v in versions.items()}
+        created = place.rules.steady(part.create_times)
+        created = np.where(created > 0, created, now)  # a record that does not say
+        times = _times(part, last, created)
+        rewritten = self._rewritten(part, [*versions], created)
+        index.fold_events(last, versions, part.offsets, now, below, times, rewritten)
+
+    def _rewritten(self, part: Folded, ids: list[str], created: np.ndarray) -> dict[str, Rewritten]:
+        """What is known of versions that were written anew, with the rows of a chunk."""
+        found = self._place.index.rewritten(ids)
+        if not (found or part.published):
+            return {}
+        rows = zip(part.aggregate_ids, part.versions.tolist(), created.tolist(), strict=True)
+        for number, (aggregate_id, version, at) in enumerate(rows):
+            if number in part.published:
+                last, since = part.published[number]
+                known = found.get(aggregate_id)
+                if known is None or (known.since, known.last) < (since, last):
+                    found[aggregate_id] = Rewritten(since, last)
+            if aggregate_id in found:
+                found[aggregate_id] = found[aggregate_id].plus(version, at)
+        return found
+
+    # -- what is decided about an index that is new, older, or of other topics ---------------------
+
+    def _begin_index(self) -> None:
+        """A new index, from those of another number of shards where there are any."""
+        place = self._place
+        assignment, lease, shard = place.assignment, place.lease, place.shard
+        directories = [Path(folder) for folder in lease.former_indexes]
+        if lease.former_shards is not None and not directories:
+            former = lease.former_shards
+            directories = [index_folder(assignment.config, former, n) for n in range(former)]
+        # Partitions were added, or nobody remembers that none were: what was written before stands
+        # where another shard writes now.
+        everywhere = bool(lease.former_indexes) or not lease.is_placed
+        if not directories:
+            place.index.begin(assignment.start, everywhere=everywhere)
+            return
+        own = shard.topic_partitions()
+        partitions = assignment.partitions
+        every = [(t, p) for t in assignment.config.sink.topics for p in range(partitions)]
+        place.index.move_from(
+            directories,
+            lambda aggregate_id: admission.topic_partition(aggregate_id, partitions) in own,
+            every if everywhere else place.own_places(),
+            assignment.start,
+            everywhere=everywhere,
+        )
+
+    def _check_topics(self) -> None:
+        """Whether the topics are those that the offsets of the index belong to.
+
+        One beside the topic that was made again is empty, and that is all.
+        """
+        place = self._place
+        sink, index = place.assignment.config.sink, place.index
+        ids = topic_ids(sink, sink.topics)
+        known = index.topics
+        made_again = {topic for topic, id_ in ids.items() if known.get(topic, id_) != id_}
+        if sink.topic in made_again:
+            if ids[sink.topic] != sink.accept_topic_id:
+                raise topic_remade(sink, ids[sink.topic])
+            made_again = set(sink.topics)
+        if made_again or ids.items() - known.items():
+            index.note_topics(ids, made_again)
+        place.report.made_again += sorted(made_again)
+
+    def _decide_baseline(self) -> None:
+        """At the end of a first fold, or of one that was cut, whatever tries of it came before.
+
+        Cut above what the index knows: the index is older than what the coordinator knows, or the
+        whole state is older than the topic, or what was published last was noted nowhere before it
+        was cut.
+        """
+        place, index = self._place, self._place.index
+        if index.undecided is None:
+            return
+        truncated, newest = index.undecided
+        baseline, known_to, low = None, index.position, place.lease.low
+        is_older = known_to is None or known_to < low
+        if truncated and (is_older or self._is_of_older_state()):
+            baseline = place.report.baseline = self._lost_baseline(newest)
+            baseline = max(baseline, index.baseline or 0)
+            index.forget_times(place.now)
+            if low < place.lease.position:  # a hold: what was published meanwhile may be cut
+                place.report.repeats_after = low
+        elif truncated:
+            place.report.repeats_after = known_to
+        index.decide_baseline(baseline)
+
+    def _lost_baseline(self, newest: int) -> int:
+        """Up to where events count as published when both index and topic have forgotten them.
+
+        Args:
+            newest: `create_time` of the newest event that was read back from the topic, µs.
+        """
+        place, low = self._place, self._place.lease.low
+        start = place.assignment.start or 0
+        if low > start and not self._is_of_older_state():
+            return low
+        kept = newest - place.assignment.config.recount.horizon - place.rules.longest_hold
+        return max(start, low, kept)
+
+    def _is_of_older_state(self) -> bool:
+        """Whether the coordinator does not know either what was cut off the topic."""
+        place = self._place
+        sink, known = place.assignment.config.sink, place.lease.acknowledged
+        lows = first_offsets(sink, [(sink.topic, p) for p in place.shard.topic_partitions()])
+        return any(known.get(at, 0) < low for at, low in lows.items())
+
+
+def _times(part: Folded, last: Mapping[str, int], created: np.ndarray) -> dict[str, Seen]:
+    """When the rows of a chunk were created, by aggregate."""
+    newest: dict[str, int] = {}
+    of_last: dict[str, int] = {}
+    rows: Any = zip(part.aggregate_ids, part.versions.tolist(), created.tolist(), strict=True)
+    for aggregate_id, version, at in rows:
+        if at > newest.get(aggregate_id, at - 1):
+            newest[aggregate_id] = at
+        if version == last.get(aggregate_id):
+            of_last[aggregate_id] = at
+    is_event = part.kind == "events"
+    return {a: Seen(newest[a], is_event and of_last[a] == newest[a]) for a in last}

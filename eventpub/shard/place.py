@@ -1,0 +1,185 @@
+"""What one shard's runner has in its hands: index, sink, connections, and what it will report."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eventpub.admission.buckets import WIDTH, oldest_needed
+from eventpub.channel import Lease, Report
+from eventpub.channel.lane import Link
+from eventpub.errors import StateError
+from eventpub.index import Index
+from eventpub.shard.assignment import Assignment
+from eventpub.shard.pace import Pace
+from eventpub.sink import ShardSink
+from eventpub.store import EventStore
+
+_COUNTED_LATE = 10_000_000
+"""µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
+
+
+class Place:
+    """A context manager: whatever is open is closed at its end.
+
+    Attributes:
+        report: what the next report will say.
+        now: the database's time, as it was asked last, µs.
+        open_since, hidden_since, uncounted_since: as of the last `Window`.
+    """
+
+    def __init__(self, assignment: Assignment, number: int, lease: Lease, link: Link) -> None:
+        config = assignment.config
+        self.assignment = assignment
+        self.lease = lease
+        self.link = link
+        self.shard = assignment.shard(number)
+        self.rules = assignment.rules()
+        self.report = Report(number)
+        self.now = 0
+        self.open_since: int | None = None
+        self.hidden_since: int | None = None
+        self.uncounted_since = lease.uncounted_since
+        self._open = ExitStack()
+        self.sink = self._new_sink()
+        try:
+            self.index = self._open.enter_context(
+                Index(
+                    assignment.index(number),
+                    {
+                        "app": config.app.id,
+                        "topic": config.sink.topic,
+                        "partitions": assignment.partitions,
+                        "shard": [number, config.spark.shards],
+                    },
+                    adopts=self._adopts,
+                )
+            )
+            self.pace = Pace(config.sink.transaction_timeout / 1e6, self.index.chunk_bytes)
+            self.reader = self._open.enter_context(EventStore(config.store, assignment.layout))
+            self.lookup = self._open.enter_context(EventStore(config.store, assignment.layout))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything; an open transaction is aborted by the next owner."""
+        self.sink.close()
+        self._open.close()
+
+    def _new_sink(self) -> ShardSink:
+        config = self.assignment.config
+        return ShardSink(config.sink, config.app.id, self.shard, config.app.former_ids)
+
+    def replace_sink(self) -> None:
+        """A new producer after an answer that leaves a doubt; fold before it publishes."""
+        self.report.replaced += 1
+        self.sink.close()
+        self.sink = self._new_sink()
+
+    def _adopts(self, identity: Mapping[str, Any]) -> bool:
+        """Whether an index was this one before application or topic were renamed."""
+        config, shard = self.assignment.config, self.shard
+        app, topic = identity["app"], identity["topic"]
+        former = {
+            "app": app if app in config.app.former_ids else config.app.id,
+            "topic": topic if self.assignment.accepts_topic else config.sink.topic,
+            "partitions": shard.partitions,
+            "shard": [shard.number, shard.shards],
+        }
+        return dict(identity) == {**identity, **former}
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Adds what the block takes to the report."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = self.report.seconds
+            seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - start
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the runner is to leave."""
+        return self.link.is_stopping
+
+    def require_going_on(self) -> None:
+        """Called again and again by what may take long.
+
+        Raises:
+            StateError: run.stopping
+        """
+        if self.is_stopping:
+            raise StateError("run.stopping", "stopped while it read the topic back", retriable=True)
+
+    def own_places(self) -> set[tuple[str, int]]:
+        """The partitions of all topics that only this shard writes."""
+        topics, own = self.assignment.config.sink.topics, self.shard.topic_partitions()
+        return {(topic, partition) for topic in topics for partition in own}
+
+    def oldest_bucket(self) -> int:
+        """The first whose number of rows may still be of use."""
+        horizon = self.assignment.config.recount.horizon + _COUNTED_LATE
+        return oldest_needed(self.now, horizon, self.hidden_since, self.uncounted_since)
+
+    def take_report(self) -> Report:
+        """What happened since the last one, and what is pending."""
+        report, index = self.report, self.index
+        holds, known_to = index.holds, index.position
+        oldest = holds.oldest()
+        if known_to is None:  # a new index has yet to read what it does not know
+            report.position, report.low = self.lease.position, self.lease.low
+        else:
+            report.position = known_to
+            report.low = known_to if oldest is None else min(known_to, oldest - 1)
+        report.hidden_since = self.hidden_since
+        report.offsets = dict(index.offsets)
+        report.holds = len(holds)
+        report.next_due = holds.next_due()
+        self.report = Report(
+            self.shard.number,
+            done=report.done,
+            position=report.position,
+            compared=report.compared,
+            unfinished=report.unfinished,
+        )
+        return report
+
+
+class Accounted:
+    """Rows that windows have shown, until the index has them with its position.
+
+    Args:
+        horizon: of the recount, µs; 0: nothing is counted.
+    """
+
+    def __init__(self, horizon: int) -> None:
+        self._horizon = horizon
+        self._times: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def add(self, times: npt.NDArray[np.int64], since: int) -> None:
+        """Note the times, in order, of rows that were read; those up to `since` do not count."""
+        if self._horizon and times[-1] > since:
+            self._times = np.append(self._times, times[times > since])
+
+    def take(self, position: int | None) -> Counter[int]:
+        """Rows per time bucket up to a position that are accounted for with it."""
+        if position is None or not len(self._times):
+            return Counter()
+        ready = self._times <= position
+        counted = Counter(((self._times[ready] - 1) // WIDTH).tolist())
+        self._times = self._times[~ready]
+        return counted

@@ -1,0 +1,391 @@
+"""A chunk of rows on its way: admit, backtrack, publish, remember.
+
+In the transaction is the one atomic point. What the index says of it is written behind it, and is
+what a fold would find: a process may die between any two lines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from eventpub import admission
+from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
+from eventpub.errors import SinkError, StateError
+from eventpub.failpoint import failpoint
+from eventpub.shard import pace
+from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
+from eventpub.shard.folding import Fold
+from eventpub.shard.hold_shard import at_first_row, with_unpublished
+from eventpub.shard.pace import rows_within
+from eventpub.shard.place import Accounted, Place
+from eventpub.sink import PublishedBatch, RecordRefusedError
+
+NO_EVENTS = EVENTS.empty_table()
+
+_BELOW = 16, 10_000
+"""Rows looked at below a first sight, at first and where those do not tell; the first is enough
+wherever versions and times of an aggregate differ in order by fewer."""
+
+_DUE_AT_ONCE = 100, 500
+_HOLDS_TURN = 0.1
+_HOLDS_SHARE = 4
+"""Holds that are tried in one transaction, seconds for those that are due after each window, and of
+which part of all time that may be while there are rows: where there are very many, the others'
+events do not wait for all of them, and still get most of the machine."""
+
+_FETCH_TURN = 0.3
+"""Seconds in which the versions missing in a chunk are looked for; others wait their turn."""
+
+_MOST_SHOWN = 100
+"""Skipped gaps that a report names; all are on their topic."""
+
+_REDO = {
+    "sink.aborted",
+    "sink.delivery_lost",
+    "sink.fatal",
+    "sink.indefinite",
+}
+_MOST_REDOS = 5
+
+
+class Publishing:
+    """Decides and publishes chunks of one shard.
+
+    Args:
+        place: of the shard, folded.
+        accounted: rows that windows have shown.
+    """
+
+    def __init__(self, place: Place, accounted: Accounted) -> None:
+        config = place.assignment.config
+        self._place = place
+        self._accounted = accounted
+        self._refusals = Refusals(config.sink)
+        self._holds_shard = config.gaps.policy == "hold_shard"
+
+    def step(
+        self,
+        rows: pa.Table,
+        position: int | None,
+        *,
+        due: int = 0,
+        look_now: Sequence[str] = (),
+        skip_now: Sequence[str] = (),
+    ) -> bool:
+        """Decide and publish one chunk, in as many transactions as it takes.
+
+        Args:
+            rows: of the window.
+            position: what the index has accounted for after it; None: as before.
+            due: also try so many of the holds that are due.
+            look_now, skip_now: as in `admission.plan`.
+
+        Returns:
+            False where the shard waits for a gap, or stops, and the rest of the chunk with it.
+        """
+        place = self._place
+        begin = redos = 0
+        while True:
+            if place.sink.needs_replacement:
+                place.replace_sink()
+                Fold(place).run()
+            end = begin + rows_within(rows, begin, place.pace.size)
+            part, upto = rows.slice(begin, end - begin), position
+            if end < rows.num_rows and position is not None:
+                upto = part.column("create_time")[-1].as_py() - 1
+            try:
+                whole = self._attempt(part, upto, due, look_now, skip_now)
+            except RecordRefusedError:
+                continue  # its rows are dead letters now
+            except SinkError as error:
+                redos += 1
+                if error.code not in _REDO or redos == _MOST_REDOS:
+                    raise
+                continue
+            if not whole or end >= rows.num_rows:
+                return whole
+            if place.is_stopping:
+                return False
+            begin, redos = end, 0
+
+    def _attempt(
+        self,
+        rows: pa.Table,
+        position: int | None,
+        due: int,
+        look_now: Sequence[str],
+        skip_now: Sequence[str],
+    ) -> bool:
+        place = self._place
+        place.now = now = place.lookup.now()
+        waiting, due_now = self._still_missing(now, due) if due else ({}, [])
+        with place.timed("index"):
+            ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
+            if not (ids or due_now or look_now or skip_now):
+                self._publish(Decision(NO_EVENTS, holds=waiting), Known(), position, now)
+                return True
+            # of those that wait, too: what was skipped of them before stays skipped
+            known = place.index.known(list(dict.fromkeys([*ids, *due_now, *look_now, *skip_now])))
+
+        def decide(some: pa.Table) -> Decision:
+            with place.timed("admit"):
+                plan = admission.plan(
+                    some,
+                    known,
+                    place.rules,
+                    now,
+                    due_now,
+                    open_since=place.open_since,
+                    look_now=look_now,
+                    skip_now=skip_now,
+                )
+            with place.timed("backtrack"):
+                found, rest = self._backtrack(plan, known)
+            with place.timed("admit"):
+                decided = plan.decide(found, rest)
+                decided.holds |= waiting
+                return decided
+
+        decision = decide(rows)
+        whole = True
+        if self._holds_shard and rows.num_rows:
+            hold = min(filter(None, decision.holds.values()), key=attrgetter("since"), default=None)
+            if hold is not None:
+                whole = False
+                position = None if position is None else hold.since - 1
+                created = rows.column("create_time").to_numpy()
+                waits = rows.filter(pa.array(created == hold.since))
+                hold, whole_decision = at_first_row(hold, waits), decision
+                decision = decide(rows.filter(pa.array(created < hold.since)))
+                hold = with_unpublished(hold, whole_decision, decision)
+                decision.holds[hold.aggregate_id] = hold
+                decision.counts.gaps_opened += 1
+        _assert_order(decision, known)
+        self._publish(decision, known, position, now)
+        return whole
+
+    # -- publish, remember -----------------------------------------------------------------------
+
+    def _publish(self, decision: Decision, known: Known, position: int | None, now: int) -> None:
+        place, report = self._place, self._place.report
+        layout = place.assignment.layout
+        kept = self._refusals.without(decision, place.index.dead_run, layout.where)
+        dead = [*kept.letters]
+        diverted = decision.diverted
+        if diverted is not None:
+            diverted, _, dead_late = self._refusals.split(diverted)
+            dead += dead_late
+        refused: dict[str, list[int]] = {}
+        if decision.refused is not None:
+            table, reasons = decision.refused
+            dead += dead_rows(table, reasons, decision.rewritten)
+            for a, v in zip(values(table, "aggregate_id"), values(table, "version"), strict=True):
+                if v < place.rules.first_version:
+                    refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
+        published: PublishedBatch | None = None
+        if decision.publishes:
+            published = self._transact(decision, kept, dead, diverted, now)
+            report.published += published.events
+            some = decision.gaps[: max(0, _MOST_SHOWN - len(report.skipped))]
+            report.skipped.extend(asdict(gap) for gap in some)
+            report.dead.extend(
+                {"aggregate_id": d.aggregate_id, "version": d.version, "reason": d.reason}
+                for d in dead
+            )
+            failpoint("before_index")
+        report.begin_above += self._begin_above(decision, known)
+        self._remember(decision, position, published, refused, kept.run)
+        if decision.publishes:
+            failpoint("after_index")
+            place.sink.check_between()
+        report.counts.add(decision.counts)
+
+    def _transact(
+        self,
+        decision: Decision,
+        kept: Kept,
+        dead: list[Any],
+        diverted: pa.Table | None,
+        now: int,
+    ) -> PublishedBatch:
+        place = self._place
+        size = kept.events.nbytes + (0 if diverted is None else diverted.nbytes)
+        began = time.monotonic()
+        try:
+            with place.timed("publish"):
+                published = place.sink.publish(
+                    kept.events,
+                    late=kept.late,
+                    gaps=decision.gaps,
+                    dead=dead,
+                    diverted=diverted,
+                    now=now,
+                    crash_point=failpoint,
+                )
+        except RecordRefusedError as refusal:
+            self._refusals.note(refusal, kept.events, diverted)
+            raise
+        except SinkError:
+            place.pace.failed(size)
+            place.index.note_chunk_bytes(place.pace.size)
+            raise
+        place.pace.published(size, time.monotonic() - began)
+        if place.pace.is_full:
+            place.index.note_chunk_bytes(None)
+        return published
+
+    def _begin_above(self, decision: Decision, known: Known) -> int:
+        """Aggregates that are seen for the first time, and miss their first version."""
+        first, now = self._place.rules.first_version, self._place.now
+        return sum(
+            hold is not None
+            and (hold.first_missing, hold.first_seen, hold.attempts) == (first, now, 0)
+            and not hold.catching_up
+            and a not in known.last
+            for a, hold in decision.holds.items()
+        )
+
+    def _remember(
+        self,
+        decision: Decision,
+        position: int | None,
+        published: PublishedBatch | None,
+        refused: dict[str, list[int]],
+        dead_run: int | None,
+    ) -> None:
+        place = self._place
+        counted, oldest = self._accounted.take(position), place.oldest_bucket()
+        with place.timed("index"):
+            place.index.record(
+                decision,
+                {} if published is None else published.next_offsets,
+                position,
+                written={} if published is None else published.written,
+                refused=refused,
+                dead_run=dead_run,
+                counted=counted,
+                forget_below=oldest,
+            )
+        for bucket in (b for b in counted if b >= oldest):
+            place.report.buckets[bucket] = place.index.rows_of(bucket)
+
+    # -- backtrack -------------------------------------------------------------------------------
+
+    def _still_missing(self, now: int, most: int) -> tuple[dict[str, Hold | None], list[str]]:
+        """Some of the holds that are due: those that wait on, and those to be looked after.
+
+        While a hold waits, nothing but the version that it waits for is looked for, by its key.
+        """
+        place, all_holds = self._place, self._place.index.holds
+        holds = [all_holds[a] for a in all_holds.due(now, most)]
+        missing = [(h.aggregate_id, h.first_missing) for h in holds if not h.catching_up]
+        with place.timed("backtrack"):
+            there = place.lookup.existing(missing) if missing else set()
+        waiting: dict[str, Hold | None] = {}
+        for hold in holds:
+            if not hold.catching_up and (hold.aggregate_id, hold.first_missing) not in there:
+                tried = admission.tried_in_vain(hold, place.rules, now, place.open_since)
+                if tried is not None:
+                    waiting[hold.aggregate_id] = tried
+        return waiting, [h.aggregate_id for h in holds if h.aggregate_id not in waiting]
+
+    def _backtrack(
+        self, plan: admission.Plan, known: Known
+    ) -> tuple[pa.Table, list[admission.VersionRange]]:
+        """What is missing, as far as one transaction may hold it, and what of it was not read."""
+        place = self._place
+        if plan.first_sights:
+            assert known.baseline is not None
+            plan.settle(self._baseline_ends(plan.first_sights, known.baseline))
+        if not plan.missing:
+            return NO_EVENTS, []
+        seconds = None if self._holds_shard else _FETCH_TURN
+        return place.lookup.fetch(plan.missing, pace.CHUNK_ROWS, place.pace.size, seconds)
+
+    def _baseline_ends(
+        self, sights: list[tuple[str, int]], baseline: int
+    ) -> dict[str, tuple[int, int]]:
+        """As of `admission.Plan.settle`."""
+        ends: dict[str, int] = {}
+        newest: dict[str, int] = {}
+        for limit in _BELOW:
+            rows: Counter[str] = Counter()
+            for keys in self._place.lookup.below(sights, limit):
+                columns = (values(keys, n) for n in ("aggregate_id", "version", "create_time"))
+                for aggregate_id, version, created in zip(*columns, strict=True):
+                    rows[aggregate_id] += 1
+                    newest[aggregate_id] = max(created, newest.get(aggregate_id, created))
+                    if created <= baseline:
+                        ends[aggregate_id] = max(version, ends.get(aggregate_id, version))
+            sights = [(a, v) for a, v in sights if rows[a] >= limit and a not in ends]
+            if not sights:
+                break
+        return {aggregate_id: (end, newest[aggregate_id]) for aggregate_id, end in ends.items()}
+
+
+class HoldsInTurn:
+    """Tries the holds that are due in portions, and where there are very many for a part of the
+    time only."""
+
+    def __init__(self, place: Place, publishing: Publishing) -> None:
+        self._place = place
+        self._publishing = publishing
+        self._at_once = max(_DUE_AT_ONCE)
+        self._not_before = 0.0
+
+    def run(self, position: int | None, *, had_rows: bool = False) -> None:
+        """A window is done: note its end, and try holds that are due.
+
+        Args:
+            position: as of `Publishing.step`.
+            had_rows: whether rows came since the last time, which have their share of the time.
+        """
+        began = now = time.monotonic()
+        if began < self._not_before:
+            self._publishing.step(NO_EVENTS, position)
+            return
+        place = self._place
+        while now - began < _HOLDS_TURN:
+            self._publishing.step(NO_EVENTS, position, due=self._at_once)
+            due = place.index.holds.next_due()
+            if due is None or due > place.now or place.is_stopping:
+                return
+            took, now = time.monotonic() - now, time.monotonic()
+            least, most = _DUE_AT_ONCE
+            if took > _HOLDS_TURN:
+                self._at_once = max(least, self._at_once // 2)
+            elif took < _HOLDS_TURN / 4:
+                self._at_once = min(most, 2 * self._at_once)
+        if had_rows:
+            self._not_before = now + (_HOLDS_SHARE - 1) * (now - began)
+
+
+def _assert_order(decision: Decision, known: Known) -> None:
+    """Refuse to publish what must never be: asked of the result, not of the way it was made."""
+    events = decision.events
+    if decision.late is not None:
+        events = events.filter(pa.array(~decision.late))
+    encoded = events.column("aggregate_id").combine_chunks().dictionary_encode()
+    code = encoded.indices.to_numpy()
+    version = events.column("version").to_numpy()
+    order = np.argsort(code, kind="stable")
+    c, v = code[order], version[order]
+    first = np.append(True, c[1:] != c[:-1]) if len(c) else np.zeros(0, dtype=bool)
+    ascending = bool((first[1:] | (v[1:] > v[:-1])).all())
+    ids: list[Any] = encoded.dictionary.to_pylist()
+    last = numbers_of(ids, known.last, np.iinfo(np.int64).min)
+    fresh = bool((v[first] > last[c[first]]).all())
+    if not (ascending and fresh):
+        raise StateError(
+            "publish.order_violated",
+            "a batch would have published a version twice or out of order; nothing was published",
+            suggestion="please report this: it is a defect of eventpub",
+        )

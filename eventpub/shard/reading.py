@@ -1,0 +1,139 @@
+"""A runner's work as it comes, with the rows of its windows read ahead in a thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eventpub.channel import Comparison, Request, Stop, Window, Work
+from eventpub.shard import pace
+from eventpub.shard.ahead import Ahead, read_ahead
+from eventpub.shard.pace import portions
+from eventpub.shard.place import Place
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a window, at most a chunk."""
+
+    window: Window
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class WindowEnd:
+    """A window has no more rows."""
+
+    window: Window
+
+
+Item: TypeAlias = Rows | WindowEnd | Comparison | Request | Stop
+
+
+class Reading:
+    """What comes from the coordinator, in order, whoever asks for it.
+
+    Args:
+        place: of the shard; its `reader` belongs to this.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._last: Window | None = None
+        self._unhandled: deque[Comparison | Request | Stop] = deque()
+        self._is_left = False
+
+    def ahead(self) -> AbstractContextManager[Ahead[Item]]:
+        """Everything behind the position of the index, as far as windows reach.
+
+        It belongs to the thread that reads until the block is left; `handled` is called for each
+        item that is no row and no end of a window.
+        """
+        self._is_left = False
+        return read_ahead(self._items, self._leave)
+
+    def _leave(self) -> None:
+        self._is_left = True
+        self._place.link.wake()
+
+    def handled(self) -> None:
+        """The next comparison, request or stop is done with."""
+        self._unhandled.popleft()
+
+    def next(self) -> Work:
+        """The next work, where rows are not wanted."""
+        if self._unhandled:
+            return self._unhandled.popleft()
+        while (work := self._place.link.receive()) is None:
+            continue
+        if isinstance(work, Window):
+            self._last = work
+        return work
+
+    def _items(self) -> Iterator[Item]:
+        place = self._place
+        after = place.index.position
+        if after is None:
+            horizon = place.assignment.config.recount.horizon
+            after = max(place.assignment.start or 0, place.lease.low - horizon)
+        yield from list(self._unhandled)
+        # what was planned while the shard waited, or by another runner's time
+        work: Work | None = self._last
+        while True:
+            if isinstance(work, Window):
+                self._last = work
+                for rows in self._window(after, work):
+                    yield Rows(work, rows)
+                yield WindowEnd(work)
+                after = max(after, work.upto)
+            elif work is not None:
+                self._unhandled.append(work)
+                yield work
+            work = place.link.receive()  # None: woken, perhaps for a block that was left before
+            if self._is_left:
+                self._keep(work)
+                return
+
+    def _keep(self, work: Work | None) -> None:
+        """What came when nobody reads rows any more is for `next`."""
+        if isinstance(work, Window):
+            self._last = work
+        elif work is not None:
+            self._unhandled.append(work)
+
+    def _window(self, after: int, window: Window) -> Iterator[pa.Table]:
+        """The rows of a window in chunks: those that came along, and what is behind them."""
+        rows = window.rows
+        if rows is not None and after < window.upto:
+            if after < window.after:
+                yield from self._read(after, window.after)
+            elif after > window.after:
+                rows = rows.filter(pc.greater(rows.column("create_time"), pa.scalar(after)))
+            yield from portions(rows)
+        elif after < window.upto:
+            yield from self._read(after, window.upto)
+
+    def _read(self, after: int, upto: int) -> Iterator[pa.Table]:
+        place = self._place
+        return _chunks(place.reader.window(after, upto, place.shard))
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches of rows, put together to what one transaction takes."""
+    chunk: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        chunk.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= pace.CHUNK_ROWS or size >= pace.CHUNK_BYTES:
+            yield pa.Table.from_batches(chunk)
+            chunk, rows, size = [], 0, 0
+    if chunk:
+        yield pa.Table.from_batches(chunk)

@@ -1,0 +1,207 @@
+"""One shard's way through its work: fold, read, admit, backtrack, publish, remember, report.
+
+A runner lives as long as its lease. It relies on nothing that an earlier one left in memory: the
+index is opened here and the producer made here, which fences every older one. At any point the
+process may die. What is visible on the topic then is what the fold of the next runner reads back,
+before it decides anything.
+
+It does not know who runs it: a thread beside the coordinator, or a task of Spark on another machine.
+"""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import suppress
+
+from eventpub.channel import Comparison, Farewell, Request, Stop, Window
+from eventpub.channel.lane import Link
+from eventpub.errors import EventpubError, StateError
+from eventpub.index import set_aside
+from eventpub.shard.ahead import Ahead
+from eventpub.shard.answering import Answering
+from eventpub.shard.assignment import Assignment
+from eventpub.shard.comparing import Comparing
+from eventpub.shard.folding import Fold
+from eventpub.shard.place import _COUNTED_LATE, Accounted, Place
+from eventpub.shard.publishing import HoldsInTurn, Publishing
+from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
+
+_COMPARES_EVERY = 0.02
+"""Seconds between two looks whether keys of a comparison have come, while no rows do."""
+
+
+def serve(assignment: Assignment, number: int, link: Link) -> None:
+    """Publish one shard for as long as its lease lasts; whatever ends it is reported.
+
+    Args:
+        assignment: of all shards.
+        number: the shard's.
+        link: leads to the coordinator.
+    """
+    error: EventpubError | None = None
+    try:
+        lease = link.lease()
+        if lease is not None:
+            damage = None
+            while True:
+                try:
+                    with Place(assignment, number, lease, link) as place:
+                        place.report.rebuilt = damage
+                        Runner(place).run()
+                    break
+                except StateError as found:
+                    if found.code != "index.corrupt" or damage is not None:
+                        raise
+                    damage = (
+                        f"{found.message}; it was moved to {set_aside(assignment.index(number))}"
+                    )
+    except StateError as found:
+        error = None if found.code == "run.stopping" else found
+    except EventpubError as found:
+        error = found
+    except Exception as found:
+        traceback.print_exc()
+        error = StateError(
+            "shard.failed",
+            f"shard {number} met what eventpub does not know: {type(found).__name__}: {found}",
+            suggestion="the whole of it is in spark.log, in app.state_dir, or on stderr",
+            retriable=True,
+        )
+    with suppress(StateError):
+        link.tell(Farewell(error))
+
+
+class Runner:
+    """See the module.
+
+    Args:
+        place: of the shard.
+    """
+
+    def __init__(self, place: Place) -> None:
+        config = place.assignment.config
+        self._place = place
+        self._accounted = Accounted(config.recount.horizon)
+        self._publishing = Publishing(place, self._accounted)
+        self._holds = HoldsInTurn(place, self._publishing)
+        self._comparing = Comparing(place, self._publishing)
+        self._answering = Answering(place, self._publishing)
+        self._reading = Reading(place)
+        self._holds_shard = config.gaps.policy == "hold_shard"
+
+    def run(self) -> None:
+        """Until the lease ends.
+
+        Raises:
+            StoreError, SinkError, StateError: nothing is half done; another runner may go on.
+        """
+        place = self._place
+        try:
+            self._begin()
+            goes_on = True
+            while goes_on and not place.is_stopping:
+                waits = self._holds_shard and bool(place.index.holds)
+                goes_on = self._wait_for_holds() if waits else self._read_on()
+        finally:
+            self._comparing.close()
+
+    def _begin(self) -> None:
+        """Bring the index up to the topic, and say what it knows."""
+        place = self._place
+        known_to = place.index.position
+        Fold(place).run()
+        report = place.report
+        report.read_before = known_to
+        report.buckets = place.index.buckets_from(place.oldest_bucket())
+        self._report()
+
+    def _read_on(self) -> bool:
+        """Publish what windows show, and do what else comes.
+
+        Returns:
+            False where the runner is to leave; True: the shard waits for a hold from now on.
+        """
+        place, comparing = self._place, self._comparing
+        had_rows = False
+        with self._reading.ahead() as items:
+            while (item := self._next(items)) is not None:
+                if isinstance(item, Rows):
+                    had_rows = True
+                    if not self._publish(item):
+                        self._report()
+                        return not place.is_stopping
+                elif isinstance(item, WindowEnd):
+                    self._take_bounds(item.window)
+                    self._holds.run(item.window.upto, had_rows=had_rows)
+                    place.report.done = item.window.number
+                    had_rows = False
+                elif not self._do(item):
+                    return False
+                else:
+                    self._reading.handled()
+                comparing.go_on()
+                self._report()
+                if place.is_stopping:
+                    return False
+        return False
+
+    def _next(self, items: Ahead[Item]) -> Item | None:
+        """What comes next; a comparison goes on meanwhile."""
+        while self._comparing.is_under_way and not items.wait(_COMPARES_EVERY):
+            if self._comparing.go_on():
+                self._report()
+        with self._place.timed("read"):
+            return next(items, None)
+
+    def _publish(self, item: Rows) -> bool:
+        """False where the shard waits, or stops."""
+        place, window = self._place, item.window
+        self._take_bounds(window)
+        times = item.rows.column("create_time").to_numpy()
+        if len(times):
+            # what is older when it is read is counted again only where something hides there
+            horizon = place.assignment.config.recount.horizon
+            since = place.now - horizon - _COUNTED_LATE
+            if window.hidden_since is not None:
+                since = min(since, window.hidden_since)
+            self._accounted.add(times, since)
+            return self._publishing.step(item.rows, int(times[-1]) - 1)
+        return True
+
+    def _wait_for_holds(self) -> bool:
+        """`hold_shard`: nothing is read while an aggregate waits for a version.
+
+        Returns:
+            False where the runner is to leave; True: nothing waits any more.
+        """
+        place = self._place
+        while place.index.holds and not place.is_stopping:
+            work = self._reading.next()
+            if isinstance(work, Window):
+                self._take_bounds(work)
+                self._holds.run(None)
+                place.report.done = work.number
+            elif not self._do(work):
+                return False
+            self._comparing.go_on(finish=True)
+            self._report()
+        return True
+
+    def _do(self, work: Comparison | Request | Stop) -> bool:
+        """What is not about rows; False where the runner is to leave."""
+        if isinstance(work, Stop):
+            return False
+        if isinstance(work, Comparison):
+            self._comparing.begin(work)
+        else:
+            self._answering.answer(work)
+        return True
+
+    def _take_bounds(self, window: Window) -> None:
+        place = self._place
+        place.open_since = window.open_since
+        place.hidden_since = window.hidden_since
+        place.uncounted_since = window.uncounted_since
+
+    def _report(self) -> None:
+        self._place.link.tell(self._place.take_report())
