@@ -5,20 +5,18 @@ Off, and free of cost, unless ``EVENTPUB_FAILPOINT=name:hit:file`` is in the env
 killed, or until there is a file of that name with ``.go`` added: then it goes on, as a process that
 was stalled does. A file that exists already has been used: the failpoint stays off then, so that a
 restarted publisher passes. Of several, with commas between, each one is on when those before it
-were used. In the head start the names begin with ``head_start.``; there is none while only others
-are asked for, so that Spark's tasks come to them.
+were used. Where Spark is about to take the shards over, the names begin with ``thread.`` in the
+threads that publish until then.
 
 | name | the process stands |
 |---|---|
-| `before_offset_log` | in the source, with a new window that Spark has not written down |
-| `after_offset_log` | in the driver, with a window that Spark has written down |
 | `during_fold` | in a shard that has read a part of its topics back |
 | `before_begin`, `after_begin` | at a shard's transaction |
 | `during_produce`, `after_produce` | where half of a batch, all of it was given to the client |
 | `before_commit`, `after_commit` | where all of it was delivered, is visible |
 | `before_index`, `after_index` | at the index's write of what was published |
-| `before_commit_log` | in the driver, with the window published and remembered |
-| `source_commit` | in the source, where Spark has committed the window |
+| `before_report` | in a shard that has done something and not reported it |
+| `before_remember`, `after_remember` | in the coordinator, at the write of the position |
 """
 
 from __future__ import annotations
@@ -58,11 +56,6 @@ def _stop_here(name: str) -> None:
 def named(part: str) -> None:
     """From now on, the places that this thread comes to are those of a part."""
     _part.prefix = f"{part}."
-
-
-def is_wanted_elsewhere(part: str) -> bool:
-    """Whether there are failpoints, and none in this part."""
-    return _SPEC is not None and f"{part}." not in _SPEC
 
 
 def _pass(name: str) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LINE_SECONDS = 5.0
 IDLE_LINE_SECONDS = 60.0
 _RATE_SECONDS = 5.0
-STOPPING = "stopping after the running batch; a second signal ends the process at once"
+STOPPING = "stopping; transactions in work are finished. A second signal ends the process at once"
 
 COUNTERS = (
     "published",
@@ -213,10 +213,10 @@ class Panel:
 
         if self._progress is None:
             waited = time.monotonic() - self._started
-            return Frame(Text(f"Spark is starting … {waited:.0f} s"), title=self._title)
+            return Frame(Text(f"starting … {waited:.0f} s"), title=self._title)
         body = facts_grid(self._progress, self._rate.at(time.monotonic()))
         stops = self._progress.stopped_by is not None
-        subtitle = STOPPING if stops else "Ctrl-C stops after the running batch"
+        subtitle = STOPPING if stops else "Ctrl-C stops"
         return Frame(body, title=self._title, subtitle=subtitle)
 
 

@@ -6,6 +6,7 @@ Packages log by `logging` or `structlog`. Every line passes the masking of secre
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import MutableMapping
@@ -60,6 +61,11 @@ class _Seldom(logging.Filter):
         return True
 
 
+def _without_py4j(record: logging.LogRecord) -> bool:
+    """It logs by the root's logger, too, whatever else is said of the error."""
+    return f"{os.sep}py4j{os.sep}" not in record.pathname
+
+
 def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     record = event.pop("_record", None)
     hidden: dict[str, Any] = mask_all(event)
@@ -110,6 +116,7 @@ def configure(style: Literal["auto", "text", "json"], level: int = logging.INFO)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    root.filters[:] = [_without_py4j]
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     clients = logging.getLogger("eventpub.sink")

@@ -128,7 +128,7 @@ class Coordinator:
         self.shards = [Shard(number) for number in range(config.spark.shards)]
         self.progress = Progress(server=begin.server)
         self._where = Where(begin)
-        self._plan = Plan(begin.start if begin.position is None else begin.position, begin.now)
+        self._plan = Plan(begin.start if begin.position is None else begin.position)
         self._recounting = Recounting(
             config.recount.horizon, begin.start, begin.now, begin.position, begin.hidden_since
         )
@@ -141,6 +141,7 @@ class Coordinator:
         self._is_stopping = False
         self._stop_by = 0.0
         self._is_over = False
+        self._seen_at = float("-inf")
         self.database_seen_at: float | None = None
         for request, reply in begin.requests:
             self._ask(request, reply)
@@ -153,6 +154,8 @@ class Coordinator:
         Args:
             now: the machine's time, s; it only grows.
         """
+        self._seen_at = now
+        self._plan.begin(now)
         handle = self._HANDLERS[type(event)]
         handle(self, event, now)
         if not self._is_over:
@@ -162,13 +165,14 @@ class Coordinator:
 
     def next_tick(self, now: float) -> float:
         """Seconds until the next `Tick` is of use."""
-        at = [self._watch.second_at, *(s.start_at for s in self.shards if s.lane is None)]
+        at = [s.start_at for s in self.shards if s.lane is None]
         at += [s.handover_by for s in self.shards if s.next_lane is not None]
         if self._plan.can_poll:
             at.append(self._plan.poll_at)
-        if self._is_stopping:
-            at.append(self._stop_by)
-        return max(0.0, min((t for t in at if t > now), default=now + _SECOND) - now)
+        at.append(self._stop_by if self._is_stopping else self._watch.second_at)
+        # what was due before the last event was seen to by it, but for the second, which a tick is
+        later = (t for t in at if t > self._seen_at or t == self._watch.second_at)
+        return max(0.0, min(later, default=now + _SECOND) - now)
 
     def is_current(self, shard: int, lease: int) -> bool:
         """Whether a lease is in force; may be asked from any thread."""
@@ -177,16 +181,19 @@ class Coordinator:
     # -- runners ----------------------------------------------------------------------------------
 
     def _joined(self, event: Joined, now: float) -> None:
-        lane, number = event.lane, event.lane.hello.shard
-        is_ours = lane.hello.run == self._begin.run and 0 <= number < len(self.shards)
-        if not is_ours or self._is_stopping:
+        lane, shard = event.lane, self._shard_of(event.lane)
+        if shard is None or lane.hello.run != self._begin.run or self._is_stopping:
             lane.send(Stop())
             return
-        self.shards[number].join(lane, now)
+        shard.join(lane, now)
+
+    def _shard_of(self, lane: Lane) -> Shard | None:
+        return self.shards[lane.shard] if 0 <= lane.shard < len(self.shards) else None
 
     def _heard(self, event: Heard, now: float) -> None:
-        shard = self.shards[event.lane.shard]
-        message = event.message
+        shard, message = self._shard_of(event.lane), event.message
+        if shard is None:
+            return  # it was told to leave
         if isinstance(message, Farewell):
             self._left(shard, event.lane, message.error, now)
         elif event.lane is not shard.lane:
@@ -197,22 +204,22 @@ class Coordinator:
             self._reported(shard, message, now)
 
     def _lost(self, event: Lost, now: float) -> None:
-        self._left(self.shards[event.lane.shard], event.lane, None, now, is_lost=True)
+        shard = self._shard_of(event.lane)
+        if shard is not None:
+            self._left(shard, event.lane, None, now)
 
     def _runner_ended(self, event: e.RunnerEnded, now: float) -> None:
         shard = self.shards[event.shard]
-        shard.is_starting = False
-        if event.error is not None:
-            self._met(event.error)
-            if shard.lane is None:
-                shard.failed(now)
+        if shard.has_ended(event.attempt):
+            shard.failed(now)
+            if event.error is not None:
+                self._met(event.error)
 
     def _placement_changed(self, event: e.PlacementChanged, now: float) -> None:
         for shard in self.shards:
             shard.start_at, shard.is_starting = now, False
             if event.moves and not self._is_stopping:
-                shard.is_starting = True
-                self._do(e.StartRunner(shard.number))
+                self._do(e.StartRunner(shard.number, shard.start()))
 
     def _left(
         self,
@@ -220,8 +227,6 @@ class Coordinator:
         lane: Lane,
         error: EventpubError | None,
         now: float,
-        *,
-        is_lost: bool = False,
     ) -> None:
         """A runner is gone; what it has left is repaired by the next one."""
         if not shard.leave(lane):
@@ -229,13 +234,13 @@ class Coordinator:
         self._folding.forget(shard.number)
         if error is None:
             if shard.next_lane is None and not self._is_stopping:
-                shard.failed(now, at_once=is_lost or shard.failures == 0)
+                shard.failed(now, at_once=shard.failures == 0)
             return
         self._fail(shard, error, now)
 
     def _fail(self, shard: Shard, error: EventpubError, now: float) -> None:
         if error.code in {"run.superseded", "run.disconnected"}:
-            shard.failed(now, at_once=True)
+            shard.failed(now, at_once=shard.failures == 0)
             return
         shard.failed(now)
         final = self._failures.of_shard(error, shard.failures, now)
@@ -269,8 +274,7 @@ class Coordinator:
     def _start_runners(self, now: float) -> None:
         for shard in self.shards:
             if shard.wants_runner(now):
-                shard.is_starting = True
-                self._do(e.StartRunner(shard.number))
+                self._do(e.StartRunner(shard.number, shard.start()))
 
     # -- reports ----------------------------------------------------------------------------------
 
@@ -282,14 +286,15 @@ class Coordinator:
             self._recounting.began(report.read_before)
         self._recounting.account(report)
         self._where.take(self.shards, report, self._recounting)
-        self._failures.is_well()
+        self._failures.is_well(now)
         if report.counts.rows or report.published:
             self._watch.busy_at = now
         assert shard.lane is not None
         self.progress.add(report, shard.lane.hello.where)
         self.progress.position = self._where.position
         self._recounting.compared([s.report for s in self.shards if s.report is not None])
-        for line in wording.of_report(report, self._config.sink.gaps_topic):
+        named = self._watch.gaps_named.take(len(report.skipped), now)
+        for line in wording.of_report(report, self._config.sink.gaps_topic, named):
             self._do(line)
         self._warn_of_first_versions()
         for request_id, answer in report.answers.items():
@@ -338,7 +343,8 @@ class Coordinator:
         window = Window(
             0,
             plan.planned if look.end is None else max(look.end, plan.planned),
-            open_since=look.open_since,
+            # what has begun since the poll is not known: no gap that is seen later is skipped for it
+            open_since=look.now if look.open_since is None else look.open_since,
             hidden_since=look.hidden_since,
             uncounted_since=self._recounting.uncounted_since,
         )
@@ -381,7 +387,7 @@ class Coordinator:
             plan.can_poll = not plan.is_polling and not self._is_stopping
             return
         live = [shard for shard in self.shards if shard.lane is not None]
-        is_early = len(live) < len(self.shards) and now < plan.started_at + _STARTS_WITHIN
+        is_early = len(live) < len(self.shards) and plan.waits_for_runners(now)
         if not live or is_early or any(shard.is_full(now) for shard in live):
             plan.can_poll = False
             return
@@ -607,16 +613,20 @@ class Coordinator:
     def _stop_asked(self, event: e.StopAsked, now: float) -> None:
         del event
         self._is_stopping = True
+        self._stop_runners()
+        self._stop_by = now + _STOPS_WITHIN
+
+    def _stop_runners(self) -> None:
         for shard in self.shards:
             for lane in (shard.lane, shard.next_lane):
                 if lane is not None:
                     lane.send(Stop())
-        self._stop_by = now + _STOPS_WITHIN
 
     def _finish(self, error: EventpubError | None) -> None:
         if self._is_over:
             return
         self._is_over = True
+        self._stop_runners()
         self._remember()
         self._do(e.Show())
         self._do(e.Finish(error))
@@ -678,7 +688,7 @@ class Plan:
 
     Attributes:
         planned: the end of the last window, µs.
-        started_now: the database's time when the run began, µs.
+        started_at: when the first event came; None: none has.
         window: the last window; None: nothing is planned yet.
         boundary: as it was polled last, µs.
         poll_at: when the next poll is of use.
@@ -689,15 +699,23 @@ class Plan:
     """
 
     planned: int
-    started_now: int
     window: Window | None = None
     boundary: int = 0
-    started_at: float = 0.0
+    started_at: float | None = None
     poll_at: float = 0.0
     wait: float = _POLLS_AGAIN
     is_polling: bool = False
     can_poll: bool = False
     anew: bool = False
+
+    def begin(self, now: float) -> None:
+        """An event has come."""
+        if self.started_at is None:
+            self.started_at = now
+
+    def waits_for_runners(self, now: float) -> bool:
+        """Whether it is too early to begin without some of them."""
+        return self.started_at is None or now < self.started_at + _STARTS_WITHIN
 
     def is_reached(self, position: int) -> bool:
         """Whether everything up to the boundary is published."""
@@ -784,6 +802,7 @@ class Watch:
     stood: dict[Place, int] = field(default_factory=dict)
     watermark_said: str = ""
     begin_above_said: int = _MANY_BEGIN_ABOVE
+    gaps_named: wording.Named = field(default_factory=wording.Named)
 
 
 @dataclass

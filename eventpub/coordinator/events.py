@@ -105,10 +105,12 @@ class RunnerEnded:
     """The thread or task of a runner is over.
 
     Attributes:
+        attempt: as of `StartRunner`.
         error: why, where it has not said so itself.
     """
 
     shard: int
+    attempt: int
     error: EventpubError | None = None
 
 
@@ -247,9 +249,14 @@ class StartSpark:
 
 @dataclass(frozen=True)
 class StartRunner:
-    """Start a runner of a shard, which will connect."""
+    """Start a runner of a shard, which will connect.
+
+    Attributes:
+        attempt: the number of the attempt, which `RunnerEnded` repeats.
+    """
 
     shard: int
+    attempt: int
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,12 @@ class Failures:
         self._config = config
         self._well_since: float | None = None
         self._wrong_since: float | None = None
-        self._is_well = False
         self._sightings: list[float] = []
 
-    def is_well(self) -> None:
+    def is_well(self, now: float) -> None:
         """A shard has reported."""
-        self._is_well = True
+        if self._well_since is None:
+            self._well_since = now
         self._wrong_since = None
 
     def of_shard(self, error: EventpubError, in_a_row: int, now: float) -> EventpubError | None:
@@ -52,7 +52,6 @@ class Failures:
         Args:
             in_a_row: how often that shard has failed without a report.
         """
-        self._note_start(now)
         if error.code == "sink.fenced":
             return self._another_publisher(error, now)
         if error.code == "shard.failed":
@@ -68,10 +67,6 @@ class Failures:
         if isinstance(command, (CheckTable, CheckOpen)):
             return None  # who reads or publishes meets it, too
         return None if error.retriable or self._may_pass(error.code, now) else error
-
-    def _note_start(self, now: float) -> None:
-        if self._is_well and self._well_since is None:
-            self._well_since = now
 
     def _may_pass(self, code: str, now: float) -> bool:
         """Whether what was met has not lasted for long since the last report."""

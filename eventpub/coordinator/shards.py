@@ -57,6 +57,8 @@ class Shard:
         report: the last one; None: the shard has not said anything in this run.
         asked: requests that were sent and not answered.
         due_told: what the last report was when a window for holds that are due was sent.
+        attempt: how often a runner was started.
+        is_starting: whether the last one has not connected yet.
     """
 
     number: int
@@ -69,6 +71,7 @@ class Shard:
     report: Report | None = None
     asked: dict[str, Request] = field(default_factory=dict)
     due_told: Report | None = None
+    attempt: int = 0
     is_starting: bool = False
     start_at: float = 0.0
     wait: float = _FIRST_WAIT
@@ -119,6 +122,19 @@ class Shard:
         self.failures += 1
         self.start_at = now if at_once else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
+
+    def start(self) -> int:
+        """A runner is started; the number of the attempt."""
+        self.attempt += 1
+        self.is_starting = True
+        return self.attempt
+
+    def has_ended(self, attempt: int) -> bool:
+        """The thread or task of a runner is over; whether it never connected."""
+        if attempt != self.attempt or not self.is_starting:
+            return False
+        self.is_starting = False
+        return True
 
     def wants_runner(self, now: float) -> bool:
         """Whether a runner is to be started."""

@@ -23,11 +23,33 @@ def warning(text: str, **facts: object) -> Say:
     return Say("warning", text, facts)
 
 
-def of_report(report: Report, gaps_topic: str) -> Iterator[Say]:
-    """What of a report is more than numbers."""
-    for gap in report.skipped:
+class Named:
+    """How many lines of one kind are still written in this minute: thousands help nobody."""
+
+    def __init__(self, most: int = 100, seconds: float = 60.0) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._left = most
+        self._until = float("-inf")
+
+    def take(self, wanted: int, now: float) -> int:
+        """How many of those that are wanted may be written now; seconds."""
+        if now >= self._until:
+            self._left, self._until = self._most, now + self._seconds
+        taken = min(wanted, self._left)
+        self._left -= taken
+        return taken
+
+
+def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Say]:
+    """What of a report is more than numbers.
+
+    Args:
+        named: so many of the skipped gaps are named.
+    """
+    for gap in report.skipped[:named]:
         yield warning("gap skipped", **gap)
-    unnamed = report.counts.gaps_skipped - len(report.skipped)
+    unnamed = report.counts.gaps_skipped - min(named, len(report.skipped))
     if unnamed > 0:
         yield warning(
             "more gaps skipped; each is on the topic of gaps", count=unnamed, topic=gaps_topic

@@ -22,7 +22,7 @@ class Placement(ABC):
     """Starts runners, which connect to the coordinator by themselves."""
 
     @abstractmethod
-    def start(self, assignment: Assignment, shard: int) -> None:
+    def start(self, assignment: Assignment, shard: int, attempt: int) -> None:
         """Start a runner of a shard. When it is over, `RunnerEnded` is posted. Does not wait."""
 
 
@@ -38,17 +38,18 @@ class Threads(Placement):
         self._post = post
         self._is_current = is_current
 
-    def start(self, assignment: Assignment, shard: int) -> None:
+    def start(self, assignment: Assignment, shard: int, attempt: int) -> None:
         """As there."""
         threading.Thread(
             target=self._run,
-            args=(assignment, shard),
+            args=(assignment, shard, attempt),
             name=f"eventpub-shard-{shard}",
             daemon=True,
         ).start()
 
-    def _run(self, assignment: Assignment, shard: int) -> None:
-        failpoint.named("thread")
+    def _run(self, assignment: Assignment, shard: int, attempt: int) -> None:
+        if assignment.config.spark.master != "none":
+            failpoint.named("thread")
         link = LocalLink(Hello(shard, assignment.run, "this process"), self._post, self._is_current)
         try:
             serve(assignment, shard, link)
@@ -56,7 +57,7 @@ class Threads(Placement):
             link.lose()
             raise
         finally:
-            self._post(e.RunnerEnded(shard))
+            self._post(e.RunnerEnded(shard, attempt))
 
 
 def place_name() -> str:

@@ -12,6 +12,7 @@ import queue
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
 from eventpub.errors import ConfigError, EventpubError
+from eventpub.failpoint import failpoint
 from eventpub.publisher.placement import Placement, Threads, calm_collector
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.publisher.workers import BoundaryWork, WatchWork, Worker
@@ -216,6 +218,7 @@ class Doing:
                 self._config, self._state.spark_log, address, self._events.put, self._use
             )
             self._spark.begin(spark_after)
+            _suggest_archive(self._config)
 
     def __enter__(self) -> Doing:
         return self
@@ -237,16 +240,18 @@ class Doing:
         if isinstance(command, e.Poll):
             self._boundary.put(command)
         elif isinstance(command, e.StartRunner):
-            self._placement.start(self._assignment, command.shard)
+            self._placement.start(self._assignment, command.shard, command.attempt)
         elif isinstance(command, e.Reassign):
             self._assignment = replace(self._assignment, layout=command.layout)
             self._boundary_work.use(command.layout)
             self._watch_work.use(command.layout)
         elif isinstance(command, e.Remember):
+            failpoint("before_remember")
             try:
                 self._state.write(self._state.progress_file, dict(command.what), lasting=True)
             except EventpubError as error:
                 self._events.put(e.Failed(command, error))
+            failpoint("after_remember")
         elif isinstance(command, e.ForgetFormer):
             if command.shards is not None:
                 self._state.forget_shards(command.shards)
@@ -277,6 +282,19 @@ class Doing:
             self._events.put(e.Withdrawn(request.id))
             return {"answers": None}
         return {"answers": {str(shard): answer for shard, answer in answers.items()}}
+
+
+def _suggest_archive(config: Config) -> None:
+    """Not made by itself: a second JVM beside a publisher may be more than a machine has."""
+    if not is_local(config):
+        return
+    from eventpub.spark.jvm import archive_file, find_java, has_archive
+
+    if not has_archive(archive_file(find_java())):
+        log.info(
+            "Spark starts twice as fast with an archive of its classes; to make it, once an"
+            f" installation: {sys.executable} -m eventpub.spark.jvm"
+        )
 
 
 def is_local(config: Config) -> bool:

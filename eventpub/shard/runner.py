@@ -5,7 +5,7 @@ index is opened here and the producer made here, which fences every older one. A
 process may die. What is visible on the topic then is what the fold of the next runner reads back,
 before it decides anything.
 
-It does not know who runs it: a thread beside the coordinator, or a task of Spark on another machine.
+It does not know who runs it: a thread beside the coordinator, or a task of Spark elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import suppress
 from eventpub.channel import Comparison, Farewell, Request, Stop, Window
 from eventpub.channel.lane import Link
 from eventpub.errors import EventpubError, StateError
+from eventpub.failpoint import failpoint
 from eventpub.index import set_aside
 from eventpub.shard.ahead import Ahead
 from eventpub.shard.answering import Answering
@@ -204,4 +205,5 @@ class Runner:
         place.uncounted_since = window.uncounted_since
 
     def _report(self) -> None:
+        failpoint("before_report")
         self._place.link.tell(self._place.take_report())

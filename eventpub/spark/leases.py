@@ -1,8 +1,8 @@
-"""Spark's part: it places the shards' runners on its executors, one job of one task for each shard.
+"""Spark's part: it places the shards' runners on its executors, one job of one task for each.
 
-A task is the runner and lives as long as the shard's lease: as Spark's own receivers do. When a task
-is lost, with its executor or by itself, its job ends and the coordinator has another one started.
-Jobs rather than the micro-batches of a streaming query: see docs/explanation/architecture.md.
+A task is the runner and lives as long as the shard's lease, as Spark's own receivers do. When it is
+lost, with its executor or by itself, its job ends and the coordinator has another one started. Jobs
+rather than the micro-batches of a streaming query: see docs/explanation/architecture.md.
 """
 
 from __future__ import annotations
@@ -76,13 +76,16 @@ class Spark(Placement):
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
-    def start(self, assignment: Assignment, shard: int) -> None:
+    def start(self, assignment: Assignment, shard: int, attempt: int) -> None:
         """As there."""
         threading.Thread(
-            target=self._job, args=(assignment, shard), name=f"eventpub-job-{shard}", daemon=True
+            target=self._job,
+            args=(assignment, shard, attempt),
+            name=f"eventpub-job-{shard}",
+            daemon=True,
         ).start()
 
-    def _job(self, assignment: Assignment, shard: int) -> None:
+    def _job(self, assignment: Assignment, shard: int, attempt: int) -> None:
         context, error = self._context, None
         try:
             if context is None:
@@ -96,10 +99,10 @@ class Spark(Placement):
             error = StateError(
                 "spark.task_lost",
                 f"the task of shard {shard} was lost: {_reason(found)}",
-                suggestion=f"nothing to do: another one is started; Spark's words: {self._log_file}",
+                suggestion=f"nothing to do: another one is started; more is in {self._log_file}",
                 retriable=True,
             )
-        self._post(e.RunnerEnded(shard, None if self._ended.is_set() else error))
+        self._post(e.RunnerEnded(shard, attempt, None if self._ended.is_set() else error))
 
     def _run(self) -> None:
         wait = _FIRST_WAIT

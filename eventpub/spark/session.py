@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eventpub.config import Config
 from eventpub.errors import StateError
@@ -73,8 +73,12 @@ class Session:
     def _connect(
         self, config: Config, properties: dict[str, str], master: str, log_file: Path
     ) -> SparkContext:
-        from pyspark import SparkConf, SparkContext
+        from pyspark import SparkConf, SparkContext, accumulators
 
+        # that its JVM has gone is said by whoever needs it
+        servers: Any = (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer)
+        for server in servers:
+            server.handle_error = _ignored
         conf = SparkConf().setAppName(f"eventpub:{config.app.id}").setMaster(master)
         conf.setAll(list(properties.items()))
         # the JVM writes to the file already, and what others say meanwhile is for the terminal
@@ -88,7 +92,7 @@ class Session:
         if self._jvm is None or self._is_kept:
             with suppress(OSError, Exception):  # a JVM that has died has stopped already
                 self.context.stop()
-        self._end_jvm()
+        self._end_jvm()  # to stop Spark's context takes a second more than to end its process
 
     def _end_jvm(self) -> None:
         if self._jvm is not None:
@@ -103,6 +107,10 @@ class Session:
         except Exception:
             return False
         return True
+
+
+def _ignored(*_: object) -> None:
+    return
 
 
 def _slots(asked: str | None, config: Config) -> int:
@@ -139,6 +147,8 @@ def _properties(config: Config) -> dict[str, str]:
         "spark.driver.extraJavaOptions": log,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # a runner that is lost is started again by the coordinator
+        "spark.task.maxFailures": "1",
         "spark.pyspark.python": sys.executable,
         "spark.python.daemon.module": "eventpub.spark.daemon",
         # A TCP socket for each worker costs a handshake and a secret per task.

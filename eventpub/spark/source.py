@@ -1,4 +1,4 @@
-"""The `eventstore` source for Spark Structured Streaming: the dynamic boundary, for a job of one's own.
+"""The `eventstore` source for Spark Structured Streaming: for a job of one's own.
 
     spark.dataSource.register(EventStoreDataSource)
     spark.readStream.format("eventstore").option("url", "mysql+pymysql://…").load()

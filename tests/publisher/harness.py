@@ -6,7 +6,6 @@ by a consumer of its own.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -282,6 +281,9 @@ def differences(
 class Publisher:
     """`eventpub run`, configured for one database and topic.
 
+    Its shards are threads, without Spark, unless the settings name a `spark.master`: what they do
+    is the same, and a start takes no JVM.
+
     As a context manager it kills what still runs at the end.
     """
 
@@ -305,7 +307,7 @@ class Publisher:
             "read": {},
             "gaps": {},
             "sink": {"topic": topic, "bootstrap_servers": bootstrap_servers, "partitions": 4},
-            "spark": {},
+            "spark": {"master": "none"},
             "ops": {"http": ""},
         }
         for section, keys in (settings or {}).items():
@@ -415,10 +417,12 @@ class Publisher:
             return []
 
     def until_spark_publishes(self, timeout: float = 120.0) -> None:
-        """Wait until the head start of a first run is over, and Spark's tasks have begun."""
+        """Wait until Spark's tasks have taken the shards over, where there is Spark."""
+        if self.settings["spark"].get("master") == "none":
+            return
 
         def has_begun() -> bool:
-            return len(self.workers()) >= 1
+            return len(self.workers()) >= self.settings["spark"].get("shards", 2)
 
         eventually(has_begun, timeout)
 

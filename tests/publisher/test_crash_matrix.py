@@ -1,6 +1,6 @@
 """Scenario C1 at every step of publishing: killed midway, one after another, and in pairs.
 
-The publisher stands at a named place (`eventpub/spark/failpoint.py`), or waits for the answer to
+The publisher stands at a named place (`eventpub/failpoint.py`), or waits for the answer to
 its `EndTxn`, which a proxy keeps. What must be true at that moment is asserted before it is killed.
 While it stands, rows are committed into its window and after it, so that what it does again has
 more rows (C2). A consumer reads through all of it; at the end another one must have seen the same.
@@ -13,9 +13,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from eventpub.index import Index
-from eventpub.spark.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (
@@ -55,7 +52,7 @@ IN_THE_SHARD = [
     "before_index",
     "after_index",
 ]
-IN_THE_DRIVER = ["before_offset_log", "after_offset_log", "before_commit_log", "source_commit"]
+AROUND_IT = ["before_report", "before_remember", "after_remember"]
 BY_THE_PROXY = {"commit_sent": "held", "commit_unanswered": "muted"}
 AROUND_THE_COMMIT = [
     "during_produce",
@@ -136,103 +133,57 @@ class World:
     """One publisher, its store and its topic."""
 
     def __init__(
-        self, database: FreshDatabase, broker: OwnBroker, topic: str, folder: Path
+        self, database: FreshDatabase, broker: OwnBroker, topic: str, folder: Path, master: str
     ) -> None:
         self.database, self.broker, self.topic = database, broker, topic
         self.folder = folder
         create_table(database)
-        settings = {**FAST, "spark": {"shards": 1}, "sink": {"partitions": PARTITIONS}}
+        spark = {"shards": 1, "master": master}
+        settings = {**FAST, "spark": spark, "sink": {"partitions": PARTITIONS}}
         self.publisher = Publisher(
             folder / "publisher", database.url, topic, broker.proxied, settings
         )
         self.version = 0
-        self.committed_before = self.remembered_before = -1
+        self.visible_before: set[tuple[str, int]] = set()
         self.step_before = ""
-        self.passed = (0, 0)
-        self.commit(now_only=True)
+        self.commit()
         self.publisher.publish_everything()
         self.commit()
         self.reader = Reader(broker.open, topic)
 
-    def commit(self, *, now_only: bool = False) -> None:
-        """One more version of each aggregate at the end of the newest window, and one of now."""
+    def commit(self) -> None:
+        """One more version of each aggregate as old as the newest one, and one of now.
+
+        Whatever window shows the newest one has more rows the next time that it is read.
+        """
         with transaction(self.database) as cursor:
             cursor.execute("SET time_zone = '+00:00'")
-            cursor.execute("SELECT NOW(6)")
+            cursor.execute("SELECT COALESCE(MAX(create_time), NOW(6)), NOW(6) FROM events")
             # one time for all of a version, so that no window ends among them
-            now = cursor.fetchone()[0]
-            for at in [now] if now_only else [_text(self.window_end()), now]:
+            for at in cursor.fetchone():
                 self.version += 1
                 for number in range(AGGREGATES):
                     insert(cursor, f"a-{number}", self.version, create_time=at)
             cursor.connection.commit()
 
-    def window_end(self, batch: int | None = None) -> int:
-        """The upper bound of a window that Spark has written down, else of the newest, µs.
-
-        Of a run that has written none down: where it goes on.
-        """
-        newest = self.logged("offsets") if batch is None else batch
-        if newest < 0:
-            return self.remembered()
-        lines = (self.publisher.state / "checkpoint" / "offsets" / str(newest)).read_text()
-        return int(json.loads(lines.splitlines()[-1])["position"])
-
     def remembered(self) -> int:
-        """The position that the driver has written down, µs."""
+        """The position that is written down, µs."""
         state = json.loads((self.publisher.state / "progress.json").read_text())
         return int(state["position"])
-
-    def logged(self, log: str) -> int:
-        """The newest batch in Spark's log of offsets, or of commits."""
-        names = (self.publisher.state / "checkpoint" / log).glob("[0-9]*")
-        return max((int(path.name) for path in names), default=-1)
-
-    def batch_runs(self) -> bool:
-        """Whether Spark has written down a window that it has not committed."""
-        return self.logged("offsets") > self.logged("commits")
 
     def has_published(self) -> bool:
         """Whether all that is stored is visible."""
         return self.stored() == self.reader.identities()
-
-    def next_batch(self) -> None:
-        """Wait until another micro-batch runs, whose tasks have not failed yet, and rest."""
-        state = StateDir(self.publisher.state)
-        request = state.ask("retry", "a-0")
-        eventually(lambda: state.answer_of(request), every=0.02)
-        eventually(lambda: self.batch_runs() and self.remembered() >= self.window_end())
-        self.remembered_before = self.remembered()
 
     def stored(self) -> set[tuple[str, int]]:
         """The events in the store."""
         rows = self.database.execute("SELECT aggregate_id, version FROM events")
         return {(str(a), int(v)) for a, v in rows}
 
-    def in_the_windows(self) -> list[set[tuple[str, int]]]:
-        """Those up to the end of the newest window, and those that backtracking finds below.
-
-        Then the same for each later end to which a task may have followed the boundary: there is
-        one behind each version.
-        """
-        newest = self.database.execute(
-            "SELECT MAX(version) FROM events"
-            " WHERE CAST(UNIX_TIMESTAMP(create_time) * 1000000 AS SIGNED) <= %s"
-            " AND version <> %s",
-            (self.window_end(), self.behind()),
-        )[0][0]
+    def upto_each_version(self) -> list[set[tuple[str, int]]]:
+        """What is stored up to each version, since a window may end behind any."""
         stored = self.stored()
-        return [
-            {(a, v) for a, v in stored if v <= last} for last in range(newest, self.version + 1)
-        ]
-
-    def behind(self) -> int:
-        """The version that was committed into the newest window after the index had passed it.
-
-        0: there is none.
-        """
-        at, version = self.passed
-        return version if at == self.window_end() else 0
+        return [{(a, v) for a, v in stored if v <= last} for last in range(1, self.version + 1)]
 
     def open_records(self) -> int:
         """Records of transactions that are not ended."""
@@ -264,46 +215,32 @@ class World:
         port = self.broker.proxy.client_port
         (standing,) = (
             worker
-            for worker in self.publisher.workers()
+            for worker in self.publisher.workers() or self.publisher.family()
             if any(c.laddr.port == port for c in worker.net_connections())
         )
         return standing
 
     def prove(self, step: str) -> None:
         """What is true at a step, and neither before it nor after it."""
-        if step == "source_commit":
-            # the source is told when the next window is written down, of which the first of a run
-            # follows the last one of the run before
-            assert self.logged("offsets") > self.logged("commits") >= self.committed_before
-            assert self.remembered() >= self.window_end(self.logged("commits"))
-            return
-        if step == "before_offset_log":
-            assert self.logged("offsets") == self.logged("commits")
-            assert self.stored() - self.reader.identities()
-            return
-        assert self.batch_runs()
+        if step in {"before_remember", "after_remember"}:
+            return  # of the topic it says nothing
         # Asked until it holds: a commit is answered before the transaction's markers are written,
         # and the reader may be a moment behind.
         try:
             eventually(lambda: self.shows(step), 10)
         except AssertionError as error:
             visible, started = self.reader.identities(), self.open_records()
-            unseen = [len(events - visible) for events in self.in_the_windows()]
+            unseen = [len(events - visible) for events in self.upto_each_version()]
             raise AssertionError(
                 f"{step} after {self.step_before}: {started} records of an open transaction,"
-                f" events that are not visible of this window and up to later ones: {unseen}"
+                f" events that are not visible up to each version: {unseen}"
             ) from error
-        was_remembered = self.remembered_before >= self.window_end()  # and is run once more
-        remembered = self.remembered() >= self.window_end()
-        assert remembered is (was_remembered or step == "before_commit_log")
 
     def shows(self, step: str) -> bool:
-        """Whether the topic is as it must be at a step, of the window or of one that followed."""
+        """Whether the topic is as it must be at a step, for a window up to any version."""
         visible = self.reader.identities()
         started = self.open_records()
-        if step == "after_offset_log":
-            return started == 0 < len(self.stored() - visible)
-        for number, events in enumerate(self.in_the_windows()):
+        for events in self.upto_each_version():
             unseen = len(events - visible)
             if step in {"before_begin", "after_begin"}:
                 is_so = started == 0 < unseen
@@ -312,7 +249,9 @@ class World:
             elif step in NOT_VISIBLE:
                 is_so = 0 < started == unseen
             else:
-                is_so = number == 0 and started == unseen == 0
+                is_so = started == unseen == 0 and (
+                    step == "before_report" or visible > self.visible_before
+                )
             if is_so:
                 return True
         return False
@@ -325,22 +264,18 @@ class World:
             known = {p: index.offsets[self.topic, p] for p in range(PARTITIONS)}
         high = high_watermarks(self.broker.open, self.topic)
         if step in {"commit_unanswered", "after_commit", "before_index"}:
-            replayed = self.behind() > 0  # the batch before had got to its end
-            assert replayed or known != high, "visible, not remembered"
-        elif step in {"after_index", "before_commit_log"}:
-            assert known == high, "remembered, and Spark does not know"
+            assert known != high, "visible, not remembered"
+        elif step in {"after_index", "before_report"}:
+            assert known == high, "remembered, and nobody knows"
 
     def kill_all_at(self, steps: list[str]) -> None:
-        """Each step in a run of its own, ended by `kill -9` of driver, JVM and workers."""
+        """Each step in a run of its own, ended by `kill -9` of all of its processes."""
         for number, step in enumerate(steps):
             self.arm(step)
             marker = self.folder / f"all-{number}.pid"
-            self.committed_before = 0  # a start throws Spark's checkpoint away
-            self.remembered_before = self.remembered()
+            self.visible_before = self.reader.identities()
             self.publisher.start(environment=_spec([(step, marker)]))
             standing = self.standing(step, marker)
-            if step == "before_commit_log":
-                self.passed = (self.window_end(), self.version + 1)
             self.commit()
             assert standing in self.publisher.family()
             self.publisher.kill()
@@ -348,28 +283,14 @@ class World:
             self.prove_index(step)
             self.step_before = step
 
-    def kill_workers_at(self, groups: list[list[str]]) -> None:
-        """All in one run: Spark gives the task to another worker, which meets the next step.
-
-        After each group, which may have at most one step less than a task may fail, a batch is
-        allowed to succeed, and the next one to begin: until then the next group's steps are off.
-        """
-        places = [
-            (step, self.folder / f"worker-{number}-{place}.pid")
-            for number, group in enumerate(groups)
-            for place, step in enumerate([*group, "a batch succeeds"])
-        ]
-        self.arm(groups[0][0])
+    def kill_workers_at(self, steps: list[str]) -> None:
+        """All in one run: another worker gets the lease, and meets the next step."""
+        places = [(step, self.folder / f"worker-{n}.pid") for n, step in enumerate(steps)]
+        self.arm(steps[0])
         self.publisher.start(environment=_spec(places))
         for number, (step, marker) in enumerate(places):
-            following = places[number + 1][0] if number + 1 < len(places) else ""
-            if step == "a batch succeeds":
-                eventually(self.has_published, 60, every=0.02)
-                self.next_batch()
-                self.arm(following)
-                marker.touch()
-                self.commit(now_only=True)
-                continue
+            following = steps[number + 1] if number + 1 < len(steps) else ""
+            self.visible_before = self.reader.identities()
             standing = self.standing(step, marker)
             self.commit()
             standing.suspend()
@@ -377,6 +298,7 @@ class World:
             self.arm(following)
             standing.kill()
             self.step_before = f"{step} ({number})"
+        eventually(self.has_published, 60, every=0.02)
 
     def let_go(self, step: str, *, delivered: bool) -> None:
         """The `EndTxn` of a process that does not run any more arrives after all, or never."""
@@ -399,36 +321,39 @@ class World:
 
 
 @pytest.fixture
-def world(
+def new_world(
     database: FreshDatabase,
     own_broker: OwnBroker,  # noqa: F811
     topic_name: str,
     tmp_path: Path,
-) -> Iterator[World]:
-    with _world(database, own_broker, topic_name, tmp_path) as made:
-        yield made
+) -> Iterator[Callable[[str], World]]:
+    made: list[World] = []
+
+    def make(master: str) -> World:
+        made.append(World(database, own_broker, topic_name, tmp_path, master))
+        return made[0]
+
+    yield make
+    for world in made:
+        world.reader.close()
+        if world.publisher.process is not None:
+            world.publisher.kill()
 
 
-@contextmanager
-def _world(database: FreshDatabase, broker: OwnBroker, topic: str, folder: Path) -> Iterator[World]:
-    made = World(database, broker, topic, folder)
-    yield made
-    made.reader.close()
-    if made.publisher.process is not None:
-        made.publisher.kill()
-
-
-def test_c1_c2_the_whole_publisher_is_killed_at_every_step(world: World) -> None:
-    every = IN_THE_SHARD + IN_THE_DRIVER
+def test_c1_c2_the_whole_publisher_is_killed_at_every_step(
+    new_world: Callable[[str], World],
+) -> None:
+    world = new_world("none")
+    every = IN_THE_SHARD + AROUND_IT
     world.kill_all_at(every_pair(every) if ALL_PAIRS else every)
     world.publisher.publish_everything()
     world.assert_whole()
 
 
-def test_c1_c2_a_worker_is_killed_at_pairs_of_steps(world: World) -> None:
+def test_c1_c2_a_worker_is_killed_at_pairs_of_steps(new_world: Callable[[str], World]) -> None:
     """By default pairs of the steps from the middle of producing to the index."""
-    walk = every_pair(IN_THE_SHARD if ALL_PAIRS else AROUND_THE_COMMIT)
-    world.kill_workers_at([walk[n : n + 3] for n in range(0, len(walk) - 1, 2)])
+    world = new_world("local[*]")
+    world.kill_workers_at(every_pair(IN_THE_SHARD if ALL_PAIRS else AROUND_THE_COMMIT))
     assert world.publisher.stop() == 143
     world.publisher.publish_everything()
     world.assert_whole()
@@ -436,8 +361,3 @@ def test_c1_c2_a_worker_is_killed_at_pairs_of_steps(world: World) -> None:
 
 def _spec(places: list[tuple[str, Path]]) -> dict[str, str]:
     return {"EVENTPUB_FAILPOINT": ",".join(f"{step}:1:{marker}" for step, marker in places)}
-
-
-def _text(micros: int) -> str:
-    seconds, fraction = divmod(micros, 1_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{fraction:06d}"

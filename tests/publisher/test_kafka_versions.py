@@ -55,7 +55,7 @@ def test_f14_publishes_survives_a_kill_at_a_commit_folds_and_keeps_what_is_refus
         assert found["broker settings"]["status"] == "ok"
 
         marker = tmp_path / "committed"
-        publisher.start(environment={"EVENTPUB_FAILPOINT": f"head_start.after_commit:1:{marker}"})
+        publisher.start(environment={"EVENTPUB_FAILPOINT": f"after_commit:1:{marker}"})
         with database.connect() as connection, connection.cursor() as cursor:
             for number in range(200):
                 insert(cursor, f"order-{number % 20}", number // 20 + 1)

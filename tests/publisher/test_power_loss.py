@@ -1,8 +1,7 @@
 """Scenario F8, finding A12: power fails, and each file of the state may have lost its end.
 
 One publisher is killed while it writes; each case starts another on a copy of what it left, with
-one file cut to nothing or to half. Most cases run the publisher's own start in this process: what
-is in question is over before Spark comes.
+one file cut to nothing or to half. Most cases run the publisher in this process, which is quicker.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ import pytest
 from rocksdict import WriteBatch
 
 from eventpub import settings
+from eventpub.coordinator.events import StopAsked
+from eventpub.coordinator.progress import Progress
 from eventpub.errors import StateError
 from eventpub.index import Index
-from eventpub.spark import publisher as driver
-from eventpub.spark.progress import Progress
+from eventpub.publisher import publisher as driver
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -57,27 +57,34 @@ def started(publisher: Publisher) -> Iterator[Callable[[int], None]]:
     """The publisher's start and its threads, in this process; yields a wait for a version."""
     config = settings.load(publisher.config, {}, {}).config
     seen: list[Progress] = []
-    run = driver._Publisher(config, False, seen.append)
-    run._state.lock()
+    failed: list[Exception] = []
+    run = driver.Publisher(config, False, seen.append)
+
+    def live() -> None:
+        try:
+            run.run()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+
+    def until(version: int) -> None:
+        deadline = time.monotonic() + 60
+        wanted = {(f"a-{number}", version) for number in range(AGGREGATES)}
+        while not wanted <= {(r.key, r.version) for r in publisher.topic.read()}:
+            assert time.monotonic() < deadline, seen and seen[-1].last_error
+            if failed:
+                raise failed[0]
+            time.sleep(0.05)
+
     try:
-        run._state.clear()
-        run._prepare()
-        run._begin_head_start()
-
-        def until(version: int) -> None:
-            deadline = time.monotonic() + 60
-            wanted = {(f"a-{number}", version) for number in range(AGGREGATES)}
-            while not wanted <= {(r.key, r.version) for r in publisher.topic.read()}:
-                assert time.monotonic() < deadline, seen and seen[-1].last_error
-                assert run._fatal is None, run._fatal
-                if run._head_start is None or not run._head_start.is_running:
-                    run._begin_head_start()  # what it met, Spark's tasks would try again
-                time.sleep(0.05)
-
         yield until
+        if failed:
+            raise failed[0]
     finally:
-        run._end_head_start()
-        run._state.unlock()
+        run._events.put(StopAsked())
+        thread.join(30)
 
 
 @pytest.fixture
@@ -151,8 +158,8 @@ def test_a12_each_file_of_the_state_is_cut(
             cut(state / file, part)
         version += 1
         commit(database, version)
-        with pytest.raises(StateError) as refused, started(publisher):
-            pass
+        with pytest.raises(StateError) as refused, started(publisher) as until:
+            until(version)
         assert refused.value.code == "state.start_lost"
     database.execute("DELETE FROM events WHERE aggregate_id = 'before'")
     publisher.settings["read"]["start"] = "beginning"  # a time, as the suggestion says
@@ -172,9 +179,6 @@ def test_a12_a_damaged_index_is_set_aside_and_it_is_said(
         cut(manifest, 1)
     for name in ("start.json", "run.json"):
         cut(publisher.state / name, 0)
-    for file in (publisher.state / "checkpoint").rglob("*"):
-        if file.is_file():
-            cut(file, 0)
     os.chmod(publisher.state, 0o755)
     os.chmod(publisher.state / "progress.json", 0o644)
     commit(database, version + 1)

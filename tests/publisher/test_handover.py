@@ -1,4 +1,4 @@
-"""While Spark starts the driver publishes: prompt, once, and without a seam to what comes after."""
+"""Threads publish until Spark's tasks do: prompt, once, and without a seam between them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import psutil
 
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, create_table, eventually
+from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
 from tests.publisher.test_crashes import assert_whole, commit_some, stop_when_whole
+
+SPARK = {"master": "local[*]"}
 
 STEPS = [
     "before_begin",
@@ -27,6 +29,17 @@ STEPS = [
 @contextmanager
 def stalled(publisher: Publisher) -> Iterator[None]:
     """The JVM stands still."""
+    jvm = jvm_of(publisher)
+    jvm.suspend()
+    try:
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            jvm.resume()
+
+
+def jvm_of(publisher: Publisher) -> psutil.Process:
+    """Spark's JVM, as soon as there is one."""
 
     def found() -> psutil.Process | None:
         submit = "org.apache.spark.deploy.SparkSubmit"  # not `java -version`
@@ -36,28 +49,23 @@ def stalled(publisher: Publisher) -> Iterator[None]:
 
     jvm = eventually(found, every=0.01)
     assert jvm is not None
-    jvm.suspend()
-    try:
-        yield
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            jvm.resume()
+    return jvm
 
 
 def test_events_are_published_before_spark_runs_and_by_spark_afterwards(
     new_publisher: NewPublisher, database: FreshDatabase
 ) -> None:
     create_table(database)
-    publisher = new_publisher(database, gaps={"backoff_base": "1s"})
+    publisher = new_publisher(database, gaps={"backoff_base": "1s"}, spark=SPARK)
     commit_some(database, range(1, 3))
     publisher.start()
     with stalled(publisher):
         publisher.until_published("a-3", [1, 2])
         commit_some(database, range(3, 5))
-        commit_some(database, range(6, 7))  # a gap, held by the driver
+        commit_some(database, range(6, 7))  # a gap, held by a thread
         publisher.until_published("a-3", [1, 2, 3, 4])
         assert publisher.workers() == []
-    eventually(publisher.workers, 120)
+    publisher.until_spark_publishes()
     commit_some(database, range(5, 6))
     publisher.until_published("a-3", [1, 2, 3, 4, 5, 6])
     commit_some(database, range(7, 8))
@@ -67,13 +75,13 @@ def test_events_are_published_before_spark_runs_and_by_spark_afterwards(
     assert "published 140 events" in publisher.words()
 
 
-def test_killed_at_each_step_of_the_head_start(
+def test_killed_at_each_step_in_threads(
     publisher: Publisher, database: FreshDatabase, tmp_path: Path
 ) -> None:
     for number, step in enumerate(STEPS):
         commit_some(database, range(number * 2 + 1, number * 2 + 3))
         marker = tmp_path / f"{step}.pid"
-        publisher.start(environment={"EVENTPUB_FAILPOINT": f"head_start.{step}:1:{marker}"})
+        publisher.start(environment={"EVENTPUB_FAILPOINT": f"{step}:1:{marker}"})
         eventually(marker.exists, 60)
         assert publisher.process is not None
         assert int(marker.read_text()) == publisher.process.pid
@@ -85,24 +93,48 @@ def test_killed_at_each_step_of_the_head_start(
     stop_when_whole(database, publisher)
 
 
-def test_a_backlog_is_left_to_spark(
-    new_publisher: NewPublisher, database: FreshDatabase, tmp_path: Path
+def test_a_backlog_is_published_before_spark_runs_and_by_spark_afterwards(
+    new_publisher: NewPublisher, database: FreshDatabase
+) -> None:
+    """Full pages are on their way while the shards change hands."""
+    create_table(database)
+    commit_some(database, range(1, 31))
+    publisher = new_publisher(database, read={"page_rows": 10}, spark=SPARK)
+    publisher.start()
+    with stalled(publisher):
+        publisher.until_published("a-3", [*range(1, 31)])
+    with transaction(database) as cursor:
+        for version in range(31, 331):
+            for number in range(20):
+                insert(cursor, f"a-{number}", version)
+        cursor.connection.commit()
+    publisher.until_spark_publishes()
+    publisher.until_published("a-3", [*range(1, 331)])
+    stop_when_whole(database, publisher)
+
+
+def test_without_its_jvm_threads_publish_until_spark_is_back(
+    new_publisher: NewPublisher, database: FreshDatabase
 ) -> None:
     create_table(database)
+    publisher = new_publisher(database, spark=SPARK)
     commit_some(database, range(1, 3))
-    publisher = new_publisher(database, read={"page_rows": 10})
-    marker = tmp_path / "marker"
-    publisher.start(environment={"EVENTPUB_FAILPOINT": f"head_start.before_begin:1:{marker}"})
-    publisher.until_published("a-3", [1, 2])
+    publisher.start()
+    publisher.until_spark_publishes()
+    jvm_of(publisher).kill()
+    commit_some(database, range(3, 5))
+    publisher.until_published("a-3", [1, 2, 3, 4], timeout=30)
+    publisher.until_spark_publishes()
+    commit_some(database, range(5, 7))
+    publisher.until_published("a-3", [1, 2, 3, 4, 5, 6])
     stop_when_whole(database, publisher)
-    assert not marker.exists()
 
 
 def test_f12_sigterm_while_the_jvm_starts_does_not_wait_for_it(
     new_publisher: NewPublisher, database: FreshDatabase
 ) -> None:
     create_table(database)
-    publisher = new_publisher(database)
+    publisher = new_publisher(database, spark=SPARK)
     commit_some(database, range(1, 3))
     publisher.start()
     with stalled(publisher):
