@@ -165,14 +165,15 @@ class Coordinator:
 
     def next_tick(self, now: float) -> float:
         """Seconds until the next `Tick` is of use."""
+        if self._is_stopping:
+            return max(0.0, self._stop_by - now)
         at = [s.start_at for s in self.shards if s.lane is None]
         at += [s.handover_by for s in self.shards if s.next_lane is not None]
         if self._plan.can_poll:
             at.append(self._plan.poll_at)
-        at.append(self._stop_by if self._is_stopping else self._watch.second_at)
-        # what was due before the last event was seen to by it, but for the second, which a tick is
-        later = (t for t in at if t > self._seen_at or t == self._watch.second_at)
-        return max(0.0, min(later, default=now + _SECOND) - now)
+        # what was due by the last event was seen to then; a second's work waits for a tick
+        later = [t for t in at if t > self._seen_at]
+        return max(0.0, min([*later, self._watch.second_at]) - now)
 
     def is_current(self, shard: int, lease: int) -> bool:
         """Whether a lease is in force; may be asked from any thread."""
@@ -343,7 +344,7 @@ class Coordinator:
         window = Window(
             0,
             plan.planned if look.end is None else max(look.end, plan.planned),
-            # what has begun since the poll is not known: no gap that is seen later is skipped for it
+            # what has begun since the poll is not known: a gap that is seen later is not skipped
             open_since=look.now if look.open_since is None else look.open_since,
             hidden_since=look.hidden_since,
             uncounted_since=self._recounting.uncounted_since,

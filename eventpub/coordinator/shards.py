@@ -149,8 +149,8 @@ class Shard:
         """Send a window, or note that one is due."""
         if self.lane is None:
             return  # the next runner begins with what is planned by then
-        most = MOST_PAGES if is_page else MOST_WINDOWS
-        if len(self.sent) >= most or (self.is_behind and self.sent):
+        is_full = self.pages >= MOST_PAGES if is_page else len(self.sent) >= MOST_WINDOWS
+        if is_full or (self.is_behind and self.sent):
             self.is_behind = True
             return
         self.window += 1
@@ -171,9 +171,14 @@ class Shard:
         if self.lane is not None:
             self.lane.send(request)
 
+    @property
+    def pages(self) -> int:
+        """How many full pages are on their way."""
+        return sum(sent.is_page for sent in self.sent)
+
     def is_full(self, now: float) -> bool:
         """Whether the next page is to wait for it."""
-        if len(self.sent) < MOST_PAGES or self.is_behind:
+        if self.pages < MOST_PAGES or self.is_behind:
             return False
         return now - self.sent[0].at < _STALLED
 
