@@ -544,6 +544,19 @@ class Spark(_Section):
     )
 
 
+class State(_Section):
+    """`[state]`: copies of the indexes, for a shard that moves to another machine."""
+
+    snapshots: str = Field(
+        "",
+        description="folder or URI (s3://…, gs://…, hdfs://…) that all machines of a cluster reach;"
+        " '' = none are kept, and a machine that is new to a shard reads the whole topic back",
+    )
+    snapshot_every: Annotated[Micros, Field(ge=1_000_000)] = Field(
+        300_000_000, description="time between two copies of a shard's index"
+    )
+
+
 class Channel(_Section):
     """`[channel]`: between the coordinator and the shards on a cluster's machines."""
 
@@ -584,6 +597,7 @@ class Config(_Section):
     recount: Recount = Recount()
     sink: Sink
     spark: Spark = Spark()
+    state: State = State()
     channel: Channel = Channel()
     ops: Ops = Ops()
 

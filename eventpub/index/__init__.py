@@ -6,5 +6,6 @@ makes sure of it.
 """
 
 from eventpub.index.rocks import Index, Summary, set_aside
+from eventpub.index.snapshots import Copying, Snapshots, folder_for
 
-__all__ = ["Index", "Summary", "set_aside"]
+__all__ = ["Copying", "Index", "Snapshots", "Summary", "folder_for", "set_aside"]

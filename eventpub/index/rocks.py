@@ -39,7 +39,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from rocksdict import AccessType, Options, Rdict, WriteBatch
+from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
 
 from eventpub.admission import (
     NO_TIME,
@@ -163,6 +163,18 @@ class Index:
     def close(self) -> None:
         """Close it and release the lock."""
         self._db.close()
+
+    def copy_to(self, folder: Path) -> None:
+        """Make a consistent copy beside publishing: links to files, where the disk has them.
+
+        Raises:
+            StateError: index.disk_full, ….
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            Checkpoint(self._db).create_checkpoint(str(folder))
+        except Exception as error:
+            raise _mapped(error, self.directory) from error
 
     @staticmethod
     def glance(directory: Path) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:

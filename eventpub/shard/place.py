@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from eventpub.admission.buckets import WIDTH, oldest_needed
 from eventpub.channel import Lease, Report
 from eventpub.channel.lane import Link
 from eventpub.errors import StateError
-from eventpub.index import Index
+from eventpub.index import Copying, Index, Snapshots, folder_for
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.pace import Pace
 from eventpub.sink import ShardSink
 from eventpub.store import EventStore
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 _COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
@@ -47,8 +50,10 @@ class Place:
         self.hidden_since: int | None = None
         self.uncounted_since = lease.uncounted_since
         self._open = ExitStack()
+        self._copying: Copying | None = None
         self.sink = self._new_sink()
         try:
+            self._find_copy()
             self.index = self._open.enter_context(
                 Index(
                     assignment.index(number),
@@ -78,6 +83,25 @@ class Place:
         """Let go of everything; an open transaction is aborted by the next owner."""
         self.sink.close()
         self._open.close()
+
+    def _find_copy(self) -> None:
+        """Where this machine has no index of the shard, the newest copy is one."""
+        state, app = self.assignment.config.state, self.assignment.config.app
+        if not state.snapshots:
+            return
+        number, folder = self.shard.number, self.assignment.index(self.shard.number)
+        snapshots = Snapshots(state.snapshots, app.id, self.shard.shards, number)
+        if not folder.exists() and (name := snapshots.get(folder)) is not None:
+            log.info("a copy of the index was fetched", shard=number, copy=name)
+        self._copying = Copying(snapshots, state.snapshot_every / 1e6)
+
+    def keep_copy(self) -> None:
+        """Keep a copy of the index, where one is due."""
+        copying, index = self._copying, self.index
+        if copying is not None and copying.due(offsets := dict(index.offsets)):
+            folder = folder_for(index.directory)
+            index.copy_to(folder)
+            copying.begin(folder, offsets)
 
     def _new_sink(self) -> ShardSink:
         config = self.assignment.config

@@ -142,6 +142,7 @@ class Runner:
                     self._reading.handled()
                 comparing.go_on()
                 self._report()
+                place.keep_copy()
                 if place.is_stopping:
                     return False
         return False
@@ -176,6 +177,9 @@ class Runner:
             False where the runner is to leave; True: nothing waits any more.
         """
         place = self._place
+        # what has come is read when nothing waits any more: the next window is one for the hold
+        place.report.done = max(place.report.done, self._reading.received)
+        self._report()
         while place.index.holds and not place.is_stopping:
             work = self._reading.next()
             if isinstance(work, Window):

@@ -1,0 +1,185 @@
+"""Copies of indexes in a place that all machines of a cluster reach.
+
+An index lives on the disk of the machine that publishes its shard. A machine that gets a shard for
+the first time takes the newest copy and reads back from the topic what is newer: seconds instead of
+the whole topic. A copy is an older index like any other, so nothing depends on how old it is, or
+on there being one.
+
+Below the place: ``<app.id>/<shards>-shards/<shard>/<name>/``, names in the order of time; a copy
+counts when its `complete.json` is there, which is written last and names each file with its size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs as pafs
+import structlog
+
+from eventpub.errors import StateError
+
+_KEPT = 2
+"""Copies of a shard that are kept: who is reading the older one may finish."""
+
+_COMPLETE = "complete.json"
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
+
+
+class Snapshots:
+    """The copies of one shard's index.
+
+    Args:
+        place: a folder, or a URI that pyarrow knows: ``s3://…``, ``gs://…``, ``hdfs://…``.
+        app_id: the application's id.
+        shards: how many there are.
+        shard: the number of this one.
+
+    Raises:
+        StateError: state.snapshots_unreachable: the place is not one.
+    """
+
+    def __init__(self, place: str, app_id: str, shards: int, shard: int) -> None:
+        self._where = f"state.snapshots = {place}"
+        try:
+            if "://" in place:
+                self._files, root = pafs.FileSystem.from_uri(place)
+            else:
+                self._files, root = pafs.LocalFileSystem(), str(Path(place).absolute())
+        except (OSError, ValueError) as error:
+            raise self._unreachable(error) from error
+        self._root = f"{root.rstrip('/')}/{app_id}/{shards}-shards/{shard}"
+
+    def _unreachable(self, error: Exception) -> StateError:
+        return StateError(
+            "state.snapshots_unreachable",
+            f"copies of the index cannot be kept or found: {error}",
+            where=self._where,
+            suggestion="set it to a folder, or to s3://…, gs://… or hdfs://… that each executor"
+            " may read and write",
+            retriable=True,
+        )
+
+    def put(self, folder: Path) -> str:
+        """Keep a copy of a folder of files; its name. Older copies are removed.
+
+        Raises:
+            StateError: state.snapshots_unreachable
+        """
+        name = f"{time.time_ns():020d}"
+        target = f"{self._root}/{name}"
+        try:
+            self._files.create_dir(target, recursive=True)
+            sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+            local = pafs.LocalFileSystem()
+            pafs.copy_files(
+                str(folder), target, source_filesystem=local, destination_filesystem=self._files
+            )
+            with self._files.open_output_stream(f"{target}/{_COMPLETE}") as stream:
+                stream.write(json.dumps({"files": sizes}).encode())
+            for older in self._names()[:-_KEPT]:
+                with suppress(OSError):  # another runner of this shard removes it, too
+                    self._files.delete_dir(f"{self._root}/{older}")
+        except OSError as error:
+            raise self._unreachable(error) from error
+        return name
+
+    def get(self, folder: Path) -> str | None:
+        """Fetch the newest copy into a folder that is not there; its name. None: there is none.
+
+        Raises:
+            StateError: state.snapshots_unreachable
+        """
+        partial = folder.with_name(f"{folder.name}.fetched")
+        for name in reversed(self._names()):
+            source = f"{self._root}/{name}"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            try:
+                with self._files.open_input_stream(f"{source}/{_COMPLETE}") as stream:
+                    sizes: dict[str, int] = json.loads(stream.read())["files"]
+                for file in sizes:
+                    with (
+                        self._files.open_input_stream(f"{source}/{file}") as read,
+                        (partial / file).open("wb") as write,
+                    ):
+                        shutil.copyfileobj(read, write, 4 << 20)
+            except (OSError, ValueError, KeyError) as error:  # not complete, or just removed
+                log.info("a copy of the index cannot be used", copy=source, reason=str(error))
+                continue
+            if {file: (partial / file).stat().st_size for file in sizes} == sizes:
+                partial.rename(folder)
+                return name
+        shutil.rmtree(partial, ignore_errors=True)
+        return None
+
+    def _names(self) -> list[str]:
+        """Of copies, also of those that are being written; the newest last."""
+        try:
+            found = self._files.get_file_info(
+                pafs.FileSelector(self._root, allow_not_found=True, recursive=False)
+            )
+        except OSError as error:
+            raise self._unreachable(error) from error
+        return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+
+
+class Copying:
+    """Keeps copies of an open index beside publishing, one at a time, in a thread.
+
+    Args:
+        snapshots: where.
+        every: seconds between two, at least.
+    """
+
+    def __init__(self, snapshots: Snapshots, every: float) -> None:
+        self._snapshots = snapshots
+        self._every = every
+        self._next = time.monotonic() + every
+        self._known: Any = None
+        self._thread: threading.Thread | None = None
+
+    def due(self, offsets: Any) -> bool:
+        """Whether it is time for one.
+
+        Args:
+            offsets: what changes with what the index knows.
+        """
+        if time.monotonic() < self._next or offsets == self._known:
+            return False
+        return self._thread is None or not self._thread.is_alive()
+
+    def begin(self, folder: Path, offsets: Any) -> None:
+        """Keep a folder, which is removed then."""
+        self._next, self._known = time.monotonic() + self._every, offsets
+        self._thread = threading.Thread(
+            target=self._put, args=(folder,), name="eventpub-snapshot", daemon=True
+        )
+        self._thread.start()
+
+    def _put(self, folder: Path) -> None:
+        try:
+            self._snapshots.put(folder)
+        except StateError as error:
+            log.warning(
+                "no copy of the index was kept; the next one is tried later", error=str(error)
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def end(self, timeout: float) -> None:
+        """Wait for the one that is under way, so many seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+
+def folder_for(directory: Path) -> Path:
+    """Where a checkpoint of an index is made; on its disk, since it consists of links."""
+    return directory.with_name(f"{directory.name}.copy-{os.getpid()}")
