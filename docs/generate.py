@@ -160,7 +160,7 @@ def _raised(tree: ast.AST) -> Iterator[Raised]:
 
 _PACKAGES = {
     "cli", "config", "internal", "store", "sink", "state", "spark", "local", "verify", "run",
-    "append", "index", "admission", "bench",
+    "append", "index", "admission", "bench", "publish", "shard", "coordinator",
 }  # fmt: skip
 
 
