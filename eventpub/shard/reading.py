@@ -49,6 +49,11 @@ class Reading:
         self._unhandled: deque[Comparison | Request | Stop] = deque()
         self._is_left = False
 
+    @property
+    def received(self) -> int:
+        """The number of the last window that has come; 0: none has."""
+        return 0 if self._last is None else self._last.number
+
     def ahead(self) -> AbstractContextManager[Ahead[Item]]:
         """Everything behind the position of the index, as far as windows reach.
 
