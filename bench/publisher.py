@@ -14,7 +14,8 @@ from typing import Any, Self
 
 import psutil
 
-from eventpub.spark.state import StateDir
+from eventpub.ops.asking import ask_running
+from eventpub.state import StateDir
 
 from . import usage
 
@@ -52,7 +53,6 @@ class Publisher:
             )
         )
         self.process: subprocess.Popen[bytes] | None = None
-        self._former_run: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +62,6 @@ class Publisher:
 
     def start(self, *arguments: str) -> None:
         """Starts it; does not wait."""
-        self._former_run = self._run()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [_command(), "run", *arguments, "--config", str(self._config)],
@@ -74,7 +73,7 @@ class Publisher:
             )
 
     def started(self, timeout: float = 180) -> None:
-        """Waits until Spark's tasks have published a window; the driver may have, before."""
+        """Waits until Spark's tasks have taken the shards over; threads publish before."""
         deadline = time.monotonic() + timeout
         while not self._runs_on_spark():
             self.check()
@@ -83,14 +82,9 @@ class Publisher:
             time.sleep(0.1)
 
     def _runs_on_spark(self) -> bool:
-        files = StateDir(self.state).live.glob("[0-9]*.json")
-        told = [StateDir(self.state).read(file) for file in files]
-        return any(t and t["run"] != self._former_run and t["batch"] >= 0 for t in told)
-
-    def _run(self) -> int | None:
-        """The number of the run that the state is of."""
-        state = StateDir(self.state)
-        return (state.read(state.run_file) or {}).get("run")
+        status = ask_running(StateDir(self.state), "status")
+        shards = {} if status is None else status["progress"]["per_shard"]
+        return bool(shards) and all(s["where"] != "this process" for s in shards.values())
 
     def reaches(self, moment: int, timeout: float = 900) -> None:
         """Waits until everything created at or before `moment` (µs) is accounted for."""

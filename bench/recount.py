@@ -18,10 +18,11 @@ from pathlib import Path
 
 import psutil
 
+from eventpub.admission.buckets import WIDTH, window_of
 from eventpub.config import Store
+from eventpub.coordinator.recount import Recount
 from eventpub.local import mysql
 from eventpub.local.writers import fill
-from eventpub.spark.recount import WIDTH, Recount, window_of
 from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table
@@ -72,7 +73,7 @@ def measured(
         now = far + tick * WIDTH
         due = recount.due(now, now)
         ages = {bucket for bucket in due if bucket < far // WIDTH + given.horizon}
-        recount.counted(now, dict.fromkeys(due, 0))
+        recount.counted(now, dict.fromkeys(due, 0), {})
     buckets = (start // WIDTH + number % given.seconds for number in range(len(ages)))
     ranges = [window_of(bucket, (bucket + 1) * WIDTH) for bucket in buckets]
     server = psutil.Process(pid)
