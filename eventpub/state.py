@@ -310,7 +310,7 @@ def _request(data: dict[str, Any] | None, id: str) -> Request | None:
     valid = (
         request.id == id
         and request.action in {"retry", "skip"}
-        and isinstance(request.aggregate_id, str)
+        and isinstance((data or {}).get("aggregate_id"), str)
         and all(n is None or isinstance(n, int) for n in numbers)
     )
     return request if valid else None

@@ -5,6 +5,7 @@ Packages are imported inside the commands that need them: `eventpub --help` load
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -51,19 +52,35 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0 done; 1 the answer is no; 2 wrong use or configuration; 3 a service
         cannot be reached or refused us; 70 a defect; 130 or 143 stopped by a signal.
     """
+    is_whole_process = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     threading.excepthook = _report_thread
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stop)
     try:
         if "--json" not in arguments:
-            return _run(arguments, None)
-        with only_stderr() as out:
-            return _run(arguments, out)
+            status = _run(arguments, None)
+        else:
+            with only_stderr() as out:
+                status = _run(arguments, out)
+        if is_whole_process and any(t.daemon for t in threading.enumerate()):
+            _leave(status)
+        return status
     except BrokenPipeError:
         # the reader of our stdout has gone; Python would complain again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
+
+
+def _leave(status: int) -> None:
+    """End the process without Python's own end, which threads of C++ libraries do not survive.
+
+    One that waits for a broker or a database that is away cannot be joined.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 def _run(arguments: list[str], out: IO[str] | None) -> int:

@@ -140,6 +140,7 @@ class Coordinator:
         self._commands: list[e.Command] = []
         self._is_stopping = False
         self._stop_by = 0.0
+        self._error: EventpubError | None = None
         self._is_over = False
         self._seen_at = float("-inf")
         self.database_seen_at: float | None = None
@@ -246,7 +247,7 @@ class Coordinator:
         shard.failed(now)
         final = self._failures.of_shard(error, shard.failures, now)
         if final is not None:
-            self._finish(final)
+            self._stop(final, now)
         elif not self._is_stopping:
             self._met(error)
 
@@ -497,7 +498,7 @@ class Coordinator:
         if newest.trips and self._config.recount.rows_in_past == "stop":
             layout = self._where.layout
             zone = None if layout.zone is None else layout.zone.name
-            self._finish(newest.error(self.progress.time, layout.where, zone))
+            self._stop(newest.error(self.progress.time, layout.where, zone), now)
 
     def _lag_seen(self, event: e.LagSeen, now: float) -> None:
         del now
@@ -566,7 +567,7 @@ class Coordinator:
             self._where.written = None
         final = self._failures.of_command(command, error, now)
         if final is not None:
-            self._finish(final)
+            self._stop(final, now)
         else:
             self._met(error)
 
@@ -613,30 +614,34 @@ class Coordinator:
 
     def _stop_asked(self, event: e.StopAsked, now: float) -> None:
         del event
-        self._is_stopping = True
-        self._stop_runners()
-        self._stop_by = now + _STOPS_WITHIN
+        self._stop(None, now)
 
-    def _stop_runners(self) -> None:
+    def _stop(self, error: EventpubError | None, now: float) -> None:
+        """Have the runners finish what they do; then it is over.
+
+        Args:
+            error: why; None: it was asked for, or everything is published.
+        """
+        if self._is_stopping:
+            return
+        self._is_stopping, self._error = True, error
+        self._stop_by = now + _STOPS_WITHIN
         for shard in self.shards:
             for lane in (shard.lane, shard.next_lane):
                 if lane is not None:
                     lane.send(Stop())
 
-    def _finish(self, error: EventpubError | None) -> None:
-        if self._is_over:
-            return
+    def _finish(self) -> None:
         self._is_over = True
-        self._stop_runners()
         self._remember()
         self._do(e.Show())
-        self._do(e.Finish(error))
+        self._do(e.Finish(self._error))
 
     def _finish_if_done(self, now: float) -> None:
         if self._is_stopping:
             # what is cut off is aborted by the broker, and read back by the next start
             if now >= self._stop_by or all(shard.lane is None for shard in self.shards):
-                self._finish(None)
+                self._finish()
             return
         until, found = self._begin.until, positions(self.shards)
         if until is None or found is None or found[0] < until or self.progress.holds_open:
@@ -647,7 +652,7 @@ class Coordinator:
         self._recounting.begin_last(self.progress.time, *found, hidden)
         self._count(now)
         if self._recounting.is_over():
-            self._finish(None)
+            self._stop(None, now)
 
     def _go_on(self, now: float) -> None:
         """What follows from how things are, whatever has happened."""

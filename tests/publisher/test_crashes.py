@@ -49,9 +49,11 @@ def stop_when_whole(database: FreshDatabase, publisher: Publisher) -> None:
 def test_c1_a_worker_alone_is_killed_and_the_publisher_goes_on(
     publisher: Publisher, database: FreshDatabase, tmp_path: Path, step: str
 ) -> None:
-    commit_some(database, range(1, 4))
+    publisher.settings["spark"]["master"] = "local[*]"
     marker = tmp_path / "worker.pid"
     publisher.start(environment={"EVENTPUB_FAILPOINT": f"{step}:1:{marker}"})
+    publisher.until_spark_publishes()
+    commit_some(database, range(1, 4))
     eventually(marker.exists, 240)
     os.kill(int(marker.read_text()), signal.SIGKILL)
     publisher.until_published("a-3", [1, 2, 3])
@@ -63,7 +65,7 @@ def test_c1_a_worker_alone_is_killed_and_the_publisher_goes_on(
 def test_c3_c10_what_is_lost_of_the_state_is_repaired_from_the_topic(
     publisher: Publisher, database: FreshDatabase, tmp_path: Path
 ) -> None:
-    """Index deleted, replaced by an older copy; checkpoint deleted; everything deleted."""
+    """Index deleted, replaced by an older copy; position deleted; everything deleted."""
     index, older = publisher.state / "index", tmp_path / "older"
     commit_some(database, range(1, 3))
     publisher.publish_everything()
@@ -82,7 +84,7 @@ def test_c3_c10_what_is_lost_of_the_state_is_repaired_from_the_topic(
     publisher.publish_everything()
     assert_whole(database, publisher)
 
-    shutil.rmtree(publisher.state / "checkpoint")
+    (publisher.state / "progress.json").unlink()
     commit_some(database, range(9, 11))
     publisher.publish_everything()
     assert_whole(database, publisher)

@@ -11,8 +11,9 @@ import pytest
 from eventpub import config, settings
 from eventpub.admission import Shard
 from eventpub.errors import StateError
+from eventpub.publisher import prepare as start
 from eventpub.sink import ShardSink
-from eventpub.spark import publisher as driver
+from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, compare, create_table, insert, transaction
@@ -99,12 +100,13 @@ def test_a12_a_state_that_is_gone_is_not_begun_from_now(
 
 def prepare(publisher: Publisher) -> None:
     """All that a start looks at before Spark is started."""
-    run = driver._Publisher(settings.load(publisher.config, {}, {}).config, False, lambda _: None)
-    run._state.lock()
+    config = settings.load(publisher.config, {}, {}).config
+    state = StateDir(config.app.state_dir)
+    state.lock()
     try:
-        run._prepare()
+        start.prepare(config, state, available_now=False)
     finally:
-        run._state.unlock()
+        state.unlock()
 
 
 def test_a12_a_gap_directly_above_the_start_is_skipped_and_a_restart_keeps_the_start(
