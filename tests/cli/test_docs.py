@@ -15,7 +15,8 @@ from eventpub.cli import eventpub
 from eventpub.settings import KEYS, SECTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
-WRITTEN = sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"])
+WRITTEN = sorted([*DOCS.rglob("*.md"), DOCS.parent / "README.md"])
+NAMES = [str(page.relative_to(DOCS.parent)) for page in WRITTEN]
 PAGES = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
 
 
@@ -39,7 +40,7 @@ def test_codes_of_all_rooms_are_listed() -> None:
         assert f"| `{code}` |" in page
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WRITTEN, ids=NAMES)
 def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", _text(page)):
         aim = page.parent / target if target else page
@@ -48,7 +49,7 @@ def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
             assert anchor in _anchors(aim), f"{page.name} → {target}#{anchor}"
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WRITTEN, ids=NAMES)
 def test_commands_and_their_options_exist(page: Path) -> None:
     for line in _commands(_text(page)):
         command: click.Command = eventpub
@@ -62,7 +63,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
                 command = command.commands[word]
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WRITTEN, ids=NAMES)
 def test_keys_and_codes_exist(page: Path) -> None:
     codes = set(re.findall(r"^\| `([a-z_.]+)`", _text(DOCS / "errors.md"), re.MULTILINE))
     modules = {f"{path.parent.name}/{path.name}" for path in DOCS.parent.rglob("eventpub/**/*.py")}

@@ -1,0 +1,288 @@
+"""Draws the pictures of architecture.md: plain SVG, text as text, for light and dark pages.
+
+python docs/explanation/draw.py
+"""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+_STYLE = """
+text { font-family: "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2328 }
+.page { fill: #ffffff } .box { fill: #f6f8fa; stroke: #57606a }
+.strong { fill: #ddf4ff; stroke: #0969da } .warm { fill: #fff1e5; stroke: #bc4c00 }
+.frame { fill: none; stroke: #8c959f; stroke-dasharray: 5 4 }
+.line { stroke: #57606a; fill: none; stroke-width: 1.4 } .tip { fill: #57606a }
+.dashed { stroke-dasharray: 5 4 } .small { font-size: 11.5px } .dim { fill: #57606a }
+.name { font-weight: 600 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } .page { fill: #0d1117 } .box { fill: #161b22; stroke: #8b949e }
+  .strong { fill: #0c2d4d; stroke: #58a6ff } .warm { fill: #3d2410; stroke: #f0883e }
+  .frame { stroke: #6e7681 } .line { stroke: #9198a1 } .tip { fill: #9198a1 }
+  .dim { fill: #9198a1 }
+}
+"""
+
+
+class Picture:
+    """Collects elements; coordinates are pixels from the upper left corner."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        self._size = width, height
+        self._title = title
+        self._parts: list[str] = []
+
+    def text(self, x: float, y: float, words: str, style: str = "", anchor: str = "middle") -> None:
+        """Words whose base line is at `y`."""
+        self._parts.append(
+            f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{style}">'
+            f"{escape(words, quote=False)}</text>"
+        )
+
+    def box(
+        self, x: float, y: float, w: float, h: float, *lines: str, kind: str = "box", dim: int = 1
+    ) -> None:
+        """A box with lines in its middle: the first `dim` are its name, the rest are small."""
+        self._parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="6" class="{kind}"/>'
+        )
+        top = y + h / 2 - (len(lines) - 1) * 8.5 + 4.5
+        for number, line in enumerate(lines):
+            style = "name" if number < dim else "small dim"
+            self.text(x + w / 2, top + 17 * number, line, style)
+
+    def frame(self, x: float, y: float, w: float, h: float, label: str) -> None:
+        """A dashed frame around what belongs together."""
+        self._parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="8" class="frame"/>'
+        )
+        self.text(x + 12, y + 18, label, "small dim", "start")
+
+    def arrow(self, *points: tuple[float, float], dashed: bool = False) -> None:
+        """A line through points, with a tip at its end."""
+        path = "M" + " L".join(f"{x:g} {y:g}" for x, y in points)
+        style = "line dashed" if dashed else "line"
+        self._parts.append(f'<path d="{path}" class="{style}"/>')
+        (x0, y0), (x, y) = points[-2], points[-1]
+        length = ((x - x0) ** 2 + (y - y0) ** 2) ** 0.5
+        dx, dy = (x - x0) / length * 8, (y - y0) / length * 8
+        wings = f"{x - dx - dy / 2:g},{y - dy + dx / 2:g} {x - dx + dy / 2:g},{y - dy - dx / 2:g}"
+        self._parts.append(f'<polygon points="{x:g},{y:g} {wings}" class="tip"/>')
+
+    def save(self, name: str) -> None:
+        """Write it beside this file."""
+        width, height = self._size
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+            f' width="{width}" height="{height}" role="img">'
+        )
+        page = f'<rect width="{width}" height="{height}" class="page"/>'
+        parts = [head, f"<title>{escape(self._title)}</title>", f"<style>{_STYLE}</style>", page]
+        (HERE / name).write_text("\n".join([*parts, *self._parts, "</svg>", ""]), encoding="utf-8")
+
+
+def event() -> None:
+    """An event's way through the packages."""
+    p = Picture(960, 340, "An event's way through the packages")
+    p.box(20, 70, 120, 74, "MySQL", "event table")
+    p.box(220, 70, 140, 74, "store", "window: rows by", "create_time", kind="strong")
+    p.box(440, 70, 150, 74, "admission", "may it go out now?", kind="strong")
+    p.box(670, 70, 130, 74, "sink", "one transaction", kind="strong")
+    p.box(860, 70, 80, 74, "Kafka", "topic")
+    for x0, x1, label in ((140, 220, "rows"), (360, 440, "chunk"), (590, 670, "admitted")):
+        p.arrow((x0, 107), (x1, 107))
+        p.text((x0 + x1) / 2, 98, label, "small dim")
+    p.arrow((800, 107), (860, 107))
+    p.arrow((480, 70), (480, 34), (290, 34), (290, 70), dashed=True)
+    p.text(385, 26, "backtrack: missing versions, by key", "small dim")
+    p.box(440, 218, 150, 68, "index", "last version of each", "aggregate, holds", kind="strong")
+    p.arrow((490, 218), (490, 144))
+    p.text(482, 185, "what is known", "small dim", "end")
+    p.arrow((735, 144), (735, 238), (590, 238))
+    p.text(728, 185, "remember, after", "small dim", "end")
+    p.text(728, 201, "the commit", "small dim", "end")
+    p.arrow((900, 144), (900, 268), (590, 268), dashed=True)
+    p.text(706, 284, "fold: what the index does not know", "small dim")
+    p.frame(200, 46, 622, 276, "")
+    p.text(216, 312, "shard: runs these steps, in this order, for its part of the aggregates",
+           "small dim", "start")  # fmt: skip
+    p.save("event.svg")
+
+
+def parts() -> None:
+    """Coordinator and shards, with the messages between them."""
+    p = Picture(960, 520, "Coordinator and shards, and the messages between them")
+    p.frame(190, 16, 560, 204, "the publisher's process")
+    p.box(20, 80, 110, 90, "MySQL", "boundary, pages,", "open transactions")
+    p.box(210, 60, 150, 60, "boundary worker", "Poll → Polled")
+    p.box(210, 140, 150, 60, "watch worker", "Count, Sample, …")
+    p.box(470, 60, 260, 140, "coordinator", "pure state machine, one loop:",
+          "events in, commands out", "windows, leases, recount,",
+          "requests, what must last", kind="strong")  # fmt: skip
+    p.arrow((210, 95), (130, 110))
+    p.arrow((210, 165), (130, 142))
+    p.arrow((470, 84), (360, 84))
+    p.arrow((360, 100), (470, 100))
+    p.arrow((470, 164), (360, 164))
+    p.arrow((360, 180), (470, 180))
+    p.text(415, 76, "commands", "small dim")
+    p.text(415, 116, "events", "small dim")
+    p.box(800, 34, 140, 52, "state directory", "run.json, progress.json")
+    p.arrow((730, 80), (800, 64))
+    p.box(800, 104, 140, 52, "eventpub gaps", "health check")
+    p.arrow((800, 132), (730, 132))
+    p.arrow((730, 144), (800, 144))
+    p.text(870, 172, "status, request", "small dim")
+    p.text(20, 262, "channel: queues in one", "small dim", "start")
+    p.text(20, 278, "process, Arrow Flight to", "small dim", "start")
+    p.text(20, 294, "another one", "small dim", "start")
+    for x, number in ((210, 0), (480, 1)):
+        where = "a thread, or a Spark task" if number == 0 else "perhaps on another machine"
+        p.box(x, 330, 230, 70, f"runner of shard {number}", "fold, then: read, admit, backtrack,",
+              "publish, remember, report", kind="strong")  # fmt: skip
+        p.text(x + 115, 420, where, "small dim")
+        p.arrow((x + 80, 220), (x + 80, 330))
+        p.arrow((x + 150, 330), (x + 150, 220))
+        for line, words in enumerate(("Lease", "Window", "Comparison", "Request, Stop")):
+            p.text(x + 74, 250 + 17 * line, words, "small dim", "end")
+        for line, words in enumerate(("Hello", "Report", "Folding", "Farewell")):
+            p.text(x + 156, 250 + 17 * line, words, "small dim", "start")
+    p.box(790, 338, 150, 54, "Kafka", "topic, .gaps, .dead")
+    p.arrow((710, 365), (790, 365))
+    p.arrow((440, 388), (462, 388), (462, 444), (865, 444), (865, 392))
+    p.text(660, 437, "each shard writes its own partitions, in its own transactions", "small dim")
+    p.box(210, 448, 230, 50, "index of shard 0", "RocksDB, on the runner's disk")
+    p.arrow((225, 400), (225, 448))
+    p.arrow((240, 448), (240, 400))
+    p.text(
+        480, 478, "Small windows, and pages too large to be sent, are read by", "small dim", "start"
+    )
+    p.text(480, 494, "the runners themselves, from MySQL.", "small dim", "start")
+    p.save("parts.svg")
+
+
+def gap() -> None:
+    """What happens to an aggregate whose version 3 is missing."""
+    p = Picture(960, 420, "A gap: backtrack, hold, and at last a skip")
+    p.text(20, 30, "A window shows versions 1, 2 and 4 of an aggregate. Version 3 is missing.",
+           "name", "start")  # fmt: skip
+    p.box(20, 52, 200, 74, "1. admit", "1 and 2 go out, as do the", "events of other aggregates")
+    p.box(
+        270,
+        52,
+        200,
+        74,
+        "2. backtrack",
+        "look for 3 by its key,",
+        "whatever its create_time",
+        kind="strong",
+    )
+    p.arrow((220, 89), (270, 89))
+    p.box(560, 52, 200, 74, "publish 3, 4", "in order", kind="box")
+    p.arrow((470, 89), (560, 89))
+    p.text(515, 80, "found", "small dim")
+    p.arrow((370, 126), (370, 170))
+    p.text(380, 153, "not there yet", "small dim", "start")
+    p.box(
+        270,
+        170,
+        200,
+        92,
+        "3. hold the aggregate",
+        "the others go on; look again",
+        "after 0.25, 0.5, 1, 2, 4, 8,",
+        "16, 32 s",
+        kind="warm",
+    )
+    p.arrow((470, 200), (660, 200), (660, 126))
+    p.text(565, 192, "its transaction has committed", "small dim")
+    p.arrow((370, 262), (370, 306))
+    p.text(380, 280, "8 attempts in vain, and no transaction is", "small dim", "start")
+    p.text(380, 296, "open that began before the gap was seen", "small dim", "start")
+    p.box(
+        270,
+        306,
+        200,
+        74,
+        "4. skip 3",
+        "recorded on <topic>.gaps in the",
+        "transaction that publishes 4",
+        kind="warm",
+    )
+    p.box(
+        700,
+        306,
+        220,
+        74,
+        "5. 3 turns up after all",
+        "published with eventpub_late,",
+        "diverted, or dropped (gaps.late)",
+    )
+    p.arrow((470, 343), (700, 343))
+    p.text(585, 334, "the recount, or a window", "small dim")
+    p.text(20, 410, "What waits above a hole is not stored: it is read again, by key, in its turn.",
+           "small dim", "start")  # fmt: skip
+    p.save("gap.svg")
+
+
+def fold() -> None:
+    """How a new owner brings its index up to the topic."""
+    p = Picture(960, 380, "A fold: the index is brought up to the topic")
+    p.text(
+        20, 30, "The former owner committed, and died before it wrote its index.", "name", "start"
+    )
+    p.text(20, 74, "partition", "small dim", "start")
+    x = 110
+    cells = [*((f"{n}", "box") for n in range(4, 9)), ("9", "strong"), ("10", "strong"),
+             ("marker", "strong"), ("12", "warm"), ("13", "warm")]  # fmt: skip
+    for label, kind in cells:
+        width = 76 if label == "marker" else 58
+        p.box(x, 50, width, 40, label, kind=kind)
+        x += width
+    p.text(255, 112, "the index knows these", "small dim")
+    p.text(496, 112, "committed, not in the index", "small dim")
+    p.text(654, 112, "open, never committed", "small dim")
+    p.arrow((400, 150), (400, 92), dashed=True)
+    p.text(400, 166, "offset in the index: 9", "small dim")
+    steps = [
+        (
+            "1. take the shard",
+            "init_transactions fences",
+            "the former producer and",
+            "aborts what it left open",
+        ),
+        (
+            "2. ask for the lease",
+            "the coordinator says",
+            "whether it is still ours",
+            "(run.superseded if not)",
+        ),
+        ("3. read", "committed records from 9", "to the partition's end:", "versions and offsets"),
+        (
+            "4. write the index",
+            "it knows all that is visible;",
+            "its offset is 15: 14 is the",
+            "marker of the abort",
+        ),
+    ]
+    for number, (title, *lines) in enumerate(steps):
+        left = 20 + 235 * number
+        p.box(left, 200, 205, 96, title, *lines, kind="strong" if number == 2 else "box")
+        if number < 3:
+            p.arrow((left + 205, 248), (left + 235, 248))
+    for line, words in enumerate((
+        "Then the runner reads the store from the index's position. Duplicates are dropped;",
+        "what was in 12 and 13 is published. A lost, old or moved index takes the same four steps.",
+    )):  # fmt: skip
+        p.text(20, 328 + 18 * line, words, "small dim", "start")
+    p.save("fold.svg")
+
+
+if __name__ == "__main__":
+    event()
+    parts()
+    gap()
+    fold()
