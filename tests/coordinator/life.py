@@ -1,0 +1,305 @@
+"""A coordinator's life that a test plays: lanes that keep what was sent, and a clock by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from eventpub.admission import EVENTS, Counts, topic_partition
+from eventpub.channel import (
+    Comparison,
+    Farewell,
+    Hello,
+    Lease,
+    Report,
+    Request,
+    Stop,
+    Told,
+    Window,
+    Work,
+)
+from eventpub.channel.lane import Heard, Joined, Lane, Lost
+from eventpub.config import App, Config, Sink, Spark, Store
+from eventpub.coordinator import events as e
+from eventpub.coordinator.boundary import Look
+from eventpub.coordinator.coordinator import Beginning, Coordinator
+from eventpub.errors import EventpubError
+from eventpub.store import Layout
+
+T = TypeVar("T")
+
+SECOND = 1_000_000
+NOW = 5_000 * SECOND
+"""The database's time when a run begins, µs."""
+
+RUN = 7
+PARTITIONS = 4
+
+NO_ROWS = EVENTS.empty_table()
+
+
+class FakeLane(Lane):
+    """Keeps what it was given."""
+
+    def __init__(self, shard: int, run: int = RUN) -> None:
+        super().__init__(Hello(shard, run, f"machine of {shard}"))
+        self.sent: list[Lease | Work] = []
+        self.is_closed = False
+
+    def send(self, message: Lease | Work) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def of(self, kind: type[T]) -> list[T]:
+        """What was sent of a kind."""
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    @property
+    def windows(self) -> list[Window]:
+        return self.of(Window)
+
+    @property
+    def leases(self) -> list[Lease]:
+        return self.of(Lease)
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        return self.of(Comparison)
+
+    @property
+    def requests(self) -> list[Request]:
+        return self.of(Request)
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        return bool(self.of(Stop))
+
+
+def layout(**changes: Any) -> Layout:
+    """An event table as most are."""
+    usual: dict[str, Any] = {
+        "table": "`events`",
+        "id": "`id`",
+        "aggregate_id": "`aggregate_id`",
+        "version": "`version`",
+        "event_type": "`event_type`",
+        "payload": "`payload`",
+        "metadata": "`metadata`",
+        "create_time": "`create_time`",
+        "time_index": "`time`",
+        "key_index": "`key`",
+        "key_is_unique": True,
+        "unit": 1,
+        "zone": None,
+        "slice": None,
+        "time_index_has_slice": False,
+        "ties_by_id": True,
+        "id_charset": "utf8mb4",
+        "id_collation": "utf8mb4_bin",
+        "id_bytes": "`aggregate_id`",
+        "id_is_bytewise": True,
+        "nullable": frozenset(),
+        "where": "table events",
+        "id_index": "`PRIMARY`",
+    }
+    return Layout(**{**usual, **changes})
+
+
+def config(shards: int = 2, **sections: dict[str, Any]) -> Config:
+    """A publisher's configuration."""
+    data: dict[str, Any] = {
+        "app": App(id="orders", state_dir=Path("/nowhere")),
+        "store": Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
+        "sink": Sink(topic="events"),
+        "spark": Spark(shards=shards),
+    }
+    return Config.model_validate({**data, **sections})
+
+
+@dataclass
+class Life:
+    """See the module.
+
+    Attributes:
+        said: all commands so far.
+        new: those of the last event.
+        now: the machine's time, s.
+        database: the database's, µs.
+    """
+
+    coordinator: Coordinator
+    said: list[e.Command] = field(default_factory=list)
+    new: list[e.Command] = field(default_factory=list)
+    now: float = 1_000.0
+    database: int = NOW
+    _is_over: bool = False
+
+    def on(self, event: e.Event) -> list[e.Command]:
+        """Something happens now."""
+        self.new = self.coordinator.on(event, self.now)
+        self.said += self.new
+        self._is_over = self._is_over or any(isinstance(c, e.Finish) for c in self.new)
+        return self.new
+
+    def waits(self, seconds: float) -> None:
+        """Time passes on both clocks; the loop's ticks come when it wants them."""
+        until = self.now + seconds
+        while not self._is_over:
+            next_at = self.now + self.coordinator.next_tick(self.now)
+            if next_at >= until:
+                break
+            self._at(next_at)
+            self.on(e.Tick())
+        self._at(until)
+        self.on(e.Tick())
+
+    def _at(self, now: float) -> None:
+        self.database += round((now - self.now) * 1e6)
+        self.now = now
+
+    # -- runners ----------------------------------------------------------------------------------
+
+    def joins(self, shard: int, run: int = RUN) -> FakeLane:
+        """A runner connects."""
+        lane = FakeLane(shard, run)
+        self.on(Joined(lane))
+        return lane
+
+    def hears(self, lane: Lane, message: Told) -> None:
+        """A runner says something."""
+        self.on(Heard(lane, message))
+
+    def reports(self, lane: Lane, **what: Any) -> None:
+        """A runner reports."""
+        self.hears(lane, Report(lane.shard, **what))
+
+    def reports_done(self, lane: FakeLane, **what: Any) -> None:
+        """A runner has done all windows that it was sent."""
+        last = lane.windows[-1]
+        at = {"done": last.number, "position": last.upto, "low": last.upto, **what}
+        self.reports(lane, **at)
+
+    def leaves(self, lane: Lane, error: EventpubError | None = None) -> None:
+        """A runner leaves."""
+        self.hears(lane, Farewell(error))
+
+    def loses(self, lane: Lane) -> None:
+        """A connection ends."""
+        self.on(Lost(lane))
+
+    # -- polls ------------------------------------------------------------------------------------
+
+    def poll(self) -> e.Poll | None:
+        """The poll that is asked for and has no answer yet."""
+        return self.last(e.Poll) if self.coordinator._plan.is_polling else None
+
+    def polled(self, end: int | None = None, **look: Any) -> None:
+        """The boundary was polled; where nothing is asked for yet, its time is waited for."""
+        if self.poll() is None:
+            self.waits(0.4)
+        poll = self.poll()
+        assert poll is not None
+        self.database = look.pop("now", self.database)
+        given = {"now": self.database, "upper": self.database - SECOND, "end": end, **look}
+        self.on(e.Polled(poll.after, Look(**given)))
+
+    def pages(self, end: int) -> None:
+        """A full page was polled, and its rows were read."""
+        rows = tuple(NO_ROWS for _ in self.coordinator.shards)
+        self.polled(end, is_page=True, rows=rows)
+
+    # -- what it wants ----------------------------------------------------------------------------
+
+    def all(self, kind: type[T]) -> list[T]:
+        """All commands of a kind so far."""
+        return [command for command in self.said if isinstance(command, kind)]
+
+    def last(self, kind: type[T]) -> T:
+        """The last one."""
+        return self.all(kind)[-1]
+
+    def lines(self, part: str) -> list[e.Say]:
+        """Lines for the log with some words."""
+        return [line for line in self.all(e.Say) if part in line.text]
+
+    @property
+    def starts(self) -> list[int]:
+        """The shards of which runners were started, in order."""
+        return [command.shard for command in self.all(e.StartRunner)]
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """What was written down last."""
+        return dict(self.last(e.Remember).what)
+
+    def is_over(self) -> bool:
+        """Whether it has finished."""
+        return self._is_over
+
+    def is_ending(self) -> bool:
+        """Whether it has, or waits for its runners before it does."""
+        return self._is_over or self.coordinator._is_stopping
+
+    def ends(self) -> EventpubError | None:
+        """What it ends with, when its runners have had a moment to leave."""
+        self.waits(1.3)
+        return self.last(e.Finish).error
+
+
+def begin(
+    shards: int = 2,
+    sections: dict[str, dict[str, Any]] | None = None,
+    **beginning: Any,
+) -> Life:
+    """A run that begins: behind 1000 s, of a former run unless told otherwise."""
+    usual: dict[str, Any] = {
+        "run": RUN,
+        "now": NOW,
+        "layout": layout(),
+        "partitions": PARTITIONS,
+        "start": 0,
+        "low": 1_000 * SECOND,
+        "position": 1_000 * SECOND,
+        "server": "the server",
+    }
+    started = Beginning(**{**usual, **beginning})
+    life = Life(Coordinator(config(shards, **(sections or {})), started))
+    life.on(e.Tick())
+    return life
+
+
+def begun(shards: int = 2, **given: Any) -> tuple[Life, list[FakeLane]]:
+    """A run whose runners have all got their lease and have reported where they begin."""
+    life = begin(shards, **given)
+    lanes = [life.joins(number) for number in range(shards)]
+    for lane in lanes:
+        life.reports(lane, position=1_000 * SECOND, low=1_000 * SECOND, read_before=1_000 * SECOND)
+    return life, lanes
+
+
+def streaming(shards: int = 2, **given: Any) -> tuple[Life, list[FakeLane]]:
+    """A run that has done its first window, up to 2000 s, and is idle."""
+    life, lanes = begun(shards, **given)
+    life.polled(2_000 * SECOND)
+    for lane in lanes:
+        life.reports_done(lane)
+    return life, lanes
+
+
+def of_shard(shard: int, shards: int = 2) -> str:
+    """An aggregate that belongs to a shard."""
+    return next(_aggregates(lambda p: p % shards == shard))
+
+
+def _aggregates(fits: Callable[[int], bool]) -> Iterator[str]:
+    ids: Sequence[str] = [f"order-{number}" for number in range(100)]
+    return (a for a in ids if fits(topic_partition(a, PARTITIONS)))
+
+
+def some_rows(rows: int) -> Counts:
+    """Counts of a report about so many rows."""
+    return Counts(rows=rows, admitted=rows)
