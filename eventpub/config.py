@@ -538,7 +538,11 @@ class Spark(_Section):
         description="how many publish in parallel, each its share of the aggregates; at most the"
         " topic's partitions",
     )
-    trigger: Micros = Field(100_000, description="shortest time between micro-batches")
+    trigger: Annotated[Micros, Field(ge=10_000)] = Field(
+        100_000,
+        description="while events come, the database is polled twice in this time: a longer one"
+        " makes fewer and larger transactions",
+    )
     properties: Properties = Field(
         default_factory=dict, repr=False, description="properties of Spark"
     )

@@ -28,9 +28,6 @@ _SHOWS_AT_LAST = 3_000_000
 """µs in which it does, whatever it does before the engine knows of it: an INSERT shows in the list
 of processes from two seconds on. Nobody waits for that, but what it hides is older by so much."""
 
-_EVERY = 0.05
-"""Seconds between two polls while rows come."""
-
 _IDLE_AFTER = 1.0
 _IDLE_EVERY = 0.3
 """Where nothing has come for so many seconds, the next poll is after that part of the delay, at
@@ -74,7 +71,7 @@ class Look:
     state: str = "off"
     passed: int = 0
     ended: tuple[tuple[int, int], ...] = ()
-    pause: float = _EVERY
+    pause: float = 0.05
     rows: tuple[pa.Table, ...] | None = None
 
 
@@ -88,6 +85,7 @@ class Boundary:
         horizon: of the recount, µs: for so long something counts as open while nobody can tell.
         until: nothing behind is read, µs; None: there is no end.
         hidden_since: as of `store.Watermark`.
+        every: seconds between two polls while rows come.
     """
 
     def __init__(
@@ -99,7 +97,9 @@ class Boundary:
         horizon: int = 0,
         until: int | None = None,
         hidden_since: int | None = None,
+        every: float = 0.05,
     ) -> None:
+        self._every = every
         self._config = store
         self._read = read
         self._until = until
@@ -232,11 +232,13 @@ class Boundary:
     def _pause(self, poll: Poll) -> float:
         comes = self._comes_soon(poll)
         is_idle = time.monotonic() - self._found_at > _IDLE_AFTER
-        usual = max(_EVERY, _IDLE_EVERY * min(self._read.delay / 1e6, 1.0)) if is_idle else _EVERY
+        usual = every = self._every
+        if is_idle:
+            usual = max(every, _IDLE_EVERY * min(self._read.delay / 1e6, 1.0))
         if not (comes or poll.has_rows):
             return usual  # for the end of a transaction that stays open no poll comes sooner
         wait = self._watermark.next_look if self._watermark else None
-        return min(usual, wait or (_EVERY if comes else usual))
+        return min(usual, wait or (every if comes else usual))
 
     def _of_one_server(self, poll: Poll) -> Poll:
         """What was polled, if it is of the server that answered first.

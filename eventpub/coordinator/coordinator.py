@@ -458,7 +458,7 @@ class Coordinator:
             self._do(e.SeeLag(position, self.progress.rows_read))
         if not watch.samples and self.progress.time:
             watch.samples = True
-            self._do(e.Sample())
+            self._do(e.Sample(self.progress.time))
         if now >= watch.topic_at:
             watch.topic_at = now + _TOPIC_EVERY
             known, stood = self._where.acknowledged, watch.stood
@@ -484,7 +484,7 @@ class Coordinator:
         above = newest.wants_more(event.rows)
         if above is not None and not self._watch.samples_more:
             self._watch.samples_more = True
-            self._do(e.Sample(above))
+            self._do(e.Sample(self.progress.time, above))
             return
         self._watch.samples = self._watch.samples_more = False
         buckets, lines = self._odd.sample(self.progress.time, self._where.position, event.rows, now)

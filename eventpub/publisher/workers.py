@@ -127,6 +127,7 @@ class BoundaryWork:
                 horizon=config.recount.horizon,
                 until=self._until,
                 hidden_since=command.hidden_since,
+                every=config.spark.trigger / 2e6,
             )
         look = self._boundary.poll(command.after, command.next_due)
         if look.is_page and look.end is not None and command.with_rows:
@@ -173,7 +174,7 @@ class WatchWork:
             return self._count(command)
         if isinstance(command, e.Sample):
             rows = store.newest(*_sample(command.above))
-            return e.Sampled(rows, store.ahead(store.now()))
+            return e.Sampled(rows, store.ahead(command.now))
         if isinstance(command, e.SeeLag):
             poll = self._lag.look(store, command.position, config.read.delay, command.read)
             return e.LagSeen(command.position, poll.upper, self._lag.seconds, self._lag.events)
