@@ -72,8 +72,8 @@ class Picture:
         wings = f"{x - dx - dy / 2:g},{y - dy + dx / 2:g} {x - dx + dy / 2:g},{y - dy - dx / 2:g}"
         self._parts.append(f'<polygon points="{x:g},{y:g} {wings}" class="tip"/>')
 
-    def save(self, name: str) -> None:
-        """Write it beside this file."""
+    def svg(self) -> str:
+        """The whole file."""
         width, height = self._size
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
@@ -81,10 +81,10 @@ class Picture:
         )
         page = f'<rect width="{width}" height="{height}" class="page"/>'
         parts = [head, f"<title>{escape(self._title)}</title>", f"<style>{_STYLE}</style>", page]
-        (HERE / name).write_text("\n".join([*parts, *self._parts, "</svg>", ""]), encoding="utf-8")
+        return "\n".join([*parts, *self._parts, "</svg>", ""])
 
 
-def event() -> None:
+def event() -> str:
     """An event's way through the packages."""
     p = Picture(960, 340, "An event's way through the packages")
     p.box(20, 70, 120, 74, "MySQL", "event table")
@@ -109,10 +109,10 @@ def event() -> None:
     p.frame(200, 46, 622, 276, "")
     p.text(216, 312, "shard: runs these steps, in this order, for its part of the aggregates",
            "small dim", "start")  # fmt: skip
-    p.save("event.svg")
+    return p.svg()
 
 
-def parts() -> None:
+def parts() -> str:
     """Coordinator and shards, with the messages between them."""
     p = Picture(960, 520, "Coordinator and shards, and the messages between them")
     p.frame(190, 16, 560, 204, "the publisher's process")
@@ -161,10 +161,10 @@ def parts() -> None:
         480, 478, "Small windows, and pages too large to be sent, are read by", "small dim", "start"
     )
     p.text(480, 494, "the runners themselves, from MySQL.", "small dim", "start")
-    p.save("parts.svg")
+    return p.svg()
 
 
-def gap() -> None:
+def gap() -> str:
     """What happens to an aggregate whose version 3 is missing."""
     p = Picture(960, 420, "A gap: backtrack, hold, and at last a skip")
     p.text(20, 30, "A window shows versions 1, 2 and 4 of an aggregate. Version 3 is missing.",
@@ -225,10 +225,10 @@ def gap() -> None:
     p.text(585, 334, "the recount, or a window", "small dim")
     p.text(20, 410, "What waits above a hole is not stored: it is read again, by key, in its turn.",
            "small dim", "start")  # fmt: skip
-    p.save("gap.svg")
+    return p.svg()
 
 
-def fold() -> None:
+def fold() -> str:
     """How a new owner brings its index up to the topic."""
     p = Picture(960, 380, "A fold: the index is brought up to the topic")
     p.text(
@@ -278,11 +278,11 @@ def fold() -> None:
         "what was in 12 and 13 is published. A lost, old or moved index takes the same four steps.",
     )):  # fmt: skip
         p.text(20, 328 + 18 * line, words, "small dim", "start")
-    p.save("fold.svg")
+    return p.svg()
 
+
+PICTURES = {"event.svg": event, "parts.svg": parts, "gap.svg": gap, "fold.svg": fold}
 
 if __name__ == "__main__":
-    event()
-    parts()
-    gap()
-    fold()
+    for name, picture in PICTURES.items():
+        (HERE / name).write_text(picture(), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shlex
@@ -15,6 +16,7 @@ from eventpub.cli import eventpub
 from eventpub.settings import KEYS, SECTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
+TESTS = DOCS.parent / "tests"
 WRITTEN = sorted([*DOCS.rglob("*.md"), DOCS.parent / "README.md"])
 NAMES = [str(page.relative_to(DOCS.parent)) for page in WRITTEN]
 PAGES = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
@@ -26,18 +28,27 @@ def test_the_page_is_current(page: str) -> None:
     assert current, "run: python docs/generate.py"
 
 
-def test_codes_of_all_rooms_are_listed() -> None:
+def test_every_code_of_an_error_is_listed() -> None:
     page = PAGES["errors.md"]()
-    for code in (
-        "config.unknown_key",
-        "config.unknown_environment",
-        "store.index_missing",
-        "sink.fenced",
-        "verify.empty_range",
-        "internal.unexpected",
-        "state.disk_full",
-    ):
+    for code in ("sink.fenced", "run.disconnected", "shard.failed", "internal.unexpected"):
         assert f"| `{code}` |" in page
+    for path in sorted(DOCS.parent.glob("eventpub/**/*.py")):
+        for code in _codes_raised(path):
+            assert f"| `{code}` |" in page, f"{path}: {code}"
+
+
+def test_the_pictures_are_current() -> None:
+    drawing = runpy.run_path(str(DOCS / "explanation" / "draw.py"))
+    for name, picture in drawing["PICTURES"].items():
+        current = (DOCS / "explanation" / name).read_text(encoding="utf-8") == picture()
+        assert current, "run: python docs/explanation/draw.py"
+
+
+@pytest.mark.parametrize("name", ["scenarios.md", "hazards.md"])
+def test_the_tests_that_a_page_names_exist(name: str) -> None:
+    for file, test in re.findall(r"(test_\w+\.py)(?:::(\w+))?", _text(DOCS / name)):
+        there = [_text(found) for found in TESTS.rglob(file)]
+        assert any(f"def {test}" in code for code in there), f"{name}: {file}::{test}"
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=NAMES)
@@ -71,6 +82,16 @@ def test_keys_and_codes_exist(page: Path) -> None:
     for name in re.findall(rf"`((?:{sections}|state|index)\.[a-z_]+)(?:`| = )", _text(page)):
         known = name in KEYS or name in codes or name in SECTIONS
         assert known or f"{name.replace('.', '/')}.py" in modules, f"{page.name}: {name}"
+
+
+def _codes_raised(path: Path) -> Iterator[str]:
+    """What stands first in calls of an error's class."""
+    for call in ast.walk(ast.parse(_text(path))):
+        if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
+            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            code = str(call.args[0].value)
+            if name.endswith("Error") and re.fullmatch(r"[a-z]+\.[a-z_]+", code):
+                yield code
 
 
 def _text(page: Path) -> str:
