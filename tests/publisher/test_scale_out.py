@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,15 +102,41 @@ def test_c12_executors_of_a_local_cluster_are_killed(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     create_table(database)
-    publisher = new_publisher(database, spark=SPARK | {"master": "local-cluster[2,1,512]"})
+    publisher = new_publisher(
+        database, spark=SPARK | {"master": "local-cluster[2,1,512]"}, channel=HERE
+    )
     publisher.start()
     assert publisher.process is not None
     publish_while_executors_die(publisher, database, [psutil.Process(publisher.process.pid)])
 
 
+HERE = {"host": "127.0.0.1"}
+
+HIDE = """
+for folder in "$1"/*; do mkdir -p "$folder/state"; mount -t tmpfs none "$folder/state"; done
+shift; exec "$@"
+"""
+"""Gives a process an empty state directory in the place of each publisher's: another machine's."""
+
+
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
-    """A master and two workers: its URL, and the workers."""
+    """A master and two workers that see the publisher's disk: its URL, and the workers."""
+    yield from _standalone(tmp_path, [])
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
+    """As `standalone`, but nobody sees another's state directory."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("to hide a folder from a process needs root and unshare(1)")
+    (tmp_path / "publisher-0").mkdir()
+    hide = ["unshare", "--mount", "sh", "-c", HIDE, "sh", str(tmp_path)]
+    yield from _standalone(tmp_path, hide)
+
+
+def _standalone(folder: Path, hide: list[str]) -> Iterator[tuple[str, list[psutil.Process]]]:
+    tmp_path = folder
     home = Path(pyspark.__file__).parent
     java = f"{os.environ['JAVA_HOME']}/bin/java" if "JAVA_HOME" in os.environ else "java"
     with socket.socket() as free:
@@ -119,11 +145,11 @@ def standalone(tmp_path: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
     url = f"spark://127.0.0.1:{port}"
     started: list[psutil.Popen] = []
 
-    def start(name: str, *arguments: str) -> psutil.Popen:
+    def start(name: str, *arguments: str, hide: Sequence[str] = ()) -> psutil.Popen:
         log = (tmp_path / f"{name}.log").open("wb")
         started.append(
             psutil.Popen(
-                [java, "-Xmx256m", "-cp", f"{home}/jars/*", *arguments],
+                [*hide, java, "-Xmx256m", "-cp", f"{home}/jars/*", *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # what Spark's own start scripts set
@@ -152,6 +178,7 @@ def standalone(tmp_path: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
             f"{deploy}.worker.Worker",
             *("--host", "127.0.0.1", "--cores", "2", "--memory", "1g", "--webui-port", "0"),
             *("--work-dir", str(tmp_path / f"work-{number}"), url),
+            hide=hide,
         )
         for number in range(2)
     ]
@@ -168,7 +195,7 @@ def test_c12_executors_and_a_worker_of_a_standalone_cluster_are_killed(
 ) -> None:
     url, workers = standalone
     create_table(database)
-    publisher = new_publisher(database, spark=SPARK | {"master": url})
+    publisher = new_publisher(database, spark=SPARK | {"master": url}, channel=HERE)
     publisher.start()
     commit(database, 1)
     publisher.until_published("a-39", [1])
@@ -186,3 +213,36 @@ def test_c12_executors_and_a_worker_of_a_standalone_cluster_are_killed(
     assert publisher.stop() == 143
     differences = compare(database, publisher.topic)
     assert not differences, differences
+
+
+def test_f13_a_machine_that_is_new_to_a_shard_takes_a_copy_of_its_index(
+    database: FreshDatabase,
+    new_publisher: NewPublisher,
+    apart: tuple[str, list[psutil.Process]],
+    tmp_path: Path,
+) -> None:
+    """Machines that share no disk; one is lost for good, with the executors and indexes on it."""
+    url, workers = apart
+    create_table(database)
+    state = {"snapshots": str(tmp_path / "snapshots"), "snapshot_every": "1s"}
+    publisher = new_publisher(database, spark=SPARK | {"master": url}, state=state, channel=HERE)
+    publisher.start()
+    for version in range(1, 11):
+        commit(database, version)
+    publisher.until_published("a-39", list(range(1, 11)))
+    eventually(lambda: len(executors(workers)) >= 2, 120)
+    copies = tmp_path / "snapshots"
+    eventually(lambda: len({f.parent.parent for f in copies.rglob("complete.json")}) == SHARDS, 120)
+    for victim in executors(workers[:1]):
+        kill(victim)
+    kill(workers[0])
+    commit(database, 11)
+    publisher.until_published("a-39", list(range(1, 12)))
+    eventually(lambda: not compare(database, publisher.topic), 60)
+    held = publisher.command("gaps", "list", "--json")
+    assert '"open": []' in held.stdout, held.stdout
+    assert publisher.stop() == 143
+    differences = compare(database, publisher.topic)
+    assert not differences, differences
+    said = [f.read_text() for f in tmp_path.glob("work-1/**/std*")]
+    assert any("a copy of the index was fetched" in words for words in said)

@@ -24,7 +24,7 @@ from tests.publisher.harness import (
     transaction,
 )
 
-SPARK = {"master": "local[*]"}
+SPARK: dict[str, object] = {"master": "local[*]"}
 
 
 @contextmanager
