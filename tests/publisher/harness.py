@@ -422,7 +422,7 @@ class Publisher:
             return
 
         def has_begun() -> bool:
-            return len(self.workers()) >= self.settings["spark"].get("shards", 2)
+            return len(self.workers()) >= int(self.settings["spark"].get("shards", 2))
 
         eventually(has_begun, timeout)
 
