@@ -54,6 +54,12 @@ _TOKEN = "authorization"
 _ALIVE_EVERY = 5.0
 """Seconds between two looks whether a runner that says nothing is still connected."""
 
+_CLOSED = b"closed"
+"""The last that a runner is sent where the coordinator ends the connection."""
+
+_ENDS_WITHIN = 0.5
+"""Seconds for runners to let go of the connection when the server ends."""
+
 _CALL_TIMEOUT = 10.0
 """Seconds for an action."""
 
@@ -209,9 +215,13 @@ class Server(flight.FlightServerBase):
         except (pa.ArrowException, OSError):  # it is gone, which the listener sees as well
             pass
         finally:
+            lane.close()
+            with suppress(pa.ArrowException, OSError):
+                writer.write_metadata(_CLOSED)
+            if listener.ident is not None:
+                listener.join()  # what it reads from is gone with this call: gRPC would abort
             with self._guard:
                 self._lanes.discard(lane)
-            lane.close()
 
     def _listen(self, lane: FlightLane, reader: Any) -> None:
         said_farewell = False
@@ -247,8 +257,10 @@ class Server(flight.FlightServerBase):
             lanes = list(self._lanes)
         for lane in lanes:
             lane.close()
-        with suppress(pa.ArrowException):
-            self.shutdown()
+        # it waits for all calls to end, and a process that stands still does not end its own
+        ends = threading.Thread(target=self.shutdown, name="eventpub-channel-end", daemon=True)
+        ends.start()
+        ends.join(_ENDS_WITHIN)
 
 
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=EVENTS)
@@ -306,6 +318,8 @@ class FlightLink(Link):
         self._came: queue.SimpleQueue[Lease | Work | StateError | None] = queue.SimpleQueue()
         self._lease = 0
         self._is_stopping = False
+        self._has_ended = False
+        self._writing = threading.Lock()
         try:
             self._client = _client(address)
             descriptor = flight.FlightDescriptor.for_command(encode(hello))
@@ -321,7 +335,10 @@ class FlightLink(Link):
         try:
             while True:
                 chunk = self._reader.read_chunk()
-                message = decode(chunk.app_metadata.to_pybytes())
+                data = chunk.app_metadata.to_pybytes()
+                if data == _CLOSED:
+                    raise StopIteration
+                message = decode(data)
                 if isinstance(message, Window) and chunk.data is not None:
                     rows = pa.Table.from_batches([chunk.data])
                     message = Window(**{**vars(message), "rows": rows})
@@ -334,6 +351,14 @@ class FlightLink(Link):
             self._came.put(disconnected(_words(error)))
         finally:
             self._is_stopping = True
+            self._end()
+
+    def _end(self) -> None:
+        """Say that nothing more comes from here."""
+        with self._writing, suppress(pa.ArrowException, OSError):
+            if not self._has_ended:
+                self._has_ended = True
+                self._writer.done_writing()
 
     def lease(self) -> Lease | None:
         """As there."""
@@ -362,8 +387,12 @@ class FlightLink(Link):
 
     def tell(self, told: Told) -> None:
         """As there."""
+        data = encode(told)
         try:
-            self._writer.write_metadata(encode(told))
+            with self._writing:
+                if self._has_ended:
+                    raise disconnected("it was closed")
+                self._writer.write_metadata(data)
         except (pa.ArrowException, OSError) as error:
             raise disconnected(_words(error)) from error
 
@@ -380,8 +409,7 @@ class FlightLink(Link):
 
     def close(self) -> None:
         """End the connection."""
-        with suppress(pa.ArrowException, OSError):
-            self._writer.done_writing()
+        self._end()
         self._listener.join(1.0)
         with suppress(pa.ArrowException, OSError):
             self._client.close()

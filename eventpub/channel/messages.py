@@ -291,6 +291,8 @@ def decode(data: bytes) -> Any:
                 given[name] = {(topic, partition): end for topic, partition, end in given[name]}
         if kind is Farewell and given["error"] is not None:
             given["error"] = from_dict(given["error"])
+        if kind is Hello and not all(isinstance(given[name], int) for name in ("shard", "run")):
+            raise MalformedError("Hello has no numbers")  # the coordinator looks a shard up by it
         if kind is Report:
             given["counts"] = Counts(**given["counts"])
             given["buckets"] = {int(bucket): rows for bucket, rows in given["buckets"].items()}
