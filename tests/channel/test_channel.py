@@ -1,0 +1,182 @@
+"""What both kinds of channel promise: runners in threads and elsewhere are told the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from eventpub.admission import EVENTS
+from eventpub.channel import (
+    Comparison,
+    Farewell,
+    Folding,
+    Lease,
+    Report,
+    Request,
+    Stop,
+    Told,
+    Window,
+    Work,
+)
+from eventpub.channel.lane import Heard
+from eventpub.errors import SinkError, StateError
+from tests.channel.ends import Connect, Coordinator, channel, failure, until
+
+LEASE = Lease(3, low=5, position=9, acknowledged={("events", 1): 17})
+
+
+@pytest.fixture
+def coordinator() -> Coordinator:
+    return Coordinator()
+
+
+@pytest.fixture(params=["local", "flight"])
+def connect(request: pytest.FixtureRequest, coordinator: Coordinator) -> Iterator[Connect]:
+    with channel(request.param, coordinator) as connects:
+        yield connects
+
+
+def test_a_runner_joins_and_is_given_its_lease(coordinator: Coordinator, connect: Connect) -> None:
+    link = connect(2)
+    lane = coordinator.joined()
+    assert (lane.shard, lane.hello.run, lane.hello.where) == (2, 7, "here")
+    lane.send(LEASE)
+    assert link.lease() == LEASE
+
+
+def test_work_comes_in_order(coordinator: Coordinator, connect: Connect) -> None:
+    link = connect(0)
+    lane = coordinator.joined()
+    rows = pa.Table.from_pylist([{"aggregate_id": "a", "version": 1, "payload": b"\0"}], EVENTS)
+    work: list[Work] = [
+        Window(1, 10, open_since=3),
+        Window(2, 20, after=10, rows=rows),
+        Window(3, 30, after=20, rows=EVENTS.empty_table()),
+        Comparison(1, (4, 5)),
+        Request("r", "skip", "ä", 1, 2),
+        Stop(),
+    ]
+    lane.send(LEASE)
+    for message in work:
+        lane.send(message)
+    link.lease()
+    found = [link.receive() for _ in work]
+    assert found == work
+    tables = [message.rows for message in found if isinstance(message, Window)]
+    assert tables[0] is None
+    assert tables[1] is not None
+    assert tables[1].equals(rows)
+    assert tables[2] is not None
+    assert tables[2].num_rows == 0
+
+
+def test_what_a_runner_says_comes_in_order(coordinator: Coordinator, connect: Connect) -> None:
+    link = connect(0)
+    lane = coordinator.joined()
+    refused = SinkError("sink.denied", "no", where="topic", suggestion="ask", retriable=True)
+    told: list[Told] = [
+        Folding(5, 9),
+        Report(0, done=4, buckets={7: 2}, unfinished=[7]),
+        Farewell(refused),
+    ]
+    for message in told:
+        link.tell(message)
+    for message in told:
+        heard = coordinator.next(Heard)
+        assert heard.lane is lane
+        if isinstance(message, Farewell):
+            assert isinstance(heard.message, Farewell)
+            assert isinstance(heard.message.error, SinkError)
+            assert heard.message.error.to_dict() == refused.to_dict()
+        else:
+            assert heard.message == message
+
+
+def test_a_farewell_is_the_last_that_is_heard(coordinator: Coordinator, connect: Connect) -> None:
+    link = connect(0)
+    coordinator.joined()
+    link.tell(Farewell())
+    assert coordinator.next(Heard).message == Farewell()
+    assert coordinator.nothing_happens(), "it was not lost"
+
+
+def test_who_is_told_to_stop_before_there_was_a_lease_has_none(
+    coordinator: Coordinator, connect: Connect
+) -> None:
+    link = connect(0)
+    coordinator.joined().send(Stop())
+    assert link.lease() is None
+    assert link.is_stopping
+
+
+def test_a_stop_is_known_before_its_turn_comes(coordinator: Coordinator, connect: Connect) -> None:
+    """A fold may take hours, and a transaction a minute."""
+    link = connect(0)
+    lane = coordinator.joined()
+    lane.send(LEASE)
+    lane.send(Window(1, 10))
+    assert not link.is_stopping
+    lane.send(Stop())
+    assert until(lambda: link.is_stopping)
+    link.lease()
+    assert link.receive() == Window(1, 10), "what it does with it is its own affair"
+
+
+def test_a_closed_lane_ends_the_runners_work(coordinator: Coordinator, connect: Connect) -> None:
+    link = connect(0)
+    lane = coordinator.joined()
+    lane.send(LEASE)
+    link.lease()
+    lane.close()
+    assert until(lambda: link.is_stopping)
+    for _ in range(2):  # and again, whoever asks
+        error = failure(link.receive)
+        assert (error.code, error.retriable) == ("run.disconnected", True)
+    assert failure(lambda: link.tell(Report(0))).code == "run.disconnected"
+
+
+def test_who_waits_for_work_is_woken(coordinator: Coordinator, connect: Connect) -> None:
+    link = connect(0)
+    lane = coordinator.joined()
+    found: list[object] = []
+    waits = threading.Thread(target=lambda: found.append(link.receive()))
+    waits.start()
+    link.wake()
+    waits.join(10.0)
+    assert found == [None]
+    link.wake()
+    lane.send(Window(1, 10))
+    assert link.receive() is None, "or the next one that waits"
+    assert link.receive() == Window(1, 10)
+
+
+def test_whether_a_lease_is_still_in_force_is_asked(
+    coordinator: Coordinator, connect: Connect
+) -> None:
+    link = connect(2)
+    coordinator.joined().send(LEASE)
+    link.lease()
+    coordinator.leases = {(2, LEASE.number)}
+    link.confirm()
+    coordinator.leases = {(2, LEASE.number + 1), (1, LEASE.number)}
+    with pytest.raises(StateError) as error:
+        link.confirm()
+    assert (error.value.code, error.value.retriable) == ("run.superseded", True)
+
+
+def test_runners_do_not_share_anything(coordinator: Coordinator, connect: Connect) -> None:
+    links = [connect(number) for number in range(3)]
+    joined = [coordinator.joined() for _ in links]
+    lanes = {lane.shard: lane for lane in joined}
+    for number, lane in lanes.items():
+        lane.send(Window(number, 10 * number))
+    lanes[1].close()
+    assert links[0].receive() == Window(0, 0)
+    assert links[2].receive() == Window(2, 20)
+    links[2].tell(Report(2, done=2))
+    while not isinstance(event := coordinator.events.get(timeout=10.0), Heard):
+        pass
+    assert event.lane is lanes[2]
