@@ -83,7 +83,7 @@ def _store(config: Config) -> Iterable[Check]:
 def _former_server(state: Path) -> str | None:
     """Identity of the server that the publisher has read last; None: not known."""
     try:
-        return str(json.loads((state / "server.json").read_text())["identity"])
+        return str(json.loads((state / "progress.json").read_text())["server"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
