@@ -1,7 +1,7 @@
 """The installed command in its own process, and an independent look at what it did.
 
-Nothing here shares code with the publisher: the table is made by plain SQL, and the topic is read
-by a consumer of its own.
+Nothing that judges here shares code with the publisher: the table is made by plain SQL, and the
+topic is read by a consumer of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any, Self, TypeVar
 import psutil
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from eventpub.ops.asking import ask_running
+from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 
 EVENTPUB = str(Path(sys.executable).with_name("eventpub"))
@@ -422,7 +424,9 @@ class Publisher:
             return
 
         def has_begun() -> bool:
-            return len(self.workers()) >= int(self.settings["spark"].get("shards", 2))
+            status = ask_running(StateDir(self.state), "status")
+            shards = {} if status is None else status["progress"]["per_shard"]
+            return bool(shards) and all(s["where"] != "this process" for s in shards.values())
 
         eventually(has_begun, timeout)
 
