@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from eventpub.cli import live, output
 from eventpub.cli.live import STOPPING, Lines, Panel, Rate, facts_grid
 from eventpub.config import App, Config, Sink, Store
-from eventpub.spark.progress import Progress
+from eventpub.coordinator.progress import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def test_the_panel_shows_what_a_person_looks_for() -> None:
         holds_open=3,
         gaps_opened=9,
         gaps_skipped=1,
-        batch_seconds={"read": 0.01, "total": 0.05},
+        report_seconds={"read": 0.01, "total": 0.05},
         last_error="sink.unreachable: no broker [bold]answers[/bold]",
     )
     out = io.StringIO()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eventpub.spark.lag import MOST_EVENTS, Lag
+from eventpub.coordinator.lag import MOST_EVENTS, Lag
 from eventpub.store import Poll
 
 SECOND = 1_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventpub.spark.newest import MOST, NewestRows
+from eventpub.coordinator.newest import MOST, NewestRows
 from eventpub.store.events import NewRow
 
 SECOND = 1_000_000

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from contextlib import suppress
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock
-
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from eventpub.config import App, Config, Sink, Store
-from eventpub.errors import StateError, StoreError
-from eventpub.spark.boundary import Bounds, edition_of
-from eventpub.spark.passed import Passed, told
-from eventpub.spark.progress import ShardReport
-from eventpub.spark.publisher import _Publisher
-from eventpub.spark.recount import WIDTH, Comparison, Recount, bucket_of, window_of
-from eventpub.spark.recounting import Recounting
-from eventpub.spark.shard import _ShardTask
+from eventpub.admission.buckets import WIDTH, bucket_of, window_of
+from eventpub.channel import Comparison, Report
+from eventpub.coordinator.events import Count, Counted
+from eventpub.coordinator.recount import Recount
+from eventpub.coordinator.recounting import Recounting
 
 HORIZON = 60_000_000
 SECOND = 1_000_000
+
+
+def finds(recount: Recount, now: int, rows: dict[int, int], *, in_turn: bool = True) -> None:
+    """The database has so many rows in these buckets, and the shards what they said last."""
+    recount.counted(now, rows, recount.accounted(rows), in_turn=in_turn)
 
 
 def looks(recount: Recount, bucket: int, until: int, rows: int = 0) -> list[int]:
@@ -35,7 +26,7 @@ def looks(recount: Recount, bucket: int, until: int, rows: int = 0) -> list[int]
         due = recount.due(second * SECOND, (second - 1) * SECOND)
         if bucket in due:
             found.append(second)
-        recount.counted(second * SECOND, dict.fromkeys(due, rows))
+        finds(recount, second * SECOND, dict.fromkeys(due, rows))
     return found
 
 
@@ -69,9 +60,9 @@ def test_a_horizon_of_zero_counts_nothing() -> None:
 
 def test_only_buckets_whose_numbers_differ_are_compared_and_only_until_they_were() -> None:
     recount = Recount(HORIZON, start=0)
-    recount.heard(0, {5: 3, 6: 1})
-    recount.heard(1, {5: 4, 7: 2})
-    recount.counted(20 * SECOND, {5: 7, 6: 2, 7: 1, 8: 0, 9: 1})
+    recount.account(0, {5: 3, 6: 1})
+    recount.account(1, {5: 4, 7: 2})
+    finds(recount, 20 * SECOND, {5: 7, 6: 2, 7: 1, 8: 0, 9: 1})
     assert recount.take() == [6, 7, 9]
     recount.compared([6, 7])
     assert recount.take() == [9]
@@ -81,15 +72,15 @@ def test_only_buckets_whose_numbers_differ_are_compared_and_only_until_they_were
 
 def test_a_shards_later_number_replaces_its_earlier_one() -> None:
     recount = Recount(HORIZON, start=0)
-    recount.heard(0, {5: 3})
-    recount.heard(0, {5: 9})
-    recount.counted(20 * SECOND, {5: 9})
+    recount.account(0, {5: 3})
+    recount.account(0, {5: 9})
+    finds(recount, 20 * SECOND, {5: 9})
     assert not recount.has_suspects()
 
 
 def test_many_rows_are_compared_in_several_batches() -> None:
     recount = Recount(HORIZON, start=0)
-    recount.counted(20 * SECOND, dict.fromkeys(range(10), 50_000))
+    finds(recount, 20 * SECOND, dict.fromkeys(range(10), 50_000))
     assert recount.take() == [0, 1, 2, 3]
 
 
@@ -102,15 +93,15 @@ def test_a_row_lies_in_the_window_of_its_bucket() -> None:
 def test_after_the_clock_was_set_everything_is_counted_again() -> None:
     recount = Recount(HORIZON, start=0)
     due = recount.due(1000 * SECOND, 990 * SECOND)
-    recount.counted(1000 * SECOND, dict.fromkeys(due, 0))
+    finds(recount, 1000 * SECOND, dict.fromkeys(due, 0))
     recount.everything(970 * SECOND)
     assert recount.due(970 * SECOND, 990 * SECOND) == list(range(909, 990))
 
 
 def test_what_a_waiting_shard_has_left_is_counted_again_however_old_it_is_then() -> None:
     recount = Recount(HORIZON, start=0)
-    recount.heard(0, {5: 1})
-    recount.counted(70 * SECOND, {5: 2})
+    recount.account(0, {5: 1})
+    finds(recount, 70 * SECOND, {5: 2})
     recount.compared([5], unfinished=[5], again=90 * SECOND)
     assert not recount.has_suspects()
     assert 5 not in recount.due(89 * SECOND, 80 * SECOND)
@@ -125,50 +116,51 @@ def test_what_one_shard_passed_while_another_waited_is_counted_however_old_it_is
 
 
 def out_of_turn(
-    recount: Recount, until: int, told: dict[int, dict[tuple[int, int], int]]
+    recount: Recount, until: int, ended: dict[int, tuple[int, int]]
 ) -> dict[int, list[int]]:
-    """The buckets that are counted in each second beside those in their turn, by what is told."""
+    """The buckets that are counted in each second beside those in their turn, by what has ended."""
     found = {}
     for second in range(1, until):
         now, position = second * SECOND, (second - 1) * SECOND
-        recount.told(told.get(second, {}))
-        recount.counted(now, dict.fromkeys(recount.due(now, position), 0))
+        if second in ended:
+            first, last = ended[second]
+            recount.ended(first * SECOND, (last + 1) * SECOND)
+        finds(recount, now, dict.fromkeys(recount.due(now, position), 0))
         found[second] = recount.late(now, position)
-        recount.counted(now, dict.fromkeys(found[second], 0), in_turn=False)
+        finds(recount, now, dict.fromkeys(found[second], 0), in_turn=False)
     return {second: buckets for second, buckets in found.items() if buckets}
 
 
 def test_where_rows_may_have_come_is_counted_at_once_and_in_its_turn_all_the_same() -> None:
     recount = Recount(HORIZON, start=0)
-    told = {20: {(8, 9): 1}, 21: {(8, 9): 1}, 22: {(8, 9): 2}}
-    assert out_of_turn(recount, 23, told) == {20: [8, 9], 22: [8, 9]}
+    ended = {20: (8, 9), 22: (8, 9)}
+    assert out_of_turn(recount, 23, ended) == {20: [8, 9], 22: [8, 9]}
     assert looks(recount, bucket=9, until=100) == [26, 42, 70]
 
 
 def test_it_is_counted_however_old_it_is_but_not_from_before_the_start() -> None:
     recount = Recount(HORIZON, start=5 * SECOND)
-    assert out_of_turn(recount, 220, {200: {(3, 6): 1}}) == {200: [5, 6]}
+    assert out_of_turn(recount, 220, {200: (3, 6)}) == {200: [5, 6]}
 
 
 def test_what_was_counted_just_now_is_counted_a_little_later() -> None:
-    told = {second: {(9, 9): second} for second in range(26, 31)}
-    found = out_of_turn(Recount(HORIZON, start=0), 40, told)
+    ended = dict.fromkeys(range(26, 31), (9, 9))
+    found = out_of_turn(Recount(HORIZON, start=0), 40, ended)
     assert found == {28: [9], 30: [9]}, "and at 26 in its turn"
 
 
 def test_it_is_counted_when_the_position_has_come_to_it() -> None:
     recount = Recount(HORIZON, start=0)
-    recount.told({(15, 15): 1})
+    recount.ended(15 * SECOND, (15 + 1) * SECOND)
     recount.due(20 * SECOND, 10 * SECOND)
     assert recount.late(20 * SECOND, 10 * SECOND) == []
-    recount.told({})
     recount.due(21 * SECOND, 20 * SECOND)
     assert recount.late(21 * SECOND, 20 * SECOND) == [15]
 
 
 def test_very_many_are_counted_in_several_looks() -> None:
     recount = Recount(HORIZON, start=0)
-    assert {len(b) for b in out_of_turn(recount, 1530, {1500: {(0, 1399): 1}}).values()} == {
+    assert {len(b) for b in out_of_turn(recount, 1530, {1500: (0, 1399)}).values()} == {
         60,
         20,
     }
@@ -176,91 +168,9 @@ def test_very_many_are_counted_in_several_looks() -> None:
 
 def test_with_a_horizon_of_zero_nobody_counts_it() -> None:
     recount = Recount(0, start=0)
-    recount.told({(5, 5): 1})
+    recount.ended(5 * SECOND, (5 + 1) * SECOND)
     recount.due(20 * SECOND, 19 * SECOND)
     assert recount.late(20 * SECOND, 19 * SECOND) == []
-
-
-def test_what_could_not_be_counted_is_counted_the_next_time() -> None:
-    recounting = Recounting(HORIZON, start=0)
-    asked: list[list[int]] = []
-
-    def counts(windows: list[tuple[int, int]]) -> list[int]:
-        asked.append([bucket_of(upto) for _, upto in windows])
-        if len(asked) in {1, 3}:
-            raise StoreError("store.unavailable", "gone", where="h", suggestion="wait")
-        return [0] * len(windows)
-
-    def finds(second: int, passed: dict[tuple[int, int], int]) -> None:
-        store: Any = SimpleNamespace(now=lambda: second * SECOND, counts=counts)
-        stand = 10 * SECOND, 10 * SECOND, None
-        recounting.told(passed)
-        recounting.finds(store, [], lambda: stand, is_told=True, last=False)
-
-    recounting._recount.due(49 * SECOND, SECOND)
-    looks: list[tuple[int, dict[tuple[int, int], int]]] = [(50, {}), (50, {})]
-    looks += [(53, {(2, 2): 1}), (53, {}), (53, {})]
-    for second, passed in looks:
-        with suppress(StoreError):
-            finds(second, passed)
-    whole = list(range(1, 10))
-    assert asked == [whole, whole, [2], [2]]
-
-
-@pytest.mark.parametrize(("last", "counted"), [(False, 60), (True, 1400)])
-def test_the_last_look_leaves_nothing_that_was_told(
-    last: bool, counted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("eventpub.spark.recounting._COUNTS_LATE", -1.0)
-    recounting = Recounting(HORIZON, start=0)
-    asked: list[tuple[int, int]] = []
-
-    def counts(windows: list[tuple[int, int]]) -> list[int]:
-        asked.extend(windows)
-        return [0] * len(windows)
-
-    store: Any = SimpleNamespace(now=lambda: 1500 * SECOND, counts=counts)
-    recounting._recount.due(1500 * SECOND, 1400 * SECOND)
-    stand = 1400 * SECOND, 1400 * SECOND, None
-    recounting.told({(0, 1399): 1})
-    recounting.finds(store, [], lambda: stand, is_told=True, last=last)
-    assert len(set(asked)) == counted
-
-
-def test_the_file_keeps_what_was_told_until_it_was_heard_also_when_the_source_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "passed.json"
-    assert told(file) == {}
-    Passed(file).add([(3 * SECOND, 5 * SECOND), (7 * SECOND, 7 * SECOND + 1)])
-    first = told(file)
-    assert list(first) == [(3, 4), (7, 7)]
-    source = Passed(file)
-    source.add([(7 * SECOND, 7 * SECOND + 1)])
-    then = told(file)
-    assert then[3, 4] == first[3, 4]
-    assert then[7, 7] != first[7, 7]
-    later = time.time_ns() + 3_600_000_000_000
-    monkeypatch.setattr("eventpub.spark.passed.time.time_ns", lambda: later)
-    source.add([(9 * SECOND, 10 * SECOND)])
-    assert told(file)[3, 4] == first[3, 4]
-    assert source.since == 3 * SECOND
-    source.add([], heard=then[7, 7])
-    assert told(file) == {(9, 9): later}
-    source.add([], heard=later)
-    assert told(file) == {}
-    file.write_text("[[4, ")
-    assert told(file) == {}
-
-
-def test_what_a_full_disk_has_refused_is_told_at_the_next_look(tmp_path: Path) -> None:
-    folder = tmp_path / "gone"
-    source = Passed(folder / "passed.json")
-    source.add([(3 * SECOND, 4 * SECOND)])
-    assert source.since == 3 * SECOND
-    folder.mkdir()
-    source.add([])
-    assert list(told(folder / "passed.json")) == [(3, 3)]
 
 
 def test_a_new_start_counts_from_where_the_former_one_stood_however_long_it_was_down() -> None:
@@ -270,7 +180,7 @@ def test_a_new_start_counts_from_where_the_former_one_stood_however_long_it_was_
     found: list[int] = []
     assert recount.uncounted_since == 900 * SECOND
     while buckets := recount.late(now, now - SECOND):
-        recount.counted(now, dict.fromkeys(buckets, 0), in_turn=False)
+        finds(recount, now, dict.fromkeys(buckets, 0), in_turn=False)
         found += buckets
     assert sorted(found) == list(range(900, 1000))
     recount.read_before(1003 * SECOND)
@@ -297,9 +207,9 @@ def test_a_backlog_that_was_old_when_it_was_read_is_not_counted() -> None:
 
 def test_what_is_counted_in_turn_is_compared_before_thousands_of_old_seconds() -> None:
     recount = Recount(HORIZON, 0, 9000 * SECOND, 8990 * SECOND, hidden_since=0)
-    recount.counted(9000 * SECOND, dict.fromkeys(range(100), 50_000), in_turn=False)
-    recount.counted(9000 * SECOND, {8920: 1}, in_turn=False)
-    recount.counted(9001 * SECOND, {8989: 7})
+    finds(recount, 9000 * SECOND, dict.fromkeys(range(100), 50_000), in_turn=False)
+    finds(recount, 9000 * SECOND, {8920: 1}, in_turn=False)
+    finds(recount, 9001 * SECOND, {8989: 7})
     assert recount.take()[:3] == [8989, 8920, 0]
     later = recount.late(9004 * SECOND, 8990 * SECOND)
     assert [b for b in later if b < 8920] == [], "one after the other"
@@ -311,20 +221,20 @@ def test_what_has_just_ended_does_not_wait_for_hours_that_a_start_has_to_count(r
     now = 200_000 * SECOND
     recount = Recount(HORIZON, 0, now, now - SECOND, hidden_since=now - 4_000 * SECOND)
     while due := recount.due(now, now - SECOND):
-        recount.counted(now, dict.fromkeys(due, 0))
+        finds(recount, now, dict.fromkeys(due, 0))
     left = len(recount._late)
     assert left > 3_900
-    for number in range(1_000):
+    for _ in range(1_000):
         now += 3 * SECOND
         fresh = bucket_of(now - 10 * SECOND)
         recount.due(now, now - SECOND)
-        recount.told({(fresh, fresh): number})
+        recount.ended(fresh * SECOND, (fresh + 1) * SECOND)
         counted = recount.late(now, now - SECOND)
         assert fresh in counted
-        recount.counted(now, dict.fromkeys(counted, rows), in_turn=False)
-        for _ in range(3):
+        finds(recount, now, dict.fromkeys(counted, rows), in_turn=False)
+        for turn in range(3):
             taken = recount.take()
-            assert not rows or _ or fresh in taken
+            assert not rows or turn or fresh in taken
             recount.compared(taken)
         before, left = left, len(recount._late) + len(recount._late_suspects)
         if not left:
@@ -333,136 +243,10 @@ def test_what_has_just_ended_does_not_wait_for_hours_that_a_start_has_to_count(r
     raise AssertionError(f"{left} were never counted")
 
 
-def publisher_in(state: Path) -> _Publisher:
-    """A driver that is not started."""
-    config = Config(
-        app=App(id="orders", state_dir=state),
-        store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
-        sink=Sink(topic="events"),
-    )
-    publisher = _Publisher(config, False, lambda _: None)
-    publisher._recounting = Recounting(HORIZON, start=0)
-    return publisher
-
-
-def test_a_clock_that_goes_back_during_the_first_batch_is_noticed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    publisher = publisher_in(tmp_path)
-    publisher._position = publisher._reached = 990 * SECOND
-    recount = publisher._recounting._recount
-    while recount.due(1000 * SECOND, 990 * SECOND):
-        pass
-    for now in (1000, 970):
-        store: Any = SimpleNamespace(now=lambda now=now: now * SECOND)
-        assert not publisher._recount_finds(store), "nobody has said what is accounted for"
-        assert publisher._progress.last_error is None
-        assert ("clock went back" in capsys.readouterr().out) is (now == 970)
-    assert 950 in recount.due(970 * SECOND, 990 * SECOND), "everything is counted again"
-
-
-def test_the_first_batch_follows_a_while_unless_something_waits_for_its_end(tmp_path: Path) -> None:
-    publisher = publisher_in(tmp_path)
-    first = publisher._follows(False)
-    assert first > 0
-    assert publisher._follows(True) == 0
-    publisher._former_shards = 3
-    assert publisher._follows(False) == 0
-    publisher._all_buckets = False
-    assert publisher._follows(False) > first
-
-
-def test_a_batch_that_begins_takes_a_comparison_on_and_is_not_ended_for_it(tmp_path: Path) -> None:
-    """Its tasks have told nothing yet; a batch that was wanted for it would begin as this one."""
-    publisher = publisher_in(tmp_path)
-    publisher._job = SimpleNamespace(run=1, partitions=2)  # type: ignore[assignment]
-    publisher._recounting._recount.counted(20 * SECOND, {5: 7})
-    assert not publisher._is_compared_meanwhile(None, []), "no batch runs"
-    publisher._position = publisher._low = 0
-    assert publisher._is_compared_meanwhile(4, [])
-    wanted = publisher._state.read(publisher._state.progress_file)
-    assert wanted is not None
-    assert wanted["comparison"] == {"run": 1, "number": 1, "buckets": [5]}
-    publisher._recounting._wanted_since -= 60.0
-    assert not publisher._is_compared_meanwhile(4, []), "they do not get to it"
-
-
-def test_a_batch_that_begins_while_the_publisher_stops_is_ended_as_well(tmp_path: Path) -> None:
-    """It takes over what is wanted after the first look whether a batch runs."""
-    publisher = publisher_in(tmp_path)
-    publisher._job = SimpleNamespace(run=1, partitions=2)  # type: ignore[assignment]
-    publisher._position = publisher._low = 0
-    ended: list[float] = []
-
-    def batch() -> None:
-        """Follows the boundary for five minutes, unless another batch is wanted."""
-        time.sleep(0.3)  # Python workers are made, say
-        publisher._running, wanted = 7, publisher._wanted
-        deadline = time.monotonic() + 20.0
-        while time.monotonic() < deadline:
-            known = publisher._state.read(publisher._state.progress_file) or {}
-            if known.get("wanted", 0) > wanted:
-                ended.append(time.monotonic())
-                break
-            time.sleep(0.01)
-        publisher._batch.release()
-
-    publisher._batch.acquire()
-    task = threading.Thread(target=batch)
-    task.start()
-    began = time.monotonic()
-    publisher._end_query(SimpleNamespace(isActive=False, stop=lambda: None))  # type: ignore[arg-type]
-    task.join()
-    assert ended
-    assert ended[0] - began < 5.0
-    assert publisher._closed
-
-
-def test_another_server_is_said_and_counted_also_where_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    publisher = publisher_in(tmp_path)
-    publisher._meet("former")
-    is_full = StateError("state.disk_full", "no space", retriable=True)
-    monkeypatch.setattr(publisher._state, "write", Mock(side_effect=is_full))
-    with suppress(StateError):
-        publisher._meet("promoted")
-    publisher._meet("promoted")
-    assert publisher._recounting._counts_everything
-    assert "another database server answers" in capsys.readouterr().out
-
-
-def test_progress_is_written_when_something_has_changed(tmp_path: Path) -> None:
-    """It is synced, and was written each second of an idle day."""
-    publisher = publisher_in(tmp_path)
-    publisher._job = SimpleNamespace(run=1, partitions=2)  # type: ignore[assignment]
-    publisher._position = publisher._low = 0
-    publisher._write_progress()
-    written = edition_of(publisher._state.progress_file)
-    publisher._write_progress()
-    assert edition_of(publisher._state.progress_file) == written
-    publisher._want_batch()
-    assert edition_of(publisher._state.progress_file) != written
-
-
-def test_a_comparison_is_over_when_all_shards_have_done_it() -> None:
-    recounting = Recounting(HORIZON, start=0)
-    recount = recounting._recount
-    recount.counted(20 * SECOND, {5: 7, 6: 2})
-    assert recounting.next_comparison() == Comparison(1, (5, 6)) == recounting.comparison
-    recounting.hear([ShardReport(0, compared=1), ShardReport(1)])
-    assert recount.take() == [5, 6]
-    recounting.hear([ShardReport(0, compared=1), ShardReport(1, compared=1, unfinished=[6])])
-    assert not recounting.has_suspects()
-    assert recounting.comparison == Comparison(1)
-    assert 6 in recount.due(20 * SECOND, 19 * SECOND)  # of which a shard has left something
-    assert recounting.next_comparison() == Comparison(1)  # nothing is wanted
-
-
 def test_what_comes_while_its_second_is_compared_is_counted_after_that() -> None:
     """Others need not wait for it."""
     recount = Recount(HORIZON, 0, 9000 * SECOND, 8990 * SECOND)
-    recount.counted(9000 * SECOND, {5: 1}, in_turn=False)
+    finds(recount, 9000 * SECOND, {5: 1}, in_turn=False)
     assert recount.take() == [5]
     recount.note([5, 6])
     later = 9010 * SECOND
@@ -474,58 +258,25 @@ def test_what_comes_while_its_second_is_compared_is_counted_after_that() -> None
 
 def test_what_a_shard_left_of_a_comparison_is_uncounted_until_it_is_counted_again() -> None:
     recount = Recount(10 * SECOND, 0, 100 * SECOND, 100 * SECOND)
-    recount.told({(50, 50): 1})
+    recount.ended(50 * SECOND, (50 + 1) * SECOND)
     assert recount.late(100 * SECOND, 100 * SECOND) == [50]
-    recount.counted(100 * SECOND, {50: 3}, in_turn=False)
+    finds(recount, 100 * SECOND, {50: 3}, in_turn=False)
     recount.compared(recount.take(), [50], 110 * SECOND)
     assert recount.uncounted_since == 50 * SECOND
     assert 50 in recount.due(110 * SECOND, 110 * SECOND)
-    recount.counted(110 * SECOND, {50: 0})
+    finds(recount, 110 * SECOND, {50: 0})
     assert recount.uncounted_since is None
 
 
 def test_what_is_counted_during_its_comparison_is_counted_again_after_it() -> None:
     recount = Recount(10 * SECOND, 0, 100 * SECOND, 100 * SECOND)
-    recount.told({(95, 95): 1})
+    recount.ended(95 * SECOND, (95 + 1) * SECOND)
     assert recount.late(100 * SECOND, 100 * SECOND) == [95]
-    recount.counted(100 * SECOND, {95: 3}, in_turn=False)
+    finds(recount, 100 * SECOND, {95: 3}, in_turn=False)
     compared = recount.take()
-    recount.counted(103 * SECOND, {95: 4})
+    finds(recount, 103 * SECOND, {95: 4})
     recount.compared(compared)
     assert recount.late(110 * SECOND, 110 * SECOND) == [95]
-
-
-def shard_at(position: int, now: int, uncounted_since: int | None = None) -> Any:
-    """A shard's task that has just begun, with a horizon of a minute."""
-    task: Any = object.__new__(_ShardTask)
-    config = SimpleNamespace(recount=SimpleNamespace(horizon=HORIZON))
-    task._job = SimpleNamespace(config=config, pages=None, uncounted_since=uncounted_since)
-    task._index = SimpleNamespace(position=position)
-    task._report = ShardReport(0)
-    task._uncounted = np.empty(0, np.int64)
-    task._now, task._hidden_since, task._uncounted_since = now, None, None
-    return task
-
-
-@pytest.mark.parametrize(("hidden", "counted"), [(None, [950, 990]), (700, [800, 900, 950, 990])])
-def test_what_is_old_when_it_is_read_is_counted_where_something_hides_there(
-    hidden: int | None, counted: list[int]
-) -> None:
-    """A row without a number would be compared by its key when that has ended."""
-    task = shard_at(600 * SECOND, 1000 * SECOND)
-    times = [at * SECOND for at in (650, 800, 900, 950, 990)]
-    task._window = lambda after, upto: [pa.table({"create_time": times})]
-    window = Bounds(1000 * SECOND, hidden_since=None if hidden is None else hidden * SECOND)
-    for _ in task.rows([window]):
-        pass
-    assert [at // SECOND for at in task._uncounted] == counted
-
-
-def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept() -> None:
-    now, position = 9000 * SECOND, 5000 * SECOND
-    recount = Recount(HORIZON, 0, now, position)
-    task = shard_at(position, now, recount.uncounted_since)
-    assert task._oldest_bucket() == bucket_of(position - HORIZON + 1) - 1
 
 
 def test_what_was_open_for_years_is_counted_for_a_month_and_not_second_by_second() -> None:
@@ -535,6 +286,124 @@ def test_what_was_open_for_years_is_counted_for_a_month_and_not_second_by_second
     assert recount.uncounted_since == (now - month) * SECOND
     recount = Recount(HORIZON, 0)
     recount.due(now * SECOND, now * SECOND)
-    recount.told({(now - years, now - 60): 1})
+    recount.ended((now - years) * SECOND, (now - 60 + 1) * SECOND)
     assert recount.uncounted_since == (now - 60 - month + 1) * SECOND
     assert recount.late(now * SECOND, now * SECOND)[-1] == now - 60, "the last first"
+
+
+class Counting:
+    """A coordinator's recount, with the reader at 10 s of 50 s."""
+
+    def __init__(self) -> None:
+        self.recounting = Recounting(HORIZON, start=0)
+        self.asked: list[list[int]] = []
+
+    def next(self, at: float = 0.0, now: int = 50) -> Count | None:
+        """What is counted next."""
+        count = self.recounting.next_count(now * SECOND, 10 * SECOND, 10 * SECOND, None, at)
+        if count is not None:
+            self.asked.append(list(count.buckets))
+        return count
+
+    def finds(self, count: Count | None, *, more: tuple[int, ...] = (), now: int = 50) -> None:
+        """The database has what was expected, and a row more in some."""
+        assert count is not None
+        rows = {b: count.expected[b] + (b in more) for b in count.buckets}
+        self.recounting.counted(Counted(now * SECOND, rows, count.expected, count.in_turn))
+
+
+WHOLE = list(range(10))
+
+
+def test_what_could_not_be_counted_is_counted_the_next_time() -> None:
+    counting = Counting()
+    count = counting.next()
+    assert count is not None
+    assert counting.next() is None, "one at a time"
+    counting.recounting.not_counted(count)
+    counting.finds(counting.next())
+    assert counting.asked == [WHOLE, WHOLE]
+
+
+def test_what_was_noted_and_could_not_be_counted_is_counted_the_next_time() -> None:
+    counting = Counting()
+    counting.finds(counting.next())
+    counting.recounting.ended([(2 * SECOND, 3 * SECOND)])
+    counting.recounting.second(0.0)
+    count = counting.next(now=53)
+    assert count is not None
+    counting.recounting.not_counted(count)
+    counting.finds(counting.next(now=53), now=53)
+    assert counting.asked[1:] == [[2], [2]]
+    assert not counting.recounting.has_late
+
+
+def test_late_counts_have_their_share_of_a_second() -> None:
+    counting = Counting()
+    counting.finds(counting.next())
+    counting.recounting.note([2])
+    counting.recounting.second(7.0)
+    assert counting.next(at=7.6, now=53) is None
+    counting.recounting.second(8.0)
+    assert counting.next(at=8.4, now=53) is not None
+
+
+def test_the_last_count_leaves_nothing_that_was_noted_and_has_all_the_time() -> None:
+    recounting = Recounting(HORIZON, start=0)
+    now, position = 1500 * SECOND, 1400 * SECOND
+    recounting.ended([(0, position)])
+    recounting.begin_last(now, position, position, None)
+    found: set[int] = set()
+    while count := recounting.next_count(now, position, position, None, at=9e9):
+        assert not recounting.is_over()
+        found.update(count.buckets)
+        recounting.counted(Counted(now, count.expected, count.expected, count.in_turn))
+    assert found == {*range(1400)}
+    assert recounting.is_over()
+
+
+def test_a_last_count_that_finds_something_is_not_the_last() -> None:
+    counting = Counting()
+    recounting = counting.recounting
+    stand = 50 * SECOND, 10 * SECOND, 10 * SECOND, None
+    assert not recounting.is_over(), "it has not begun"
+    recounting.begin_last(*stand)
+    counting.finds(counting.next(), more=(4,))
+    assert not recounting.is_over()
+    assert recounting.next_comparison() == Comparison(1, (4,))
+    recounting.compared([Report(0, compared=1)])
+    assert not recounting.is_over(), "what came of it is counted once more"
+    recounting.begin_last(*stand)
+    counting.finds(counting.next())
+    assert recounting.is_over()
+    assert counting.asked == [WHOLE, WHOLE]
+
+
+def test_a_comparison_is_over_when_all_shards_have_done_it() -> None:
+    counting = Counting()
+    recounting = counting.recounting
+    assert recounting.next_comparison() is None
+    counting.finds(counting.next(), more=(5, 6))
+    assert recounting.next_comparison() == Comparison(1, (5, 6)) == recounting.comparison
+    recounting.compared([Report(0, compared=1), Report(1)])
+    assert recounting.comparison == Comparison(1, (5, 6))
+    assert recounting.next_comparison() is None, "one at a time"
+    recounting.compared([Report(0, compared=1), Report(1, compared=1, unfinished=[6])])
+    assert recounting.comparison == Comparison(1)
+    assert recounting.next_comparison() is None
+    assert recounting.uncounted_since == 6 * SECOND, "of which a shard has left something"
+    count = counting.next()
+    assert count is not None
+    assert 6 in count.buckets
+
+
+def test_after_the_clock_went_back_everything_is_counted_again() -> None:
+    counting = Counting()
+    assert counting.recounting.clock_went_back(50 * SECOND) == 0.0
+    counting.finds(counting.next())
+    assert counting.next() is None
+    assert counting.recounting.clock_went_back(50 * SECOND - SECOND // 2) == 0.0, "it may drift"
+    assert counting.next() is None
+    assert counting.recounting.clock_went_back(40 * SECOND) == pytest.approx(9.5)
+    assert counting.next(now=40) is not None
+    assert counting.recounting.clock_went_back(41 * SECOND) == 0.0

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from eventpub.admission import EVENTS
-from eventpub.spark import pace
-from eventpub.spark.pace import CHUNK_BYTES, FIRST_BYTES, Pace, portions, rows_within
+from eventpub.shard import pace
+from eventpub.shard.pace import CHUNK_BYTES, FIRST_BYTES, Pace, portions, rows_within
 
 MIB = 1 << 20
 

@@ -17,8 +17,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, topic_partition
 from eventpub.errors import SinkError
+from eventpub.shard.publishing import _MOST_REDOS, _REDO
 from eventpub.sink import ShardSink
-from eventpub.spark.shard import _MOST_REDOS, _REDO
 
 PARTITIONS = 4
 APP = "orders"

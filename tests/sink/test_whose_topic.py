@@ -22,6 +22,7 @@ from eventpub.admission import EVENTS, Decision
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
 from eventpub.local import Kafka
+from eventpub.shard.dead_letters import Refusals, dead_rows
 from eventpub.sink import (
     DeadRow,
     RecordRefusedError,
@@ -33,7 +34,6 @@ from eventpub.sink import (
 )
 from eventpub.sink.records import gap_record
 from eventpub.sink.topics import list_offsets
-from eventpub.spark.letters import Refusals, dead_rows
 from tests.sink.helpers import (
     APP,
     CREATED,

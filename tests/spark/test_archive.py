@@ -19,7 +19,7 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EVENTPUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(jvm, "_jars", lambda: folder)
     monkeypatch.setattr(jvm, "find_java", lambda: shutil.which("true"))
-    monkeypatch.setattr(warm_up, "stream_a_little", lambda file: file.write_text("made"))
+    monkeypatch.setattr(warm_up, "run_a_little", lambda file: file.write_text("made"))
     return folder
 
 
