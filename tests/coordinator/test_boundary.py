@@ -1,0 +1,348 @@
+"""The boundary on real databases: how far may be read, what is open, and what has ended since."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from eventpub.admission import values
+from eventpub.admission.buckets import bucket_of
+from eventpub.admission.model import topic_partition
+from eventpub.config import Read, Store
+from eventpub.coordinator.boundary import Boundary, Look
+from eventpub.errors import StoreError
+from eventpub.local import Database
+from eventpub.store import EventStore, Watermark
+from eventpub.store.connection import connect_for_reading
+from tests.conftest import FreshDatabase
+from tests.publisher.harness import create_table, insert, transaction
+from tests.tcp_proxy import TcpProxy
+
+HOUR = 3_600_000_000
+CREATED = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', create_time) FROM events"
+
+Open = Callable[..., Boundary]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Makes boundaries that are closed in the end."""
+    with ExitStack() as stack:
+
+        def make(url: str, *, horizon: int = 0, **settings: Any) -> Boundary:
+            store = Store(url=SecretStr(url))
+            given = {name: settings.pop(name, None) for name in ("until", "hidden_since")}
+            boundary = Boundary(
+                store, EventStore.discover(store), Read(**settings), horizon=horizon, **given
+            )
+            return stack.enter_context(boundary)
+
+        yield make
+
+
+def now(database: FreshDatabase) -> int:
+    """The database's time, µs."""
+    statement = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    return int(database.execute(statement)[0][0])
+
+
+def polled_until(
+    boundary: Boundary, after: int, found: Callable[[Look], bool], seconds: float = 60.0
+) -> Look:
+    """Polls from one position until something is found; others may look at this moment."""
+    deadline = time.monotonic() + seconds
+    while not found(look := boundary.poll(after)):
+        assert time.monotonic() < deadline, look
+        time.sleep(0.02)
+    return look
+
+
+def test_a_window_ends_with_a_page_or_a_delay_before_now(
+    database: FreshDatabase, opened: Open
+) -> None:
+    create_table(database)
+    with transaction(database) as cursor:
+        for version in range(1, 26):
+            insert(cursor, "a", version)
+            cursor.connection.commit()
+    time.sleep(0.2)
+    boundary = opened(database.url, watermark="off", delay="100ms", page_rows=10)
+    looks = [boundary.poll(0)]
+    while looks[-1].end is not None:
+        looks.append(boundary.poll(looks[-1].end))
+    assert [look.is_page for look in looks] == [True, True, False, False]
+    assert looks[2].end is not None
+    assert looks[2].end <= looks[2].now - 100_000
+    assert looks[0].upper == looks[0].now - 100_000
+    assert looks[0].server
+
+
+def test_the_first_poll_ends_a_window_and_then_only_rows_do(
+    database: FreshDatabase, opened: Open
+) -> None:
+    create_table(database)
+    boundary = opened(database.url, watermark="off", delay="0")
+    first = boundary.poll(0)
+    assert first.end is not None
+    assert boundary.poll(first.end).end is None
+    with transaction(database) as cursor:
+        insert(cursor, "a", 1)
+        cursor.connection.commit()
+    look = polled_until(boundary, first.end, lambda look: look.end is not None)
+    assert not look.is_page
+
+
+def test_nothing_is_read_behind_the_end_of_a_run_and_a_window_reaches_it(
+    database: FreshDatabase, opened: Open
+) -> None:
+    create_table(database)
+    until = now(database)
+    boundary = opened(database.url, watermark="off", delay="100ms", until=until)
+    look = polled_until(boundary, until - 1, lambda look: look.end is not None)
+    assert look.end == until
+    assert boundary.poll(until).end is None
+
+
+def test_the_rows_of_a_page_go_each_to_its_shard(database: FreshDatabase, opened: Open) -> None:
+    create_table(database)
+    with transaction(database) as cursor:
+        for number in range(40):
+            insert(cursor, f"a-{number}", 1)
+        cursor.connection.commit()
+    boundary = opened(database.url, watermark="off", delay="0")
+    end = boundary.poll(0).end
+    assert end is not None
+    parts = boundary.page(0, end, 3, 6)
+    assert parts is not None
+    for number, part in enumerate(parts):
+        ids = values(part, "aggregate_id")
+        assert ids
+        assert {topic_partition(aggregate_id, 6) % 3 for aggregate_id in ids} == {number}
+    assert sum(part.num_rows for part in parts) == 40
+
+
+def test_a_page_of_very_large_rows_is_left_to_the_shards(
+    database: FreshDatabase, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventpub.coordinator.boundary._MOST_PAGE_BYTES", 1_000)
+    create_table(database)
+    with transaction(database) as cursor:
+        insert(cursor, "a", 1, b"x" * 5_000)
+        cursor.connection.commit()
+    boundary = opened(database.url, watermark="off", delay="0")
+    end = boundary.poll(0).end
+    assert end is not None
+    assert boundary.page(0, end, 2, 2) is None
+
+
+def test_the_next_poll_comes_less_often_where_nothing_has_come(
+    database: FreshDatabase, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_table(database)
+    boundary = opened(database.url, watermark="off", delay="1s")
+    first = boundary.poll(0)
+    assert first.end is not None
+    busy = boundary.poll(first.end).pause
+    monkeypatch.setattr("eventpub.coordinator.boundary._IDLE_AFTER", 0.0)
+    assert busy < boundary.poll(first.end).pause <= 0.5
+
+
+@pytest.mark.parametrize(("max_wait", "is_soon"), [("1h", True), ("59m", False)])
+def test_open_transactions_are_looked_at_before_the_delay_of_the_first_rows_has_passed(
+    database: FreshDatabase,
+    opened: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    max_wait: str,
+    is_soon: bool,
+) -> None:
+    """Those of which one may still be waited for then; so a long delay asks no more of them."""
+    create_table(database)
+    boundary = opened(database.url, delay="1h", max_wait=max_wait)
+    after = now(database)
+    boundary._is_first = False
+    assert boundary._watermark is not None
+    looks: list[int] = []
+    monkeypatch.setattr(boundary._watermark, "look", looks.append)
+    assert boundary.poll(after).end is None
+    assert not looks
+    with transaction(database) as cursor:
+        insert(cursor, "a", 1)
+        cursor.connection.commit()
+    assert boundary.poll(after).end is None
+    assert bool(looks) == is_soon
+
+
+def test_a_hold_that_is_due_has_open_transactions_looked_at(
+    database: FreshDatabase, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_table(database)
+    boundary = opened(database.url)
+    after = now(database)
+    boundary._is_first = False
+    assert boundary._watermark is not None
+    looks: list[int] = []
+    monkeypatch.setattr(boundary._watermark, "look", looks.append)
+    assert not boundary.poll(after, after + HOUR).is_due
+    assert not looks
+    assert boundary.poll(after, after).is_due
+    assert looks
+
+
+def test_the_end_of_a_transaction_that_was_passed_by_is_looked_for_and_reported(
+    database: FreshDatabase, opened: Open
+) -> None:
+    """Also where nothing else comes."""
+    create_table(database)
+    boundary = opened(database.url, max_wait="10ms")
+    behind = now(database) + HOUR
+    with transaction(database) as cursor:
+        insert(cursor, "a-1", 1)
+        boundary.poll(0)
+        look = polled_until(boundary, behind, lambda look: look.passed > 0)
+        assert look.end is None
+        assert look.ended == ()
+        assert look.open_since is not None
+        cursor.connection.commit()
+    look = polled_until(boundary, behind, lambda look: bool(look.ended))
+    [(created,)] = database.execute(CREATED)
+    assert any(after < created <= upto for after, upto in look.ended)
+    look = boundary.poll(behind)
+    assert (look.ended, look.open_since, look.hidden_since) == ((), None, None), "it is said once"
+
+
+@pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+def test_what_its_statement_had_done_before_the_engine_knew_of_it_is_reported_with_it(
+    database: FreshDatabase, opened: Open
+) -> None:
+    """A row is as old as its statement, which the list of processes shows from two seconds on."""
+    create_table(database)
+    boundary = opened(database.url, max_wait="10ms")
+    behind = now(database) + HOUR
+    boundary.poll(0)
+    insert_slowly = (
+        "INSERT INTO events (aggregate_id, version, event_type)"
+        " SELECT CONCAT('slow', slept), 1, 't' FROM (SELECT SLEEP(1.2) AS slept) AS slowly"
+    )
+    with transaction(database) as cursor:
+        writer = threading.Thread(target=cursor.execute, args=(insert_slowly,))
+        writer.start()
+        deadline = time.monotonic() + 30.0
+        assert boundary._watermark is not None
+        while not boundary._watermark.passed:
+            assert time.monotonic() < deadline
+            boundary._watermark.look(behind)
+            time.sleep(0.02)
+        writer.join()
+        cursor.execute(CREATED)
+        [created] = cursor.fetchone()
+        hidden = boundary.hidden_since
+        assert hidden is not None
+        assert hidden < created
+        cursor.connection.commit()
+    look = polled_until(boundary, behind, lambda look: bool(look.ended))
+    assert any(
+        bucket_of(after + 1) <= bucket_of(created) <= bucket_of(upto) for after, upto in look.ended
+    )
+
+
+def test_a14_who_polls_anew_reports_what_had_ended_before_it_looked(
+    database: FreshDatabase, opened: Open
+) -> None:
+    """The database was away, say, and connections were made anew: nobody saw that end."""
+    create_table(database)
+    former = opened(database.url, max_wait="10ms")
+    with transaction(database) as cursor:
+        insert(cursor, "a-1", 1)
+        cursor.execute(CREATED)
+        (created,) = cursor.fetchone()
+        look = polled_until(former, created - 1, lambda look: look.hidden_since is not None)
+        assert look.hidden_since is not None
+        assert look.hidden_since < created
+        cursor.connection.commit()
+    assert look.ended == ()
+    anew = opened(database.url, max_wait="10ms", hidden_since=look.hidden_since)
+    assert anew.hidden_since is not None, "until it has looked"
+    assert anew.hidden_since <= look.hidden_since
+    found = polled_until(anew, created + 1_000_000, lambda look: bool(look.ended))
+    assert any(after < created <= upto for after, upto in found.ended)
+
+
+def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
+    mysql_server: Database,
+    mariadb_server: Database,
+    opened: Open,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name, HAProxy: the former primary lives on, and what is connected to it notices nothing.
+
+    A boundary is of one server. The next one makes all its connections anew, and so do the shards.
+    """
+    monkeypatch.setattr("eventpub.store.events.KEPT_FOR", 1.0, raising=False)
+    name = f"moved_{uuid.uuid4().hex[:12]}"
+    for server in (mysql_server, mariadb_server):
+        with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+    first, second = FreshDatabase(mysql_server, name), FreshDatabase(mariadb_server, name)
+    create_table(first)
+    create_table(second, collation="utf8mb4_nopad_bin")
+    with TcpProxy(mysql_server.port) as address:
+        url = f"mysql+pymysql://root@127.0.0.1:{address.port}/{name}"
+        boundary = opened(url, delay="0")
+        with transaction(first) as cursor:
+            insert(cursor, "a", 1)
+            cursor.connection.commit()
+        at = polled_until(boundary, 0, lambda look: look.end is not None)
+        assert at.end is not None
+        address.target = mariadb_server.port
+        with transaction(second) as cursor:
+            insert(cursor, "a", 1)
+            insert(cursor, "a", 2)
+            cursor.connection.commit()
+        with pytest.raises(StoreError) as moved:
+            polled_until(boundary, at.end, lambda look: False)
+        assert (moved.value.code, moved.value.retriable) == ("store.moved", True)
+        anew = opened(url, delay="0")
+        after = at.end
+        look = polled_until(anew, after, lambda look: look.end is not None)
+        assert look.server != at.server
+    for server in (mysql_server, mariadb_server):
+        with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE {name}")
+
+
+def test_f3_open_transactions_are_looked_at_where_windows_are_read(
+    database: FreshDatabase,
+    mariadb_server: Database,
+    opened: Open,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name leads to either while it moves; what is connected once stays where it is."""
+    create_table(database)
+    elsewhere = f"mysql+pymysql://root@127.0.0.1:{mariadb_server.port}/mysql"
+    monkeypatch.setattr(
+        "eventpub.store.watermark.connect_for_reading",
+        lambda _: connect_for_reading(Store(url=SecretStr(elsewhere))),
+    )
+    boundary = opened(database.url)
+    with pytest.raises(StoreError) as moved:
+        boundary.poll(0)
+    assert moved.value.code == "store.moved"
+
+
+def test_f3_open_transactions_of_a_replica_are_not_looked_at(database: FreshDatabase) -> None:
+    mark = Watermark(Store(url=SecretStr(database.url)), 1_000_000)
+    database.execute("SET GLOBAL read_only = ON")
+    try:
+        with pytest.raises(StoreError) as refused:
+            mark.look()
+    finally:
+        database.execute("SET GLOBAL read_only = OFF")
+        mark.close()
+    assert (refused.value.code, refused.value.retriable) == ("store.replica", True)
