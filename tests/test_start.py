@@ -1,0 +1,157 @@
+"""A start: which run it is, what it makes of a state of which a part was lost, and who answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from eventpub.admission import EVENTS, Decision
+from eventpub.channel import Request
+from eventpub.channel.flight import Server
+from eventpub.cli.output import as_error
+from eventpub.config import App, Config, Sink, Store
+from eventpub.coordinator import events as e
+from eventpub.errors import EventpubError, StateError, StoreError
+from eventpub.index import Index
+from eventpub.ops.asking import ask_running, ask_shards
+from eventpub.publisher.prepare import _begin_run
+from eventpub.publisher.publisher import run
+from eventpub.publisher.recovery import kept_progress
+from eventpub.publisher.workers import Worker
+from eventpub.state import Running, StateDir
+from tests.channel.ends import until
+
+DAY = 86_400_000_000
+
+
+def config_in(state: Path) -> Config:
+    """A publisher's configuration with this state directory."""
+    return Config(
+        app=App(id="orders", state_dir=state),
+        store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
+        sink=Sink(topic="events"),
+    )
+
+
+def test_each_start_has_a_larger_number_even_where_the_clock_went_back(tmp_path: Path) -> None:
+    """By it a runner of a former one is told apart, wherever it has stalled."""
+    runs = [_begin_run(StateDir(tmp_path), {}, now) for now in (2_000, 1_000, 3_000)]
+    assert runs == sorted(set(runs))
+    state = StateDir(tmp_path)
+    state.run_file.unlink()
+    state.write(state.progress_file, {"run": 9_000})
+    assert _begin_run(state, {}, 4_000) > 9_000, "what one file has lost another says"
+
+
+def test_a21_without_progress_json_a_day_below_the_position_is_counted(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    for number, position in enumerate([5 * DAY, 4 * DAY]):
+        with Index(state.shard_index(2, number), {}) as index:
+            index.begin(None)
+            index.record(Decision(EVENTS.empty_table()), {}, position)
+    found = kept_progress(state, 2, 0)
+    assert found["position"] == 4 * DAY
+    assert found["hidden_since"] == 3 * DAY
+    state.write(state.progress_file, {"position": 7})
+    assert kept_progress(state, 2, 0) == {"position": 7}
+
+
+def test_without_java_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(StateError) as error:
+        run(config_in(tmp_path / "state"))
+    assert error.value.code == "spark.java_missing"
+    assert not StateDir(tmp_path / "state").is_running(), "and the lock is let go of"
+
+
+def test_an_exception_that_cannot_say_anything_is_named_by_its_kind() -> None:
+    """Py4J's asks the JVM, which may have died of what went wrong."""
+
+    class OfAJvmError(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    error, _ = as_error(OfAJvmError())
+    assert "OfAJvmError" in str(error)
+
+
+class TestAWorker:
+    def test_what_a_command_comes_to_is_posted_in_order_and_errors_with_their_command(
+        self,
+    ) -> None:
+        away = StoreError("store.unreachable", "away", retriable=True)
+        posted: list[e.Event] = []
+        closed: list[bool] = []
+
+        def do(command: e.Command) -> e.Event | None:
+            if isinstance(command, e.CheckTable):
+                raise away
+            if isinstance(command, e.SeeLag):
+                raise ZeroDivisionError
+            return None if isinstance(command, e.Show) else e.TopicChecked()
+
+        worker = Worker("a worker", do, posted.append, lambda: closed.append(True))
+        check, see = e.CheckTable(), e.SeeLag(0, 0)
+        for command in (check, e.Show(), see, e.CheckTopic({})):
+            worker.put(command)
+        worker.end(10.0)
+        assert posted[0] == e.Failed(check, away)
+        assert isinstance(posted[1], e.Failed)
+        assert posted[1].command == see
+        assert (posted[1].error.code, posted[1].error.retriable) == ("coordinator.failed", True)
+        assert posted[2:] == [e.TopicChecked()]
+        assert closed == [True]
+
+
+class TestWhoIsAsked:
+    @pytest.fixture
+    def state(self, tmp_path: Path) -> StateDir:
+        return StateDir(tmp_path)
+
+    def test_nobody_where_none_runs_or_it_is_starting(self, state: StateDir) -> None:
+        assert ask_running(state, "status") is None
+        state.lock()
+        assert ask_running(state, "status") is None
+        state.say_running(Running(1, "grpc://127.0.0.1:1", "token"))
+        assert ask_running(state, "status", timeout=1.0) is None
+        state.unlock()
+
+    def test_the_one_that_the_lock_names(self, state: StateDir) -> None:
+        asked: list[tuple[str, dict[str, Any]]] = []
+
+        def answer(name: str, given: dict[str, Any]) -> dict[str, Any]:
+            asked.append((name, given))
+            return {"answers": {"0": "found", "1": None}} if name == "request" else {"n": 1}
+
+        server = Server("127.0.0.1", "token", lambda _: None, lambda s, n: True, answer)
+        state.lock()
+        address = server.address("127.0.0.1", "token")
+        state.say_running(Running(1, address.location, address.token))
+        try:
+            assert ask_running(state, "status") == {"n": 1}
+            answers = ask_shards(state, Request("r1", "retry", "a"), 3.0)
+        finally:
+            server.end()
+            state.unlock()
+        assert answers == {0: "found", 1: "None"}
+        assert asked[1][1]["request"]["aggregate_id"] == "a"
+        assert asked[1][1]["timeout"] == 3.0
+
+
+def test_what_ends_a_start_is_said_without_its_secrets(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    config = config.model_copy(
+        update={
+            "store": Store.model_validate({"url": "mysql+pymysql://u:hidden@127.0.0.1:1/d"}),
+            "spark": config.spark.model_copy(update={"master": "none"}),
+        }
+    )
+    with structlog.testing.capture_logs() as lines, pytest.raises(EventpubError) as error:
+        run(config)
+    assert error.value.code == "store.unreachable"
+    assert "hidden" not in str(error.value) + str(lines)
+    assert until(lambda: not StateDir(tmp_path).is_running())
