@@ -24,7 +24,7 @@ from tests.sink.helpers import events
 OLD = 40_000
 SLOW, FAST = 150_000, 1 << 30
 FORMER_KEYS = (
-    *("position", "low", "next_due", "wanted", "comparison", "holds", "ends", "shards"),
+    *("position", "low", "holds", "ends", "shards"),
     "partitions",
 )
 """Of progress.json before it knew of topics' ids and of partitions that were added."""

@@ -100,10 +100,10 @@ def test_c8_of_two_publishers_with_one_application_id_the_older_one_stops(
     Workers that are killed between their commits, and their successors, are not another publisher.
     """
     create_table(database)
-    first, second = new_publisher(database), new_publisher(database)
+    first, second = (new_publisher(database, spark={"master": "local[*]"}) for _ in range(2))
     with a_stream_of_events(database):
         first.start()
-        eventually((first.state / "progress.json").exists, 240)
+        first.until_spark_publishes()
         time.sleep(20.0)
         for _ in range(5):
             for worker in eventually(first.workers, 60):
