@@ -216,6 +216,11 @@ class Coordinator:
             shard.failed(now)
             if event.error is not None:
                 self._met(event.error)
+        elif shard.lane is not None and event.attempt == shard.lane_attempt:
+            # of a machine that is gone the connection may say nothing for a quarter of an hour
+            lane = shard.lane
+            lane.close()
+            self._left(shard, lane, event.error, now)
 
     def _placement_changed(self, event: e.PlacementChanged, now: float) -> None:
         for shard in self.shards:

@@ -59,6 +59,7 @@ class Shard:
         due_told: what the last report was when a window for holds that are due was sent.
         attempt: how often a runner was started.
         is_starting: whether the last one has not connected yet.
+        lane_attempt, next_attempt: of the runner that has the lease, and of who waits for it.
     """
 
     number: int
@@ -73,6 +74,8 @@ class Shard:
     due_told: Report | None = None
     attempt: int = 0
     is_starting: bool = False
+    lane_attempt: int = 0
+    next_attempt: int = 0
     start_at: float = 0.0
     wait: float = _FIRST_WAIT
     handover_by: float = 0.0
@@ -85,7 +88,7 @@ class Shard:
         self.is_starting = False
         if self.next_lane is not None:
             self.next_lane.close()
-        self.next_lane = lane
+        self.next_lane, self.next_attempt = lane, self.attempt
         if self.lane is not None:
             self.lane.send(Stop())
             self.handover_by = now + _HANDOVER
@@ -111,6 +114,7 @@ class Shard:
             self.lane.close()  # it has had its time; the new one fences it
             self.leave(self.lane)
         self.lane, self.next_lane = self.next_lane, None
+        self.lane_attempt = self.next_attempt
         assert self.lane is not None
         self.lease, self.window = lease.number, 0
         self.lane.send(lease)

@@ -516,6 +516,28 @@ class TestRunnersThatFail:
         life.waits(5.0)
         assert life.starts == [0, 1, 0], "the one that is on its way is waited for"
 
+    def test_one_whose_task_is_over_is_gone_though_its_connection_does_not_say_so(self) -> None:
+        """Its machine was cut off, say: nothing comes from there, no end either."""
+        life, lanes = streaming()
+        life.on(e.RunnerEnded(0, 1, StateError("spark.task_lost", "executor", retriable=True)))
+        assert lanes[0].is_closed
+        life.waits(0.3)
+        assert life.starts == [0, 1, 0]
+        assert life.joins(0).leases[0].number == 2
+        life.loses(lanes[0])
+        assert life.starts == [0, 1, 0]
+
+    def test_the_end_of_one_that_has_handed_over_is_no_news(self) -> None:
+        life, lanes = streaming()
+        life.on(e.PlacementChanged(moves=True))
+        task = life.joins(0)
+        life.leaves(lanes[0])
+        life.on(e.RunnerEnded(0, 1))
+        life.on(e.RunnerEnded(1, 2, StateError("spark.task_lost", "no slot", retriable=True)))
+        assert not task.is_closed
+        assert not lanes[1].is_closed, "which goes on"
+        assert life.starts == [0, 1, 0, 1]
+
     def test_what_waiting_does_not_fix_ends_the_run_and_is_no_less_for_the_others(self) -> None:
         life, lanes = streaming()
         life.leaves(lanes[0], AWAY)
