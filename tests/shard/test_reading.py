@@ -1,0 +1,311 @@
+"""A runner's work as it comes: in order, read ahead, and none of it lost where it stops reading."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from eventpub.admission import EVENTS
+from eventpub.admission.buckets import bucket_of
+from eventpub.channel import Comparison, Lease, Report, Request, Stop, Window, Work
+from eventpub.coordinator.recount import Recount
+from eventpub.errors import SinkError
+from eventpub.shard.place import Accounted, Place
+from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
+from eventpub.shard.runner import Runner
+
+SECOND = 1_000_000
+LOOK = Request("r", "retry", "a")
+
+
+class Link:
+    """Gives out what a test has put in."""
+
+    def __init__(self, *work: Work) -> None:
+        self.came: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        for message in work:
+            self.came.put(message)
+
+    def receive(self) -> Work | None:
+        return self.came.get(timeout=20.0)
+
+    def wake(self) -> None:
+        self.came.put(None)
+
+
+class Table:
+    """A store with a row at each of some times; says which windows were read."""
+
+    def __init__(self, *times: int) -> None:
+        self.times = times
+        self.windows: list[tuple[int, int]] = []
+
+    def window(self, after: int, upto: int, shard: object) -> Iterator[pa.RecordBatch]:
+        self.windows.append((after, upto))
+        yield from rows_at(*(t for t in self.times if after < t <= upto)).to_batches()
+
+
+def rows_at(*times: int) -> pa.Table:
+    """A row created at each of these times."""
+    return pa.Table.from_pylist([{"aggregate_id": "a", "create_time": t} for t in times], EVENTS)
+
+
+def reading(
+    *work: Work, position: int | None = 100, times: tuple[int, ...] = ()
+) -> tuple[Reading, Any]:
+    """A shard at a position, what came for it, and the store's rows."""
+    place: Any = SimpleNamespace(
+        link=Link(*work),
+        index=SimpleNamespace(position=position),
+        reader=Table(*times),
+        shard=None,
+        lease=SimpleNamespace(low=90),
+        assignment=SimpleNamespace(
+            start=None, config=SimpleNamespace(recount=SimpleNamespace(horizon=0))
+        ),
+    )
+    return Reading(place), place
+
+
+def shown(item: Item | None) -> object:
+    """An item in a few words: the times of rows, the end of a window, or the work itself."""
+    if isinstance(item, Rows):
+        return item.rows.column("create_time").to_pylist()
+    return ("end", item.window.upto) if isinstance(item, WindowEnd) else item
+
+
+def test_rows_ends_and_other_work_come_in_the_order_of_the_work() -> None:
+    work: list[Work] = [Window(1, 110), LOOK, Window(2, 120), Comparison(1, (5,)), Stop()]
+    read, place = reading(*work, times=(105, 106, 115))
+    with read.ahead() as items:
+        found = [shown(next(items)) for _ in range(7)]
+    assert found == [
+        [105, 106],
+        ("end", 110),
+        LOOK,
+        [115],
+        ("end", 120),
+        Comparison(1, (5,)),
+        Stop(),
+    ]
+    assert place.reader.windows == [(100, 110), (110, 120)]
+
+
+def test_it_begins_where_the_index_is_and_a_new_index_from_the_lowest() -> None:
+    for position, windows in ((115, [(115, 120)]), (None, [(90, 120)])):
+        read, place = reading(Window(1, 110), Window(2, 120), position=position)
+        if position is None:
+            place.link = Link(Window(1, 120))
+        with read.ahead() as items:
+            while shown(next(items)) != ("end", 120):
+                continue
+        assert place.reader.windows == windows
+
+
+@pytest.mark.parametrize(
+    ("position", "found", "windows"),
+    [
+        (100, [[105, 115]], []),
+        (105, [[115]], []),
+        (80, [[85], [105, 115]], [(80, 100)]),
+        (120, [], []),
+    ],
+)
+def test_the_rows_that_came_along_are_used_and_what_lies_before_them_is_read(
+    position: int, found: list[list[int]], windows: list[tuple[int, int]]
+) -> None:
+    window = Window(1, 120, after=100, rows=rows_at(105, 115))
+    read, place = reading(window, position=position, times=(85, 105, 115))
+    with read.ahead() as items:
+        seen = []
+        while (item := shown(next(items))) != ("end", 120):
+            seen.append(item)
+    assert seen == found
+    assert place.reader.windows == windows
+
+
+def test_what_was_read_ahead_of_a_block_is_not_lost() -> None:
+    """The shard begins to wait for a hold; requests and comparisons had come already."""
+    read, place = reading(Window(1, 110), LOOK, Comparison(1, (5,)), times=(105,))
+    with read.ahead() as items:
+        assert shown(next(items)) == [105]
+        assert items.wait(20.0)
+    place.link.came.put(Window(2, 120))
+    place.link.came.put(Stop())
+    assert [read.next() for _ in range(4)] == [LOOK, Comparison(1, (5,)), Window(2, 120), Stop()]
+
+
+def test_what_was_handled_is_not_done_again() -> None:
+    read, place = reading(LOOK, Comparison(1, (5,)))
+    with read.ahead() as items:
+        assert shown(next(items)) == LOOK
+        read.handled()
+        assert shown(next(items)) == Comparison(1, (5,))
+    assert read.next() == Comparison(1, (5,)), "it was given out, and nobody said that it is done"
+    place.link.came.put(Stop())
+    assert read.next() == Stop()
+
+
+def test_a_window_that_came_while_the_shard_waited_is_read_behind_its_position() -> None:
+    read, place = reading(Window(1, 110))
+    assert read.next() == Window(1, 110)
+    place.index.position = 104
+    with read.ahead() as items:
+        assert shown(next(items)) == ("end", 110)
+    assert place.reader.windows == [(104, 110)]
+
+
+def test_a_wake_that_was_for_a_block_before_ends_no_later_one() -> None:
+    read, place = reading()
+    for number in range(1, 4):
+        place.link.wake()
+        with read.ahead() as items:
+            place.link.came.put(Window(number, 100 + 10 * number))
+            while shown(next(items)) != ("end", 100 + 10 * number):
+                continue
+        place.index.position = 100 + 10 * number
+    place.link.came.put(LOOK)
+    assert read.next() == LOOK
+
+
+def test_a5_an_error_ends_who_reads_ahead_though_nothing_comes_any_more() -> None:
+    """It waited for the thread that reads ahead, which waited for minutes."""
+    read, _ = reading(Window(1, 110), times=(105,))
+    began = time.monotonic()
+
+    def publish() -> None:
+        with read.ahead() as items:
+            while shown(next(items)) != ("end", 110):
+                continue
+            raise SinkError("sink.unreachable", "the broker restarts", retriable=True)
+
+    with pytest.raises(SinkError):
+        publish()
+    assert time.monotonic() - began < 5.0
+
+
+class TestAccounted:
+    def test_rows_count_with_the_position_that_they_are_behind(self) -> None:
+        accounted = Accounted(60 * SECOND)
+        accounted.add(np.array([SECOND, SECOND + 1, 2 * SECOND, 3 * SECOND]), since=0)
+        assert accounted.take(None) == {}
+        assert accounted.take(2 * SECOND) == {0: 1, 1: 2}
+        assert accounted.take(2 * SECOND) == {}, "once"
+        accounted.add(np.array([3 * SECOND]), since=0)
+        assert accounted.take(9 * SECOND) == {2: 2}
+
+    def test_what_was_old_when_it_was_read_is_not_counted(self) -> None:
+        """Nobody would count it again; a row without a number would be compared by its key."""
+        accounted = Accounted(60 * SECOND)
+        accounted.add(np.array([SECOND, 5 * SECOND]), since=2 * SECOND)
+        assert accounted.take(9 * SECOND) == {4: 1}
+
+    def test_without_a_horizon_nothing_is_counted(self) -> None:
+        accounted = Accounted(0)
+        accounted.add(np.array([SECOND]), since=0)
+        assert accounted.take(9 * SECOND) == {}
+
+
+@pytest.mark.parametrize(("hidden", "counted"), [(None, [950, 990]), (700, [800, 900, 950, 990])])
+def test_what_is_old_when_it_is_read_is_counted_where_something_hides_there(
+    hidden: int | None, counted: list[int]
+) -> None:
+    """A row without a number would be compared by its key when that has ended."""
+    since = None if hidden is None else hidden * SECOND
+    runner: Any = object.__new__(Runner)
+    horizon = SimpleNamespace(recount=SimpleNamespace(horizon=60 * SECOND))
+    assignment = SimpleNamespace(config=horizon)
+    runner._place = SimpleNamespace(now=1_000 * SECOND, assignment=assignment)
+    runner._accounted = Accounted(60 * SECOND)
+    steps: list[int] = []
+
+    def step(rows: pa.Table, position: int) -> bool:
+        steps.append(position)
+        return True
+
+    runner._publishing = SimpleNamespace(step=step)
+    rows = rows_at(*(at * SECOND for at in (650, 800, 900, 950, 990)))
+    assert runner._publish(Rows(Window(1, 1_000 * SECOND, hidden_since=since), rows))
+    assert steps == [990 * SECOND - 1], "rows of the last time may follow"
+    assert runner._place.hidden_since == since
+    assert sorted(runner._accounted.take(1_000 * SECOND)) == [at - 1 for at in counted]
+
+
+def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept() -> None:
+    now, position, horizon = 9_000 * SECOND, 5_000 * SECOND, 60 * SECOND
+    place: Any = object.__new__(Place)
+    config = SimpleNamespace(recount=SimpleNamespace(horizon=horizon))
+    place.assignment = SimpleNamespace(config=config)
+    place.now, place.hidden_since = now, None
+    place.uncounted_since = Recount(horizon, 0, now, position).uncounted_since
+    assert place.oldest_bucket() <= bucket_of(position - horizon + 1)
+    place.uncounted_since = None
+    assert place.oldest_bucket() > bucket_of(position)
+
+
+class TestReports:
+    @pytest.fixture
+    def place(self) -> Any:
+        """What a shard has in its hands, as far as a report asks."""
+        place: Any = object.__new__(Place)
+        place.report = Report(1)
+        place.lease = Lease(1, low=50, position=70)
+        place.shard = SimpleNamespace(number=1)
+        place.hidden_since = None
+        place.index = SimpleNamespace(
+            position=100, offsets={("events", 1): 5}, holds=Holds(oldest=None, next_due=None)
+        )
+        return place
+
+    def test_what_happened_is_said_once_and_what_is_every_time(self, place: Any) -> None:
+        place.report.published, place.report.done = 3, 4
+        place.report.buckets, place.report.answers = {7: 2}, {"r": "found"}
+        place.report.compared, place.report.unfinished = 2, [9]
+        first, second = place.take_report(), place.take_report()
+        assert (first.published, first.buckets, first.answers) == (3, {7: 2}, {"r": "found"})
+        assert (second.published, second.buckets, second.answers) == (0, {}, {})
+        for report in (first, second):
+            assert (report.shard, report.done, report.position) == (1, 4, 100)
+            assert (report.compared, report.unfinished) == (2, [9])
+            assert report.offsets == {("events", 1): 5}
+
+    def test_a_report_does_not_change_behind_the_back_of_who_has_it(self, place: Any) -> None:
+        report = place.take_report()
+        place.index.offsets["events", 1] = 9
+        place.report.buckets[1] = 1
+        assert report.offsets == {("events", 1): 5}
+        assert report.buckets == {}
+
+    def test_who_has_no_index_must_read_again_from_the_oldest_hold_on(self, place: Any) -> None:
+        place.index.holds = Holds(oldest=80, next_due=90)
+        report = place.take_report()
+        assert (report.position, report.low) == (100, 79)
+        assert (report.holds, report.next_due) == (1, 90)
+
+    def test_a_new_index_is_where_the_lease_begins(self, place: Any) -> None:
+        place.index.position = None
+        report = place.take_report()
+        assert (report.position, report.low) == (70, 50)
+
+
+class Holds:
+    """One hold, or none."""
+
+    def __init__(self, oldest: int | None, next_due: int | None) -> None:
+        self._oldest, self._next_due = oldest, next_due
+
+    def __len__(self) -> int:
+        return self._oldest is not None
+
+    def oldest(self) -> int | None:
+        return self._oldest
+
+    def next_due(self) -> int | None:
+        return self._next_due
