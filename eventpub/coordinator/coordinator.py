@@ -288,10 +288,15 @@ class Coordinator:
     def _reported(self, shard: Shard, report: Report, now: float) -> None:
         self._folding.forget(shard.number)
         is_first = shard.report is None
+        held = self._held(shard)
+        is_of_other_lease = shard.reported_lease != shard.lease
         shard.heard(report)
         if is_first and report.read_before is not None:
             self._recounting.began(report.read_before)
-        self._recounting.account(report)
+        if is_of_other_lease:
+            self._recounting.account_anew(report, held)
+        else:
+            self._recounting.account(report)
         self._where.take(self.shards, report, self._recounting)
         self._failures.is_well(now)
         if report.counts.rows or report.published:
@@ -310,6 +315,13 @@ class Coordinator:
             self._all_have_reported()
         if self._plan.is_reached(self._where.position):
             self.progress.lag_seconds, self.progress.lag_events = 0.0, 0
+
+    def _held(self, shard: Shard) -> tuple[int, int] | None:
+        """Between which times the shard may hold events, as it or the former run has said last."""
+        begin, last = self._begin, shard.report
+        if last is not None:
+            return (last.low, last.position) if last.holds else None
+        return None if begin.position is None else (begin.low, begin.position)
 
     def _all_have_reported(self) -> None:
         """From now on the position is this run's; what former indexes knew was taken over."""

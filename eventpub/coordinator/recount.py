@@ -113,9 +113,18 @@ class Recount:
         oldest = min((bucket for some in late for bucket in some), default=None)
         return None if oldest is None else oldest * WIDTH
 
-    def account(self, shard: int, buckets: Mapping[int, int]) -> None:
-        """Take over a shard's numbers of rows, per bucket that has changed."""
-        self._accounted.setdefault(shard, {}).update(buckets)
+    def account(self, shard: int, buckets: Mapping[int, int], *, anew: bool = False) -> None:
+        """Take over a shard's numbers of rows, per bucket that has changed.
+
+        Args:
+            anew: these are all, of another index perhaps: where it knows of fewer rows than the one
+                before, they are looked for again.
+        """
+        known = self._accounted.setdefault(shard, {})
+        if anew:
+            self.note([bucket for bucket, rows in known.items() if buckets.get(bucket, 0) < rows])
+            known.clear()
+        known.update(buckets)
 
     def accounted(self, buckets: Iterable[int]) -> dict[int, int]:
         """How many rows of each the shards have accounted for."""

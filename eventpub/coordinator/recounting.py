@@ -54,6 +54,17 @@ class Recounting:
         """Take over a shard's numbers."""
         self._recount.account(report.shard, report.buckets)
 
+    def account_anew(self, report: Report, held: tuple[int, int] | None) -> None:
+        """Take over the numbers of an index that may be older than the shard's one before.
+
+        Args:
+            held: ``(after, upto]``, µs, in which the shard held events; what its index does not
+                hold any more is looked for again. None: nowhere.
+        """
+        self._recount.account(report.shard, report.buckets, anew=True)
+        if held is not None and held[0] < min(report.low, held[1]):
+            self._recount.ended(held[0], min(report.low, held[1]))
+
     def ended(self, ranges: Sequence[tuple[int, int]]) -> None:
         """As of `boundary.Look.ended`."""
         for after, upto in ranges:

@@ -55,6 +55,7 @@ class Shard:
         is_behind: whether a window was left out, so that one is due when these are done.
         window: the number of the last window.
         report: the last one; None: the shard has not said anything in this run.
+        reported_lease: the number of the lease that it is of.
         asked: requests that were sent and not answered.
         due_told: what the last report was when a window for holds that are due was sent.
         attempt: how often a runner was started.
@@ -70,6 +71,7 @@ class Shard:
     is_behind: bool = False
     window: int = 0
     report: Report | None = None
+    reported_lease: int = 0
     asked: dict[str, Request] = field(default_factory=dict)
     due_told: Report | None = None
     attempt: int = 0
@@ -199,6 +201,7 @@ class Shard:
         for answered in report.answers:
             self.asked.pop(answered, None)
         self.report = report
+        self.reported_lease = self.lease
         self.failures = 0
         if report.done or report.published:
             self.wait = _FIRST_WAIT
