@@ -286,8 +286,10 @@ class World:
     def kill_workers_at(self, steps: list[str]) -> None:
         """All in one run: another worker gets the lease, and meets the next step."""
         places = [(step, self.folder / f"worker-{n}.pid") for n, step in enumerate(steps)]
-        self.arm(steps[0])
         self.publisher.start(environment=_spec(places))
+        self.publisher.until_spark_publishes()
+        self.arm(steps[0])
+        self.commit()
         for number, (step, marker) in enumerate(places):
             following = steps[number + 1] if number + 1 < len(steps) else ""
             self.visible_before = self.reader.identities()
