@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tests.simulation.broker import Message
-from tests.simulation.spark import TOPIC
+from tests.simulation.driver import TOPIC
 from tests.simulation.store import crc
 from tests.simulation.world import Row, Setup, World
 
@@ -285,11 +285,10 @@ def _skips(world: World) -> dict[str, list[Skip]]:
 
 
 def _has_waited(setup: Setup, attempts: int, waited: int) -> bool:
-    """All attempts were made, and more only where open transactions are seen."""
-    if waited < setup.backoff_base * ((1 << setup.max_backoff) - 1):
-        return False
-    sees = setup.watermark == "auto"
-    return attempts == setup.max_backoff or (sees and attempts > setup.max_backoff)
+    """All attempts were made; more where open transactions had not been looked at since."""
+    return attempts >= setup.max_backoff and waited >= setup.backoff_base * (
+        (1 << setup.max_backoff) - 1
+    )
 
 
 def _was_seen_open(world: World, row: Row, skip: Skip) -> bool:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from eventpub.index.holds import unpacked
-from eventpub.spark.state import Request
 from tests.simulation.world import World, world
 
 
@@ -47,7 +46,6 @@ class Disk:
             is_cut: a file keeps its name, and is empty.
         """
         files = world().files
-        files.pop("live", None)
         for name in [name for name in files if name not in world().lasting]:
             files[name] = EMPTY
             if not is_cut:
@@ -235,108 +233,51 @@ class File:
 
 
 class StateDir:
-    """eventpub.spark.state.StateDir on the simulated disk."""
+    """eventpub.state.StateDir on the simulated disk; requests are the world's."""
 
     progress_file = File("progress.json")
     start_file = File("start.json")
     run_file = File("run.json")
-    server_file = File("server.json")
-    boundary_file = File("boundary.json")
-    passed_file = File("passed.json")
 
     def __init__(self, root: object) -> None:
         del root
 
     def read(self, path: File) -> dict[str, Any] | None:
-        """As there; the boundary moves with the database's time."""
-        this = world()
-        if path.name == "boundary.json":
-            this.monotonic += 0.4  # a task follows it two times at most
-            if not this.setup.follows:
-                return None
-            if this.setup.watermark != "off":
-                return this.next_bounds()
-            upto = this.clock - this.setup.delay
-            this.reached = max(this.reached, upto)
-            return {"upto": upto, "open_since": None}
-        data = this.files.get(path.name)
+        """As there."""
+        data = world().files.get(path.name)
         return None if data == EMPTY else data
 
     def write(self, path: File, data: dict[str, Any], *, lasting: bool = False) -> None:
         """As there; `lasting`: it is on the disk before anything else is done."""
         world().point(f"write {path}")
         (world().lasting.add if lasting else world().lasting.discard)(path.name)
-        world().files[path.name] = data
-
-    def tell(self, run: int, batch: int, shard: int, report: dict[str, Any]) -> None:
-        """As there."""
-        told: dict[Any, Any] = world().files.setdefault("live", {})
-        told[run, batch, shard] = json.loads(json.dumps(report))
-
-    def told(self, run: int, batch: int, shards: int) -> list[dict[str, Any]]:
-        """As there."""
-        told: dict[Any, Any] = world().files.get("live", {})
-        reports = [told[run, batch, n] for n in range(shards) if (run, batch, n) in told]
-        return reports if len(reports) == shards else []
-
-    def told_by(self, run: int, batch: int, shard: int) -> dict[str, Any] | None:
-        """As there."""
-        told: dict[Any, Any] = world().files.get("live", {})
-        return told.get((run, batch, shard))
-
-    def end_batch(self, run: int, batch: int) -> None:
-        """Tasks run one after the other here, and still follow."""
-
-    def has_ended(self, run: int, batch: int) -> bool:
-        """As if they ran at the same time."""
-        del run, batch
-        return False
+        world().files[path.name] = json.loads(json.dumps(data))
 
     def set_aside(self, shards: int, partitions: int) -> None:
-        """As there; the number of partitions never changes here."""
+        """Not modelled: what the indexes know is read back from the topic, or they are refused."""
 
     def former_indexes(self) -> tuple[File, ...]:
-        """As there."""
+        """As `set_aside`."""
         return ()
 
-    def is_stopping(self, run: int) -> bool:
-        """Nobody sends a signal."""
-        del run
-        return False
-
-    def tell_fold(self, *_: int) -> None:
-        """Nobody reads it."""
-
-    def forget_fold(self, shard: int) -> None:
-        """As `tell_fold`."""
-
     def forget_shards(self, shards: int) -> None:
-        """As there: on the driver's disk only."""
+        """As there: on the publisher's disk only."""
         databases = world().disk.databases
         for at, path in list(databases):
             if at == 0 and path.startswith(f"{shards}-shards/"):
                 del databases[at, path]
 
-    def asked(self) -> list[Request]:
-        """As there."""
-        return list(world().requests)
-
-    def answer(self, request_id: str, outcome: str) -> None:
-        """As there."""
-        this = world()
-        this.point("answer")
-        this.counts[f"answered {outcome}"] += 1
-        this.requests = [r for r in this.requests if r.id != request_id]
-
-    def set_invalid_requests_aside(self) -> list[File]:
-        """There are none."""
-        return []
-
     def indexed(self) -> list[int]:
-        """As there: on the driver's disk only."""
+        """As there: on the publisher's disk only."""
         found = {int(path.split("-")[0]) for at, path in world().disk.databases if at == 0}
         return sorted(found)
 
     def shard_index(self, shards: int, number: int) -> File:
         """As there."""
         return File(f"{shards}-shards/{number}")
+
+
+def index_folder(config: object, shards: int, number: int) -> File:
+    """eventpub.shard.assignment.index_folder on an executor's disk."""
+    del config
+    return File(f"{shards}-shards/{number}")

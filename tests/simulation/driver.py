@@ -1,37 +1,42 @@
-"""Spark's part, as far as it decides anything: offset log, replay, tasks, and what a crash leaves.
+"""The publisher's process, again and again: the coordinator's loop, and what carries out commands.
 
-The publisher, its micro-batch, the source and the tasks are the real ones. Spark writes a batch's
-end to its offset log before the batch and its number to the commit log after it; a batch without
-that is run again with the same bounds, by a driver that may know no more than the disk does.
+Start, coordinator, boundary, counts and runners are the real ones. In the place of queues and
+threads there is this loop, which does one thing after the other: an event, a runner that is to be
+started, a runner that has something to do. The machine's time goes on where nothing else is left.
+
+A step of a schedule begins leases of all shards, plans some windows, and ends the leases again: so
+each step is one of many fresh starts of runners.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
-from pyspark.sql.streaming.datasource import ReadMaxRows
-
+from eventpub.channel import Hello, Report, Request
+from eventpub.channel.lane import Heard, Lane, Lost
 from eventpub.config import App, Config, Gaps, Read, Recount, Sink, Spark, Store
-from eventpub.errors import EventpubError
-from eventpub.spark.boundary import BatchOver, Bounds
-from eventpub.spark.publisher import _Publisher
-from eventpub.spark.source import EventStoreStreamReader, SourceError, Window
-from tests.simulation.store import EventStore
+from eventpub.coordinator import events as e
+from eventpub.coordinator.coordinator import Coordinator
+from eventpub.errors import EventpubError, StateError
+from eventpub.publisher.prepare import Prepared, prepare
+from eventpub.publisher.workers import BoundaryWork, WatchWork
+from eventpub.shard.runner import serve
+from eventpub.sink.records import parse_times
+from tests.simulation.channel import Connection
+from tests.simulation.disk import StateDir
 from tests.simulation.world import Crash, Process, Setup, Worker, World
 
 TOPIC = "events"
 
+_PAUSES = 4
+"""How often a step lets time pass to have its windows."""
+
 
 class Stopped(Exception):  # noqa: N818 (what a schedule meets, not what went wrong in the test)
     """The publisher has given up for good."""
-
-
-class ExecutorLost(RuntimeError):  # noqa: N818 (it is what happens)
-    """What Spark raises in the driver when a task's process is gone."""
 
 
 @cache
@@ -63,230 +68,384 @@ def config_of(setup: Setup, shards: int) -> Config:
     )
 
 
-class _Reader(EventStoreStreamReader):
-    """The real source, asked by this module instead of Spark."""
+class Run:
+    """One life of the publisher's process, from its start to its end."""
 
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        self._store: Any = EventStore(None, None)
-        self._boundary: Any = SimpleNamespace(rest=lambda: None, go=self._went, rests=False)
-        self.last = Bounds(0)
-
-    def _went(self, end: int) -> None:
-        self.last = Bounds(end)
-
-    def next_bounds(self) -> dict[str, Any] | None:
-        """What the boundary's file has now."""
-        try:
-            found = self._next_window(self.last.upto)
-        except (BatchOver, SourceError, EventpubError):
-            return None
-        if found is not None:
-            self.last = replace(found, tick=self.last.tick + (found.upto == self.last.upto))
-        return asdict(self.last)
-
-
-class _Rows:
-    """A record batch of windows."""
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-
-    def to_pylist(self) -> list[dict[str, Any]]:
-        return [vars(self._window)]
-
-
-class _Frame:
-    """The DataFrame of a micro-batch: each window is a task on an executor."""
-
-    def __init__(self, driver: Driver, windows: list[Window]) -> None:
-        self._driver = driver
-        self._windows = windows
-        self._task: Callable[..., Any]
-
-    def mapInArrow(self, task: Callable[..., Any], schema: str) -> _Frame:  # noqa: N802
-        del schema
-        self._task = task
-        return self
-
-    def collect(self) -> list[dict[str, Any]]:
-        this = self._driver.world
-        driver = this.process
-        results: list[dict[str, Any]] = []
-        turn = self._driver.turn % max(1, len(self._windows))
-        for window in self._windows[turn:] + self._windows[:turn]:
-            this.point("task")
-            process = Process((window.shard + self._driver.shift) % this.setup.executors)
-            this.process = process
-            try:
-                results += self._run(this, process, window)
-            except Crash as crash:
-                process.dead = True
-                if crash.whole:
-                    driver.dead = True
-                    raise
-                raise ExecutorLost from None
-            finally:
-                this.process = driver
-        this.lost.clear()  # a first fold that is interrupted leaves an index as lost as before
-        this.point("tasks done")
-        return sorted(results, key=lambda r: str(r["report"]))
-
-    def _run(self, this: World, process: Process, window: Window) -> list[dict[str, Any]]:
-        def work() -> list[dict[str, Any]]:
-            return [row for batch in self._task(iter([_Rows(window)])) for row in batch.to_pylist()]
-
-        if not self._driver.threads:
-            return work()
-        worker = Worker(this, process, work)
-        worker.go_on()
-        if not worker.done:
-            this.stalled.append(worker)
-            raise ExecutorLost
-        if worker.error is not None:
-            raise worker.error
-        result: list[dict[str, Any]] = worker.result
-        return result
+    def __init__(self, config: Config, prepared: Prepared, requests: Any) -> None:
+        begin = prepared.beginning
+        self.process = Process()
+        self.assignment = prepared.assignment
+        self.coordinator = Coordinator(
+            config, type(begin)(**{**vars(begin), "requests": tuple(requests)})
+        )
+        self.boundary = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
+        self.watch = WatchWork(config, begin.layout, prepared.topics)
+        self.events: deque[e.Event] = deque()
+        self.to_start: list[e.StartRunner] = []
+        self.poll: e.Poll | None = None
+        """One that waits for the next step."""
+        self.asked: set[str] = set()
+        self.is_over = False
 
 
 class Driver:
-    """The driver, again and again: what survives it is `offsets` and `done`, and the disk."""
+    """The publisher, whether it runs or not. What survives it is on the disk."""
 
     def __init__(self, this: World) -> None:
         self.world = this
         self.shards = this.setup.shards
-        self.page_rows = this.setup.page_rows
-        self.offsets: dict[int, dict[str, int]] = {}
-        self.done = -1
         self.shift = 0
         self.turn = 0
-        self.threads = False
-        self.errors: list[str] = []
-        self._publisher: Any = None
-        self._reader: _Reader | None = None
+        self.keeps = this.setup.keeps
+        self._run: Run | None = None
+        self._runners: list[Worker] = []
+        self._windows = self._vain_polls = 0
+        self._begins = False
+        self._has_failed = False
+        self._reported: set[int] = set()
+        self._did_something = False
 
-    def stop(self) -> None:
-        """It ends, one way or the other."""
-        self.world.stopped()
-        self._publisher = self._reader = None
-
-    def lose_checkpoint(self) -> None:
-        """Spark's directory is deleted."""
-        self.offsets, self.done = {}, -1
+    # -- steps ------------------------------------------------------------------------------------
 
     def batch(self) -> bool:
-        """Start what does not run, then one micro-batch; False where none was due.
+        """Start what does not run, then leases of all shards and some windows.
+
+        Returns:
+            False where nothing was due, here or since the step before.
 
         Raises:
             Stopped: an error that the publisher does not wait out.
         """
         this = self.world
         this.process = Process()
+        self._windows, self._vain_polls, self._has_failed = 0, 0, False
+        self._reported.clear()
         try:
-            if self._publisher is None:
+            if self._run is None:
                 this.started()
                 self._start()
-            if self._reader is None:
-                self._query()
-            return self._micro_batch()
+            assert self._run is not None
+            this.process = self._run.process
+            self._begin_leases(self._run)
+            if not self._has_failed and len(self._reported) == len(self._run.coordinator.shards):
+                this.lost.clear()  # a first fold that is interrupted leaves an index as lost
+            this.point("tasks done")
+            if not self.keeps:
+                self._end_leases(self._run)
+            this.counts["batches"] += 1
         except Crash:
             this.counts["crashes"] += 1
+            self.crash()
+        except EventpubError as error:  # of the start
+            this.counts[f"error {error.code}"] += 1
             self.stop()
-        except ExecutorLost:
-            self._reader = None
-        except (EventpubError, SourceError) as error:
-            self._met(error)
-            if self._publisher is not None and not hasattr(self._publisher, "_job"):
-                self.stop()  # it never came to run
+            if not error.retriable:
+                raise Stopped(f"{error.code}: {error}") from error
         finally:
+            self._begins = False
             this.process = Process()
-        return True
-
-    def _met(self, error: EventpubError | SourceError) -> None:
-        """The query has ended: it is started again, or the publisher gives up."""
-        self._reader = None
-        cause = error.__cause__ if isinstance(error, SourceError) else error
-        assert isinstance(cause, EventpubError)
-        self.world.counts[f"error {cause.code}"] += 1
-        waits = cause.retriable or (
-            cause.code == "sink.fenced" and not self._publisher._another_publisher_seen()
-        )
-        if not waits:
-            self.stop()
-            raise Stopped(f"{cause.code}: {cause}") from error
+        did, self._did_something = self._did_something, False
+        return did
 
     def look(self) -> None:
-        """What the driver's main thread does every second: the recount.
+        """Time passes for the publisher alone: it counts again.
 
         Raises:
             Stopped: as `batch`.
         """
-        if self._publisher is None or not hasattr(self._publisher, "_job"):
+        run = self._run
+        if run is None:
             return
-        process = self.world.process
-        self.world.process = Process()
-        self.world.monotonic += 11.0  # it looks for open transactions less often than for rows
+        process, self.world.process = self.world.process, run.process
+        self.world.monotonic += 11.0  # it looks for some things less often than for rows
         try:
             self.world.counts["looks"] += 1
-            self._publisher._see_to(EventStore(None, None), *self._publisher._live())
-        except EventpubError as error:
-            self._met(error)
+            run.events.append(e.Tick())
+            self._go_on(run)
+        except Crash:
+            self.world.counts["crashes"] += 1
+            self.crash()
         finally:
             self.world.process = process
 
-    def next_bounds(self) -> dict[str, Any] | None:
-        """As the source says while a task asks, which moves the boundary meanwhile."""
-        this = self.world
-        if self._reader is None:
+    def restart(self, shards: int) -> None:
+        """It is stopped, and started by the next step, perhaps with another number of shards.
+
+        Raises:
+            Stopped: as `batch`.
+        """
+        run = self._run
+        if run is not None:
+            self.world.process = run.process
+            run.events.append(e.StopAsked())
+            self._go_on(run)
+            while not run.is_over:
+                self._pass_time(run)
+                self._go_on(run)
+            self.world.process = Process()
+        self.stop()
+        self.shards = shards or self.shards
+
+    def settles(self) -> None:
+        """From now on leases are kept, and nothing fails any more."""
+        self.keeps = True
+
+    @property
+    def next_due(self) -> int | None:
+        """When a hold is due next, as shards have reported."""
+        if self._run is None:
             return None
-        process, this.process = this.process, Process()
-        try:
-            found = self._reader.next_bounds()
-        finally:
-            this.process = process
-        this.reached = max(this.reached, found["upto"] if found else 0)
-        return found
+        reports = [s.report for s in self._run.coordinator.shards if s.report is not None]
+        return min((r.next_due for r in reports if r.next_due is not None), default=None)
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """Of the publisher that runs."""
+        return None if self._run is None else self._run.coordinator
+
+    # -- the end of a process ---------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """It ends, one way or the other, and its runners with it but for those that stall."""
+        self._leave()
+        for worker in self._runners:
+            worker.end()
+        self._runners.clear()
+
+    def crash(self) -> None:
+        """It is gone; runners perhaps not, until they see that nobody is there."""
+        self._leave()
+        for worker in self._runners:
+            if self.world.setup.orphans and (worker.link.has_work or not worker.waits):
+                self.world.counts["orphans"] += 1
+                worker.stale = True
+                self.world.stalled.append(worker)
+            else:
+                worker.end()
+        self._runners.clear()
+
+    def _leave(self) -> None:
+        self.world.stopped()
+        self._run = None
+        for worker in [*self._runners, *self.world.stalled]:
+            worker.link.cut(self.world.setup.unseen)
+
+    # -- the channel's and the schedule's side ----------------------------------------------------
+
+    def post(self, event: e.Event) -> None:
+        """Something has happened."""
+        if self._run is not None:
+            self._run.events.append(event)
+
+    def lose(self, lane: Lane) -> None:
+        """A connection has ended, and what is on its way is lost."""
+        run = self._run
+        if run is None:
+            return
+        kept = [x for x in run.events if not (isinstance(x, Heard) and x.lane is lane)]
+        self.world.counts["reports lost"] += len(run.events) - len(kept)
+        run.events = deque(kept)
+        run.events.append(Lost(lane))
+
+    def move(self) -> None:
+        """Runners are to move."""
+        if self._begins:
+            self.world.counts["moves"] += 1
+            self.post(e.PlacementChanged(moves=True))
+
+    def goes_on(self, worker: Worker) -> None:
+        """A runner that had stalled is over, or waits for work like any other."""
+        if not worker.done:
+            self._runners.append(worker)
+            return
+        if worker.error is not None and not isinstance(worker.error, Crash):
+            raise worker.error
+        worker.link.close()
+
+    # -- a step -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self.lose_checkpoint()  # as each start does
         config = config_of(self.world.setup, self.shards)
-        self._publisher = _Publisher(config, False, lambda _: None)
-        self._publisher._prepare()
+        prepared = prepare(config, StateDir(None), available_now=False)  # type: ignore[arg-type]
+        kept = [*self.world.requests]
+        self._run = Run(config, prepared, [(r, self._reply(r)) for r in kept])
+        self._run.asked = {r.id for r in kept}
 
-    def _query(self) -> None:
-        config = config_of(self.world.setup, self.shards)
-        self.world.parsed = config.store, config.read
-        self._reader = _Reader(self._publisher._options())
+    def _begin_leases(self, run: Run) -> None:
+        """Until its windows are done, or nothing happens any more."""
+        this, coordinator = self.world, run.coordinator
+        for worker in this.stalled:
+            if worker.link.is_up:
+                worker.link.lose()
+        self._begins = True
+        idle = [s for s in coordinator.shards if s.lane is None]
+        waits = [coordinator._plan.poll_at, *(s.start_at for s in idle)]
+        this.monotonic = max(this.monotonic, *waits)
+        for request in this.requests:
+            if request.id not in run.asked:
+                run.asked.add(request.id)
+                run.events.append(e.Asked(request, self._reply(request)))
+        if run.poll is not None:
+            poll, run.poll = run.poll, None
+            self._do(run, poll)
+        run.events.append(e.Tick())
+        self._go_on(run)
+        for _ in range(_PAUSES):
+            if self._windows >= this.setup.windows or self._vain_polls > 1:
+                break
+            self._pass_time(run)
+            self._go_on(run)
+        self._begins = False
 
-    def _micro_batch(self) -> bool:
-        this = self.world
-        reader = self._reader
-        assert reader is not None
-        last = max(self.offsets, default=-1)
-        if last > self.done:
-            number = last
-            this.counts["replays"] += 1
-        else:
-            number = last + 1
-            start = self._end_of(last)
-            end = reader.latestOffset(start, ReadMaxRows(self.page_rows))
-            if end == start:
-                return False
-            this.point("offsets")
-            self.offsets[number] = end
+    def _end_leases(self, run: Run) -> None:
+        run.events.append(e.OpenChecked(is_left_open=True))
+        self._go_on(run)
+
+    def _pass_time(self, run: Run) -> None:
+        this, coordinator = self.world, run.coordinator
+        at = this.monotonic + coordinator.next_tick(this.monotonic)
+        at = max(at, *(s.handover_by for s in coordinator.shards if s.next_lane is not None), at)
+        this.monotonic = at + 0.001
+        run.events.append(e.Tick())
+
+    def _reply(self, request: Request) -> Callable[[dict[int, str]], None]:
+        def reply(answers: dict[int, str]) -> None:
+            self.world.point("answer")
+            for answer in answers.values():
+                self.world.counts[f"answered {answer}"] += 1
+            self.world.requests = [r for r in self.world.requests if r.id != request.id]
+
+        return reply
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def _go_on(self, run: Run) -> None:
+        """Until everybody waits for time to pass.
+
+        Raises:
+            Crash: the process has died.
+            Stopped: it has given up.
+        """
+        is_late = self.world.setup.order == "late"
+        while not run.is_over:
+            worker = self._ready()
+            if run.events and not (is_late and worker):
+                self._on(run, run.events.popleft())
+            elif run.to_start and self._begins:
+                turn = self.turn % len(run.to_start)
+                self._launch(run, run.to_start.pop(turn))
+            elif worker is not None:
+                self._continue(run, worker)
+            else:
+                return
+
+    def _ready(self) -> Worker | None:
+        return next((w for w in self._runners if not w.waits or w.link.is_ready), None)
+
+    def _launch(self, run: Run, command: e.StartRunner) -> None:
+        this, shard = self.world, command.shard
+        this.point("task")
         this.forget()
-        this.reached = max(this.reached, self.offsets[number]["position"])
-        this.point("planned")
-        windows: Any = reader.partitions(self._end_of(number - 1), self.offsets[number])
-        self._publisher._micro_batch(_Frame(self, list(windows)), number)
-        this.point("remembered")
-        self.done = number
-        this.lost.clear()
-        this.counts["batches"] += 1
-        return True
+        process = Process((shard + self.shift) % this.setup.executors)
+        assignment = run.assignment
+        worker = Worker(this, process, lambda: serve(assignment, shard, worker.link))
+        worker.shard, worker.attempt = shard, command.attempt
+        worker.link = Connection(self, worker, Hello(shard, assignment.run))
+        self._runners.append(worker)
 
-    def _end_of(self, number: int) -> dict[str, int]:
-        """Where the next batch starts; Spark asks the source again as long as there was none."""
-        assert self._reader is not None
-        found = self.offsets.get(number)
-        return self._reader.initialOffset() if found is None else found
+    def _continue(self, run: Run, worker: Worker) -> None:
+        worker.go_on()
+        if self.world.unexpected is not None:
+            raise self.world.unexpected
+        if not worker.done:
+            if worker.stale:
+                self._runners.remove(worker)
+                self.world.stalled.append(worker)
+            return
+        self._runners.remove(worker)
+        if isinstance(worker.error, Crash):
+            if worker.error.whole:
+                run.process.dead = True
+                raise worker.error
+            if worker.link.is_up:
+                worker.link.cut()
+                self.lose(worker.link.lane)
+            lost = StateError("spark.task_lost", "it was killed", retriable=True)
+            self.post(e.RunnerEnded(worker.shard, worker.attempt, lost))
+        elif worker.error is not None:
+            raise worker.error
+        else:
+            worker.link.close()
+            self.post(e.RunnerEnded(worker.shard, worker.attempt))
+
+    def _on(self, run: Run, event: e.Event) -> None:
+        this = self.world
+        if isinstance(event, Heard):
+            self._hear(event)
+        elif isinstance(event, Lost):
+            self._has_failed = True
+        elif isinstance(event, e.Polled) and event.look.end is None:
+            self._vain_polls += 1
+        before = run.coordinator._plan.window
+        commands = run.coordinator.on(event, this.monotonic)
+        window = run.coordinator._plan.window
+        if window is not None and window is not before:
+            self._windows += 1
+            self._did_something = True
+            this.reached = max(this.reached, window.upto)
+            this.point("planned")
+        for command in commands:
+            self._do(run, command)
+
+    def _hear(self, event: Heard) -> None:
+        message = event.message
+        if isinstance(message, Report):
+            self._reported.add(message.shard)
+            if message.published or message.dead or message.answers or message.counts.rows:
+                self._did_something = True
+        elif (error := getattr(message, "error", None)) is not None:
+            self._has_failed = True
+            self.world.counts[f"error {error.code}"] += 1
+
+    def _do(self, run: Run, command: e.Command) -> None:
+        if isinstance(command, e.Poll):
+            if self._begins and self._windows < self.world.setup.windows:
+                self._ask(run, run.boundary.do, command)
+            else:
+                run.poll = command
+        elif isinstance(command, e.StartRunner):
+            run.to_start.append(command)
+        elif isinstance(command, e.Remember):
+            StateDir(None).write(StateDir.progress_file, dict(command.what), lasting=True)
+            self.world.point("remembered")
+        elif isinstance(command, e.ForgetFormer):
+            if command.shards is not None:
+                StateDir(None).forget_shards(command.shards)
+        elif isinstance(command, e.Say):
+            self._said(command)
+        elif isinstance(command, e.Finish):
+            run.is_over = True
+            if command.error is not None:
+                self.stop()
+                raise Stopped(f"{command.error.code}: {command.error}")
+        elif isinstance(command, e.Sample):
+            run.events.append(e.Sampled((), 0))
+        elif isinstance(command, e.SeeLag):
+            run.events.append(e.LagSeen(command.position, 0, 0.0, 0))
+        elif not isinstance(command, e.Show):
+            self._ask(run, run.watch.do, command)
+
+    def _ask(self, run: Run, do: Callable[[e.Command], e.Event | None], command: e.Command) -> None:
+        try:
+            outcome = do(command)
+        except EventpubError as error:
+            self.world.counts[f"error {error.code}"] += 1
+            outcome = e.Failed(command, error)
+        if outcome is not None:
+            run.events.append(outcome)
+
+    def _said(self, command: e.Say) -> None:
+        if "are published again" in command.text and "after" in command.facts:
+            after = parse_times([command.facts["after"]]).tolist()[0]
+            before = self.world.repeats_after
+            self.world.repeats_after = after if before is None else min(after, before)

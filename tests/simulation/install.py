@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from eventpub.admission import buckets
+from eventpub.coordinator import boundary, recount
 from eventpub.index import rocks
-from eventpub.sink import bulk, client, fold, owning, shard, topics, unmarked
-from eventpub.sink.records import parse_times
-from eventpub.spark import (
-    boundary,
-    compare,
+from eventpub.publisher import prepare, recovery, workers
+from eventpub.shard import (
+    assignment,
+    folding,
     pace,
-    passed,
-    publisher,
-    recount,
-    recounting,
-    recovery,
-    source,
+    place,
+    prefetch,
+    publishing,
+    reading,
+    runner,
 )
-from eventpub.spark import shard as task
+from eventpub.sink import bulk, client, fold, owning, shard, topics, unmarked
 from eventpub.store import watermark as real_watermark
 from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
@@ -81,35 +81,82 @@ class _Pool:
         return [work(item) for item in items]
 
 
-class _Ahead:
-    """As far ahead as it may get, and no further; asked whether it is ready, it has just read."""
+_FAR = 3
+"""Items that are read ahead."""
 
-    def __init__(self, items: Iterator[Any]) -> None:
+
+class _Ahead:
+    """As far ahead as it may get, and no further; asked whether it is ready, it has just read.
+
+    Args:
+        items: what is read.
+        may_go_on: whether the next of them comes at once, given the last.
+    """
+
+    def __init__(self, items: Iterator[Any], may_go_on: Callable[[Any], bool]) -> None:
         self._items = items
+        self._may_go_on = may_go_on
         self._waiting: list[Any] = []
+        self._last: Any = None
+        self._has_ended = False
 
     def _read(self) -> None:
-        self._waiting += islice(self._items, 3 - len(self._waiting))
+        while len(self._waiting) < _FAR and not self._has_ended and self._may_go_on(self._last):
+            self._read_one()
+
+    def _read_one(self) -> None:
+        try:
+            self._last = next(self._items)
+            self._waiting.append(self._last)
+        except StopIteration:
+            self._has_ended = True
 
     @property
     def is_ready(self) -> bool:
         was_ready = bool(self._waiting)
         self._read()
-        return was_ready
+        return was_ready or self._has_ended
+
+    def wait(self, timeout: float) -> bool:
+        del timeout
+        self._read()
+        return bool(self._waiting) or self._has_ended
 
     def __iter__(self) -> _Ahead:
         return self
 
     def __next__(self) -> Any:
         self._read()
+        while not (self._waiting or self._has_ended):
+            self._read_one()
+        self._read()
         if not self._waiting:
             raise StopIteration
         return self._waiting.pop(0)
 
+    def leave(self, wake: Callable[[], None]) -> None:
+        """Who reads ahead sees that nobody wants more: where it waits, else at its next item."""
+        waits = len(self._waiting) < _FAR and not self._may_go_on(self._last)
+        wake()
+        if waits and not self._has_ended:
+            self._read_one()
+        self._items.close()  # type: ignore[attr-defined]
+
 
 @contextmanager
-def _read_ahead(make: Callable[[], Iterator[Any]]) -> Iterator[_Ahead]:
-    yield _Ahead(make())
+def _read_ahead(
+    make: Callable[[], Iterator[Any]], wake: Callable[[], None] | None = None
+) -> Iterator[_Ahead]:
+    """Work comes from a link, and each window's rows behind it; keys are there at once."""
+    if wake is None:
+        yield _Ahead(make(), lambda _: True)
+        return
+    link = make.__self__._place.link  # type: ignore[attr-defined]
+    ahead = _Ahead(make(), lambda last: isinstance(last, reading.Rows) or link.has_work)
+    try:
+        yield ahead
+    finally:
+        ahead.leave(wake)
 
 
 def _producer(_sink: object, name: str, log: Any, *, careful: bool = False) -> broker.Producer:
@@ -148,15 +195,23 @@ def installed() -> Iterator[None]:
             Options=_NoOptions,
             AccessType=SimpleNamespace(read_only=lambda: True),
         )
+        failpoint = _failpoint
         put(
-            task,
+            runner,
+            failpoint=failpoint,
+            traceback=SimpleNamespace(print_exc=_unexpected),
+        )
+        put(place, time=_time, EventStore=store.EventStore)
+        put(folding, time=_time, failpoint=failpoint, index_folder=disk.index_folder)
+        put(
+            publishing,
             time=_time,
-            EventStore=store.EventStore,
-            StateDir=disk.StateDir,
-            read_ahead=_read_ahead,
-            failpoint=lambda name: world().point(name),
+            failpoint=failpoint,
             _HOLDS_TURN=math.inf,  # no schedule depends on how fast the machine is
         )
+        put(assignment, index_folder=disk.index_folder)
+        put(reading, read_ahead=_read_ahead)
+        put(prefetch, read_ahead=_read_ahead)
         put(
             pace,
             CHUNK_ROWS=pace.CHUNK_ROWS,  # each schedule has its own
@@ -164,28 +219,13 @@ def installed() -> Iterator[None]:
             FIRST_BYTES=2_000,
             _LEAST_BYTES=100,
         )
-        put(compare, read_ahead=_read_ahead)
-        put(
-            source,
-            time=_time,
-            Path=disk.File,
-            Watermark=watermark.Watermark,
-            _parse=lambda options: world().parsed,
-        )
+        put(boundary, time=_time, EventStore=store.EventStore, Watermark=watermark.Watermark)
         put(real_watermark, time=_time)
-        put(passed, time=_time)
-        put(boundary, time=_time)
-        put(
-            publisher,
-            time=_time,
-            EventStore=store.EventStore,
-            StateDir=disk.StateDir,
-            log=SimpleNamespace(warning=_warned, debug=_nothing, info=_nothing),
-            options_of=lambda *_: {},
-        )
-        put(recounting, time=_time, log=_log)
-        put(recount, _KEPT=300)  # not a day: no schedule takes so long
+        put(prepare, EventStore=store.EventStore, log=_log)
+        put(workers, EventStore=store.EventStore)
         put(recovery, log=_log)
+        for module in buckets, recount:
+            put(module, KEPT=300)  # not a day: no schedule takes so long
         try:
             yield
         finally:
@@ -196,11 +236,13 @@ def _nothing(*_: object, **__: object) -> None:
     return None
 
 
-def _warned(text: str, **values: Any) -> None:
-    """The driver logs a warning."""
-    if "are published again" in text:
-        after, before = parse_times([values["after"]]).tolist()[0], world().repeats_after
-        world().repeats_after = after if before is None else min(after, before)
+def _failpoint(name: str) -> None:
+    world().point(name)
+
+
+def _unexpected() -> None:
+    """A runner has met what it does not know."""
+    world().unexpected = sys.exc_info()[1]
 
 
 _log = SimpleNamespace(warning=_nothing, debug=_nothing, info=_nothing)

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation import schedule
-from tests.simulation.schedule import Maker, Schedule
+from tests.simulation.schedule import Maker, Schedule, with_channel
 from tests.simulation.world import Step
 
 MAIN, GAPS, DEAD, ALL = 0, 1, 2, -1
@@ -101,10 +101,10 @@ class _Quiet(Maker):
 def _down(maker: _Quiet) -> list[Step]:
     """The publisher is down for a while, mostly longer than the horizon; transactions end."""
     rng, horizon = maker.rng, maker.horizon
-    stop: Step = ["restart", 0, ""]
+    stop: Step = ["restart", 0]
     if rng.random() < 0.5:
         stop = maker.crash(*schedule.CRASH_POINTS)
-    steps: list[Step] = [stop, ["restart", 0, ""]]
+    steps: list[Step] = [stop, ["restart", 0]]
     for _ in range(rng.randint(1, 3)):
         steps.append(["time", rng.choice([1_000_000, horizon // 2, horizon + 4_000_000])])
         steps += [maker._ending()] if maker._open and rng.random() < 0.7 else maker.life(1)
@@ -116,7 +116,7 @@ def _lives_with_downtime(maker: _Quiet) -> list[Step]:
     for _ in range(maker.rng.randint(1, 3)):
         steps += maker.life() + maker.batches() + _down(maker)
         # a start that ends soon must not make the next one forget
-        steps += maker.some(0.4, maker.crash(*schedule.CRASH_POINTS), ["restart", 0, ""])
+        steps += maker.some(0.4, maker.crash(*schedule.CRASH_POINTS), ["restart", 0])
         steps += maker.some(0.3, ["time", maker.horizon + 4_000_000])
         steps += maker.batches()
     return steps
@@ -144,7 +144,7 @@ def _lost_progress(seed: int) -> Schedule:
         steps += _down(maker)
         steps += maker.some(0.8, ["forget", "progress.json", rng.randrange(2)])
         steps += maker.some(0.2, ["lose", 0])
-        steps += maker.some(0.3, maker.crash(*schedule.CRASH_POINTS), ["restart", 0, ""])
+        steps += maker.some(0.3, maker.crash(*schedule.CRASH_POINTS), ["restart", 0])
         steps += maker.some(0.3, ["time", maker.horizon + 4_000_000])
         steps += maker.batches()
     return maker.made(steps)
@@ -236,14 +236,14 @@ def _forgotten_gaps(seed: int) -> Schedule:
 
 
 def _lose(maker: _Quiet) -> list[Step]:
-    return [["restart", 0, ""], *maker.some(0.8, ["lose", 0])]
+    return [["restart", 0], *maker.some(0.8, ["lose", 0])]
 
 
 def _first_fold(seed: int) -> Schedule:
     """The index is lost, and the fold that makes it anew interrupted."""
 
     def before(maker: _Quiet) -> list[Step]:
-        steps: list[Step] = [["restart", 0, ""], ["lose", 0]]
+        steps: list[Step] = [["restart", 0], ["lose", 0]]
         for _ in range(maker.rng.randint(0, 3)):
             steps.append(maker.crash(*_FOLDING))
         return steps
@@ -255,7 +255,7 @@ def _older_and_cut(seed: int) -> Schedule:
     """The index is an older copy, and what it misses is cut."""
 
     def before(maker: _Quiet) -> list[Step]:
-        steps: list[Step] = [["restart", 0, ""], ["older", 0, maker.rng.randint(1, 6)]]
+        steps: list[Step] = [["restart", 0], ["older", 0, maker.rng.randint(1, 6)]]
         return steps + maker.some(0.3, maker.crash(*_FOLDING))
 
     return _cut_twice(seed, "older_and_cut", before, gaps=False)
@@ -265,7 +265,7 @@ def _recreated(seed: int) -> Schedule:
     rng = Random(f"{seed} recreated")
     maker = _Quiet(rng, "rollback")
     steps = maker.life(6) + maker.batches()
-    steps += maker.some(0.4, ["restart", 0, ""]) + maker.some(0.4, ["lose", 0])
+    steps += maker.some(0.4, ["restart", 0]) + maker.some(0.4, ["lose", 0])
     steps.append(["topic", "remake", rng.choice([MAIN, ALL])])
     return maker.made(steps + maker.life() + maker.batches() + maker.life())
 
@@ -274,7 +274,7 @@ def _lost_tail(seed: int) -> Schedule:
     rng = Random(f"{seed} lost_tail")
     maker = _Quiet(rng, "rollback")
     steps = maker.life(6) + maker.batches()
-    steps += maker.some(0.4, ["restart", 0, ""]) + maker.some(0.4, ["lose", 0])
+    steps += maker.some(0.4, ["restart", 0]) + maker.some(0.4, ["lose", 0])
     steps.append(["topic", "lose tail", rng.randint(1, 3)])
     return maker.made(steps + maker.life() + maker.batches() + maker.life())
 
@@ -285,10 +285,10 @@ def _partitions(seed: int) -> Schedule:
     few = rng.randint(1, 3)
     maker = _Quiet(rng, "rollback", partitions=few, shards=rng.randint(1, few))
     steps = maker.life(6) + maker.batches()
-    steps.append(["restart", 0, ""])
+    steps.append(["restart", 0])
     steps.append(["topic", "add partitions", few + rng.randint(1, 3)])
     steps += maker.some(0.7, ["lose", 0])
-    steps += maker.some(0.3, maker.crash(*_FOLDING), ["restart", 0, ""])
+    steps += maker.some(0.3, maker.crash(*_FOLDING), ["restart", 0])
     return maker.made(steps + maker.life() + maker.batches())
 
 
@@ -302,7 +302,7 @@ def _producers(seed: int, name: str, how: list[str], topics: list[int]) -> Sched
         number, version = maker.aggregate(), rng.choice([1, 2, 3, 9, 1000])
         step: Step = ["topic", "foreign", rng.choice(how), rng.choice(topics), number, version]
         steps += maker.some(0.7, step) + maker.batches()
-        steps += maker.some(0.3, ["restart", 0, ""]) + maker.some(0.2, ["lose", 0])
+        steps += maker.some(0.3, ["restart", 0]) + maker.some(0.2, ["lose", 0])
     return maker.made(steps + maker.life() + maker.batches())
 
 
@@ -327,7 +327,7 @@ def _restored(seed: int) -> Schedule:
     maker = _Quiet(rng, "rollback", late=rng.choice(["publish", "divert"]))
     steps = maker.life(6) + maker.batches()
     for _ in range(rng.randint(1, 2)):
-        steps += maker.some(0.5, ["restart", 0, ""])
+        steps += maker.some(0.5, ["restart", 0])
         back = rng.choice([1_000_000, 3_000_000, 3_600_000_000])
         steps += [["restore", back], ["time", 1_000_000]]
         maker._open.clear()
@@ -408,7 +408,7 @@ def _unbound(seed: int) -> Schedule:
         if rng.random() < 0.6:
             steps.append(["batch", 0, 0, [[rng.choice(["store.poll", "kafka.init"]), 1, blind]]])
         else:
-            steps += [blind, ["restart", 0, ""]]
+            steps += [blind, ["restart", 0]]
         steps += [*maker.batches(), ["commit", 7]]
     return maker.made(steps + maker.batches())
 
@@ -439,7 +439,45 @@ def _power(seed: int) -> Schedule:
     for _ in range(rng.randint(1, 3)):
         steps += maker.life() + maker.batches()
         steps += [["power", rng.choice([0, 0, 1, 3, 9]), rng.randrange(2)]]
-        steps += maker.some(0.8, ["restart", 0, "checkpoint"])
+        steps += maker.some(0.8, ["restart", 0])
+    return maker.made(steps + maker.life() + maker.batches())
+
+
+_STALLS = ("kafka.init", "kafka.taken", "confirm", "store.now", "before_begin", "before_report")
+"""Where a runner stalls, so that others have its shard when it wakes up."""
+
+_WAKES = ("task", "kafka.init", "kafka.taken", "kafka.flush", "kafka.commit", "before_index")
+"""What others do when it wakes up."""
+
+
+def _overlap(seed: int) -> Schedule:
+    """Runners stall, lose their connections or the publisher, and go on beside those who have their
+    shards, or shards of another number, by now."""
+    rng = Random(f"{seed} overlap")
+    partitions = rng.choice([1, 2, 2, 3])
+    shards = rng.randint(1, partitions)
+    maker = _Quiet(rng, "rollback", executors=2, partitions=partitions, shards=shards)
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 3)):
+        steps += maker.life()
+        stall: Step = [rng.choice(_STALLS), rng.choice([1, 1, 2, 3]), ["stall"]]
+        cut: Step = [rng.choice(_STALLS), rng.choice([1, 2, 3]), ["cut"]]
+        move: Step = [rng.choice(schedule.RUNNER_POINTS), rng.choice([1, 2, 3]), ["move"]]
+        points = [*maker.some(0.8, stall), *maker.some(0.3, cut), *maker.some(0.3, move)]
+        points += maker.some(0.3, ["tasks done", 1, ["crash"]])
+        steps += maker.some(0.3, ["time", 12_000_000])
+        steps.append(["batch", rng.randrange(2), rng.randrange(4), points])
+        steps += maker.some(0.4, ["look"])
+        steps += maker.some(0.5, *maker.life(2))
+        steps += maker.some(0.2, maker.crash(*_BEHIND))
+        steps += maker.some(0.5, ["restart", rng.choice([0, rng.randint(1, partitions)])])
+        steps += maker.some(0.2, ["lose", rng.randrange(2)])
+        wakes = [
+            [rng.choice(_WAKES), rng.choice([1, 1, 2]), ["resume", rng.randrange(2), points]]
+            for points in (rng.choice([1, 3, 8, 15]), rng.choice([3, None]), None)
+            if rng.random() < 0.7
+        ]
+        steps.append(["batch", rng.randrange(2), rng.randrange(4), wakes])
     return maker.made(steps + maker.life() + maker.batches())
 
 
@@ -540,10 +578,16 @@ KINDS: dict[str, Kind] = {
         "a fold that ended too early is noticed before anything is committed behind it",
     ),
     "power": Kind(_power, "A12", "complete, once and in order"),
+    "overlap": Kind(
+        _overlap, "", "who is late gives way: confirm, fences and lanes, whoever reports"
+    ),
 }
 """By name, `any` first."""
 
 
 def made(kind: str, seed: int) -> Schedule:
     """The schedule of a seed and kind."""
-    return KINDS[kind].make(seed)
+    schedule = KINDS[kind].make(seed)
+    if kind == "any":
+        return schedule
+    return with_channel(schedule, Random(f"{seed} {kind} channel"), is_quiet=kind != "overlap")

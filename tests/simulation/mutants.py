@@ -12,18 +12,27 @@ import numpy as np
 from confluent_kafka import OFFSET_INVALID
 
 from eventpub.admission import Plan
+from eventpub.channel import Report
+from eventpub.channel.lane import Heard
+from eventpub.coordinator import coordinator as coordinating
+from eventpub.coordinator.coordinator import Coordinator, Where
+from eventpub.coordinator.recount import Recount
+from eventpub.coordinator.shards import positions
 from eventpub.errors import StateError
 from eventpub.index import Index
+from eventpub.publisher import prepare, recovery, workers
+from eventpub.shard import folding, publishing
+from eventpub.shard.answering import Answering
+from eventpub.shard.assignment import Assignment
+from eventpub.shard.pace import Pace
+from eventpub.shard.publishing import Publishing
 from eventpub.sink import client, topics
 from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
-from eventpub.spark import publisher, recovery
-from eventpub.spark import shard as task
-from eventpub.spark.pace import Pace
-from eventpub.spark.recount import Recount
 from eventpub.store.watermark import OpenTransactions
 from tests.simulation import broker
+from tests.simulation.channel import Connection
 from tests.simulation.world import world
 
 
@@ -44,16 +53,22 @@ def no_dedupe() -> Iterator[None]:
     """What is published already is not dropped, and the last check of a batch does not look."""
 
     def keep(
-        self: Any, order: np.ndarray, ids: Any, code: np.ndarray, version: np.ndarray, last: Any
+        self: Any,
+        order: np.ndarray,
+        ids: Any,
+        code: np.ndarray,
+        version: np.ndarray,
+        last: Any,
+        steady: np.ndarray,
     ) -> np.ndarray:
-        del self, ids
+        del self, ids, steady
         for row in order:
             last[code[row]] = min(last[code[row]], version[row] - 1)
         return order
 
     with (
         patch.object(Plan, "_drop_known", keep),
-        patch.object(task, "_assert_order", lambda *_: None),
+        patch.object(publishing, "_assert_order", lambda *_: None),
     ):
         yield
 
@@ -61,32 +76,32 @@ def no_dedupe() -> Iterator[None]:
 @contextmanager
 def no_hold() -> Iterator[None]:
     """Nothing waits for a missing version: whatever lies above the last one goes out."""
-    whole = task.Job.rules
+    whole = Assignment.rules
 
-    def rules(job: Any) -> Any:
-        return replace(whole(job), backtrack=False)
+    def rules(assignment: Any) -> Any:
+        return replace(whole(assignment), backtrack=False)
 
-    with patch.object(task.Job, "rules", rules):
+    with patch.object(Assignment, "rules", rules):
         yield
 
 
 @contextmanager
 def index_before_commit() -> Iterator[None]:
     """The index remembers a batch before its transaction is committed."""
-    publish = task._ShardTask._publish
+    publish = Publishing._publish
 
-    def publishing(self: Any, decision: Any, known: Any, position: int | None, now: int) -> None:
+    def publish_(self: Any, decision: Any, known: Any, position: int | None, now: int) -> None:
         failpoint = world().point
 
         def early(name: str) -> None:
             if name == "before_commit":
-                self._index.record(decision, {}, position)
+                self._place.index.record(decision, {}, position)
             failpoint(name)
 
-        with patch.object(task, "failpoint", early):
+        with patch.object(publishing, "failpoint", early):
             publish(self, decision, known, position, now)
 
-    with patch.object(task._ShardTask, "_publish", publishing):
+    with patch.object(Publishing, "_publish", publish_):
         yield
 
 
@@ -94,11 +109,11 @@ def index_before_commit() -> Iterator[None]:
 def no_replacement() -> Iterator[None]:
     """After an answer that leaves a doubt, the batch is redone without reading the topic back."""
 
-    def replace_sink(self: Any) -> None:
-        self._sink.close()
-        self._sink = self._new_sink()
+    class NoFold:
+        def __init__(self, place: Any) -> None:
+            self.run = place.sink.ready
 
-    with patch.object(task._ShardTask, "_replace_sink", replace_sink):
+    with patch.object(publishing, "Fold", NoFold):
         yield
 
 
@@ -127,7 +142,7 @@ def no_fence() -> Iterator[None]:
 
     What they write behind an old end of a fold would be noticed, too: see `any_end`.
     """
-    with patch.object(publisher, "fence_all", lambda *_: None), any_end():
+    with patch.object(prepare, "fence_all", lambda *_: None), any_end():
         yield
 
 
@@ -146,7 +161,7 @@ def no_count() -> Iterator[None]:
 @contextmanager
 def no_recount() -> Iterator[None]:
     """Nothing is counted again."""
-    with patch.object(publisher._Publisher, "_recount_finds", lambda *_, **__: False):
+    with patch.object(Coordinator, "_compare", lambda _: None):
         yield
 
 
@@ -179,16 +194,16 @@ def blame_all() -> Iterator[None]:
 @contextmanager
 def skip_twice() -> Iterator[None]:
     """A request to skip a gap that is done again gives up the next one."""
-    answer = task._ShardTask._answer
+    answer = Answering._act
 
     def twice(self: Any, request: Any) -> str:
         outcome = answer(self, request)
-        hold = self._index.holds.get(request.aggregate_id)
+        hold = self._place.index.holds.get(request.aggregate_id)
         return (
             outcome if hold is None else answer(self, replace(request, version=hold.first_missing))
         )
 
-    with patch.object(task._ShardTask, "_answer", twice):
+    with patch.object(Answering, "_act", twice):
         yield
 
 
@@ -297,8 +312,9 @@ def any_topic() -> Iterator[None]:
         return topics.check_written(sink, ids, ids, ends)
 
     with (
-        patch.object(publisher, "check_written", written),
-        patch.object(task._ShardTask, "_check_topics", lambda _: None),
+        patch.object(prepare, "check_written", written),
+        patch.object(workers, "check_written", written),
+        patch.object(folding.Fold, "_check_topics", lambda _: None),
     ):
         yield
 
@@ -320,6 +336,49 @@ def no_older() -> Iterator[None]:
             note(self, truncated, newest)
 
     with patch.object(Index, "note_truncated", of_new):
+        yield
+
+
+@contextmanager
+def no_confirm() -> Iterator[None]:
+    """A runner that has taken its shard does not ask whether it still has the lease.
+
+    What it writes behind an old end of a fold would be noticed, too: see `any_end`.
+    """
+    with patch.object(Connection, "confirm", lambda _: None), any_end():
+        yield
+
+
+@contextmanager
+def some_reports() -> Iterator[None]:
+    """The position is that of the shards that have reported, whether all of them have or not."""
+    take = Where.take
+
+    def taken(self: Any, shards: Any, report: Any, recounting: Any) -> None:
+        take(self, [shard for shard in shards if shard.report is not None], report, recounting)
+
+    def some(shards: Any) -> Any:
+        reported = [shard for shard in shards if shard.report is not None]
+        return positions(reported) if reported else None
+
+    with patch.object(Where, "take", taken), patch.object(coordinating, "positions", some):
+        yield
+
+
+@contextmanager
+def any_report() -> Iterator[None]:
+    """Whoever reports about a shard is believed, whether it has the lease or not."""
+    heard = Coordinator._heard
+
+    def believed(self: Any, event: Any, now: float) -> None:
+        shard = self.shards[event.lane.shard]
+        if not isinstance(event.message, Report) or shard.lane is None:
+            heard(self, event, now)
+        else:
+            self._reported(shard, event.message, now)
+
+    handlers = {**Coordinator._HANDLERS, Heard: believed}
+    with patch.object(Coordinator, "_HANDLERS", handlers):
         yield
 
 
@@ -352,6 +411,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         any_topic,
         no_halving,
         no_older,
+        no_confirm,
+        some_reports,
+        any_report,
     )
 }
 """By name. What each breaks is its docstring."""
@@ -369,5 +431,9 @@ NOTICED_BY = {
     "any_topic": "recreated",
     "no_halving": "large",
     "no_older": "older_and_cut",
+    "no_fence": "overlap",
+    "no_confirm": "overlap",
+    "any_report": "overlap",
+    "some_reports": "overlap",
 }
 """The kind of schedules that a mutant is for, where it is not `any`."""

@@ -11,17 +11,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from eventpub.shard import pace
 from eventpub.sink import shard as sink
-from eventpub.spark import pace
 from tests.simulation.broker import Broker
 from tests.simulation.checker import ViolationError, check
 from tests.simulation.damage import damage
 from tests.simulation.disk import Disk
+from tests.simulation.driver import TOPIC, Driver, Stopped
 from tests.simulation.install import installed
 from tests.simulation.kinds import made
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.schedule import Schedule
-from tests.simulation.spark import TOPIC, Driver, Stopped
 from tests.simulation.world import SLACK, Current, Setup, Step, World
 
 _MOST_ROUNDS = 60
@@ -46,7 +46,8 @@ def run(schedule: Schedule) -> Outcome:
     driver = Driver(world)
     world.look = driver.look
     world.damage = damage
-    world.next_bounds = driver.next_bounds
+    world.move = driver.move
+    world.goes_on = driver.goes_on
     world.end_driver = driver.stop
     pace.CHUNK_ROWS = setup.chunk_rows  # as it was, when `installed` ends
     sink._careful.clear()
@@ -71,6 +72,7 @@ def run(schedule: Schedule) -> Outcome:
         kind, text = f"raised: {type(error).__name__}", repr(error)
     finally:
         world.armed = {}
+        driver.stop()
         for worker in world.stalled:
             worker.end()
     return Outcome(world.counts, kind, text)
@@ -79,22 +81,16 @@ def run(schedule: Schedule) -> Outcome:
 def _step(world: World, driver: Driver, step: Step) -> None:
     if step[0] == "batch":
         _, driver.shift, driver.turn, points = step
-        driver.threads = any(action[0] == "stall" for _, _, action in points)
         world.arm(points)
         driver.batch()
         world.armed = {}
         world.faults.clear()
         world.broker.is_cut_off = False
     elif step[0] == "restart":
-        _, shards, lose = step
+        shards = step[1]
         world.counts["restarts"] += 1
-        driver.stop()
-        if shards and shards != driver.shards:
-            world.counts["rescales"] += 1
-            driver.shards = shards
-        if lose:
-            world.counts["lost checkpoints"] += 1
-            driver.lose_checkpoint()
+        world.counts["rescales"] += bool(shards and shards != driver.shards)
+        driver.restart(shards)
     else:
         world.act(step)
 
@@ -108,8 +104,8 @@ def _heal(world: World, driver: Driver) -> int | None:
     Raises:
         ViolationError: it does not come to rest.
     """
-    driver.threads = False
-    driver.page_rows = 1000
+    driver.settles()
+    world.page_rows = 1000
     world.is_stale = False
     while world.stalled:
         world.act(["resume", 0, None])
@@ -138,7 +134,7 @@ def _heal(world: World, driver: Driver) -> int | None:
         if driver.batch():
             driver.look()
             continue
-        due = world.files["progress.json"]["next_due"]
+        due = driver.next_due
         if due is not None:
             world.clock = max(world.clock, due)
         elif horizon and world.clock < end:
@@ -147,7 +143,7 @@ def _heal(world: World, driver: Driver) -> int | None:
             driver.look()
         else:
             driver.look()
-            if world.files["progress.json"]["next_due"] is None:
+            if not driver.batch() and driver.next_due is None:
                 world.broker.settle()
                 return counted_from
     raise ViolationError("does not settle", f"{world.files.get('progress.json')}")

@@ -8,11 +8,14 @@ shrunk and kept without it:
     zero T A              it inserts version 0 of aggregate A, which lies below the first
     commit T, rollback T
     time µs, clock µs     the database's time goes on; its clock is set
-    batch SHIFT TURN POINTS   one micro-batch; at the n-th passing of a point, a step happens in it
-    restart SHARDS LOSE   the publisher stops and starts, perhaps with other shards or lost files
+    batch SHIFT TURN POINTS   leases of all shards, and some windows; at the n-th passing of a
+                          point, a step happens in it
+    restart SHARDS        the publisher stops and starts, perhaps with another number of shards
     lose E, older E N     the index of an executor is deleted, or set back by N writes
-    look                  the driver counts again what is due
-    resume W N            a stalled worker goes on
+    look                  time passes for the publisher, which counts again what is due
+    resume W N            a stalled runner goes on
+    cut                   a runner's connection is lost, and what is on its way
+    move                  runners are started beside those that work, to take their shards over
     timeout, markers, late_end   what the broker does in its own time
     ask ACTION N          a user wants the gap of an aggregate retried or skipped: of the n-th
                           that misses a version, where there is one
@@ -33,7 +36,7 @@ and those of `kinds` alone:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from random import Random
 from typing import Any
 
@@ -66,7 +69,7 @@ CRASH_POINTS = [
     "after_commit",
     "before_index",
     "after_index",
-    "offsets",
+    "before_report",
     "planned",
     "task",
     "tasks done",
@@ -75,7 +78,21 @@ CRASH_POINTS = [
 ]
 """What a process can be stopped at, by the names that the points have."""
 
-TASK_POINTS = CRASH_POINTS[: CRASH_POINTS.index("offsets")]
+RUNNER_POINTS = [
+    "before_report",
+    "confirm",
+    "kafka.taken",
+    "kafka.read",
+    "index.written",
+    "before_commit",
+    "after_commit",
+    "after_index",
+    "store.now",
+    "store.rows",
+]
+"""Where a runner loses its connection, or others join it."""
+
+TASK_POINTS = CRASH_POINTS[: CRASH_POINTS.index("before_report")]
 FAULTS = [
     "commit refused",
     "commit lost",
@@ -118,7 +135,38 @@ def make(seed: int) -> Schedule:
     # by draws of its own, so that the rest of a seed's schedule stays as it was
     steps = _with_users(schedule.steps, Random(f"{seed} users"))
     steps = _with_markers_left_out(steps, Random(f"{seed} markers"))
-    return Schedule(schedule.setup, _with_unknown_offsets(steps, Random(f"{seed} offsets")))
+    steps = _with_unknown_offsets(steps, Random(f"{seed} offsets"))
+    return with_channel(Schedule(schedule.setup, steps), Random(f"{seed} channel"))
+
+
+def with_channel(schedule: Schedule, rng: Random, *, is_quiet: bool = False) -> Schedule:
+    """When coordinator and runners hear of each other; in some schedules, connections are lost.
+
+    Args:
+        is_quiet: none is lost, and nobody stalls.
+    """
+    setup = replace(
+        schedule.setup,
+        order=rng.choice(["", "", "prompt", "late"]),
+        keeps=rng.random() < 0.15,
+        unseen=rng.choice([0, 0, 1, 3]),
+        orphans=rng.random() < 0.5,
+    )
+    cuts, moves, stalls = (rng.random() < 0.2 and not is_quiet for _ in range(3))
+    steps: list[Step] = []
+    for step in schedule.steps:
+        points: list[list[Any]] = []
+        if step[0] == "batch":
+            for drawn, action in ((cuts, "cut"), (moves, "move"), (stalls, "stall")):
+                if drawn and rng.random() < 0.5:
+                    name, hit = rng.choice(RUNNER_POINTS), rng.choice([1, 1, 1, 2, 2, 3, 5])
+                    points.append([name, hit, [action]])
+            if stalls and rng.random() < 0.5:
+                woken = ["resume", rng.randrange(2), rng.choice([None, None, 1, 3, 8, 15])]
+                points.append([rng.choice([*RUNNER_POINTS, "planned", "task"]), 1, woken])
+            step = [*step[:3], [*step[3], *points]]  # noqa: PLW2901
+        steps.append(step)
+    return Schedule(setup, steps)
 
 
 def _with_unknown_offsets(steps: list[Step], rng: Random) -> list[Step]:
@@ -199,7 +247,7 @@ class Maker:
                 "rollback",
                 "faults",
                 "concurrent",
-                "checkpoint",
+                "restart",
                 "late_end",
                 "timeout",
             )
@@ -301,10 +349,10 @@ class Maker:
         if "older" in swarm and rng.random() < 0.3:
             steps.append(["older", rng.randrange(self._setup.executors), rng.randint(1, 4)])
         rescaled = "rescale" in swarm and rng.random() < (0.7 if "stall" in swarm else 0.4)
-        lost = "checkpoint" in swarm and rng.random() < 0.3
-        if rescaled or lost:
+        restarted = "restart" in swarm and rng.random() < 0.3
+        if rescaled or restarted:
             shards = rng.randint(1, self._setup.partitions) if rescaled else 0
-            steps.append(["restart", shards, "checkpoint" if lost else ""])
+            steps.append(["restart", shards])
         if "stall" in swarm and rng.random() < 0.4:
             steps.append(["resume", rng.randrange(2), self._some_points()])
         if "timeout" in swarm and rng.random() < 0.2:

@@ -94,6 +94,7 @@ class EventStore:
         times = sorted(
             r.create_time for r in self._world.committed.values() if after < r.create_time <= upper
         )
+        page_rows = max(page_rows, self._world.page_rows)
         page_end = times[page_rows - 1] if len(times) >= page_rows else None
         newer = [
             r.create_time
@@ -125,6 +126,7 @@ class EventStore:
     def _window(
         self, after: int, upto: int, shard: Shard | None, size: int
     ) -> Iterator[pa.RecordBatch]:
+        self._world.reached = max(self._world.reached, upto)
         rows = [
             r
             for r in self._world.committed.values()

@@ -11,11 +11,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
-from unittest.mock import patch
 
 import pytest
 
-from eventpub.spark.shard import _ShardTask
 from tests.simulation.install import installed
 from tests.simulation.kept import Kept, kept
 from tests.simulation.kinds import KINDS, made
@@ -60,6 +58,12 @@ def test_every_event_once_and_in_order_whatever_happens() -> None:
         "dead letters",
         "answered found",
         "answered skipped",
+        "superseded",
+        "reports lost",
+        "reports in vain",
+        "connections lost",
+        "moves",
+        "orphans",
     ):
         assert counts[what], f"the schedules contain no {what}"
 
@@ -95,32 +99,33 @@ def test_a_broken_invariant_is_caught(name: str) -> None:
 
 
 def stalled_before_kafka_knew_of_it() -> Iterator[Schedule]:
-    """A task stalls before it takes its shard, the publisher starts again with another number of
-    shards, and the task goes on for a while at one point of that start, and to its end at another.
+    """A runner stalls before it takes its shard, the publisher dies and starts with another number
+    of shards, and the runner goes on for a while at one point of that start, and to its end at
+    another.
     """
     wakes = [("kafka.init", 1), ("kafka.taken", 2), ("task", 1), ("store.window", 1)]
     ends = ["kafka.flush", "kafka.commit", "before_index"]
     for turn, (wake, hit), points, end in product((0, 1), wakes, range(0, 12, 2), ends):
         goes_on = [[wake, hit, ["resume", 0, points]], [end, 1, ["resume", 0, None]]]
         yield Schedule(
-            Setup(partitions=2),
+            Setup(partitions=2, executors=2, unseen=3),
             [
                 ["batch", 0, 0, []],
                 ["time", 1],
                 ["write", 9, 0, 0, 1],
                 ["write", 9, 1, 0, 1],
                 ["commit", 9],
-                ["batch", 0, 0, [["kafka.init", 1, ["stall"]]]],
-                ["restart", 2, ""],
+                ["batch", 1, 0, [["kafka.init", 1, ["stall"]], ["tasks done", 1, ["crash"]]]],
+                ["restart", 2],
                 ["batch", 0, turn, goes_on],
             ],
         )
 
 
-def test_a_task_of_a_former_run_gives_way_whenever_it_wakes_up() -> None:
+def test_a_runner_of_a_former_run_gives_way_whenever_it_wakes_up() -> None:
     with installed():
         assert {run(schedule).text for schedule in stalled_before_kafka_knew_of_it()} == {""}
-        with patch.object(_ShardTask, "_give_way", lambda _: None), MUTANTS["any_end"]():
+        with MUTANTS["no_confirm"]():
             kinds = {run(schedule).kind for schedule in stalled_before_kafka_knew_of_it()}
     assert kinds == {None, "repeated"}
 

@@ -12,12 +12,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from eventpub.spark.state import Request
+from eventpub.channel import Request
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker
+    from tests.simulation.channel import Connection
     from tests.simulation.disk import Disk
 
 START = 1_700_000_000_000_000
@@ -70,11 +71,20 @@ class Setup:
     """Bytes of payloads in one transaction that the broker takes in time; 0: any."""
     most_fetched: int = 0
     """Rows that one question for versions may give; 0: any."""
+    order: Literal["", "prompt", "late"] = ""
+    """When the coordinator hears of what runners say: when they wait; prompt: at once; late: when
+    all of them wait."""
+    keeps: bool = False
+    """Whether a lease outlives its step."""
+    unseen: int = 0
+    """Reports that a runner sends in vain before it sees that its connection is lost."""
+    orphans: bool = False
+    """Whether runners outlive the publisher's process."""
 
     @property
-    def follows(self) -> bool:
-        """Whether tasks see the file of the moving boundary."""
-        return self.batch_rows != 2
+    def windows(self) -> int:
+        """How many are planned in one step, but for those of holds that are due."""
+        return 1 if self.batch_rows == 2 else 3
 
 
 @dataclass(eq=False)
@@ -102,7 +112,7 @@ class Row:
 
 
 class Process:
-    """A process that runs the real code: the driver, or one task on an executor."""
+    """A process that runs the real code: the publisher, or one runner on an executor."""
 
     def __init__(self, executor: int = 0) -> None:
         self.executor = executor
@@ -112,57 +122,112 @@ class Process:
         """When it last asked the store for missing versions, by `World.moment`."""
 
 
-class Worker:
-    """A task in a thread of its own, so that it can stall at any point and wake up later.
+class _Thread:
+    """Does one worker's work after the other: to make a thread each time would cost more."""
 
-    Only one thread ever runs: each hands over to the other and waits.
+    idle: ClassVar[list[_Thread]] = []
+
+    def __init__(self) -> None:
+        self._go = threading.Lock()
+        self._go.acquire()
+        self._work: Callable[[], None]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """`work` calls `done` last of all."""
+        self._work = work
+        self._go.release()
+
+    def done(self) -> None:
+        """It may be given other work."""
+        _Thread.idle.append(self)
+
+    def _run(self) -> None:
+        while True:
+            self._go.acquire()
+            self._work()
+
+
+class Worker:
+    """A runner in a thread of its own, so that it can wait or stall anywhere, and go on later.
+
+    Only one thread ever runs: each hands over to another and waits.
+
+    Attributes:
+        link: to the coordinator; a runner that has stalled and comes to wait for work has recovered
+            if that still leads to one.
+        budget: points that a stale one may pass; None: any number.
+        stale: whether it has stalled; schedules do nothing more to it.
+        waits: whether it waits for work.
     """
+
+    link: Connection
+    shard: int
+    attempt: int
 
     def __init__(self, world: World, process: Process, work: Callable[[], Any]) -> None:
         self._world = world
         self._process = process
         self._work = work
-        self._go = threading.Semaphore(0)
-        self._back = threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._go = threading.Lock()
+        self._back = threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
+        self._thread: _Thread | None = None
         self.budget: int | None = None
         self.stale = False
+        self.waits = False
         self.done = False
-        self.result: Any = None
         self.error: BaseException | None = None
         process.worker = self
-        self._thread.start()
 
     def _run(self) -> None:
-        self._go.acquire()
         try:
-            self.result = self._work()
+            self._work()
         except BaseException as error:  # handed to the thread that waits
             self.error = error
         self.done = True
+        assert self._thread is not None
+        self._thread.done()
         self._back.release()
 
     def go_on(self, points: int | None = None) -> None:
-        """Run it to its end, its next stall, or past so many points."""
+        """Run it to its end, its next stall, until it waits, or past so many points."""
         before = self._world.process
         self._world.process = self._process
         self.budget = points
-        self._go.release()
+        self.waits = False
+        if self._thread is None:
+            self._thread = _Thread.idle.pop() if _Thread.idle else _Thread()
+            self._thread.begin(self._run)
+        else:
+            self._go.release()
         self._back.acquire()
         self._world.process = before
-        if self.done:
-            self._thread.join()
 
-    def stall(self) -> None:
-        """Called in its own thread: let the others go on until it is woken."""
-        self.stale = True
+    def hand_over(self) -> None:
+        """Called in its own thread: let the others go on until `go_on` is called.
+
+        Raises:
+            Crash: the process was ended meanwhile.
+        """
         self._back.release()
         self._go.acquire()
+        if self._process.dead:
+            raise Crash(whole=False)
+
+    def stall(self) -> None:
+        """The same until it is woken."""
+        self.stale = True
+        self.hand_over()
 
     def end(self) -> None:
-        """Kill it where it stalls."""
+        """Kill it where it stalls or waits."""
         self._process.dead = True
-        self.go_on()
+        if self._thread is None:
+            self.done = True
+        elif not self.done:
+            self.go_on()
 
 
 class World:
@@ -174,7 +239,7 @@ class World:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.clock = START
-        self.monotonic = 0.0
+        self.monotonic = 1000.0
         self.moment = 0
         self.committed: dict[tuple[str, int], Row] = {}
         self.transactions: dict[int, list[Row]] = {}
@@ -188,11 +253,15 @@ class World:
         self.damage: Callable[..., None] = lambda *_: None
         """See `damage`."""
         self.end_driver: Callable[[], None] = lambda: None
-        """The publisher's process is gone."""
-        self.next_bounds: Callable[[], dict[str, Any] | None] = lambda: None
-        """Where the source says that the next window ends, for tasks that follow it."""
-        self.parsed: tuple[Any, Any] = (None, None)
-        """The sections `[store]` and `[read]`, for the source."""
+        """The publisher's machine is gone."""
+        self.move: Callable[[], None] = lambda: None
+        """Runners are to move: others are started beside them."""
+        self.goes_on: Callable[[Worker], None] = lambda _: None
+        """A runner that had stalled is over, or waits for work like any other."""
+        self.unexpected: BaseException | None = None
+        """What a runner has met that it does not know."""
+        self.page_rows = 0
+        """Rows that a page has at least, whatever is configured."""
         self.armed: dict[str, list[list[Any]]] = {}
         self.requests: list[Request] = []
         """What users ask for and nobody has answered."""
@@ -201,7 +270,7 @@ class World:
         self.reached = 0
         """The highest end of a window that was planned."""
         self.look: Callable[[], None] = lambda: None
-        """The driver's recount."""
+        """The publisher counts again."""
         self.begun: dict[int, tuple[int, int]] = {}
         """Open transactions: InnoDB's id, and when it began."""
         self.stopped_at: int | None = None
@@ -393,8 +462,20 @@ class World:
         if worker is self.process.worker:
             return
         worker.go_on(points)
-        if worker.done:
+        if worker.done or not worker.stale:
             self.stalled.remove(worker)
+            self.goes_on(worker)
+
+    def _do_cut(self) -> None:
+        """The runner's connection is lost, and what is on its way."""
+        worker = self.process.worker
+        if worker is not None and worker.link.is_up:
+            self.counts["connections lost"] += 1
+            worker.link.lose()
+
+    def _do_move(self) -> None:
+        """Others are to take the shards over."""
+        self.move()
 
     def _do_fault(self, name: str) -> None:
         self.faults[name] += 1
@@ -453,9 +534,9 @@ class World:
             row.sought = row.sought or row.create_time > since
 
     def forget(self) -> None:
-        """A batch begins: indexes that are lost are made anew from what is left of the topic.
+        """A runner begins: an index that is lost is made anew from what is left of the topic.
 
-        Not before: where nothing is due none begins, and what is cut meanwhile is forgotten, too.
+        Not before: what is cut until then is forgotten, too.
         """
         if self.is_cut and self.lost:
             self.baseline = max(self.baseline, self.reached)
@@ -474,8 +555,6 @@ class World:
                 worker.budget -= 1
                 if worker.budget < 0:
                     worker.stall()
-                    if process.dead:
-                        raise Crash(whole=False)
             return
         if name in self.armed:
             self._fire(name)
@@ -502,7 +581,7 @@ class World:
         return True
 
     def arm(self, points: list[list[Any]]) -> None:
-        """Points of the next batch: name, how many times from now, step."""
+        """Points of the next step: name, how many times from now, step."""
         self.armed = {}
         for name, hit, step in points:
             self.armed.setdefault(name, []).append([hit, step])

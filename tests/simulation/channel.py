@@ -1,0 +1,167 @@
+"""The modelled channel: what is sent arrives in order or not at all; a connection may be lost.
+
+Whether and when either end sees that it is lost is part of a schedule. Every message goes through
+the real encoding.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from eventpub.channel import Farewell, Hello, Lease, Stop, Window
+from eventpub.channel import lane as channel
+from eventpub.channel.lane import Heard, Joined, Lost, disconnected, superseded
+from eventpub.channel.messages import Told, Work, decode, encode
+
+if TYPE_CHECKING:
+    from tests.simulation.driver import Driver
+    from tests.simulation.world import Worker
+
+
+class Lane(channel.Lane):
+    """The coordinator's end of a connection."""
+
+    def __init__(self, hello: Hello, connection: Connection) -> None:
+        super().__init__(hello)
+        self._connection = connection
+
+    def send(self, message: Lease | Work) -> None:
+        """As there."""
+        self._connection.arrives(message)
+
+    def close(self) -> None:
+        """As there; what the other end sends until it sees that still arrives."""
+        self._connection.close_here()
+
+
+class Connection(channel.Link):
+    """A runner's end.
+
+    Args:
+        driver: runs the coordinator.
+        worker: runs the runner.
+        hello: what the runner says.
+
+    Attributes:
+        is_up: whether what is sent arrives.
+    """
+
+    def __init__(self, driver: Driver, worker: Worker, hello: Hello) -> None:
+        self._driver = driver
+        self._coordinator = driver.coordinator
+        self._worker = worker
+        self._world = driver.world
+        self._came: deque[Lease | Work | None] = deque()
+        self._unseen = 0
+        self._lease = 0
+        self._stops = False
+        self._is_heard = False
+        self.is_up = True
+        self.lane = Lane(hello, self)
+        driver.post(Joined(self.lane))
+
+    # -- what happens to it -----------------------------------------------------------------------
+
+    def arrives(self, message: Lease | Work) -> None:
+        """Something was sent to the runner."""
+        if not self.is_up:
+            return
+        copy = decode(encode(message))
+        if isinstance(message, Window) and message.rows is not None:
+            copy = Window(**{**vars(copy), "rows": message.rows})
+        self._stops = self._stops or isinstance(copy, Stop)
+        self._came.append(copy)
+
+    def cut(self, unseen: int = 0) -> None:
+        """Nothing arrives any more; the runner sends so many reports before it sees that."""
+        if self.is_up:
+            self.is_up, self._unseen = False, unseen
+
+    def close_here(self) -> None:
+        """The coordinator's end is closed."""
+        self._is_heard = self.is_up
+        self.cut(self._world.setup.unseen)
+
+    def lose(self) -> None:
+        """It is lost, and so is what the coordinator has not heard yet."""
+        self.cut(self._world.setup.unseen)
+        self._driver.lose(self.lane)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether who waits for work has something to do."""
+        return bool(self._came) or not self.is_up
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some has come."""
+        return any(message is not None for message in self._came)
+
+    # -- what a runner does with it ---------------------------------------------------------------
+
+    def lease(self) -> Lease | None:
+        """As there."""
+        while not isinstance(found := self._next(), Lease):
+            if isinstance(found, Stop):
+                return None
+        self._lease = found.number
+        return found
+
+    def receive(self) -> Work | None:
+        """As there."""
+        found = self._next()
+        assert not isinstance(found, Lease)
+        return found
+
+    def _next(self) -> Lease | Work | None:
+        while not self._came:
+            if not self.is_up:
+                self._unseen = 0
+                raise disconnected("it was lost")
+            self._worker.stale = False
+            self._worker.waits = True
+            self._worker.hand_over()
+        return self._came.popleft()
+
+    def wake(self) -> None:
+        """As there."""
+        self._came.append(None)
+
+    def tell(self, told: Told) -> None:
+        """As there."""
+        if not self.is_up:
+            if self._unseen and not isinstance(told, Farewell):
+                self._unseen -= 1
+                self._world.counts["reports in vain"] += 1
+                if self._is_heard and self._driver.coordinator is self._coordinator:
+                    self._driver.post(Heard(self.lane, decode(encode(told))))
+                return
+            self._unseen = 0
+            raise disconnected("it was lost")
+        self._driver.post(Heard(self.lane, decode(encode(told))))
+        if isinstance(told, Farewell):
+            self.cut()
+        elif self._world.setup.order == "prompt" and not self._worker.stale:
+            self._worker.hand_over()
+
+    def confirm(self) -> None:
+        """As there: asked over a connection of its own."""
+        self._world.point("confirm")
+        coordinator = self._driver.coordinator
+        if coordinator is None or coordinator is not self._coordinator:
+            raise disconnected("it is not reached")
+        if not coordinator.is_current(self.lane.shard, self._lease):
+            self._world.counts["superseded"] += 1
+            raise superseded(self.lane.shard)
+
+    @property
+    def is_stopping(self) -> bool:
+        """As there."""
+        return self._stops or not (self.is_up or self._unseen)
+
+    def close(self) -> None:
+        """The runner is gone."""
+        if self.is_up:
+            self.cut()
+            self._driver.post(Lost(self.lane))
