@@ -142,6 +142,39 @@ def test_what_was_read_ahead_of_a_block_is_not_lost() -> None:
     assert [read.next() for _ in range(4)] == [LOOK, Comparison(1, (5,)), Window(2, 120), Stop()]
 
 
+def test_what_was_not_handled_comes_first_in_the_next_block() -> None:
+    read, place = reading(Window(1, 110), LOOK, times=(105,))
+    with read.ahead() as items:
+        assert shown(next(items)) == [105]
+        assert items.wait(20.0)
+        assert [shown(next(items)) for _ in range(2)] == [("end", 110), LOOK]
+    place.index.position = 110
+    place.link.came.put(Window(2, 120))
+    with read.ahead() as items:
+        assert [shown(next(items)) for _ in range(3)] == [LOOK, ("end", 110), ("end", 120)]
+
+
+@pytest.mark.parametrize("last", [LOOK, Window(2, 120)])
+def test_what_comes_at_the_moment_when_a_block_is_left_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, last: Request | Window
+) -> None:
+    read, place = reading(Window(1, 110))
+
+    def wake() -> None:
+        place.link.came.put(last)
+        place.link.came.put(None)
+
+    monkeypatch.setattr(place.link, "wake", wake)
+    with read.ahead() as items:
+        assert shown(next(items)) == ("end", 110)
+    if isinstance(last, Request):
+        assert read.next() == last
+        return
+    place.link.came.put(None)
+    with read.ahead() as items:
+        assert shown(next(items)) == ("end", 120), "nothing behind it was planned"
+
+
 def test_what_was_handled_is_not_done_again() -> None:
     read, place = reading(LOOK, Comparison(1, (5,)))
     with read.ahead() as items:
