@@ -441,15 +441,21 @@ class Coordinator:
 
     def _counted(self, event: e.Counted, now: float) -> None:
         self._recounting.counted(event)
-        self._count(now)
+        # by the clock that it was counted by: were that set back, it would be due again at once
+        self._count(now, event.now)
 
-    def _count(self, now: float) -> None:
-        """The next count; not before all shards have said what they have accounted for."""
+    def _count(self, now: float, at_most: int | None = None) -> None:
+        """The next count; not before all shards have said what they have accounted for.
+
+        Args:
+            at_most: the database's time, where it is less than at the last poll, µs.
+        """
         found = positions(self.shards)
         if found is None or not self.progress.time:
             return
         hidden = self._where.shards_hidden_since
-        count = self._recounting.next_count(self.progress.time, *found, hidden, now)
+        time = self.progress.time if at_most is None else min(at_most, self.progress.time)
+        count = self._recounting.next_count(time, *found, hidden, now)
         if count is not None:
             self._do(count)
 
