@@ -31,6 +31,9 @@ from tests.simulation.world import Crash, Process, Setup, Worker, World
 
 TOPIC = "events"
 
+_MOST_EVENTS = 20_000
+"""What may happen without time passing."""
+
 _PAUSES = 4
 """How often a step lets time pass to have its windows."""
 
@@ -97,6 +100,7 @@ class Driver:
         self.shift = 0
         self.turn = 0
         self.keeps = this.setup.keeps
+        self._more_polls = 1
         self._run: Run | None = None
         self._runners: list[Worker] = []
         self._windows = self._vain_polls = 0
@@ -189,6 +193,7 @@ class Driver:
     def settles(self) -> None:
         """From now on leases are kept, and nothing fails any more."""
         self.keeps = True
+        self._more_polls = 0
 
     @property
     def next_due(self) -> int | None:
@@ -275,8 +280,12 @@ class Driver:
         """Until its windows are done, or nothing happens any more."""
         this, coordinator = self.world, run.coordinator
         for worker in this.stalled:
-            if worker.link.is_up:
-                worker.link.lose()
+            if not worker.link.is_up:
+                continue
+            if this.setup.unseen:  # nobody sees that it is away: others get its shard all the same
+                run.events.append(e.PlacementChanged(moves=True))
+                break
+            worker.link.lose()
         self._begins = True
         idle = [s for s in coordinator.shards if s.lane is None]
         waits = [coordinator._plan.poll_at, *(s.start_at for s in idle)]
@@ -291,7 +300,7 @@ class Driver:
         run.events.append(e.Tick())
         self._go_on(run)
         for _ in range(_PAUSES):
-            if self._windows >= this.setup.windows or self._vain_polls > 1:
+            if self._windows >= this.setup.windows or self._vain_polls > self._more_polls:
                 break
             self._pass_time(run)
             self._go_on(run)
@@ -327,7 +336,9 @@ class Driver:
             Stopped: it has given up.
         """
         is_late = self.world.setup.order == "late"
-        while not run.is_over:
+        for _ in range(_MOST_EVENTS):
+            if run.is_over:
+                return
             worker = self._ready()
             if run.events and not (is_late and worker):
                 self._on(run, run.events.popleft())
@@ -338,6 +349,7 @@ class Driver:
                 self._continue(run, worker)
             else:
                 return
+        raise RuntimeError("the publisher does not come to rest")
 
     def _ready(self) -> Worker | None:
         return next((w for w in self._runners if not w.waits or w.link.is_ready), None)

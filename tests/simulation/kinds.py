@@ -443,7 +443,10 @@ def _power(seed: int) -> Schedule:
     return maker.made(steps + maker.life() + maker.batches())
 
 
-_STALLS = ("kafka.init", "kafka.taken", "confirm", "store.now", "before_begin", "before_report")
+_STALLS = (
+    *("kafka.init", "kafka.init", "kafka.init", "kafka.taken"),
+    *("confirm", "store.now", "before_begin", "before_report"),
+)
 """Where a runner stalls, so that others have its shard when it wakes up."""
 
 _WAKES = ("task", "kafka.init", "kafka.taken", "kafka.flush", "kafka.commit", "before_index")
@@ -464,13 +467,13 @@ def _overlap(seed: int) -> Schedule:
         cut: Step = [rng.choice(_STALLS), rng.choice([1, 2, 3]), ["cut"]]
         move: Step = [rng.choice(schedule.RUNNER_POINTS), rng.choice([1, 2, 3]), ["move"]]
         points = [*maker.some(0.8, stall), *maker.some(0.3, cut), *maker.some(0.3, move)]
-        points += maker.some(0.3, ["tasks done", 1, ["crash"]])
+        points += maker.some(0.5, ["tasks done", 1, ["crash"]])
         steps += maker.some(0.3, ["time", 12_000_000])
         steps.append(["batch", rng.randrange(2), rng.randrange(4), points])
         steps += maker.some(0.4, ["look"])
         steps += maker.some(0.5, *maker.life(2))
         steps += maker.some(0.2, maker.crash(*_BEHIND))
-        steps += maker.some(0.5, ["restart", rng.choice([0, rng.randint(1, partitions)])])
+        steps += maker.some(0.7, ["restart", rng.choice([0, *range(1, partitions + 1)])])
         steps += maker.some(0.2, ["lose", rng.randrange(2)])
         wakes = [
             [rng.choice(_WAKES), rng.choice([1, 1, 2]), ["resume", rng.randrange(2), points]]

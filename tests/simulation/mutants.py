@@ -432,8 +432,5 @@ NOTICED_BY = {
     "no_halving": "large",
     "no_older": "older_and_cut",
     "no_fence": "overlap",
-    "no_confirm": "overlap",
-    "any_report": "overlap",
-    "some_reports": "overlap",
 }
 """The kind of schedules that a mutant is for, where it is not `any`."""

@@ -9,8 +9,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from itertools import product
 
 import pytest
 
@@ -18,9 +16,9 @@ from tests.simulation.install import installed
 from tests.simulation.kept import Kept, kept
 from tests.simulation.kinds import KINDS, made
 from tests.simulation.mutants import MUTANTS, NOTICED_BY
+from tests.simulation.played import PLAYED
 from tests.simulation.runner import Failure, run, shrink, sweep, sweep_all
 from tests.simulation.schedule import CRASH_POINTS, Schedule
-from tests.simulation.world import Setup
 
 LONG = "EVENTPUB_LONG" in os.environ
 SCHEDULES = 10_000 if LONG else 3_000
@@ -90,7 +88,7 @@ def test_a_kind_that_is_not_enabled_shows_why(name: str) -> None:
     pytest.fail(f"{SHOWS_WITHIN} schedules have not shown it: is {name} to be enabled?")
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [name for name in MUTANTS if name not in PLAYED])
 def test_a_broken_invariant_is_caught(name: str) -> None:
     for first in range(0, CAUGHT_WITHIN, 50):
         if sweep(first, 50, name, [NOTICED_BY.get(name, "any")])[1]:
@@ -98,36 +96,14 @@ def test_a_broken_invariant_is_caught(name: str) -> None:
     pytest.fail(f"{CAUGHT_WITHIN} schedules have not noticed {name}")
 
 
-def stalled_before_kafka_knew_of_it() -> Iterator[Schedule]:
-    """A runner stalls before it takes its shard, the publisher dies and starts with another number
-    of shards, and the runner goes on for a while at one point of that start, and to its end at
-    another.
-    """
-    wakes = [("kafka.init", 1), ("kafka.taken", 2), ("task", 1), ("store.window", 1)]
-    ends = ["kafka.flush", "kafka.commit", "before_index"]
-    for turn, (wake, hit), points, end in product((0, 1), wakes, range(0, 12, 2), ends):
-        goes_on = [[wake, hit, ["resume", 0, points]], [end, 1, ["resume", 0, None]]]
-        yield Schedule(
-            Setup(partitions=2, executors=2, unseen=3),
-            [
-                ["batch", 0, 0, []],
-                ["time", 1],
-                ["write", 9, 0, 0, 1],
-                ["write", 9, 1, 0, 1],
-                ["commit", 9],
-                ["batch", 1, 0, [["kafka.init", 1, ["stall"]], ["tasks done", 1, ["crash"]]]],
-                ["restart", 2],
-                ["batch", 0, turn, goes_on],
-            ],
-        )
-
-
-def test_a_runner_of_a_former_run_gives_way_whenever_it_wakes_up() -> None:
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_runner_that_is_late_does_no_harm_whenever_it_wakes_up(name: str) -> None:
+    schedules, shows = PLAYED[name]
     with installed():
-        assert {run(schedule).text for schedule in stalled_before_kafka_knew_of_it()} == {""}
-        with MUTANTS["no_confirm"]():
-            kinds = {run(schedule).kind for schedule in stalled_before_kafka_knew_of_it()}
-    assert kinds == {None, "repeated"}
+        assert {run(schedule).text for schedule in schedules()} == {""}
+        with MUTANTS[name]():
+            kinds = {run(schedule).kind for schedule in schedules()}
+    assert kinds == {None, shows}
 
 
 def test_a_failure_shrinks_to_a_few_steps() -> None:
