@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 from tests.simulation.schedule import Schedule
-from tests.simulation.world import Setup
+from tests.simulation.world import Order, Setup
 
 
 def stalled_before_kafka_knew_of_it() -> Iterator[Schedule]:
@@ -39,7 +39,8 @@ def stalled_before_kafka_knew_of_it() -> Iterator[Schedule]:
 def reports_after_its_time() -> Iterator[Schedule]:
     """A runner holds what has committed late, stalls, and reports when another one has its shard,
     whose index on another machine does not hold it."""
-    for stall, wake, order, unseen in product(range(1, 5), range(1, 4), ("", "prompt"), (1, 3)):
+    orders: list[Order] = ["", "prompt"]
+    for stall, wake, order, unseen in product(range(1, 5), range(1, 4), orders, (1, 3)):
         yield Schedule(
             Setup(horizon=8_000_000, executors=2, keeps=True, order=order, unseen=unseen),
             [
@@ -59,7 +60,8 @@ def reports_after_its_time() -> Iterator[Schedule]:
 
 def never_reports() -> Iterator[Schedule]:
     """One of two shards has never reported when the publisher stops, and the indexes are lost."""
-    for stall, turn, order in product(range(1, 5), (0, 1), ("", "prompt", "late")):
+    orders: list[Order] = ["", "prompt", "late"]
+    for stall, turn, order in product(range(1, 5), (0, 1), orders):
         yield Schedule(
             Setup(partitions=2, shards=2, horizon=8_000_000, executors=2, order=order),
             [

@@ -27,6 +27,9 @@ START = 1_700_000_000_000_000
 SLACK = 3_000_000
 """More than a time bucket's width and the age at which it is counted first, µs."""
 
+Order = Literal["", "prompt", "late"]
+"""See `Setup.order`."""
+
 Step = list[Any]
 """A step of a schedule: its name and arguments, as JSON has them."""
 
@@ -71,7 +74,7 @@ class Setup:
     """Bytes of payloads in one transaction that the broker takes in time; 0: any."""
     most_fetched: int = 0
     """Rows that one question for versions may give; 0: any."""
-    order: Literal["", "prompt", "late"] = ""
+    order: Order = ""
     """When the coordinator hears of what runners say: when they wait; prompt: at once; late: when
     all of them wait."""
     keeps: bool = False
