@@ -185,6 +185,7 @@ class Report:
         repeats_after: events created later may be published again where retention has removed them,
             since neither index nor topic knows them; None: none may.
         rebuilt: what was wrong with its index, which is rebuilt from the topic; None: nothing was.
+        copied_from: which copy the index was made of, where this machine had none; None: of none.
         seconds: by step.
     """
 
@@ -217,6 +218,7 @@ class Report:
     baseline: int | None = None
     repeats_after: int | None = None
     rebuilt: str | None = None
+    copied_from: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 

@@ -170,6 +170,7 @@ class Coordinator:
             return max(0.0, self._stop_by - now)
         at = [s.start_at for s in self.shards if s.lane is None]
         at += [s.handover_by for s in self.shards if s.next_lane is not None]
+        at += [s.comes_by for s in self.shards if s.is_starting and s.lane is None]
         if self._plan.can_poll:
             at.append(self._plan.poll_at)
         # what was due by the last event was seen to then; a second's work waits for a tick
@@ -226,7 +227,7 @@ class Coordinator:
         for shard in self.shards:
             shard.start_at, shard.is_starting = now, False
             if event.moves and not self._is_stopping:
-                self._do(e.StartRunner(shard.number, shard.start()))
+                self._do(e.StartRunner(shard.number, shard.start(now)))
 
     def _left(
         self,
@@ -280,8 +281,10 @@ class Coordinator:
 
     def _start_runners(self, now: float) -> None:
         for shard in self.shards:
-            if shard.wants_runner(now):
-                self._do(e.StartRunner(shard.number, shard.start()))
+            if shard.is_missed(now):
+                self._do(e.StartRunner(shard.number, shard.start(now), is_here=True))
+            elif shard.wants_runner(now):
+                self._do(e.StartRunner(shard.number, shard.start(now)))
 
     # -- reports ----------------------------------------------------------------------------------
 
@@ -297,6 +300,7 @@ class Coordinator:
             self._recounting.account_anew(report, held)
         else:
             self._recounting.account(report)
+        is_first_written = self._where.has_first_written(report)
         self._where.take(self.shards, report, self._recounting)
         self._failures.is_well(now)
         if report.counts.rows or report.published:
@@ -313,6 +317,8 @@ class Coordinator:
             self._answered(request_id, shard.number, answer)
         if is_first and all(s.report is not None for s in self.shards):
             self._all_have_reported()
+        if is_first_written:  # which tells a topic that is made again from a new one
+            self._remember()
         if self._plan.is_reached(self._where.position):
             self.progress.lag_seconds, self.progress.lag_events = 0.0, 0
 
@@ -462,6 +468,7 @@ class Coordinator:
     def _compare(self) -> None:
         comparison: Comparison | None = self._recounting.next_comparison()
         if comparison is not None:
+            self.progress.comparisons = comparison.number
             for shard in self.shards:
                 shard.compare(comparison)
 
@@ -771,6 +778,11 @@ class Where:
         self.has_read = begin.position is not None
         self.uncounted_since: int | None = None
         self.written: dict[str, Any] | None = None
+
+    def has_first_written(self, report: Report) -> bool:
+        """Whether a report is of the first records in a partition that anybody knows of."""
+        known = self.acknowledged
+        return any(end and not known.get(place) for place, end in report.offsets.items())
 
     def take(self, shards: list[Shard], report: Report, recounting: Recounting) -> None:
         """Take over a report: what is hidden is of no use without the position it belongs to."""

@@ -258,10 +258,12 @@ class StartRunner:
 
     Attributes:
         attempt: the number of the attempt, which `RunnerEnded` repeats.
+        is_here: in a thread of this process, whatever places runners else.
     """
 
     shard: int
     attempt: int
+    is_here: bool = False
 
 
 @dataclass(frozen=True)

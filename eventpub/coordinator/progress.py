@@ -27,6 +27,7 @@ class Progress:
         published: events made visible on the topic.
         dead: refused rows, dead-lettered.
         recount_found: events that only a recount has found.
+        comparisons: how often the recount has had keys compared.
         begin_above: aggregates seen for the first time, whose first version was missing.
         watermark: as `store.Watermark.state`.
         passed: transactions that were open for longer than the watermark waits.
@@ -59,6 +60,7 @@ class Progress:
     dead: int = 0
     conflicts: int = 0
     recount_found: int = 0
+    comparisons: int = 0
     begin_above: int = 0
     watermark: str = "off"
     passed: int = 0

@@ -24,6 +24,10 @@ _STALLED = 5.0
 _HANDOVER = 5.0
 """Seconds in which a runner may finish what it does before another one gets its lease anyway."""
 
+_COMES_WITHIN = 5.0
+"""Seconds after which a runner that was started and does not come, since a cluster has no place for
+it, is waited for by one in a thread of this process."""
+
 _FIRST_WAIT = 0.25
 _LONGEST_WAIT = 30.0
 """Seconds until a runner that has failed is started again, twice as many each time."""
@@ -60,6 +64,8 @@ class Shard:
         due_told: what the last report was when a window for holds that are due was sent.
         attempt: how often a runner was started.
         is_starting: whether the last one has not connected yet.
+        comes_by: when that is to have connected.
+        is_to_move: whether that was to take over from one that works, and never connected.
         lane_attempt, next_attempt: of the runner that has the lease, and of who waits for it.
     """
 
@@ -76,6 +82,8 @@ class Shard:
     due_told: Report | None = None
     attempt: int = 0
     is_starting: bool = False
+    is_to_move: bool = False
+    comes_by: float = 0.0
     lane_attempt: int = 0
     next_attempt: int = 0
     start_at: float = 0.0
@@ -129,23 +137,30 @@ class Shard:
         self.start_at = now if at_once else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
 
-    def start(self) -> int:
+    def start(self, now: float) -> int:
         """A runner is started; the number of the attempt."""
         self.attempt += 1
-        self.is_starting = True
+        self.comes_by = now + _COMES_WITHIN
+        self.is_starting, self.is_to_move = True, False
         return self.attempt
+
+    def is_missed(self, now: float) -> bool:
+        """Whether nobody publishes the shard, and the runner that was started does not come."""
+        is_there = self.lane is not None or self.next_lane is not None
+        return self.is_starting and not is_there and now >= self.comes_by
 
     def has_ended(self, attempt: int) -> bool:
         """The thread or task of a runner is over; whether it never connected."""
         if attempt != self.attempt or not self.is_starting:
             return False
-        self.is_starting = False
+        self.is_starting, self.is_to_move = False, self.lane is not None
         return True
 
     def wants_runner(self, now: float) -> bool:
         """Whether a runner is to be started."""
         is_there = self.lane is not None or self.next_lane is not None or self.is_starting
-        return not is_there and now >= self.start_at
+        is_to_move = self.is_to_move and not self.is_starting and self.next_lane is None
+        return (is_to_move or not is_there) and now >= self.start_at
 
     # -- what it is sent --------------------------------------------------------------------------
 

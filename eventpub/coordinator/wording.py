@@ -83,6 +83,13 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Say]:
             shard=report.shard,
             damage=report.rebuilt,
         )
+    if report.copied_from is not None:
+        yield Say(
+            "info",
+            "this machine had no index of the shard: a copy was fetched, and what is newer was read"
+            " back from the topic",
+            {"shard": report.shard, "copy": report.copied_from, "records": report.folded},
+        )
     if report.baseline is not None:
         yield warning(
             "the topic was cut by retention and the index is new, or older than what was"

@@ -240,7 +240,8 @@ class Doing:
         if isinstance(command, e.Poll):
             self._boundary.put(command)
         elif isinstance(command, e.StartRunner):
-            self._placement.start(self._assignment, command.shard, command.attempt)
+            placement = self._threads if command.is_here else self._placement
+            placement.start(self._assignment, command.shard, command.attempt)
         elif isinstance(command, e.Reassign):
             self._assignment = replace(self._assignment, layout=command.layout)
             self._boundary_work.use(command.layout)

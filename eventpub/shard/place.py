@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 
 from eventpub.admission.buckets import WIDTH, oldest_needed
 from eventpub.channel import Lease, Report
@@ -21,8 +20,6 @@ from eventpub.shard.assignment import Assignment
 from eventpub.shard.pace import Pace
 from eventpub.sink import ShardSink
 from eventpub.store import EventStore
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 _COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
@@ -91,9 +88,14 @@ class Place:
             return
         number, folder = self.shard.number, self.assignment.index(self.shard.number)
         snapshots = Snapshots(state.snapshots, app.id, self.shard.shards, number)
-        if not folder.exists() and (name := snapshots.get(folder)) is not None:
-            log.info("a copy of the index was fetched", shard=number, copy=name)
+        if not folder.exists():
+            self.report.copied_from = snapshots.get(folder)
         self._copying = Copying(snapshots, state.snapshot_every / 1e6)
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether copies of the index are kept."""
+        return self._copying is not None
 
     def keep_copy(self) -> None:
         """Keep a copy of the index, where one is due."""

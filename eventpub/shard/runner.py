@@ -27,6 +27,9 @@ from eventpub.shard.place import _COUNTED_LATE, Accounted, Place
 from eventpub.shard.publishing import HoldsInTurn, Publishing
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 
+_COPIES_EVERY = 1.0
+"""Seconds between two looks whether a copy of the index is due, where nothing else comes."""
+
 _COMPARES_EVERY = 0.02
 """Seconds between two looks whether keys of a comparison have come, while no rows do."""
 
@@ -149,10 +152,14 @@ class Runner:
 
     def _next(self, items: Ahead[Item]) -> Item | None:
         """What comes next; a comparison goes on meanwhile."""
-        while self._comparing.is_under_way and not items.wait(_COMPARES_EVERY):
-            if self._comparing.go_on():
+        place, comparing = self._place, self._comparing
+        while comparing.is_under_way or place.keeps_copies:
+            if items.wait(_COMPARES_EVERY if comparing.is_under_way else _COPIES_EVERY):
+                break
+            if comparing.go_on():
                 self._report()
-        with self._place.timed("read"):
+            place.keep_copy()
+        with place.timed("read"):
             return next(items, None)
 
     def _publish(self, item: Rows) -> bool:

@@ -45,7 +45,7 @@ def upto(lane: FakeLane) -> list[float]:
 class TestAStart:
     def test_a_runner_of_each_shard_is_started_once(self) -> None:
         life = begin(shards=3)
-        life.waits(5.0)
+        life.waits(4.0)
         assert life.starts == [0, 1, 2]
 
     def test_who_joins_gets_the_lease_and_what_the_former_run_knew(self) -> None:
@@ -513,8 +513,16 @@ class TestRunnersThatFail:
         life, lanes = streaming()
         life.loses(lanes[0])
         life.on(e.RunnerEnded(0, 1, StateError("spark.task_lost", "killed", retriable=True)))
-        life.waits(5.0)
+        life.waits(4.0)
         assert life.starts == [0, 1, 0], "the one that is on its way is waited for"
+
+    def test_a_runner_that_does_not_come_is_waited_for_by_one_in_a_thread(self) -> None:
+        """A cluster has no place for it: the shard is published by this process until then."""
+        life, lanes = streaming()
+        life.loses(lanes[0])
+        life.waits(6.0)
+        started = [(c.shard, c.is_here) for c in life.all(e.StartRunner)][2:]
+        assert started == [(0, False), (0, True)]
 
     def test_one_whose_task_is_over_is_gone_though_its_connection_does_not_say_so(self) -> None:
         """Its machine was cut off, say: nothing comes from there, no end either."""
