@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -397,6 +397,23 @@ class TestFold:
         assert (found, fold.truncated) == (as_set(last), False), "what was read is not missed"
         found, fold = folded(new_sink(), {})
         assert (found, fold.truncated) == (as_set(last), True)
+
+    def test_side_topics_that_were_cut_say_nothing_of_the_events(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        """What counts as published would be set by them, although the topic has all of it."""
+        gap = SkippedGap("order-1", 2, 3, CREATED, CREATED, 8, "gave up")
+        dead = DeadRow("order-2", 9, "sink.record_refused: too large", b"x")
+        rows = some_events(WHOLE, 20)
+        new_sink().publish(rows, gaps=[gap], dead=[dead])
+        side = (sink_config.gaps_topic, sink_config.dead_topic)
+        cut = [TopicPartition(t, p, OFFSET_END) for t in side for p in range(PARTITIONS)]
+        admin = AdminClient({"bootstrap.servers": servers})
+        for future in admin.delete_records(cut).values():
+            future.result(10)
+        assert read_topic(servers, sink_config.dead_topic) == []
+        found, fold = folded(new_sink(), {})
+        assert (found, fold.truncated) == (as_set(rows), False)
 
     def test_a_topic_that_was_made_anew_is_an_error(
         self, new_sink: Callable[..., ShardSink], sink_config: config.Sink

@@ -81,3 +81,29 @@ def test_an_exception_that_cannot_say_anything_is_named_by_its_kind() -> None:
     assert "OfAJvmError" in str(failure)
     error, _ = as_error(OfAJvmError())
     assert "OfAJvmError" in str(error)
+
+
+def test_a_topic_that_brokers_do_not_know_is_waited_for_and_then_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers that start know of no topic for some seconds: that ended the publisher at once."""
+    publisher = _Publisher(config_in(tmp_path), False, lambda _: None)
+
+    def passes(at: float, code: str = "sink.topic_missing") -> bool:
+        monkeypatch.setattr("eventpub.spark.publisher.time.monotonic", lambda: at)
+        return publisher._may_pass(code)
+
+    assert [passes(at) for at in (100.0, 129.0, 131.0)] == [True, True, False]
+    assert not passes(100.0, "sink.topic_recreated")
+
+
+def test_an_outage_leaves_one_trace_in_spark_log_however_often_it_is_met(tmp_path: Path) -> None:
+    publisher = _Publisher(config_in(tmp_path), False, lambda _: None)
+    publisher._state.root.mkdir(exist_ok=True)
+    away = SinkError("sink.unreachable", "no answer", retriable=True)
+    for _ in range(50):
+        publisher._note(away, "Traceback: of many lines")
+    text = publisher._state.spark_log.read_text()
+    assert (text.count("Traceback"), text.count("again: ")) == (1, 49)
+    publisher._note(SinkError("sink.fenced", "taken over"), "Traceback: another")
+    assert publisher._state.spark_log.read_text().endswith("Traceback: another\n")
