@@ -430,8 +430,10 @@ class _ShardTask:
             index.forget_times(self._now)
             if low < self._job.position:  # a hold: what was published meanwhile may be cut
                 self._report.repeats_after = low
-        elif truncated:
-            self._report.repeats_after = known_to
+        elif truncated and known_to is not None:
+            # what it held, or the recount had found, is older than the position
+            horizon = self._job.config.recount.horizon
+            self._report.repeats_after = self._low(known_to) - horizon
         index.decide_baseline(baseline)
 
     @property
@@ -1050,10 +1052,14 @@ class _ShardTask:
 
     # -- report ----------------------------------------------------------------------------------
 
+    def _low(self, position: int) -> int:
+        """Up to where everything is published or skipped: below the position where any waits."""
+        oldest = self._index.holds.oldest()
+        return position if oldest is None else min(position, oldest - 1)
+
     def report(self, after: int) -> ShardReport:
         """What was done, and what is pending."""
         holds = self._index.holds
-        oldest = holds.oldest()
         report = self._report
         report.counts = dict(vars(self._counts))
         known_to = self._index.position
@@ -1062,7 +1068,7 @@ class _ShardTask:
             report.buckets = self._index.buckets_from(self._oldest_bucket())
         report.position = position
         report.hidden_since = self._hidden_since
-        report.low = position if oldest is None else min(position, oldest - 1)
+        report.low = self._low(position)
         report.offsets = [(*place, offset) for place, offset in self._index.offsets.items()]
         report.holds = len(holds)
         report.next_due = holds.next_due()
