@@ -428,7 +428,8 @@ class _ShardTask:
             baseline = self._report.baseline = self._lost_baseline(newest)
             baseline = max(baseline, index.baseline or 0)
             index.forget_times(self._now)
-            if low < self._job.position:  # a hold: what was published meanwhile may be cut
+            # a hold: what was published meanwhile may be cut; with hold_shard, by other shards
+            if low < self._job.position or self._holds_shard:
                 self._report.repeats_after = low
         elif truncated and known_to is not None:
             # what it held, or the recount had found, is older than the position
