@@ -209,10 +209,14 @@ class Fold:
             baseline = place.report.baseline = self._lost_baseline(newest)
             baseline = max(baseline, index.baseline or 0)
             index.forget_times(place.now)
-            if low < place.lease.position:  # a hold: what was published meanwhile may be cut
+            # a hold: what was published meanwhile may be cut; with hold_shard, by other shards
+            holds_shard = place.assignment.config.gaps.policy == "hold_shard"
+            if low < place.lease.position or holds_shard:
                 place.report.repeats_after = low
-        elif truncated:
-            place.report.repeats_after = known_to
+        elif truncated and known_to is not None:
+            # what it held, or the recount had found, is older than the position
+            horizon = place.assignment.config.recount.horizon
+            place.report.repeats_after = place.low(known_to) - horizon
         index.decide_baseline(baseline)
 
     def _lost_baseline(self, newest: int) -> int:

@@ -161,16 +161,19 @@ class Place:
         horizon = self.assignment.config.recount.horizon + _COUNTED_LATE
         return oldest_needed(self.now, horizon, self.hidden_since, self.uncounted_since)
 
+    def low(self, position: int) -> int:
+        """Up to where everything is published or skipped: below the position where any waits."""
+        oldest = self.index.holds.oldest()
+        return position if oldest is None else min(position, oldest - 1)
+
     def take_report(self) -> Report:
         """What happened since the last one, and what is pending."""
         report, index = self.report, self.index
         holds, known_to = index.holds, index.position
-        oldest = holds.oldest()
         if known_to is None:  # a new index has yet to read what it does not know
             report.position, report.low = self.lease.position, self.lease.low
         else:
-            report.position = known_to
-            report.low = known_to if oldest is None else min(known_to, oldest - 1)
+            report.position, report.low = known_to, self.low(known_to)
         report.hidden_since = self.hidden_since
         report.offsets = dict(index.offsets)
         report.holds = len(holds)

@@ -25,7 +25,7 @@ from eventpub.admission.model import Shard, SkippedGap, topic_partition
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.origin import Sources, other_publisher
-from eventpub.sink.topics import End, list_offsets, tail_gone
+from eventpub.sink.topics import End, check_leaders, list_offsets, tail_gone
 from eventpub.sink.unmarked import MARKER_TIMEOUT, Place, UnmarkedError, Written, hanging
 
 FOLD_TIMEOUT = 60.0
@@ -145,7 +145,12 @@ class Fold(Iterator[Folded]):
     def _read(self) -> Iterator[Folded]:
         self._settle()
         self.offsets = {p: self.offsets[p] for p in self._ends if p in self.offsets}
-        behind = [p for p, end in self._ends.items() if self.offsets.get(p) != end]
+        behind = self._behind()
+        while any(self._kinds[topic] == "events" for topic, _ in behind):
+            if self._sides_are_whole():
+                break
+            self._settle()
+            behind = self._behind()
         if not behind:
             return
         self._start(behind)
@@ -177,6 +182,24 @@ class Fold(Iterator[Folded]):
             raise faults.fault(error, "reading the topic back", self._sink) from exception
         finally:
             consumer.close()
+
+    def _behind(self) -> list[Place]:
+        return [p for p, end in self._ends.items() if self.offsets.get(p) != end]
+
+    def _sides_are_whole(self) -> bool:
+        """Whether skips and dead letters are known to their ends, before events are read.
+
+        Of events that are read, and of a skip below them that is not since a broker has answered
+        that leads no more, it would follow that a late event of that skip was published: it would
+        be dropped, and nothing that is written afterwards shows that.
+        """
+        sides = [p for p in self._ends if self._kinds[p[0]] in {"gaps", "dead"}]
+        sides = [p for p in sides if p not in self._shared]
+        if not sides:
+            return True
+        check_leaders(self._sink, sides)
+        ends = self._list("latest")
+        return all(ends[place] == self._ends[place] for place in sides)
 
     def _settle(self) -> None:
         """No transaction is open, nor is an end before its saved offset, but by a lost marker."""

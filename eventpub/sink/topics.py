@@ -277,12 +277,47 @@ def tail_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int) -
     if len(set(said.values())) < 2:
         return faults.records_gone(sink, place, saved, end)
     client.admin(sink, anew=True)  # the old one may ask the wrong one for 15 minutes
-    topic, partition = place
+    why = f"one has answered with the end {end}, but {saved} was reached before"
+    return _disagree(sink, place, said, why)
+
+
+def check_leaders(sink: config.Sink, places: Iterable[tuple[str, int]]) -> None:
+    """Whether a second broker says the same of who leads these partitions.
+
+    One that is cut off from the others, and not from us, goes on to answer for what it led, with
+    ends that are old. Where no second one answers, nobody can tell.
+
+    Raises:
+        SinkError: `sink.unreachable`: they do not agree, or none answers; ….
+    """
+    numbers: dict[str, set[int]] = {}
+    for topic, partition in places:
+        numbers.setdefault(topic, set()).add(partition)
+    for topic, partitions in numbers.items():
+        metadata = _metadata(sink, topic)
+        first = metadata.orig_broker_id  # -1: of one whose number was not known yet
+        found = {p: led for p, led in _partitions(metadata, topic).items() if p in partitions}
+        alone = {p: led.leader for p, led in found.items() if first in {led.leader, -1}}
+        for number in sorted({number for p in alone for number in found[p].replicas} - {first}):
+            said = _said_by(sink, metadata, number, topic)
+            for partition in alone.keys() & said.keys():
+                if (leader := said[partition].leader) != alone[partition]:
+                    client.admin(sink, anew=True)
+                    both = {first: str(alone[partition]), number: str(leader)}
+                    raise _disagree(sink, (topic, partition), both, "ends may be old")
+                if number != leader:
+                    del alone[partition]
+            if not alone:
+                break
+
+
+def _disagree(
+    sink: config.Sink, place: tuple[str, int], said: Mapping[int, str], why: str
+) -> SinkError:
     words = ", ".join(f"broker {by} says {leader}" for by, leader in sorted(said.items()))
     return SinkError(
         "sink.unreachable",
-        f"the brokers do not agree who leads {topic}[{partition}] ({words}); one has answered with"
-        f" the end {end}, but {saved} was reached before",
+        f"the brokers do not agree who leads {place[0]}[{place[1]}] ({words}); {why}",
         where=f"sink.bootstrap_servers = {sink.bootstrap_servers}",
         suggestion="look for a broker that is cut off from the others; publishing goes on when they"
         " agree",
@@ -297,28 +332,40 @@ def _leaders(sink: config.Sink, topic: str, partition: int) -> dict[int, str]:
         SinkError: `sink.unreachable`, ….
     """
     said: dict[int, str] = {}
+    metadata = _metadata(sink, topic)
+    found = _partitions(metadata, topic).get(partition)
+    for number in () if found is None else found.replicas:
+        led = _said_by(sink, metadata, number, topic).get(partition)
+        said[number] = "nothing" if led is None else str(led.leader)
+    return said
+
+
+def _metadata(sink: config.Sink, topic: str) -> Any:
     admin, _ = client.admin(sink)
     try:
-        metadata = client.call(admin.list_topics, topic, REACH_TIMEOUT)
+        return client.call(admin.list_topics, topic, REACH_TIMEOUT)
     except KafkaException as exception:
         error = faults.kafka_error(exception)
         client.admin(sink, anew=True)
         raise faults.fault(error, "asking who leads", sink) from exception
-    found = (metadata.topics[topic].partitions or {}).get(partition)
-    for number in () if found is None else found.replicas:
-        said[number] = "nothing"
-        broker = metadata.brokers.get(number)
-        if broker is None:
-            continue
-        host = str(broker.host)
-        host = f"[{host}]" if ":" in host else host
-        with suppress(KafkaException):
-            # its first question goes to the only broker that it knows
-            alone, _ = client.admin_of(sink, f"{host}:{broker.port}")
-            its = client.call(alone.list_topics, topic, _FIRST_PATIENCE).topics[topic]
-            led = (its.partitions or {}).get(partition)
-            said[number] = said[number] if led is None else str(led.leader)
-    return said
+
+
+def _said_by(sink: config.Sink, metadata: Any, number: int, topic: str) -> dict[int, Any]:
+    """A topic's partitions as one broker knows them; none where it does not answer."""
+    broker = metadata.brokers.get(number)
+    if broker is None:
+        return {}
+    host = str(broker.host)
+    host = f"[{host}]" if ":" in host else host
+    with suppress(KafkaException):
+        # its first question goes to the only broker that it knows
+        alone, _ = client.admin_of(sink, f"{host}:{broker.port}")
+        return _partitions(client.call(alone.list_topics, topic, _FIRST_PATIENCE), topic)
+    return {}
+
+
+def _partitions(metadata: Any, topic: str) -> dict[int, Any]:
+    return metadata.topics[topic].partitions or {}
 
 
 _NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}

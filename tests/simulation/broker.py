@@ -577,6 +577,7 @@ class Admin:
         partitions = dict.fromkeys(range(this.broker.partitions), one)
         brokers = {n: SimpleNamespace(host="broker", port=n) for n in one.replicas}
         return SimpleNamespace(
+            orig_broker_id=self._number,
             brokers=brokers,
             topics={
                 t: SimpleNamespace(error=None, partitions=partitions) for t in this.broker.topics

@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from eventpub import config
 from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.errors import SinkError
 from eventpub.local import Kafka, kafka_cluster
-from eventpub.sink import DeadRow, ShardSink, check_topics, fold
-from eventpub.sink.topics import list_offsets
+from eventpub.sink import DeadRow, ShardSink, check_topics, client, fold
+from eventpub.sink.topics import check_leaders, list_offsets
 from eventpub.sink.unmarked import Place
 from tests.publisher.harness import eventually
 from tests.sink.helpers import (
@@ -132,6 +133,73 @@ def test_f4_it_is_noticed_on_the_side_topics_too(
         assert caught.value.code == "sink.aborted"
         assert len(read_topic(servers, topic)) == 1
         old_ends({})
+
+
+def test_f4_a_skip_is_read_before_the_events_above_it_whoever_gives_its_topic_s_end(
+    new_sink: Callable[[], ShardSink],
+    sink: config.Sink,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it, a late event of the skip would count as published, and be dropped."""
+    owner = new_sink()
+    list(owner.fold({}))
+    before = owner.offsets
+    gap = SkippedGap(ids_of(WHOLE, 1)[0], 2, 3, CREATED, CREATED, 8, "gave up")
+    owner.publish(FIRST, gaps=[gap])  # and its process dies before the index has it
+    old = [{place: end for place, end in before.items() if place[0] == sink.gaps_topic}]
+
+    def listed(sink: Any, places: Any, end: Any, **more: Any) -> Offsets:
+        first = old.pop() if old and end == "latest" and not more.get("committed") else {}
+        return {**list_offsets(sink, places, end, **more), **first}
+
+    monkeypatch.setattr(fold, "list_offsets", listed)
+    parts = list(new_sink().fold(before))
+    assert (parts[0].kind, parts[0].gaps) == ("gaps", [gap])
+    assert {part.kind for part in parts[1:]} == {"events"}
+
+
+def _metadata(by: int, leader: int) -> Any:
+    partition = SimpleNamespace(leader=leader, replicas=[1, 2, 3])
+    brokers = {n: SimpleNamespace(host="broker", port=n) for n in (1, 2, 3)}
+    topics = {"gaps": SimpleNamespace(partitions={0: partition})}
+    return SimpleNamespace(orig_broker_id=by, brokers=brokers, topics=topics)
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "agree"),
+    [
+        ((1, 2), {}, True),  # another than the leader says so: nobody is asked
+        ((1, 1), {2: 1}, True),
+        ((1, 1), {3: 1}, True),  # 2 is away
+        ((1, 1), {}, True),  # nobody can tell
+        ((1, 1), {2: 2, 3: 2}, False),
+        ((1, 1), {3: 3}, False),
+        ((-1, 1), {1: 1, 2: 2}, False),
+        ((-1, 1), {1: 1, 2: 1}, True),
+    ],
+)
+def test_f4_two_brokers_say_who_leads_a_side_topic(
+    first: tuple[int, int], others: dict[int, int], agree: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(answers: dict[int, int], by: int) -> Any:
+        def list_topics(topic: str, timeout: float) -> Any:
+            if by not in answers:
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+            return _metadata(by, answers[by])
+
+        return SimpleNamespace(list_topics=list_topics), None
+
+    made = settings("orders", "broker:1")
+    monkeypatch.setattr(client, "admin", lambda *_, **__: of(dict([first]), first[0]))
+    monkeypatch.setattr(
+        client, "admin_of", lambda _, servers: of(others, int(servers.partition(":")[2]))
+    )
+    if agree:
+        check_leaders(made, [("gaps", 0)])
+        return
+    with pytest.raises(SinkError, match="do not agree") as caught:
+        check_leaders(made, [("gaps", 0)])
+    assert (caught.value.code, caught.value.retriable) == ("sink.unreachable", True)
 
 
 def test_f4_what_others_write_behind_a_fold_is_no_reason_to_fold_again(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -31,6 +31,8 @@ from eventpub.sink import (
     check_topics,
     fence_all,
 )
+from eventpub.sink.topics import list_offsets
+from tests.publisher.harness import eventually
 from tests.sink.conftest import OwnBroker
 from tests.sink.helpers import (
     APP,
@@ -40,6 +42,7 @@ from tests.sink.helpers import (
     events,
     identities,
     ids_of,
+    open_transactions,
     read_topic,
     settings,
     some_events,
@@ -397,6 +400,27 @@ class TestFold:
         assert (found, fold.truncated) == (as_set(last), False), "what was read is not missed"
         found, fold = folded(new_sink(), {})
         assert (found, fold.truncated) == (as_set(last), True)
+
+    def test_side_topics_that_were_cut_say_nothing_of_the_events(
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
+    ) -> None:
+        """What counts as published would be set by them, although the topic has all of it."""
+        gap = SkippedGap("order-1", 2, 3, CREATED, CREATED, 8, "gave up")
+        dead = DeadRow("order-2", 9, "sink.record_refused: too large", b"x")
+        rows = some_events(WHOLE, 20)
+        new_sink().publish(rows, gaps=[gap], dead=[dead])
+        side = (sink_config.gaps_topic, sink_config.dead_topic)
+        eventually(lambda: not any(open_transactions(servers, topic) for topic in side))
+        cut = [TopicPartition(t, p, OFFSET_END) for t in side for p in range(PARTITIONS)]
+        admin = AdminClient({"bootstrap.servers": servers})
+        for future in admin.delete_records(cut).values():
+            future.result(10)
+        places = [(place.topic, place.partition) for place in cut]
+        lows = list_offsets(sink_config, places, "earliest")
+        assert lows == list_offsets(sink_config, places, "latest")
+        assert any(lows.values())
+        found, fold = folded(new_sink(), {})
+        assert (found, fold.truncated) == (as_set(rows), False)
 
     def test_a_topic_that_was_made_anew_is_an_error(
         self, new_sink: Callable[..., ShardSink], sink_config: config.Sink

@@ -444,6 +444,9 @@ def remake(sink: config.Sink) -> None:
     for future in admin.delete_topics([sink.topic]).values():
         future.result(10)
     deadline = time.monotonic() + 20
+    # its deletion is answered before it is gone, and what is still there is not made again
+    while sink.topic in admin.list_topics(timeout=5).topics and time.monotonic() < deadline:
+        time.sleep(0.1)
     while time.monotonic() < deadline:
         try:
             check_topics(sink)

@@ -482,12 +482,13 @@ def test_a24_who_only_reads_holds_nothing_however_long(database: FreshDatabase) 
     with database.connect(autocommit=False) as reader, reader.cursor() as cursor:
         cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         thread = threading.Thread(
-            target=cursor.execute, args=("SELECT aggregate_id, SLEEP(3) FROM events",)
+            target=cursor.execute, args=("SELECT aggregate_id, SLEEP(8) FROM events",)
         )
         thread.start()
         time.sleep(0.5)
         looking(mark, lambda: mark.state == "open")
         assert mark.open_since is None
+        assert thread.is_alive(), "it was waited for"
         thread.join()
         thread = threading.Thread(
             target=cursor.execute,
