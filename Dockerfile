@@ -27,7 +27,7 @@ ENV PYTHONUNBUFFERED=1
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=2 \
   CMD ["python", "-m", "eventpub.ops.alive", "/var/lib/eventpub/state"]
 
-# SIGTERM finishes the running batch; give it time (docker stop --time 60)
+# SIGTERM finishes the transactions in work, within two seconds
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["eventpub"]
 CMD ["run"]

@@ -2,11 +2,11 @@
 
     python -m bench.start --rounds 5
 
-In turns, each with a new topic and state, before one event (which the driver publishes while Spark
-starts) and before a backlog of more than a page (which waits for Spark). Times are from the start
-of the process until a `read_committed` consumer could read the first event, and all of them; CPU
-seconds are of the publisher's processes until then, with one event of its first `--settled`
-seconds, in which Spark has started. Making the archive is measured, too.
+In turns, each with a new topic and state, before one event and before a backlog of more than a
+page; threads publish both while Spark starts. Times are from the start of the process until a
+`read_committed` consumer could read the first event, and all of them; CPU seconds are of the
+publisher's processes until then, with one event of its first `--settled` seconds, in which Spark
+has started. Making the archive is measured, too.
 """
 
 from __future__ import annotations

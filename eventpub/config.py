@@ -277,8 +277,7 @@ class App(_Section):
     )
     state_dir: Path = Field(
         Path("./state"),
-        description="folder of the index and Spark's checkpoint, kept between runs; during a"
-        " backlog also of rows in transit, at most four pages",
+        description="folder of the index and of where the publisher is, kept between runs",
     )
 
 

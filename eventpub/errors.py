@@ -4,7 +4,7 @@
     ├── ConfigError      wrong use or configuration               exit status 2
     ├── StoreError       the event store (MySQL, MariaDB)         exit status 3
     ├── SinkError        the broker and its topics                exit status 3
-    ├── StateError       the state directory: index, checkpoint   exit status 3
+    ├── StateError       the state directory: index, position     exit status 3
     ├── LocalError       servers that eventpub starts itself      exit status 3
     └── VersionConflict  raised by `eventpub.append` alone
 
@@ -93,7 +93,7 @@ class SinkError(EventpubError):
 
 
 class StateError(EventpubError):
-    """The state directory (index, checkpoint) cannot be used."""
+    """The state directory (index, position) cannot be used, or a runner or Spark was lost."""
 
 
 class LocalError(EventpubError):

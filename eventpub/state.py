@@ -44,7 +44,7 @@ _OF_FORMER_VERSIONS = (
     "stopping.json",
     "seen",
 )
-"""What versions before 0.2 left here, and nothing needs."""
+"""What earlier versions left here, and nothing needs any more."""
 
 _LEFT_OVER = 60.0
 """Seconds after which a temporary file belongs to nobody any more."""

@@ -93,7 +93,7 @@ class View(Protocol):
     """Takes each progress of the publisher."""
 
     def see(self, progress: Progress) -> None:
-        """Called after each micro-batch and look; must return quickly."""
+        """Called about once a second; must return quickly."""
 
 
 @contextmanager
@@ -139,7 +139,6 @@ class Rate:
         if not self._seen:
             return 0.0
         (start, first), (_, last) = self._seen[0], self._seen[-1]
-        # what a batch has reported is counted anew where the batch is done again
         return max(0, last - first) / max(now - start, 0.001)
 
 

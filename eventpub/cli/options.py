@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FLAGS: dict[str, tuple[str, str]] = {
     "app.id": ("--app-id", "Name of this publisher."),
-    "app.state_dir": ("--state-dir", "Folder of index and checkpoint."),
+    "app.state_dir": ("--state-dir", "Folder of index and position."),
     "store.url": ("--store-url", "The database: mysql+pymysql://user@host:3306/database."),
     "store.table": ("--table", "The event table."),
     "read.start": ("--start", "Publish from: 'beginning', 'now' or an RFC 3339 time."),

@@ -110,7 +110,7 @@ def _sink(config: Config) -> Iterable[Check]:
 
 
 def state_dir(folder: Path) -> Check:
-    """Whether index and checkpoint can be written there."""
+    """Whether index and position can be written there."""
     name = "state directory"
     there = folder.absolute()
     while not there.exists():

@@ -1,8 +1,8 @@
 """Hands many events to librdkafka at once, from Arrow's memory, without Python objects of each.
 
 `Producer.produce` wants Python objects for the key, the value and each header, and makes another
-for the delivery report: 3 of the 9 µs of CPU that an event costs the client (docs/design.md).
-librdkafka itself takes a record as an array of values that say what they are
+for the delivery report: 3 of the 9 µs of CPU that an event costs the client (see
+docs/dev/2026-11-speed.md). librdkafka itself takes a record as an array of values that say what they are
 (`rd_kafka_produceva`). NumPy fills many such arrays at once, with the addresses of Arrow's buffers,
 from which librdkafka copies.
 

@@ -40,7 +40,7 @@ _COMMON: dict[str, Any] = {
 _PRODUCER: dict[str, Any] = {
     "compression.type": "lz4",
     # With more, librdkafka 2.16 spins between two answers of a busy broker: up to 58 µs of CPU a
-    # record instead of 1.6 (docs/design.md). One request holds up to `batch.size` bytes.
+    # record instead of 1.6 (docs/dev/2026-11-speed.md). One request holds up to `batch.size` bytes.
     "max.in.flight": "1",
     "batch.num.messages": "10000",
     "batch.size": "900000",
