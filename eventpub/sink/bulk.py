@@ -2,9 +2,9 @@
 
 `Producer.produce` wants Python objects for the key, the value and each header, and makes another
 for the delivery report: 3 of the 9 µs of CPU that an event costs the client (see
-docs/dev/2026-11-speed.md). librdkafka itself takes a record as an array of values that say what they are
-(`rd_kafka_produceva`). NumPy fills many such arrays at once, with the addresses of Arrow's buffers,
-from which librdkafka copies.
+docs/dev/2026-11-speed.md). librdkafka itself takes a record as an array of values that say what
+they are (`rd_kafka_produceva`). NumPy fills many such arrays at once, with the addresses of Arrow's
+buffers, from which librdkafka copies.
 
 This needs the address that confluent-kafka keeps in its `Producer`. So it is done only with the
 library of its own wheel, with a version whose layout is known, and after librdkafka has confirmed
