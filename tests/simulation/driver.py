@@ -204,6 +204,11 @@ class Driver:
         return min((r.next_due for r in reports if r.next_due is not None), default=None)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether all shards have runners that have done what they were sent."""
+        return self._run is not None and all(s.is_idle() for s in self._run.coordinator.shards)
+
+    @property
     def coordinator(self) -> Coordinator | None:
         """Of the publisher that runs."""
         return None if self._run is None else self._run.coordinator

@@ -143,7 +143,7 @@ def _heal(world: World, driver: Driver) -> int | None:
             driver.look()
         else:
             driver.look()
-            if not driver.batch() and driver.next_due is None:
+            if not driver.batch() and driver.next_due is None and driver.is_idle:
                 world.broker.settle()
                 return counted_from
     raise ViolationError("does not settle", f"{world.files.get('progress.json')}")
