@@ -12,8 +12,6 @@ sent one large window instead of many small ones when it is ready, and reads it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 from eventpub.admission import topic_partition
 from eventpub.channel import (
@@ -21,7 +19,6 @@ from eventpub.channel import (
     Farewell,
     Folding,
     Lease,
-    Place,
     Report,
     Request,
     Stop,
@@ -31,6 +28,7 @@ from eventpub.channel.lane import Heard, Joined, Lane, Lost
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator import wording
+from eventpub.coordinator.agenda import POLLS_AGAIN, Plan, Question, Watch
 from eventpub.coordinator.boundary import Look
 from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.fold_log import FoldLog
@@ -39,8 +37,8 @@ from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.shards import Shard, positions
+from eventpub.coordinator.standing import Beginning, Where
 from eventpub.errors import EventpubError, StoreError
-from eventpub.store import Layout
 
 _SECOND = 1.0
 _TOPIC_EVERY = 10.0
@@ -57,60 +55,11 @@ _OPEN_EVERY = 10.0
 _IDLE_AFTER = 2.0
 """Seconds without a report of rows after which a publisher is idle."""
 
-_STARTS_WITHIN = 2.0
-"""Seconds for which the first window waits for all shards to have a runner."""
-
-_POLLS_AGAIN = 0.25
 _LONGEST_WAIT = 30.0
 """Seconds until a poll that has failed is tried again, twice as many each time."""
 
 _STOPS_WITHIN = 1.2
 """Seconds in which runners may finish what they do when the publisher is to stop."""
-
-_MANY_BEGIN_ABOVE = 1_000
-"""Aggregates without their first version from which on that is said."""
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """What a start has found out; times are µs.
-
-    Attributes:
-        run: which start of the publisher this is; it grows.
-        now: the database's time.
-        layout: of the event table.
-        partitions: of the topic.
-        start: events created at or before are not published.
-        position: up to where a former run has accounted for everything; None: there was none.
-        low: from where a shard without an index reads again.
-        hidden_since: as of `channel.Window`, as the former run has left it.
-        acknowledged: next offsets up to which shards have ever reported to be.
-        is_placed: as of `channel.Lease`.
-        former_shards, former_indexes: as of `channel.Lease`.
-        newest: as of `NewestRows.last`.
-        server: identity of the database server that was read last; "": not known.
-        until: nothing behind is published, and then the run is over; None: there is no end.
-        kept: what else is written down with the position, and does not change.
-        requests: that were left for the next publisher.
-    """
-
-    run: int
-    now: int
-    layout: Layout
-    partitions: int
-    start: int
-    low: int
-    position: int | None = None
-    hidden_since: int | None = None
-    acknowledged: Mapping[Place, int] = field(default_factory=dict)
-    is_placed: bool = False
-    former_shards: int | None = None
-    former_indexes: tuple[str, ...] = ()
-    newest: tuple[int, int] | None = None
-    server: str = ""
-    until: int | None = None
-    kept: Mapping[str, Any] = field(default_factory=dict)
-    requests: tuple[tuple[Request, Callable[[dict[int, str]], None]], ...] = ()
 
 
 class Coordinator:
@@ -355,7 +304,7 @@ class Coordinator:
         look, plan = event.look, self._plan
         self.database_seen_at = now
         plan.is_polling = False
-        plan.wait = _POLLS_AGAIN
+        plan.wait = POLLS_AGAIN
         plan.poll_at = now + look.pause
         self.progress.time, plan.boundary = look.now, look.upper
         self._meet(look.server)
@@ -716,141 +665,3 @@ class Coordinator:
         e.Withdrawn: _withdrawn,
         e.StopAsked: _stop_asked,
     }
-
-
-@dataclass
-class Plan:
-    """Which windows are planned; the machine's times are seconds.
-
-    Attributes:
-        planned: the end of the last window, µs.
-        started_at: when the first event came; None: none has.
-        window: the last window; None: nothing is planned yet.
-        boundary: as it was polled last, µs.
-        poll_at: when the next poll is of use.
-        wait: until the one after it, if it fails.
-        is_polling: whether one is under way.
-        can_poll: whether nothing but time is waited for.
-        anew: whether the next one connects anew.
-    """
-
-    planned: int
-    window: Window | None = None
-    boundary: int = 0
-    started_at: float | None = None
-    poll_at: float = 0.0
-    wait: float = _POLLS_AGAIN
-    is_polling: bool = False
-    can_poll: bool = False
-    anew: bool = False
-
-    def begin(self, now: float) -> None:
-        """An event has come."""
-        if self.started_at is None:
-            self.started_at = now
-
-    def waits_for_runners(self, now: float) -> bool:
-        """Whether it is too early to begin without some of them."""
-        return self.started_at is None or now < self.started_at + _STARTS_WITHIN
-
-    def is_reached(self, position: int) -> bool:
-        """Whether everything up to the boundary is published."""
-        return bool(self.boundary) and position >= self.boundary
-
-
-class Where:
-    """Where the publisher is, as it is written down. All times are µs.
-
-    Args:
-        begin: what the start has found out.
-    """
-
-    def __init__(self, begin: Beginning) -> None:
-        self.position = begin.start if begin.position is None else begin.position
-        self.low = begin.low
-        self.shards_hidden_since = begin.hidden_since
-        self.acknowledged: dict[Place, int] = dict(begin.acknowledged)
-        self.is_placed = begin.is_placed
-        self.former_shards = begin.former_shards
-        self.former_indexes = begin.former_indexes
-        self.newest = begin.newest
-        self.layout = begin.layout
-        self.has_read = begin.position is not None
-        self.uncounted_since: int | None = None
-        self.written: dict[str, Any] | None = None
-
-    def has_first_written(self, report: Report) -> bool:
-        """Whether a report is of the first records in a partition that anybody knows of."""
-        known = self.acknowledged
-        return any(end and not known.get(place) for place, end in report.offsets.items())
-
-    def take(self, shards: list[Shard], report: Report, recounting: Recounting) -> None:
-        """Take over a report: what is hidden is of no use without the position it belongs to."""
-        self.acknowledged |= report.offsets
-        self.is_placed = self.is_placed or report.is_placed
-        reports = [shard.report for shard in shards if shard.report is not None]
-        if len(reports) == len(shards):
-            self.position = min(r.position for r in reports)
-            self.low = min(r.low for r in reports)
-            self.has_read = True
-            since = [r.hidden_since for r in reports if r.hidden_since is not None]
-            self.shards_hidden_since = min(since, default=None)
-        self.uncounted_since = recounting.uncounted_since
-
-    def hidden(self) -> int | None:
-        """Nothing that is hidden, or was and is not counted since, was created at or before.
-
-        Who polls anew begins with it: whatever was hidden when the position was reached.
-        """
-        if not self.has_read:
-            return None
-        since = [self.shards_hidden_since, self.uncounted_since, self.position]
-        return min(at for at in since if at is not None)
-
-    def document(
-        self, config: Config, begin: Beginning, progress: Progress, recounting: Recounting
-    ) -> dict[str, Any]:
-        """What must outlive the process."""
-        since = [self.shards_hidden_since, recounting.uncounted_since]
-        return {
-            **begin.kept,
-            "run": begin.run,
-            "position": self.position,
-            "low": self.low,
-            "hidden_since": min((at for at in since if at is not None), default=None),
-            "holds": progress.holds_open,
-            "newest": self.newest,
-            "ends": [[*place, end] for place, end in self.acknowledged.items()],
-            "shards": config.spark.shards if self.former_shards is None else self.former_shards,
-            "partitions": begin.partitions,
-            "placed": self.is_placed,
-            "server": progress.server,
-        }
-
-
-@dataclass
-class Watch:
-    """When what is looked at now and then is looked at next, in the machine's seconds."""
-
-    second_at: float = 0.0
-    topic_at: float = 0.0
-    table_at: float = 0.0
-    open_at: float = 0.0
-    busy_at: float = float("-inf")
-    sees_lag: bool = False
-    samples: bool = False
-    samples_more: bool = False
-    stood: dict[Place, int] = field(default_factory=dict)
-    watermark_said: str = ""
-    begin_above_said: int = _MANY_BEGIN_ABOVE
-    gaps_named: wording.Named = field(default_factory=wording.Named)
-
-
-@dataclass
-class Question:
-    """A request that not all of its shards have answered."""
-
-    request: Request
-    reply: Callable[[dict[int, str]], None]
-    shards: set[int]
-    answers: dict[int, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import structlog
 
 from eventpub.channel import Place
 from eventpub.config import Config, Read, format_time
-from eventpub.coordinator.coordinator import Beginning
+from eventpub.coordinator.standing import Beginning
 from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
 from eventpub.shard.assignment import Assignment
 from eventpub.sink import (

@@ -24,7 +24,8 @@ from eventpub.channel.lane import Heard, Joined, Lane, Lost
 from eventpub.config import App, Config, Sink, Spark, Store
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import Look
-from eventpub.coordinator.coordinator import Beginning, Coordinator
+from eventpub.coordinator.coordinator import Coordinator
+from eventpub.coordinator.standing import Beginning
 from eventpub.errors import EventpubError
 from eventpub.store import Layout
 

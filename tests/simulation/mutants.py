@@ -15,9 +15,10 @@ from eventpub.admission import Plan
 from eventpub.channel import Report
 from eventpub.channel.lane import Heard
 from eventpub.coordinator import coordinator as coordinating
-from eventpub.coordinator.coordinator import Coordinator, Where
+from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.recount import Recount
 from eventpub.coordinator.shards import positions
+from eventpub.coordinator.standing import Where
 from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.publisher import prepare, recovery, workers

@@ -1,0 +1,126 @@
+"""Where a publisher is: as a start finds it, as it is known now, and as it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventpub.channel import Place, Report, Request
+from eventpub.config import Config
+from eventpub.coordinator.progress import Progress
+from eventpub.coordinator.recounting import Recounting
+from eventpub.coordinator.shards import Shard
+from eventpub.store import Layout
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a start has found out; times are µs.
+
+    Attributes:
+        run: which start of the publisher this is; it grows.
+        now: the database's time.
+        layout: of the event table.
+        partitions: of the topic.
+        start: events created at or before are not published.
+        position: up to where a former run has accounted for everything; None: there was none.
+        low: from where a shard without an index reads again.
+        hidden_since: as of `channel.Window`, as the former run has left it.
+        acknowledged: next offsets up to which shards have ever reported to be.
+        is_placed: as of `channel.Lease`.
+        former_shards, former_indexes: as of `channel.Lease`.
+        newest: as of `NewestRows.last`.
+        server: identity of the database server that was read last; "": not known.
+        until: nothing behind is published, and then the run is over; None: there is no end.
+        kept: what else is written down with the position, and does not change.
+        requests: that were left for the next publisher.
+    """
+
+    run: int
+    now: int
+    layout: Layout
+    partitions: int
+    start: int
+    low: int
+    position: int | None = None
+    hidden_since: int | None = None
+    acknowledged: Mapping[Place, int] = field(default_factory=dict)
+    is_placed: bool = False
+    former_shards: int | None = None
+    former_indexes: tuple[str, ...] = ()
+    newest: tuple[int, int] | None = None
+    server: str = ""
+    until: int | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    requests: tuple[tuple[Request, Callable[[dict[int, str]], None]], ...] = ()
+
+
+class Where:
+    """Where the publisher is, as it is written down. All times are µs.
+
+    Args:
+        begin: what the start has found out.
+    """
+
+    def __init__(self, begin: Beginning) -> None:
+        self.position = begin.start if begin.position is None else begin.position
+        self.low = begin.low
+        self.shards_hidden_since = begin.hidden_since
+        self.acknowledged: dict[Place, int] = dict(begin.acknowledged)
+        self.is_placed = begin.is_placed
+        self.former_shards = begin.former_shards
+        self.former_indexes = begin.former_indexes
+        self.newest = begin.newest
+        self.layout = begin.layout
+        self.has_read = begin.position is not None
+        self.uncounted_since: int | None = None
+        self.written: dict[str, Any] | None = None
+
+    def has_first_written(self, report: Report) -> bool:
+        """Whether a report is of the first records in a partition that anybody knows of."""
+        known = self.acknowledged
+        return any(end and not known.get(place) for place, end in report.offsets.items())
+
+    def take(self, shards: list[Shard], report: Report, recounting: Recounting) -> None:
+        """Take over a report: what is hidden is of no use without the position it belongs to."""
+        self.acknowledged |= report.offsets
+        self.is_placed = self.is_placed or report.is_placed
+        reports = [shard.report for shard in shards if shard.report is not None]
+        if len(reports) == len(shards):
+            self.position = min(r.position for r in reports)
+            self.low = min(r.low for r in reports)
+            self.has_read = True
+            since = [r.hidden_since for r in reports if r.hidden_since is not None]
+            self.shards_hidden_since = min(since, default=None)
+        self.uncounted_since = recounting.uncounted_since
+
+    def hidden(self) -> int | None:
+        """Nothing that is hidden, or was and is not counted since, was created at or before.
+
+        Who polls anew begins with it: whatever was hidden when the position was reached.
+        """
+        if not self.has_read:
+            return None
+        since = [self.shards_hidden_since, self.uncounted_since, self.position]
+        return min(at for at in since if at is not None)
+
+    def document(
+        self, config: Config, begin: Beginning, progress: Progress, recounting: Recounting
+    ) -> dict[str, Any]:
+        """What must outlive the process."""
+        since = [self.shards_hidden_since, recounting.uncounted_since]
+        return {
+            **begin.kept,
+            "run": begin.run,
+            "position": self.position,
+            "low": self.low,
+            "hidden_since": min((at for at in since if at is not None), default=None),
+            "holds": progress.holds_open,
+            "newest": self.newest,
+            "ends": [[*place, end] for place, end in self.acknowledged.items()],
+            "shards": config.spark.shards if self.former_shards is None else self.former_shards,
+            "partitions": begin.partitions,
+            "placed": self.is_placed,
+            "server": progress.server,
+        }
