@@ -58,17 +58,15 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Say]:
         yield warning("refused, written to the topic of dead letters", **row)
     for jump in report.jumps:
         yield warning(
-            "the topic has a version of this application's that does not follow from what was"
-            " known: another process has written it, or versions between are missing",
+            "unexpected version of this application on the topic: another process wrote it, or"
+            " versions before it are missing",
             **jump,
         )
     for topic in report.made_again:
-        yield warning(
-            "the topic was deleted and created again; what stood on it is gone", topic=topic
-        )
+        yield warning("the topic was deleted and created again; its records are lost", topic=topic)
     if count := report.not_ours.get("foreign", 0):
         yield warning(
-            "records on the topics were not written by this publisher; they do not count",
+            "records on the topics were not written by this publisher; they are ignored",
             records=count,
         )
     if report.restored:

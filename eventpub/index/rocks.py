@@ -1004,7 +1004,7 @@ def _mapped(error: Exception, directory: Path) -> StateError:
         "index.unusable",
         f"the index cannot be used: {text}",
         where=where,
-        suggestion="see what the operating system says of this directory; if it stays like this, "
+        suggestion="check the disk and the permissions of this directory; if the error stays, "
         "stop the publisher and delete it: it is rebuilt from the topic",
     )
 

@@ -40,7 +40,9 @@ def kept_start(state: StateDir, configured: str) -> dict[str, Any] | None:
     for file in (state.run_file, state.progress_file):
         kept = _start_in((state.read(file) or {}).get("start"))
         if kept is not None:
-            log.warning("start.json was lost; another file says the same", file=file.name)
+            log.warning(
+                "start.json was lost; the start was taken from another file", file=file.name
+            )
             return kept
     indexes = [summary for count in state.indexed() for summary in _summaries(state, count)]
     found = [summary.baseline or BEGINNING for summary in indexes if summary is not None]
@@ -58,8 +60,8 @@ def start_lost(state: StateDir) -> StateError:
     """This publisher was started before, and nobody knows when."""
     return StateError(
         "state.start_lost",
-        "nothing that can be read says any more when this publisher was started first, and to "
-        'start "now" would leave out what was committed since',
+        'the time of this publisher\'s first start is lost; "now" would leave out what was'
+        " committed since",
         where=str(state.start_file),
         suggestion="set read.start to a time (RFC 3339) at or before that first start: what "
         "the topic has is not published again, what it lacks since then is",

@@ -81,8 +81,7 @@ class Worker:
 def _unknown(command: e.Command, error: Exception) -> StateError:
     return StateError(
         "coordinator.failed",
-        f"{type(command).__name__} met what eventpub does not know: {type(error).__name__}:"
-        f" {words_of(error)}",
+        f"unexpected error in {type(command).__name__}: {type(error).__name__}: {words_of(error)}",
         suggestion="it is tried again; please report this: it is a defect of eventpub",
         retriable=True,
     )

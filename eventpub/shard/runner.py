@@ -67,8 +67,8 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
         traceback.print_exc()
         error = StateError(
             "shard.failed",
-            f"shard {number} met what eventpub does not know: {type(found).__name__}: {found}",
-            suggestion="the whole of it is in spark.log, in app.state_dir, or on stderr",
+            f"unexpected error in shard {number}: {type(found).__name__}: {found}",
+            suggestion="the traceback is in spark.log, in app.state_dir, or on stderr",
             retriable=True,
         )
     with suppress(StateError):

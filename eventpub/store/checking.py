@@ -356,8 +356,8 @@ def _clocks(config: Store, connection: Connection, layout: Layout) -> Iterator[C
         yield Check(
             name,
             "warn",
-            f"{said}; nobody watches for rows that are inserted with times of the past, since the"
-            " table has no index on a number by which they could be seen",
+            f"{said}; rows inserted with an old create_time are not noticed, since the table has no"
+            " indexed column of ascending numbers",
             f"name such a column in store.columns.id and let this account SELECT it; to add one:"
             f" ALTER TABLE {layout.table} ADD COLUMN seq BIGINT NOT NULL AUTO_INCREMENT UNIQUE",
         )

@@ -559,6 +559,6 @@ def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
                 "store.row_invalid",
                 f"a row {reason}: aggregate_id {shown}, version {number}, create_time {at}",
                 where=layout.where,
-                suggestion="correct or remove the row, then start again; nothing was passed over",
+                suggestion="correct or remove the row, then start again; no event was skipped",
             )
     return StoreError("store.row_invalid", "a row cannot be read as an event", where=layout.where)

@@ -53,8 +53,7 @@ def migrate(config: Store, *, sql: bool = False) -> list[str]:
         if not (sql and error.code == "store.unreachable"):
             raise
         log.warning(
-            "the database cannot be reached, so nobody knows what is there: this makes the table "
-            "anew, on MySQL",
+            "the database cannot be reached: these are the statements for a new table on MySQL",
             error=error.message,
         )
         return [f"{create_table(config, mariadb=False)};"]
