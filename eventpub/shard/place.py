@@ -204,6 +204,10 @@ class Accounted:
         if self._horizon and times[-1] > since:
             self._times = np.append(self._times, times[times > since])
 
+    def forget(self) -> None:
+        """What the index does not have yet is read, and shown, again."""
+        self._times = self._times[:0]
+
     def take(self, position: int | None) -> Counter[int]:
         """Rows per time bucket up to a position that are accounted for with it."""
         if position is None or not len(self._times):

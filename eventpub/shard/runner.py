@@ -127,6 +127,7 @@ class Runner:
         """
         place, comparing = self._place, self._comparing
         had_rows = False
+        self._accounted.forget()
         with self._reading.ahead() as items:
             while (item := self._next(items)) is not None:
                 if isinstance(item, Rows):

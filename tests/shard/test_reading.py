@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -269,6 +271,38 @@ def test_what_is_old_when_it_is_read_is_counted_where_something_hides_there(
     assert steps == [990 * SECOND - 1], "rows of the last time may follow"
     assert runner._place.hidden_since == since
     assert sorted(runner._accounted.take(1_000 * SECOND)) == [at - 1 for at in counted]
+
+
+def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
+    """Too high a number would hide a row that commits late in that second."""
+    runner: Any = object.__new__(Runner)
+    read, place = reading(Window(1, 9 * SECOND), Stop(), position=0)
+    place.reader = Table(SECOND, 5 * SECOND, 6 * SECOND)
+    place.assignment.config.recount.horizon = 60 * SECOND
+    place.now, place.is_stopping, place.keeps_copies = 9 * SECOND, False, False
+    place.report = Report(0)
+    place.timed = lambda _: nullcontext()
+    place.keep_copy = place.take_report = lambda: None
+    place.link.tell = lambda _: None
+    runner._place, runner._reading = place, read
+    runner._accounted = Accounted(60 * SECOND)
+    runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)
+    runner._holds = SimpleNamespace(run=lambda upto, **_: None)
+    counted: Counter[int] = Counter()
+    waits = iter([True, False])
+
+    def step(rows: pa.Table, position: int) -> bool:
+        whole = not next(waits)
+        place.index.position = position if whole else 5 * SECOND - 1
+        counted.update(runner._accounted.take(place.index.position))
+        return whole
+
+    runner._publishing = SimpleNamespace(step=step)
+    assert runner._read_on(), "it waits"
+    assert counted == {0: 1}
+    assert not runner._read_on()
+    counted.update(runner._accounted.take(9 * SECOND))
+    assert counted == {0: 1, 4: 1, 5: 1}
 
 
 def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept() -> None:
