@@ -206,7 +206,9 @@ class StateDir:
 
     def former_indexes(self) -> tuple[Path, ...]:
         """What `set_aside` has kept; empty: nothing."""
-        return tuple(sorted(self.index.glob("former-*/*")))
+        found = sorted(self.index.glob("former-*/*"))
+        # older states of an index beside it: copies on their way to or from `state.snapshots`
+        return tuple(f for f in found if not (".copy-" in f.name or f.name.endswith(".fetched")))
 
     def forget_former(self) -> None:
         """Remove what `set_aside` has kept."""

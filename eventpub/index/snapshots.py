@@ -5,14 +5,16 @@ the first time takes the newest copy and reads back from the topic what is newer
 the whole topic. A copy is an older index like any other, so nothing depends on how old it is, or
 on there being one.
 
-Below the place: ``<app.id>/<shards>-shards/<shard>/<name>/``, names in the order of time; a copy
-counts when its `complete.json` is there, which is written last and names each file with its size.
+Below the place: ``<app.id>/<partitions>-partitions/<shards>-shards/<shard>/<name>/``, names in the
+order of time; a copy counts when its `complete.json` is there, which is written last and names each
+file with its size.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -39,6 +41,7 @@ class Snapshots:
     Args:
         place: a folder, or a URI that pyarrow knows: ``s3://…``, ``gs://…``, ``hdfs://…``.
         app_id: the application's id.
+        partitions: of the topic; an index of another number is of no use as it is.
         shards: how many there are.
         shard: the number of this one.
 
@@ -46,7 +49,7 @@ class Snapshots:
         StateError: state.snapshots_unreachable: the place is not one.
     """
 
-    def __init__(self, place: str, app_id: str, shards: int, shard: int) -> None:
+    def __init__(self, place: str, app_id: str, partitions: int, shards: int, shard: int) -> None:
         self._where = f"state.snapshots = {place}"
         try:
             if "://" in place:
@@ -55,7 +58,8 @@ class Snapshots:
                 self._files, root = pafs.LocalFileSystem(), str(Path(place).absolute())
         except (OSError, ValueError) as error:
             raise self._unreachable(error) from error
-        self._root = f"{root.rstrip('/')}/{app_id}/{shards}-shards/{shard}"
+        of = f"{app_id}/{partitions}-partitions/{shards}-shards/{shard}"
+        self._root = f"{root.rstrip('/')}/{of}"
 
     def _unreachable(self, error: Exception) -> StateError:
         return StateError(
@@ -173,6 +177,7 @@ class Copying:
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            _in_use.discard(folder)
 
     def end(self, timeout: float) -> None:
         """Wait for the one that is under way, so many seconds."""
@@ -180,6 +185,32 @@ class Copying:
             self._thread.join(timeout)
 
 
+_in_use: set[Path] = set()
+"""Folders of this process, which a thread removes."""
+
+
 def folder_for(directory: Path) -> Path:
-    """Where a checkpoint of an index is made; on its disk, since it consists of links."""
-    return directory.with_name(f"{directory.name}.copy-{os.getpid()}")
+    """Where a checkpoint of an index is made; on its disk, since it consists of links.
+
+    What a process that was killed has left of others is removed.
+    """
+    for left in directory.parent.glob(f"{directory.name}.copy-*"):
+        if left not in _in_use and not _is_of_another(left):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = directory.with_name(f"{directory.name}.copy-{os.getpid()}-{secrets.token_hex(4)}")
+    _in_use.add(folder)
+    return folder
+
+
+def _is_of_another(folder: Path) -> bool:
+    """Whether another process that lives may have made it."""
+    pid = folder.name.rpartition(".copy-")[2].split("-")[0]
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True

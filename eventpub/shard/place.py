@@ -28,13 +28,24 @@ _COUNTED_LATE = 10_000_000
 class Place:
     """A context manager: whatever is open is closed at its end.
 
+    Args:
+        takes_copy: whether a copy of the index may take its place where there is none.
+
     Attributes:
         report: what the next report will say.
         now: the database's time, as it was asked last, µs.
         open_since, hidden_since, uncounted_since: as of the last `Window`.
     """
 
-    def __init__(self, assignment: Assignment, number: int, lease: Lease, link: Link) -> None:
+    def __init__(
+        self,
+        assignment: Assignment,
+        number: int,
+        lease: Lease,
+        link: Link,
+        *,
+        takes_copy: bool = True,
+    ) -> None:
         config = assignment.config
         self.assignment = assignment
         self.lease = lease
@@ -50,7 +61,7 @@ class Place:
         self._copying: Copying | None = None
         self.sink = self._new_sink()
         try:
-            self._find_copy()
+            self._find_copy(takes_copy)
             self.index = self._open.enter_context(
                 Index(
                     assignment.index(number),
@@ -81,14 +92,19 @@ class Place:
         self.sink.close()
         self._open.close()
 
-    def _find_copy(self) -> None:
-        """Where this machine has no index of the shard, the newest copy is one."""
+    def _find_copy(self, takes_copy: bool) -> None:
+        """Where this machine has no index of the shard, the newest copy is one.
+
+        Not where what another number of shards or partitions knows, which is newer, is taken over.
+        """
         state, app = self.assignment.config.state, self.assignment.config.app
         if not state.snapshots:
             return
         number, folder = self.shard.number, self.assignment.index(self.shard.number)
-        snapshots = Snapshots(state.snapshots, app.id, self.shard.shards, number)
-        if not folder.exists():
+        shard, lease = self.shard, self.lease
+        snapshots = Snapshots(state.snapshots, app.id, shard.partitions, shard.shards, number)
+        takes_over = lease.former_shards is not None or bool(lease.former_indexes)
+        if takes_copy and not takes_over and not folder.exists():
             self.report.copied_from = snapshots.get(folder)
         self._copying = Copying(snapshots, state.snapshot_every / 1e6)
 

@@ -49,7 +49,9 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
             damage = None
             while True:
                 try:
-                    with Place(assignment, number, lease, link) as place:
+                    # what has damaged an index may have gone into its copies
+                    takes_copy = damage is None
+                    with Place(assignment, number, lease, link, takes_copy=takes_copy) as place:
                         place.report.rebuilt = damage
                         Runner(place).run()
                     break
