@@ -63,6 +63,10 @@ class Refusals:
                 suggestion="please report this: it is a defect of eventpub",
             ) from refusal
 
+    def forget(self) -> None:
+        """The batch was published, and its letters with it: they do not come again."""
+        self._reasons.clear()
+
     def split(self, events: pa.Table) -> tuple[pa.Table, npt.NDArray[np.bool_], list[DeadRow]]:
         """The events without those that were refused, which of them were, and their letters."""
         keys = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)

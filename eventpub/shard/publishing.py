@@ -237,6 +237,7 @@ class Publishing:
             place.pace.failed(size)
             place.index.note_chunk_bytes(place.pace.size)
             raise
+        self._refusals.forget()
         place.pace.published(size, time.monotonic() - began)
         if place.pace.is_full:
             place.index.note_chunk_bytes(None)
