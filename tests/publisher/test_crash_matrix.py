@@ -289,11 +289,12 @@ class World:
         self.publisher.start(environment=_spec(places))
         self.publisher.until_spark_publishes()
         self.arm(steps[0])
+        self.visible_before = self.reader.identities()
         self.commit()
         for number, (step, marker) in enumerate(places):
             following = steps[number + 1] if number + 1 < len(steps) else ""
-            self.visible_before = self.reader.identities()
             standing = self.standing(step, marker)
+            self.visible_before = self.reader.identities()  # while it stands nothing is published
             self.commit()
             standing.suspend()
             self.let_go(step, delivered=number % 2 == 0)
