@@ -22,6 +22,7 @@ from itertools import islice
 from typing import TypeVar
 
 from eventpub.admission.buckets import KEPT, WIDTH, bucket_of, oldest_needed
+from eventpub.coordinator.ranges import Buckets
 
 T = TypeVar("T")
 
@@ -33,8 +34,7 @@ _MOST_ROWS = 200_000
 _MOST_BUCKETS = 600
 _MOST_LATE = 60
 _MOST_HIDDEN = 30 * 86_400
-"""Buckets, at most, that one transaction or one downtime may have hidden: a month. In memory each
-is a number of its own."""
+"""Buckets, at most, that one transaction or one downtime may have hidden: a month."""
 
 
 def _from_both_ends(items: Sequence[T]) -> Iterator[T]:
@@ -80,7 +80,8 @@ class Recount:
         self._accounted: dict[int, dict[int, int]] = {}
         self._suspects: dict[int, int] = {}
         self._late_suspects: dict[int, int] = {}
-        self._late: set[int] = set()
+        self._late = Buckets()
+        self._noted_meanwhile = Buckets()
         self._unfinished: set[int] = set()
         self._counted_at: dict[int, int] = {}
         if position is not None:
@@ -93,10 +94,9 @@ class Recount:
         since = since if hidden_since is None else min(since, hidden_since)
         young = bucket_of(now - self._horizon)
         first = max(bucket_of(since + 1), self._start, self._next - _MOST_HIDDEN)
-        buckets = range(first, self._next)
         if self._horizon:
-            self._late.update(b for b in buckets if b < young)
-            self._due = [(0, b) for b in buckets if b >= young]
+            self._note(first, min(young, self._next))
+            self._due = [(0, b) for b in range(max(first, young), self._next)]
 
     def read_before(self, position: int) -> None:
         """A shard of the former run had read on up to there before anybody remembered it."""
@@ -104,14 +104,15 @@ class Recount:
             return
         last = bucket_of(position)
         first = bucket_of(position - self._horizon if self._former is None else self._former)
-        self._late.update(range(max(first, self._start, last - KEPT), last + 1))
+        self._note(max(first, self._start, last - KEPT), last + 1)
 
     @property
     def uncounted_since(self) -> int | None:
         """Nothing that is to be counted out of turn or compared was created at or before, µs."""
-        late = [self._late, self._suspects, self._late_suspects, self._unfinished]
-        oldest = min((bucket for some in late for bucket in some), default=None)
-        return None if oldest is None else oldest * WIDTH
+        others = [self._suspects, self._late_suspects, self._unfinished]
+        oldest = [self._late.least, *(min(some, default=None) for some in others)]
+        first = min((bucket for bucket in oldest if bucket is not None), default=None)
+        return None if first is None else first * WIDTH
 
     def account(self, shard: int, buckets: Mapping[int, int], *, anew: bool = False) -> None:
         """Take over a shard's numbers of rows, per bucket that has changed.
@@ -126,8 +127,9 @@ class Recount:
             known.clear()
         known.update(buckets)
 
-    def accounted(self, buckets: Iterable[int]) -> dict[int, int]:
-        """How many rows of each the shards have accounted for."""
+    def ask(self, buckets: Iterable[int]) -> dict[int, int]:
+        """These are counted from now on; how many rows of each the shards have accounted for."""
+        self._noted_meanwhile.clear()
         return {b: sum(of.get(b, 0) for of in self._accounted.values()) for b in buckets}
 
     def ended(self, after: int, upto: int) -> None:
@@ -135,13 +137,17 @@ class Recount:
         seconds are counted out of turn; see `late`."""
         first, last = bucket_of(after + 1), bucket_of(upto)
         if self._horizon:
-            oldest = max(first, self._start, last + 1 - _MOST_HIDDEN)
-            self._late.update(range(oldest, last + 1))
+            self._note(max(first, self._start, last + 1 - _MOST_HIDDEN), last + 1)
 
     def note(self, buckets: Iterable[int]) -> None:
         """Rows have come there behind the windows; see `late`."""
         if self._horizon:
-            self._late.update(b for b in buckets if b >= self._start)
+            for bucket in (b for b in buckets if b >= self._start):
+                self._note(bucket, bucket + 1)
+
+    def _note(self, first: int, end: int) -> None:
+        self._late.add(first, end)
+        self._noted_meanwhile.add(first, end)
 
     @property
     def has_late(self) -> bool:
@@ -159,10 +165,10 @@ class Recount:
         if len(late) >= _MOST_BUCKETS:
             return []
         oldest = max(late) if sum(late.values()) >= _MOST_ROWS else -1
-        compared = self._suspects.keys() | late.keys()
         end = min(self._next, bucket_of(position) + 1) if self._horizon else 0
-        waiting = sorted(b for b in self._late - compared if oldest < b < end)
-        ready = (b for b in _from_both_ends(waiting) if not self._rests(b, now))
+        waiting = self._late.from_both_ends(oldest + 1, end)
+        open_ones = (b for b in waiting if not (b in self._suspects or b in late))
+        ready = (b for b in open_ones if not self._rests(b, now))
         return sorted(islice(ready, _MOST_LATE))
 
     def _rests(self, bucket: int, now: int) -> bool:
@@ -222,12 +228,16 @@ class Recount:
         """Compare the database's numbers of rows with what was accounted for.
 
         Args:
-            expected: as of `accounted`, when they were asked for.
+            expected: as of `ask`.
             in_turn: these were `due`, and are again.
         """
-        # what came after a running comparison has read them is counted when that has ended
-        self._late -= rows.keys()
-        self._late |= rows.keys() & (self._suspects.keys() | self._late_suspects.keys())
+        for bucket in rows:
+            # what came after a running comparison has read them is counted when that has ended, and
+            # what was noted since they were asked for may have come after they were counted
+            if bucket in self._suspects or bucket in self._late_suspects:
+                self._late.add(bucket, bucket + 1)
+            elif bucket not in self._noted_meanwhile:
+                self._late.discard(bucket)
         self._unfinished -= rows.keys()
         kept = {b: at for b, at in self._counted_at.items() if 0 <= now - at < _REST}
         self._counted_at = kept | dict.fromkeys(rows, now)

@@ -125,7 +125,7 @@ class Recounting:
             buckets, in_turn = self._recount.late(now, position), False
         if not buckets:
             return None
-        expected = self._recount.accounted(buckets)
+        expected = self._recount.ask(buckets)
         self._counting = Count(tuple(buckets), position, expected, in_turn)
         return self._counting
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from eventpub.admission.buckets import WIDTH, bucket_of, window_of
@@ -16,7 +18,7 @@ SECOND = 1_000_000
 
 def finds(recount: Recount, now: int, rows: dict[int, int], *, in_turn: bool = True) -> None:
     """The database has so many rows in these buckets, and the shards what they said last."""
-    recount.counted(now, rows, recount.accounted(rows), in_turn=in_turn)
+    recount.counted(now, rows, recount.ask(rows), in_turn=in_turn)
 
 
 def looks(recount: Recount, bucket: int, until: int, rows: int = 0) -> list[int]:
@@ -336,6 +338,38 @@ def test_what_was_noted_and_could_not_be_counted_is_counted_the_next_time() -> N
     counting.finds(counting.next(now=53), now=53)
     assert counting.asked[1:] == [[2], [2]]
     assert not counting.recounting.has_late
+
+
+@pytest.mark.parametrize("how", ["ended", "noted"])
+def test_what_is_noted_while_its_second_is_counted_is_counted_again(how: str) -> None:
+    """The rows of a transaction that has just ended may not have been there yet."""
+    counting = Counting()
+    counting.finds(counting.next())
+    counting.recounting.note([2])
+    counting.recounting.second(0.0)
+    count = counting.next(now=53)
+    assert count is not None
+    if how == "ended":
+        counting.recounting.ended([(2 * SECOND, 3 * SECOND)])
+    else:
+        counting.recounting.note([2])
+    counting.finds(count, now=53)
+    assert counting.recounting.uncounted_since == 2 * SECOND
+    counting.recounting.second(0.0)
+    counting.finds(counting.next(now=56), now=56)
+    assert not counting.recounting.has_late
+
+
+def test_a_month_that_is_to_be_counted_costs_no_more_than_a_second() -> None:
+    """A report was taken over in a quarter of a second then, and publishing stood still."""
+    now = 10_000_000 * SECOND
+    month = 30 * 86_400
+    recount = Recount(HORIZON, 0, now, now - SECOND, hidden_since=now - month * SECOND)
+    began = time.perf_counter()
+    for _ in range(1_000):
+        assert recount.uncounted_since == (10_000_000 - month) * SECOND
+        assert len(recount.late(now, now - SECOND)) == 60
+    assert time.perf_counter() - began < 5.0
 
 
 def test_late_counts_have_their_share_of_a_second() -> None:
