@@ -360,20 +360,6 @@ class FlightLink(Link):
                 self._has_ended = True
                 self._writer.done_writing()
 
-    def lease(self) -> Lease | None:
-        """As there."""
-        while not isinstance(found := self._next(), Lease):
-            if isinstance(found, Stop):
-                return None
-        self._lease = found.number
-        return found
-
-    def receive(self) -> Work | None:
-        """As there."""
-        found = self._next()
-        assert not isinstance(found, Lease)
-        return found
-
     def _next(self) -> Lease | Work | None:
         found = self._came.get()
         if isinstance(found, StateError):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from eventpub.channel.messages import Hello, Lease, Told, Work
+from eventpub.channel.messages import Hello, Lease, Stop, Told, Work
 from eventpub.errors import StateError
 
 
@@ -38,21 +38,33 @@ class Lane(ABC):
 class Link(ABC):
     """A runner's end."""
 
+    _lease = 0
+
     @abstractmethod
+    def _next(self) -> Lease | Work | None:
+        """Wait for what comes next; None: `wake` was called."""
+
     def lease(self) -> Lease | None:
         """Wait for the lease of the shard; None: there is none to be had any more.
 
         Raises:
             StateError: run.disconnected
         """
+        while not isinstance(found := self._next(), Lease):
+            if isinstance(found, Stop):
+                return None
+        self._lease = found.number
+        return found
 
-    @abstractmethod
     def receive(self) -> Work | None:
         """Wait for the next work; None: `wake` was called.
 
         Raises:
             StateError: run.disconnected
         """
+        found = self._next()
+        assert not isinstance(found, Lease)
+        return found
 
     @abstractmethod
     def wake(self) -> None:

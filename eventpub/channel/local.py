@@ -64,20 +64,6 @@ class LocalLink(Link):
         self._lease = 0
         post(Joined(self._lane))
 
-    def lease(self) -> Lease | None:
-        """As there."""
-        while not isinstance(found := self._next(), Lease):
-            if isinstance(found, Stop):
-                return None
-        self._lease = found.number
-        return found
-
-    def receive(self) -> Work | None:
-        """As there."""
-        found = self._next()
-        assert not isinstance(found, Lease)
-        return found
-
     def _next(self) -> _Item:
         found = self._lane.sent.get()
         if isinstance(found, _Wake):

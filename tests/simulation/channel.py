@@ -100,20 +100,6 @@ class Connection(channel.Link):
 
     # -- what a runner does with it ---------------------------------------------------------------
 
-    def lease(self) -> Lease | None:
-        """As there."""
-        while not isinstance(found := self._next(), Lease):
-            if isinstance(found, Stop):
-                return None
-        self._lease = found.number
-        return found
-
-    def receive(self) -> Work | None:
-        """As there."""
-        found = self._next()
-        assert not isinstance(found, Lease)
-        return found
-
     def _next(self) -> Lease | Work | None:
         while not self._came:
             if not self.is_up:
