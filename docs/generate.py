@@ -182,7 +182,7 @@ def _name(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
 
 
-def _text(node: ast.expr) -> str:
+def _text(node: ast.expr) -> str:  # noqa: PLR0911 (a case for each kind of type)
     """What a text says, with … for its variable parts; "" where it is no text."""
     match node:
         case ast.Constant(value=str(value)):

@@ -50,7 +50,7 @@ PROTECTED_PROPERTIES: dict[str, str] = {
 """Names that `[sink.properties]` may not set, each with the reason."""
 
 
-def refused_property(name: str, value: str, delivery: str) -> str | None:
+def refused_property(name: str, value: str, delivery: str) -> str | None:  # noqa: PLR0911 (one case a fault)
     """Why a property of `[sink.properties]` would break what `sink.delivery` promises, or None."""
     text = value.strip().lower()
     if name in PROTECTED_PROPERTIES:

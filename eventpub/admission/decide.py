@@ -550,7 +550,7 @@ class Plan:
             last[a] = self._known.last.get(a, self._rules.first_version - 1)
         return last, times
 
-    def _walk(
+    def _walk(  # noqa: PLR0912, PLR0915 (one pass over a batch, in the order of the rules)
         self,
         walk: _Walk,
         fetched: dict[int, tuple[int, int]],

@@ -154,7 +154,7 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def as_error(cause: BaseException) -> tuple[EventpubError, int]:
+def as_error(cause: BaseException) -> tuple[EventpubError, int]:  # noqa: PLR0911 (one case an exception)
     """Any exception as an error with a code, and the exit status that belongs to it."""
     match cause:
         case EventpubError():

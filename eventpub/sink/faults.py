@@ -242,7 +242,7 @@ def rights_missing(sink: config.Sink, lacking: Mapping[str, Sequence[str]]) -> S
     )
 
 
-def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:
+def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noqa: PLR0911 (one case an error of the client)
     """The sink's error for one of the client's; what has no name of its own is `sink.fatal`."""
     code = error.code()
     if code in _HANDSHAKE:

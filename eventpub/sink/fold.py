@@ -275,7 +275,7 @@ class Fold(Iterator[Folded]):
             raise UnmarkedError({place: self._written[place]})
         return expected is not None
 
-    def _consume(self, consumer: Consumer) -> Iterator[Folded]:
+    def _consume(self, consumer: Consumer) -> Iterator[Folded]:  # noqa: PLR0912 (one pass over what comes, in the order of the rules)
         deadline = time.monotonic() + self._timeout
         while self._reading:
             first = client.call(consumer.poll, 0.1)

@@ -50,7 +50,7 @@ def error_number(error: BaseException) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def store_error(error: BaseException, where: str | None = None) -> StoreError:
+def store_error(error: BaseException, where: str | None = None) -> StoreError:  # noqa: PLR0911, PLR0912 (one case an error of the server)
     """The `StoreError` of a library's error: code, retriable or not, how to fix it."""
     original = getattr(error, "orig", None)
     if isinstance(original, BaseException):
@@ -183,7 +183,7 @@ def _is_about_tls(error: BaseException, text: str) -> bool:
     return isinstance(error, OSError)
 
 
-def _tls_fix(number: int | None, text: str) -> str:
+def _tls_fix(number: int | None, text: str) -> str:  # noqa: PLR0911 (one case an error of the server)
     lower = text.lower()
     if number == 3159:
         return "remove ssl_disabled from store.url: the server takes only secure connections"
