@@ -97,7 +97,9 @@ def test_the_wheel_of_the_image_publishes(
     shown = subprocess.check_output([python, "-c", where], text=True, cwd=tmp_path).strip()
     assert Path(shown).is_relative_to(installed.parents[1]), shown
     servers = kafka_server.bootstrap_servers
-    with Publisher(tmp_path / "publisher", database.url, topic_name, servers) as publisher:
+    spark = {"spark": {"master": "local[*]"}}
+    folder = tmp_path / "publisher"
+    with Publisher(folder, database.url, topic_name, servers, spark) as publisher:
         publisher.program = str(installed)
         publisher.environment["EVENTPUB_CACHE"] = str(tmp_path / "cache")
 
