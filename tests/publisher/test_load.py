@@ -82,7 +82,9 @@ def test_kill_9_of_the_publisher_and_of_a_worker_ten_times_each_under_load(
     database: FreshDatabase, new_publisher: NewPublisher, tmp_path: Path
 ) -> None:
     create_table(database)
-    publisher = new_publisher(database, read={"delay": "1s"}, gaps={"max_backoff": 8})
+    publisher = new_publisher(
+        database, read={"delay": "1s"}, gaps={"max_backoff": 8}, spark={"master": "local[*]"}
+    )
     dice = random.Random(20261121)
     publisher.start()
     with writers(database, tmp_path / "load.json", seconds=1500) as load:
@@ -92,6 +94,7 @@ def test_kill_9_of_the_publisher_and_of_a_worker_ten_times_each_under_load(
             publisher.kill()
             publisher.start()
         for _ in range(10):
+            publisher.until_spark_publishes()
             wait_for_progress(publisher)
             time.sleep(dice.uniform(0, 1))
             dice.choice(eventually(publisher.workers, 120)).kill()
@@ -104,7 +107,7 @@ def test_kill_9_of_the_publisher_and_of_a_worker_ten_times_each_under_load(
 
 
 def wait_for_progress(publisher: Publisher) -> None:
-    """Until a micro-batch has published something new."""
+    """Until something new is published."""
     before = position(publisher)
 
     def moved() -> bool:
@@ -154,8 +157,6 @@ def test_b3_a_million_events_wait_and_memory_does_not_grow_with_them(
         assert verdict.returncode == 0, verdict.stdout + verdict.stderr
         result = json.loads(verdict.stdout)["result"]
         assert compare(database, publisher.topic).counts() == (0, 0, 0), result
-    # Not of all processes together: how many of Spark's workers come to a page is chance.
-    assert {"pyspark-shell", "pyspark.worker"} < peaks[1].keys()
     assert sum(peaks[1].values()) <= 1.10 * sum(peaks[0].values()), peaks
 
 
