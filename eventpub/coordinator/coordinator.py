@@ -251,7 +251,7 @@ class Coordinator:
             self._recounting.account(report)
         is_first_written = self._where.has_first_written(report)
         self._where.take(self.shards, report, self._recounting)
-        self._failures.is_well(now)
+        self._failures.is_well(now, goes_on=bool(report.done or report.published))
         if report.counts.rows or report.published:
             self._watch.busy_at = now
         assert shard.lane is not None
@@ -302,6 +302,7 @@ class Coordinator:
 
     def _polled(self, event: e.Polled, now: float) -> None:
         look, plan = event.look, self._plan
+        self._failures.is_done(e.Poll)
         self.database_seen_at = now
         plan.is_polling = False
         plan.wait = POLLS_AGAIN
@@ -395,6 +396,7 @@ class Coordinator:
     # -- recount ----------------------------------------------------------------------------------
 
     def _counted(self, event: e.Counted, now: float) -> None:
+        self._failures.is_done(e.Count)
         self._recounting.counted(event)
         # by the clock that it was counted by: were that set back, it would be due again at once
         self._count(now, event.now)
@@ -466,6 +468,7 @@ class Coordinator:
             self._do(e.Sample(self.progress.time, above))
             return
         self._watch.samples = self._watch.samples_more = False
+        self._failures.is_done(e.Sample)
         buckets, lines = self._odd.sample(self.progress.time, self._where.position, event.rows, now)
         if not (buckets or self._recounting.has_late):
             self._where.newest = newest.last
@@ -482,6 +485,7 @@ class Coordinator:
     def _lag_seen(self, event: e.LagSeen, now: float) -> None:
         del now
         self._watch.sees_lag = False
+        self._failures.is_done(e.SeeLag)
         if event.position >= self._where.position or event.seconds == 0.0:
             self.progress.lag_seconds, self.progress.lag_events = event.seconds, event.events
 

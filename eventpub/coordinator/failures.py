@@ -37,26 +37,35 @@ class Failures:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._well_since: float | None = None
-        self._wrong_since: float | None = None
+        self._wrong_since: dict[str, float] = {}
         self._sightings: list[float] = []
 
-    def is_well(self, now: float) -> None:
-        """A shard has reported."""
+    def is_well(self, now: float, *, goes_on: bool) -> None:
+        """A shard has reported.
+
+        Args:
+            goes_on: that it has done something, and not only that it begins.
+        """
         if self._well_since is None:
             self._well_since = now
-        self._wrong_since = None
+        if goes_on:
+            self._wrong_since.clear()
+
+    def is_done(self, command: type[Command]) -> None:
+        """A command of this kind was carried out: what one before has met was over."""
+        self._wrong_since.pop(command.__name__, None)
 
     def of_shard(self, error: EventpubError, in_a_row: int, now: float) -> EventpubError | None:
         """The error to end with, if a runner's failure is one.
 
         Args:
-            in_a_row: how often that shard has failed without a report.
+            in_a_row: how often that shard has failed without having done anything.
         """
         if error.code == "sink.fenced":
             return self._another_publisher(error, now)
         if error.code == "shard.failed":
             return error if in_a_row > _MOST_FAILURES else None
-        return None if error.retriable or self._may_pass(error.code, now) else error
+        return None if error.retriable or self._may_pass("shard", error.code, now) else error
 
     def of_command(
         self, command: Command, error: EventpubError, now: float
@@ -66,14 +75,14 @@ class Failures:
             return error if error.code in _FATAL_CHECKS else None
         if isinstance(command, (CheckTable, CheckOpen)):
             return None  # who reads or publishes meets it, too
-        return None if error.retriable or self._may_pass(error.code, now) else error
+        who = type(command).__name__
+        return None if error.retriable or self._may_pass(who, error.code, now) else error
 
-    def _may_pass(self, code: str, now: float) -> bool:
-        """Whether what was met has not lasted for long since the last report."""
+    def _may_pass(self, who: str, code: str, now: float) -> bool:
+        """Whether what was met has not lasted for long, as far as who has met it can tell."""
         if code not in _PASSES_WITHIN:
             return False
-        self._wrong_since = self._wrong_since or now
-        return now - self._wrong_since < _PASSES_WITHIN[code]
+        return now - self._wrong_since.setdefault(who, now) < _PASSES_WITHIN[code]
 
     def _another_publisher(self, error: EventpubError, now: float) -> EventpubError | None:
         """Note it; the error to end with where it was seen so often that this one gives way."""

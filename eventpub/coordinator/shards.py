@@ -217,9 +217,8 @@ class Shard:
             self.asked.pop(answered, None)
         self.report = report
         self.reported_lease = self.lease
-        self.failures = 0
-        if report.done or report.published:
-            self.wait = _FIRST_WAIT
+        if report.done or report.published:  # that it begins says nothing of what it fails at
+            self.failures, self.wait = 0, _FIRST_WAIT
 
     def next_due(self) -> int | None:
         """When its next hold is due, unless a window was sent for it already; µs."""
