@@ -588,6 +588,46 @@ class TestRunnersThatFail:
         life.leaves(lane, missing)
         assert not life.is_ending()
 
+    def test_that_it_begins_says_nothing_of_what_a_runner_fails_at(self) -> None:
+        """It was tried for ever, and the publisher never said what was wrong."""
+        unknown = StateError("shard.failed", "met what eventpub does not know", retriable=True)
+        missing = StoreError("store.column_missing", "there is no such column")
+        for error in (unknown, missing):
+            life, lanes = streaming()
+            lane = lanes[0]
+            for _ in range(8):
+                life.leaves(lane, error)
+                if life.is_ending():
+                    break
+                life.waits(31.0)
+                lane = life.joins(0)
+                life.reports(lane, position=at(2_000), low=at(2_000))
+            assert life.ends() is error
+
+    def test_two_moments_of_an_idle_night_are_not_one_long_failure(self) -> None:
+        """Nobody reports while no rows come."""
+        failed = StoreError("store.query_failed", "Out of memory")
+        life, _ = streaming()
+        for _ in range(3):
+            commands = life.last(e.Poll), e.Sample(1), e.SeeLag(at(2_000), 0)
+            for command in commands:
+                life.on(e.Failed(command, failed))
+            assert not life.is_ending()
+            life.waits(100.0)
+            life.polled()
+            life.on(e.Sampled([], 0))
+            life.on(e.LagSeen(at(2_000), at(2_000), 0.0, 0))
+
+    def test_one_that_lasts_ends_the_run_whatever_else_goes_well(self) -> None:
+        failed = StoreError("store.query_failed", "no such index")
+        life, _ = streaming()
+        for _ in range(3):
+            assert not life.is_ending()
+            life.on(e.Failed(e.Sample(1), failed))
+            life.polled()
+            life.waits(31.0)
+        assert life.ends() is failed
+
     def test_fenced_three_times_in_an_hour_it_leaves_the_topic_to_the_other_publisher(self) -> None:
         life, lanes = streaming()
         lane = lanes[0]
