@@ -90,14 +90,11 @@ def test_no_copy_takes_the_place_of_a_damaged_index(
         error: EventpubError | None = None
         is_stopping = False
 
-        def lease(self) -> Lease:
+        def _next(self) -> Lease:
             return Lease(1, low=0, position=0)
 
         def tell(self, told: Any) -> None:
             self.error = told.error
-
-        def receive(self) -> None:
-            return None
 
         def wake(self) -> None:
             return None
