@@ -21,7 +21,7 @@ import pyarrow as pa
 from eventpub.admission import Counts
 from eventpub.errors import EventpubError, from_dict
 
-Place: TypeAlias = tuple[str, int]
+PartitionId: TypeAlias = tuple[str, int]
 """A topic and a partition."""
 
 
@@ -47,7 +47,7 @@ class Lease:
     number: int
     low: int
     position: int
-    acknowledged: dict[Place, int] = field(default_factory=dict)
+    acknowledged: dict[PartitionId, int] = field(default_factory=dict)
     is_placed: bool = False
     uncounted_since: int | None = None
     former_shards: int | None = None
@@ -196,7 +196,7 @@ class Report:
     hidden_since: int | None = None
     holds: int = 0
     next_due: int | None = None
-    offsets: dict[Place, int] = field(default_factory=dict)
+    offsets: dict[PartitionId, int] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     published: int = 0
     folded: int = 0

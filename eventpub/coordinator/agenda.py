@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from eventpub.channel import Place, Request, Window
+from eventpub.channel import PartitionId, Request, Window
 from eventpub.coordinator import wording
 
 POLLS_AGAIN = 0.25
@@ -70,7 +70,7 @@ class Watch:
     sees_lag: bool = False
     samples: bool = False
     samples_more: bool = False
-    stood: dict[Place, int] = field(default_factory=dict)
+    stood: dict[PartitionId, int] = field(default_factory=dict)
     watermark_said: str = ""
     begin_above_said: int = MANY_BEGIN_ABOVE
     gaps_named: wording.Named = field(default_factory=wording.Named)

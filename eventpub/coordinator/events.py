@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from eventpub.channel import Place, Request
+from eventpub.channel import PartitionId, Request
 from eventpub.channel.lane import ChannelEvent
 from eventpub.coordinator.boundary import Look
 from eventpub.errors import EventpubError
@@ -232,7 +232,7 @@ class CheckTopic:
         ends: of partitions in which nothing was written for a while.
     """
 
-    ends: Mapping[Place, int]
+    ends: Mapping[PartitionId, int]
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class CheckTable:
 class CheckOpen:
     """Look whether readers see all up to these ends."""
 
-    ends: Mapping[Place, int]
+    ends: Mapping[PartitionId, int]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventpub.channel import Place, Report, Request
+from eventpub.channel import PartitionId, Report, Request
 from eventpub.config import Config
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
@@ -45,7 +45,7 @@ class Beginning:
     low: int
     position: int | None = None
     hidden_since: int | None = None
-    acknowledged: Mapping[Place, int] = field(default_factory=dict)
+    acknowledged: Mapping[PartitionId, int] = field(default_factory=dict)
     is_placed: bool = False
     former_shards: int | None = None
     former_indexes: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Where:
         self.position = begin.start if begin.position is None else begin.position
         self.low = begin.low
         self.shards_hidden_since = begin.hidden_since
-        self.acknowledged: dict[Place, int] = dict(begin.acknowledged)
+        self.acknowledged: dict[PartitionId, int] = dict(begin.acknowledged)
         self.is_placed = begin.is_placed
         self.former_shards = begin.former_shards
         self.former_indexes = begin.former_indexes

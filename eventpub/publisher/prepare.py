@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from eventpub.channel import Place
+from eventpub.channel import PartitionId
 from eventpub.config import Config, Read, format_time
 from eventpub.coordinator.standing import Beginning
 from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
@@ -68,7 +68,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
             time_zone=layout.zone.name,
         )
     before = state.read(state.progress_file) or {}
-    ends: dict[Place, int] = {(t, p): end for t, p, end in before.get("ends", ())}
+    ends: dict[PartitionId, int] = {(t, p): end for t, p, end in before.get("ends", ())}
     topics = check_topics(
         config.sink,
         shards=config.spark.shards,

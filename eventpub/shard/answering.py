@@ -9,29 +9,29 @@ from eventpub import admission
 from eventpub.admission import VersionRange, values
 from eventpub.channel import Request
 from eventpub.shard import pace
-from eventpub.shard.place import Place
+from eventpub.shard.context import ShardContext
 from eventpub.shard.publishing import NO_EVENTS, Publishing
 
 
 class Answering:
     """Answers requests about one shard's aggregates."""
 
-    def __init__(self, place: Place, publishing: Publishing) -> None:
-        self._place = place
+    def __init__(self, context: ShardContext, publishing: Publishing) -> None:
+        self._context = context
         self._publishing = publishing
 
     def answer(self, request: Request) -> None:
         """The answer is in the next report."""
         if request.action == "list":
-            holds, skipped = self._place.index.pending()
+            holds, skipped = self._context.index.pending()
             found = {"holds": [asdict(hold) for hold in holds], "skipped": skipped}
-            self._place.report.answers[request.id] = json.dumps(found)
+            self._context.report.answers[request.id] = json.dumps(found)
         else:
-            self._place.report.answers[request.id] = self._act(request)
+            self._context.report.answers[request.id] = self._act(request)
 
     def _act(self, request: Request) -> str:
-        place, step = self._place, self._publishing.step
-        index, a, version = place.index, request.aggregate_id, request.version
+        context, step = self._context, self._publishing.step
+        index, a, version = context.index, request.aggregate_id, request.version
         hold = index.holds.get(a)
         if request.action == "skip" and version is None:
             return "nothing is held"  # as far as who asked could see
@@ -55,7 +55,7 @@ class Answering:
             ranges = [VersionRange(a, first, last) for first, last in skipped]
             found = False
             while ranges:
-                rows, ranges = place.lookup.fetch(ranges, pace.CHUNK_ROWS, pace.CHUNK_BYTES)
+                rows, ranges = context.lookup.fetch(ranges, pace.CHUNK_ROWS, pace.CHUNK_BYTES)
                 found = found or rows.num_rows > 0
                 step(rows, None)
             return "found" if found else "still missing"
@@ -64,5 +64,5 @@ class Answering:
     def _is_larger(self, hold: admission.Hold, last: int) -> bool:
         """Whether more is missing than up to a version: what was above it was deleted since."""
         above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
-        there = values(self._place.lookup.backtrack([above], 1), "version")
+        there = values(self._context.lookup.backtrack([above], 1), "version")
         return bool(there) and min(there) - 1 > last

@@ -10,7 +10,7 @@ from eventpub import admission
 from eventpub.admission.buckets import window_of
 from eventpub.channel import Comparison
 from eventpub.shard import pace
-from eventpub.shard.place import Place
+from eventpub.shard.context import ShardContext
 from eventpub.shard.prefetch import KeysAhead
 from eventpub.shard.publishing import Publishing
 
@@ -19,12 +19,12 @@ class Comparing:
     """At most one comparison at a time; its keys are read by a thread meanwhile.
 
     Args:
-        place: of the shard; its `lookup` is used by that thread, which it allows.
+        context: of the shard; its `lookup` is used by that thread, which it allows.
         publishing: takes what the index does not know.
     """
 
-    def __init__(self, place: Place, publishing: Publishing) -> None:
-        self._place = place
+    def __init__(self, context: ShardContext, publishing: Publishing) -> None:
+        self._context = context
         self._publishing = publishing
         self._keys: KeysAhead | None = None
 
@@ -35,17 +35,17 @@ class Comparing:
 
     def begin(self, comparison: Comparison) -> None:
         """Take one on; what of another is left does not count."""
-        place, report = self._place, self._place.report
+        context, report = self._context, self._context.report
         self.close()
         if comparison.number <= report.compared:
             return
-        position = place.index.position
+        position = context.index.position
         # none: a new index of a shard that waits, nothing is read yet
         if position is None or not comparison.buckets:
             report.unfinished = [*comparison.buckets]
             report.compared = comparison.number
             return
-        lookup, shard = place.lookup, place.shard
+        lookup, shard = context.lookup, context.shard
         self._keys = KeysAhead(
             comparison, lambda bucket: lookup.keys(*window_of(bucket, position), shard)
         )
@@ -56,12 +56,12 @@ class Comparing:
         Args:
             finish: wait for all of it.
         """
-        keys, place = self._keys, self._place
+        keys, context = self._keys, self._context
         while keys is not None and (finish or keys.are_ready):
             found = keys.take()
             if found is None:
-                place.report.unfinished = sorted(keys.unfinished)
-                place.report.compared = keys.comparison.number
+                context.report.unfinished = sorted(keys.unfinished)
+                context.report.compared = keys.comparison.number
                 self.close()
                 return True
             bucket, some = found
@@ -73,23 +73,23 @@ class Comparing:
                     return False  # the next window does not wait for more
             elif bucket not in keys.unfinished:
                 rows = {bucket: keys.rows[bucket]}
-                place.index.set_buckets(rows, place.oldest_bucket())
-                place.report.buckets[bucket] = keys.rows[bucket]
+                context.index.set_buckets(rows, context.oldest_bucket())
+                context.report.buckets[bucket] = keys.rows[bucket]
         return False
 
     def _admit_unknown(self, keys: pa.RecordBatch) -> bool:
         """Publish the rows of which the index does not know; False where the shard waits."""
-        place, counts = self._place, self._place.report.counts
+        context, counts = self._context, self._context.report.counts
         ids: list[Any] = keys.column("aggregate_id").unique().to_pylist()
-        ranges = admission.unknown(keys, place.index.known(ids), place.rules)
+        ranges = admission.unknown(keys, context.index.known(ids), context.rules)
         if not ranges:
             return True
         before = counts.admitted + counts.late
         whole = True
         while ranges and whole:
-            rows, ranges = place.lookup.fetch(ranges, pace.CHUNK_ROWS, pace.CHUNK_BYTES)
+            rows, ranges = context.lookup.fetch(ranges, pace.CHUNK_ROWS, pace.CHUNK_BYTES)
             whole = self._publishing.step(rows.sort_by("create_time"), None)
-        place.report.recount_found += counts.admitted + counts.late - before
+        context.report.recount_found += counts.admitted + counts.late - before
         return whole
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ from eventpub.admission import Rewritten, Seen
 from eventpub.channel import Folding
 from eventpub.failpoint import failpoint
 from eventpub.shard.assignment import index_folder
+from eventpub.shard.context import ShardContext
 from eventpub.shard.jumps import Jumps
-from eventpub.shard.place import Place
 from eventpub.sink import Folded, UnmarkedError, first_offsets, topic_ids, topic_remade
 
 _SHOWN_EVERY = 1.0
@@ -30,11 +30,11 @@ class Fold:
     """One fold; afterwards nobody else writes this shard.
 
     Args:
-        place: of the shard; its sink may have just been made.
+        context: of the shard; its sink may have just been made.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, context: ShardContext) -> None:
+        self._context = context
         self._reads_all = False
 
     def run(self) -> None:
@@ -44,62 +44,62 @@ class Fold:
             StateError: run.stopping, run.superseded, index.…
             SinkError: as of `ShardSink.fold`.
         """
-        place = self._place
-        with place.timed("fold"):
-            place.sink.ready()
+        context = self._context
+        with context.timed("fold"):
+            context.sink.ready()
             # Only now that the sink has taken the shard: had it done so before somebody else got
             # the lease, it would be fenced by that one.
-            place.link.confirm()
-            index = place.index
+            context.link.confirm()
+            index = context.index
             if index.is_new:
                 self._begin_index()
                 self._reads_all = index.reads_everywhere and not index.offsets
             self._check_topics()
-            place.now = place.lookup.now()
-            index.keep_times(place.assignment.layout.read_as, place.now)
+            context.now = context.lookup.now()
+            index.keep_times(context.assignment.layout.read_as, context.now)
             jumps = Jumps(index.known) if index.undecided is None else None
             self._read(jumps)
             index.settle_unsigned()
             # before the offsets move on: also where nothing was left to be read
-            index.note_truncated(place.sink.truncated, 0)
-            if place.sink.offsets != index.offsets:
-                index.moved_to(place.sink.offsets)
+            index.note_truncated(context.sink.truncated, 0)
+            if context.sink.offsets != index.offsets:
+                index.moved_to(context.sink.offsets)
             if index.reads_everywhere:
-                index.has_read_everywhere(place.own_places())
+                index.has_read_everywhere(context.own_places())
             if self._reads_all:
-                place.report.is_placed = not place.sink.misplaced
-            for origin, count in place.sink.not_ours.items():
-                before = place.report.not_ours.get(origin, 0)
-                place.report.not_ours[origin] = before + count
+                context.report.is_placed = not context.sink.misplaced
+            for origin, count in context.sink.not_ours.items():
+                before = context.report.not_ours.get(origin, 0)
+                context.report.not_ours[origin] = before + count
             if jumps is not None:
-                place.report.jumps += jumps.found()
+                context.report.jumps += jumps.found()
             self._decide_baseline()
 
     def _read(self, jumps: Jumps | None) -> None:
-        place = self._place
+        context = self._context
         shown = time.monotonic()
         for part in self._visible():
-            self._take(part, place.now, jumps)
+            self._take(part, context.now, jumps)
             failpoint("during_fold")
-            place.require_going_on()
+            context.require_going_on()
             if time.monotonic() - shown > _SHOWN_EVERY:
                 shown = time.monotonic()
-                place.link.tell(Folding(place.report.folded, place.sink.unread))
+                context.link.tell(Folding(context.report.folded, context.sink.unread))
 
     def _visible(self) -> Iterator[Folded]:
         """What of the topic the index does not know; all that it knows is visible at the end."""
-        place, index = self._place, self._place.index
+        context, index = self._context, self._context.index
         while True:
             if index.unmarked:
-                place.report.restored += place.sink.restore(index.unmarked)
+                context.report.restored += context.sink.restore(index.unmarked)
                 index.restored()
             try:
-                yield from place.sink.fold(
+                yield from context.sink.fold(
                     index.offsets,
                     index.written,
-                    acknowledged=place.lease.acknowledged,
+                    acknowledged=context.lease.acknowledged,
                     everywhere=index.reads_everywhere,
-                    meanwhile=place.require_going_on,
+                    meanwhile=context.require_going_on,
                 )
             except UnmarkedError as lost:
                 self._reads_all = False  # the next one goes on where this one has come to
@@ -108,15 +108,15 @@ class Fold:
                 return
 
     def _take(self, part: Folded, now: int, jumps: Jumps | None) -> None:
-        place, index = self._place, self._place.index
-        index.note_truncated(place.sink.truncated, int(part.create_times.max(initial=0)))
+        context, index = self._context, self._context.index
+        index.note_truncated(context.sink.truncated, int(part.create_times.max(initial=0)))
         if part.kind == "gaps":
             if part.unsigned:
                 index.fold_unsigned(part.unsigned)
             index.fold_gaps(part.gaps, part.offsets, now)
             return
-        place.report.folded += len(part.aggregate_ids)
-        first_version = place.rules.first_version
+        context.report.folded += len(part.aggregate_ids)
+        first_version = context.rules.first_version
         versions: dict[str, list[int]] = {}
         below: dict[str, list[int]] = {}
         for aggregate_id, version in zip(part.aggregate_ids, part.versions.tolist(), strict=True):
@@ -125,7 +125,7 @@ class Fold:
         if jumps is not None:
             jumps.add(part.kind, versions)
         last = {a: max(v) for a, v in versions.items()}
-        created = place.rules.steady(part.create_times)
+        created = context.rules.steady(part.create_times)
         created = np.where(created > 0, created, now)  # a record that does not say
         times = _times(part, last, created)
         rewritten = self._rewritten(part, [*versions], created)
@@ -133,7 +133,7 @@ class Fold:
 
     def _rewritten(self, part: Folded, ids: list[str], created: np.ndarray) -> dict[str, Rewritten]:
         """What is known of versions that were written anew, with the rows of a chunk."""
-        found = self._place.index.rewritten(ids)
+        found = self._context.index.rewritten(ids)
         if not (found or part.published):
             return {}
         rows = zip(part.aggregate_ids, part.versions.tolist(), created.tolist(), strict=True)
@@ -151,8 +151,8 @@ class Fold:
 
     def _begin_index(self) -> None:
         """A new index, from those of another number of shards where there are any."""
-        place = self._place
-        assignment, lease, shard = place.assignment, place.lease, place.shard
+        context = self._context
+        assignment, lease, shard = context.assignment, context.lease, context.shard
         directories = [Path(folder) for folder in lease.former_indexes]
         if lease.former_shards is not None and not directories:
             former = lease.former_shards
@@ -161,15 +161,15 @@ class Fold:
         # where another shard writes now.
         everywhere = bool(lease.former_indexes) or not lease.is_placed
         if not directories:
-            place.index.begin(assignment.start, everywhere=everywhere)
+            context.index.begin(assignment.start, everywhere=everywhere)
             return
         own = shard.topic_partitions()
         partitions = assignment.partitions
         every = [(t, p) for t in assignment.config.sink.topics for p in range(partitions)]
-        place.index.move_from(
+        context.index.move_from(
             directories,
             lambda aggregate_id: admission.topic_partition(aggregate_id, partitions) in own,
-            every if everywhere else place.own_places(),
+            every if everywhere else context.own_places(),
             assignment.start,
             everywhere=everywhere,
         )
@@ -179,8 +179,8 @@ class Fold:
 
         One beside the topic that was made again is empty, and that is all.
         """
-        place = self._place
-        sink, index = place.assignment.config.sink, place.index
+        context = self._context
+        sink, index = context.assignment.config.sink, context.index
         ids = topic_ids(sink, sink.topics)
         known = index.topics
         made_again = {topic for topic, id_ in ids.items() if known.get(topic, id_) != id_}
@@ -190,7 +190,7 @@ class Fold:
             made_again = set(sink.topics)
         if made_again or ids.items() - known.items():
             index.note_topics(ids, made_again)
-        place.report.made_again += sorted(made_again)
+        context.report.made_again += sorted(made_again)
 
     def _decide_baseline(self) -> None:
         """At the end of a first fold, or of one that was cut, whatever tries of it came before.
@@ -199,24 +199,24 @@ class Fold:
         whole state is older than the topic, or what was published last was noted nowhere before it
         was cut.
         """
-        place, index = self._place, self._place.index
+        context, index = self._context, self._context.index
         if index.undecided is None:
             return
         truncated, newest = index.undecided
-        baseline, known_to, low = None, index.position, place.lease.low
+        baseline, known_to, low = None, index.position, context.lease.low
         is_older = known_to is None or known_to < low
         if truncated and (is_older or self._is_of_older_state()):
-            baseline = place.report.baseline = self._lost_baseline(newest)
+            baseline = context.report.baseline = self._lost_baseline(newest)
             baseline = max(baseline, index.baseline or 0)
-            index.forget_times(place.now)
+            index.forget_times(context.now)
             # a hold: what was published meanwhile may be cut; with hold_shard, by other shards
-            holds_shard = place.assignment.config.gaps.policy == "hold_shard"
-            if low < place.lease.position or holds_shard:
-                place.report.repeats_after = low
+            holds_shard = context.assignment.config.gaps.policy == "hold_shard"
+            if low < context.lease.position or holds_shard:
+                context.report.repeats_after = low
         elif truncated and known_to is not None:
             # what it held, or the recount had found, is older than the position
-            horizon = place.assignment.config.recount.horizon
-            place.report.repeats_after = place.low(known_to) - horizon
+            horizon = context.assignment.config.recount.horizon
+            context.report.repeats_after = context.low(known_to) - horizon
         index.decide_baseline(baseline)
 
     def _lost_baseline(self, newest: int) -> int:
@@ -225,18 +225,18 @@ class Fold:
         Args:
             newest: `create_time` of the newest event that was read back from the topic, µs.
         """
-        place, low = self._place, self._place.lease.low
-        start = place.assignment.start or 0
+        context, low = self._context, self._context.lease.low
+        start = context.assignment.start or 0
         if low > start and not self._is_of_older_state():
             return low
-        kept = newest - place.assignment.config.recount.horizon - place.rules.longest_hold
+        kept = newest - context.assignment.config.recount.horizon - context.rules.longest_hold
         return max(start, low, kept)
 
     def _is_of_older_state(self) -> bool:
         """Whether the coordinator does not know either what was cut off the topic."""
-        place = self._place
-        sink, known = place.assignment.config.sink, place.lease.acknowledged
-        lows = first_offsets(sink, [(sink.topic, p) for p in place.shard.topic_partitions()])
+        context = self._context
+        sink, known = context.assignment.config.sink, context.lease.acknowledged
+        lows = first_offsets(sink, [(sink.topic, p) for p in context.shard.topic_partitions()])
         return any(known.get(at, 0) < low for at, low in lows.items())
 
 

@@ -21,11 +21,11 @@ from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
 from eventpub.errors import SinkError, StateError
 from eventpub.failpoint import failpoint
 from eventpub.shard import pace
+from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
 from eventpub.shard.folding import Fold
 from eventpub.shard.hold_shard import at_first_row, with_unpublished
 from eventpub.shard.pace import rows_within
-from eventpub.shard.place import Accounted, Place
 from eventpub.sink import PublishedBatch, RecordRefusedError
 
 NO_EVENTS = EVENTS.empty_table()
@@ -60,13 +60,13 @@ class Publishing:
     """Decides and publishes chunks of one shard.
 
     Args:
-        place: of the shard, folded.
+        context: of the shard, folded.
         accounted: rows that windows have shown.
     """
 
-    def __init__(self, place: Place, accounted: Accounted) -> None:
-        config = place.assignment.config
-        self._place = place
+    def __init__(self, context: ShardContext, accounted: Accounted) -> None:
+        config = context.assignment.config
+        self._context = context
         self._accounted = accounted
         self._refusals = Refusals(config.sink)
         self._holds_shard = config.gaps.policy == "hold_shard"
@@ -91,13 +91,13 @@ class Publishing:
         Returns:
             False where the shard waits for a gap, or stops, and the rest of the chunk with it.
         """
-        place = self._place
+        context = self._context
         begin = redos = 0
         while True:
-            if place.sink.needs_replacement:
-                place.replace_sink()
-                Fold(place).run()
-            end = begin + rows_within(rows, begin, place.pace.size)
+            if context.sink.needs_replacement:
+                context.replace_sink()
+                Fold(context).run()
+            end = begin + rows_within(rows, begin, context.pace.size)
             part, upto = rows.slice(begin, end - begin), position
             if end < rows.num_rows and position is not None:
                 upto = part.column("create_time")[-1].as_py() - 1
@@ -112,7 +112,7 @@ class Publishing:
                 continue
             if not whole or end >= rows.num_rows:
                 return whole
-            if place.is_stopping:
+            if context.is_stopping:
                 return False
             begin, redos = end, 0
 
@@ -124,32 +124,32 @@ class Publishing:
         look_now: Sequence[str],
         skip_now: Sequence[str],
     ) -> bool:
-        place = self._place
-        place.now = now = place.lookup.now()
+        context = self._context
+        context.now = now = context.lookup.now()
         waiting, due_now = self._still_missing(now, due) if due else ({}, [])
-        with place.timed("index"):
+        with context.timed("index"):
             ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
             if not (ids or due_now or look_now or skip_now):
                 self._publish(Decision(NO_EVENTS, holds=waiting), Known(), position, now)
                 return True
             # of those that wait, too: what was skipped of them before stays skipped
-            known = place.index.known(list(dict.fromkeys([*ids, *due_now, *look_now, *skip_now])))
+            known = context.index.known(list(dict.fromkeys([*ids, *due_now, *look_now, *skip_now])))
 
         def decide(some: pa.Table) -> Decision:
-            with place.timed("admit"):
+            with context.timed("admit"):
                 plan = admission.plan(
                     some,
                     known,
-                    place.rules,
+                    context.rules,
                     now,
                     due_now,
-                    open_since=place.open_since,
+                    open_since=context.open_since,
                     look_now=look_now,
                     skip_now=skip_now,
                 )
-            with place.timed("backtrack"):
+            with context.timed("backtrack"):
                 found, rest = self._backtrack(plan, known)
-            with place.timed("admit"):
+            with context.timed("admit"):
                 decided = plan.decide(found, rest)
                 decided.holds |= waiting
                 return decided
@@ -175,9 +175,9 @@ class Publishing:
     # -- publish, remember -----------------------------------------------------------------------
 
     def _publish(self, decision: Decision, known: Known, position: int | None, now: int) -> None:
-        place, report = self._place, self._place.report
-        layout = place.assignment.layout
-        kept = self._refusals.without(decision, place.index.dead_run, layout.where)
+        context, report = self._context, self._context.report
+        layout = context.assignment.layout
+        kept = self._refusals.without(decision, context.index.dead_run, layout.where)
         dead = [*kept.letters]
         diverted = decision.diverted
         if diverted is not None:
@@ -188,7 +188,7 @@ class Publishing:
             table, reasons = decision.refused
             dead += dead_rows(table, reasons, decision.rewritten)
             for a, v in zip(values(table, "aggregate_id"), values(table, "version"), strict=True):
-                if v < place.rules.first_version:
+                if v < context.rules.first_version:
                     refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
         published: PublishedBatch | None = None
         if decision.publishes:
@@ -205,7 +205,7 @@ class Publishing:
         self._remember(decision, position, published, refused, kept.run)
         if decision.publishes:
             failpoint("after_index")
-            place.sink.check_between()
+            context.sink.check_between()
         report.counts.add(decision.counts)
 
     def _transact(
@@ -216,12 +216,12 @@ class Publishing:
         diverted: pa.Table | None,
         now: int,
     ) -> PublishedBatch:
-        place = self._place
+        context = self._context
         size = kept.events.nbytes + (0 if diverted is None else diverted.nbytes)
         began = time.monotonic()
         try:
-            with place.timed("publish"):
-                published = place.sink.publish(
+            with context.timed("publish"):
+                published = context.sink.publish(
                     kept.events,
                     late=kept.late,
                     gaps=decision.gaps,
@@ -234,18 +234,18 @@ class Publishing:
             self._refusals.note(refusal, kept.events, diverted)
             raise
         except SinkError:
-            place.pace.failed(size)
-            place.index.note_chunk_bytes(place.pace.size)
+            context.pace.failed(size)
+            context.index.note_chunk_bytes(context.pace.size)
             raise
         self._refusals.forget()
-        place.pace.published(size, time.monotonic() - began)
-        if place.pace.is_full:
-            place.index.note_chunk_bytes(None)
+        context.pace.published(size, time.monotonic() - began)
+        if context.pace.is_full:
+            context.index.note_chunk_bytes(None)
         return published
 
     def _begin_above(self, decision: Decision, known: Known) -> int:
         """Aggregates that are seen for the first time, and miss their first version."""
-        first, now = self._place.rules.first_version, self._place.now
+        first, now = self._context.rules.first_version, self._context.now
         return sum(
             hold is not None
             and (hold.first_missing, hold.first_seen, hold.attempts) == (first, now, 0)
@@ -262,10 +262,10 @@ class Publishing:
         refused: dict[str, list[int]],
         dead_run: int | None,
     ) -> None:
-        place = self._place
-        counted, oldest = self._accounted.take(position), place.oldest_bucket()
-        with place.timed("index"):
-            place.index.record(
+        context = self._context
+        counted, oldest = self._accounted.take(position), context.oldest_bucket()
+        with context.timed("index"):
+            context.index.record(
                 decision,
                 {} if published is None else published.next_offsets,
                 position,
@@ -276,7 +276,7 @@ class Publishing:
                 forget_below=oldest,
             )
         for bucket in (b for b in counted if b >= oldest):
-            place.report.buckets[bucket] = place.index.rows_of(bucket)
+            context.report.buckets[bucket] = context.index.rows_of(bucket)
 
     # -- backtrack -------------------------------------------------------------------------------
 
@@ -285,15 +285,15 @@ class Publishing:
 
         While a hold waits, nothing but the version that it waits for is looked for, by its key.
         """
-        place, all_holds = self._place, self._place.index.holds
+        context, all_holds = self._context, self._context.index.holds
         holds = [all_holds[a] for a in all_holds.due(now, most)]
         missing = [(h.aggregate_id, h.first_missing) for h in holds if not h.catching_up]
-        with place.timed("backtrack"):
-            there = place.lookup.existing(missing) if missing else set()
+        with context.timed("backtrack"):
+            there = context.lookup.existing(missing) if missing else set()
         waiting: dict[str, Hold | None] = {}
         for hold in holds:
             if not hold.catching_up and (hold.aggregate_id, hold.first_missing) not in there:
-                tried = admission.tried_in_vain(hold, place.rules, now, place.open_since)
+                tried = admission.tried_in_vain(hold, context.rules, now, context.open_since)
                 if tried is not None:
                     waiting[hold.aggregate_id] = tried
         return waiting, [h.aggregate_id for h in holds if h.aggregate_id not in waiting]
@@ -302,14 +302,14 @@ class Publishing:
         self, plan: admission.Plan, known: Known
     ) -> tuple[pa.Table, list[admission.VersionRange]]:
         """What is missing, as far as one transaction may hold it, and what of it was not read."""
-        place = self._place
+        context = self._context
         if plan.first_sights:
             assert known.baseline is not None
             plan.settle(self._baseline_ends(plan.first_sights, known.baseline))
         if not plan.missing:
             return NO_EVENTS, []
         seconds = None if self._holds_shard else _FETCH_TURN
-        return place.lookup.fetch(plan.missing, pace.CHUNK_ROWS, place.pace.size, seconds)
+        return context.lookup.fetch(plan.missing, pace.CHUNK_ROWS, context.pace.size, seconds)
 
     def _baseline_ends(
         self, sights: list[tuple[str, int]], baseline: int
@@ -319,7 +319,7 @@ class Publishing:
         newest: dict[str, int] = {}
         for limit in _BELOW:
             rows: Counter[str] = Counter()
-            for keys in self._place.lookup.below(sights, limit):
+            for keys in self._context.lookup.below(sights, limit):
                 columns = (values(keys, n) for n in ("aggregate_id", "version", "create_time"))
                 for aggregate_id, version, created in zip(*columns, strict=True):
                     rows[aggregate_id] += 1
@@ -336,8 +336,8 @@ class HoldsInTurn:
     """Tries the holds that are due in portions, and where there are very many for a part of the
     time only."""
 
-    def __init__(self, place: Place, publishing: Publishing) -> None:
-        self._place = place
+    def __init__(self, context: ShardContext, publishing: Publishing) -> None:
+        self._context = context
         self._publishing = publishing
         self._at_once = max(_DUE_AT_ONCE)
         self._not_before = 0.0
@@ -353,11 +353,11 @@ class HoldsInTurn:
         if began < self._not_before:
             self._publishing.step(NO_EVENTS, position)
             return
-        place = self._place
+        context = self._context
         while now - began < _HOLDS_TURN:
             self._publishing.step(NO_EVENTS, position, due=self._at_once)
-            due = place.index.holds.next_due()
-            if due is None or due > place.now or place.is_stopping:
+            due = context.index.holds.next_due()
+            if due is None or due > context.now or context.is_stopping:
                 return
             took, now = time.monotonic() - now, time.monotonic()
             least, most = _DUE_AT_ONCE

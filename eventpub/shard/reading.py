@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from eventpub.channel import Comparison, Request, Stop, Window, Work
 from eventpub.shard import pace
 from eventpub.shard.ahead import Ahead, read_ahead
+from eventpub.shard.context import ShardContext
 from eventpub.shard.pace import portions
-from eventpub.shard.place import Place
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Reading:
     """What comes from the coordinator, in order, whoever asks for it.
 
     Args:
-        place: of the shard; its `reader` belongs to this.
+        context: of the shard; its `reader` belongs to this.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, context: ShardContext) -> None:
+        self._context = context
         self._last: Window | None = None
         self._unhandled: deque[Comparison | Request | Stop] = deque()
         self._is_left = False
@@ -65,7 +65,7 @@ class Reading:
 
     def _leave(self) -> None:
         self._is_left = True
-        self._place.link.wake()
+        self._context.link.wake()
 
     def handled(self) -> None:
         """The next comparison, request or stop is done with."""
@@ -75,18 +75,18 @@ class Reading:
         """The next work, where rows are not wanted."""
         if self._unhandled:
             return self._unhandled.popleft()
-        while (work := self._place.link.receive()) is None:
+        while (work := self._context.link.receive()) is None:
             continue
         if isinstance(work, Window):
             self._last = work
         return work
 
     def _items(self) -> Iterator[Item]:
-        place = self._place
-        after = place.index.position
+        context = self._context
+        after = context.index.position
         if after is None:
-            horizon = place.assignment.config.recount.horizon
-            after = max(place.assignment.start or 0, place.lease.low - horizon)
+            horizon = context.assignment.config.recount.horizon
+            after = max(context.assignment.start or 0, context.lease.low - horizon)
         yield from list(self._unhandled)
         # what was planned while the shard waited, or by another runner's time
         work: Work | None = self._last
@@ -100,7 +100,7 @@ class Reading:
             elif work is not None:
                 self._unhandled.append(work)
                 yield work
-            work = place.link.receive()  # None: woken, perhaps for a block that was left before
+            work = context.link.receive()  # None: woken, perhaps for a block that was left before
             if self._is_left:
                 self._keep(work)
                 return
@@ -125,8 +125,8 @@ class Reading:
             yield from self._read(after, window.upto)
 
     def _read(self, after: int, upto: int) -> Iterator[pa.Table]:
-        place = self._place
-        return _chunks(place.reader.window(after, upto, place.shard))
+        context = self._context
+        return _chunks(context.reader.window(after, upto, context.shard))
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -22,8 +22,8 @@ from eventpub.shard.ahead import Ahead
 from eventpub.shard.answering import Answering
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.comparing import Comparing
+from eventpub.shard.context import _COUNTED_LATE, Accounted, ShardContext
 from eventpub.shard.folding import Fold
-from eventpub.shard.place import _COUNTED_LATE, Accounted, Place
 from eventpub.shard.publishing import HoldsInTurn, Publishing
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 
@@ -51,9 +51,11 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
                 try:
                     # what has damaged an index may have gone into its copies
                     takes_copy = damage is None
-                    with Place(assignment, number, lease, link, takes_copy=takes_copy) as place:
-                        place.report.rebuilt = damage
-                        Runner(place).run()
+                    with ShardContext(
+                        assignment, number, lease, link, takes_copy=takes_copy
+                    ) as context:
+                        context.report.rebuilt = damage
+                        Runner(context).run()
                     break
                 except StateError as found:
                     if found.code != "index.corrupt" or damage is not None:
@@ -81,18 +83,18 @@ class Runner:
     """See the module.
 
     Args:
-        place: of the shard.
+        context: of the shard.
     """
 
-    def __init__(self, place: Place) -> None:
-        config = place.assignment.config
-        self._place = place
+    def __init__(self, context: ShardContext) -> None:
+        config = context.assignment.config
+        self._context = context
         self._accounted = Accounted(config.recount.horizon)
-        self._publishing = Publishing(place, self._accounted)
-        self._holds = HoldsInTurn(place, self._publishing)
-        self._comparing = Comparing(place, self._publishing)
-        self._answering = Answering(place, self._publishing)
-        self._reading = Reading(place)
+        self._publishing = Publishing(context, self._accounted)
+        self._holds = HoldsInTurn(context, self._publishing)
+        self._comparing = Comparing(context, self._publishing)
+        self._answering = Answering(context, self._publishing)
+        self._reading = Reading(context)
         self._holds_shard = config.gaps.policy == "hold_shard"
 
     def run(self) -> None:
@@ -101,24 +103,24 @@ class Runner:
         Raises:
             StoreError, SinkError, StateError: nothing is half done; another runner may go on.
         """
-        place = self._place
+        context = self._context
         try:
             self._begin()
             goes_on = True
-            while goes_on and not place.is_stopping:
-                waits = self._holds_shard and bool(place.index.holds)
+            while goes_on and not context.is_stopping:
+                waits = self._holds_shard and bool(context.index.holds)
                 goes_on = self._wait_for_holds() if waits else self._read_on()
         finally:
             self._comparing.close()
 
     def _begin(self) -> None:
         """Bring the index up to the topic, and say what it knows."""
-        place = self._place
-        known_to = place.index.position
-        Fold(place).run()
-        report = place.report
+        context = self._context
+        known_to = context.index.position
+        Fold(context).run()
+        report = context.report
         report.read_before = known_to
-        report.buckets = place.index.buckets_from(place.oldest_bucket())
+        report.buckets = context.index.buckets_from(context.oldest_bucket())
         self._report()
 
     def _read_on(self) -> bool:
@@ -127,7 +129,7 @@ class Runner:
         Returns:
             False where the runner is to leave; True: the shard waits for a hold from now on.
         """
-        place, comparing = self._place, self._comparing
+        context, comparing = self._context, self._comparing
         had_rows = False
         self._accounted.forget()
         with self._reading.ahead() as items:
@@ -136,11 +138,11 @@ class Runner:
                     had_rows = True
                     if not self._publish(item):
                         self._report()
-                        return not place.is_stopping
+                        return not context.is_stopping
                 elif isinstance(item, WindowEnd):
                     self._take_bounds(item.window)
                     self._holds.run(item.window.upto, had_rows=had_rows)
-                    place.report.done = item.window.number
+                    context.report.done = item.window.number
                     had_rows = False
                 elif not self._do(item):
                     return False
@@ -148,32 +150,32 @@ class Runner:
                     self._reading.handled()
                 comparing.go_on()
                 self._report()
-                place.keep_copy()
-                if place.is_stopping:
+                context.keep_copy()
+                if context.is_stopping:
                     return False
         return False
 
     def _next(self, items: Ahead[Item]) -> Item | None:
         """What comes next; a comparison goes on meanwhile."""
-        place, comparing = self._place, self._comparing
-        while comparing.is_under_way or place.keeps_copies:
+        context, comparing = self._context, self._comparing
+        while comparing.is_under_way or context.keeps_copies:
             if items.wait(_COMPARES_EVERY if comparing.is_under_way else _COPIES_EVERY):
                 break
             if comparing.go_on():
                 self._report()
-            place.keep_copy()
-        with place.timed("read"):
+            context.keep_copy()
+        with context.timed("read"):
             return next(items, None)
 
     def _publish(self, item: Rows) -> bool:
         """False where the shard waits, or stops."""
-        place, window = self._place, item.window
+        context, window = self._context, item.window
         self._take_bounds(window)
         times = item.rows.column("create_time").to_numpy()
         if len(times):
             # what is older when it is read is counted again only where something hides there
-            horizon = place.assignment.config.recount.horizon
-            since = place.now - horizon - _COUNTED_LATE
+            horizon = context.assignment.config.recount.horizon
+            since = context.now - horizon - _COUNTED_LATE
             if window.hidden_since is not None:
                 since = min(since, window.hidden_since)
             self._accounted.add(times, since)
@@ -186,16 +188,16 @@ class Runner:
         Returns:
             False where the runner is to leave; True: nothing waits any more.
         """
-        place = self._place
+        context = self._context
         # what has come is read when nothing waits any more: the next window is one for the hold
-        place.report.done = max(place.report.done, self._reading.received)
+        context.report.done = max(context.report.done, self._reading.received)
         self._report()
-        while place.index.holds and not place.is_stopping:
+        while context.index.holds and not context.is_stopping:
             work = self._reading.next()
             if isinstance(work, Window):
                 self._take_bounds(work)
                 self._holds.run(None)
-                place.report.done = work.number
+                context.report.done = work.number
             elif not self._do(work):
                 return False
             self._comparing.go_on(finish=True)
@@ -213,11 +215,11 @@ class Runner:
         return True
 
     def _take_bounds(self, window: Window) -> None:
-        place = self._place
-        place.open_since = window.open_since
-        place.hidden_since = window.hidden_since
-        place.uncounted_since = window.uncounted_since
+        context = self._context
+        context.open_since = window.open_since
+        context.hidden_since = window.hidden_since
+        context.uncounted_since = window.uncounted_since
 
     def _report(self) -> None:
         failpoint("before_report")
-        self._place.link.tell(self._place.take_report())
+        self._context.link.tell(self._context.take_report())

@@ -18,7 +18,7 @@ from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import SinkError
 from eventpub.sink import faults, records
 from eventpub.sink.records import DeadRow
-from eventpub.sink.unmarked import Place
+from eventpub.sink.unmarked import PartitionId
 
 AHEAD_OF_CLOCK = 600_000_000
 """µs that the database's clock may be ahead of this machine's and still be believed: brokers take
@@ -115,7 +115,7 @@ class Batch:
         self.side = side
         self.produced = 0
         self.has_unreported = False
-        self.reports: dict[Place, Reports] = {}
+        self.reports: dict[PartitionId, Reports] = {}
         self.refused: list[tuple[str, int, str]] = []
         """Topic, row and reason of what the client itself has refused; row 0 on a side topic."""
 

@@ -26,7 +26,7 @@ from eventpub.sink.topics import (
     partition_counts,
     topic_ids,
 )
-from eventpub.sink.unmarked import Place
+from eventpub.sink.unmarked import PartitionId
 
 _LONGEST = (1 << 63) - 1
 """ms: no limit."""
@@ -38,7 +38,7 @@ class Written:
     """What a publisher remembers of its topics: ids, next offsets, and the number of partitions."""
 
     ids: Mapping[str, str] = field(default_factory=dict)
-    ends: Mapping[Place, int] = field(default_factory=dict)
+    ends: Mapping[PartitionId, int] = field(default_factory=dict)
     partitions: int | None = None
 
 

@@ -26,7 +26,7 @@ from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.origin import Sources, other_publisher
 from eventpub.sink.topics import End, check_leaders, list_offsets, tail_gone
-from eventpub.sink.unmarked import MARKER_TIMEOUT, Place, UnmarkedError, Written, hanging
+from eventpub.sink.unmarked import MARKER_TIMEOUT, PartitionId, UnmarkedError, Written, hanging
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
@@ -51,7 +51,7 @@ class Folded:
     """
 
     kind: Kind
-    offsets: dict[Place, int]
+    offsets: dict[PartitionId, int]
     aggregate_ids: list[str] = field(default_factory=list)
     versions: npt.NDArray[np.int64] = field(default_factory=_no_versions)
     create_times: npt.NDArray[np.int64] = field(default_factory=_no_versions)
@@ -91,11 +91,11 @@ class Fold(Iterator[Folded]):
         self,
         sink: config.Sink,
         shard: Shard,
-        saved: Mapping[Place, int],
-        written: Mapping[Place, Written] | None = None,
+        saved: Mapping[PartitionId, int],
+        written: Mapping[PartitionId, Written] | None = None,
         *,
-        acknowledged: Mapping[Place, int] | None = None,
-        end_open: Callable[[set[Place]], None] | None = None,
+        acknowledged: Mapping[PartitionId, int] | None = None,
+        end_open: Callable[[set[PartitionId]], None] | None = None,
         timeout: float = FOLD_TIMEOUT,
         only: Kind | None = None,
         sources: Sources | None = None,
@@ -111,7 +111,7 @@ class Fold(Iterator[Folded]):
         self._acknowledged = acknowledged or {}
         self._end_open = end_open
         self._written = written or {}
-        self._must_see: dict[Place, int] = {}
+        self._must_see: dict[PartitionId, int] = {}
         kinds: dict[str, Kind] = {
             sink.topic: "events",
             sink.gaps_topic: "gaps",
@@ -125,9 +125,9 @@ class Fold(Iterator[Folded]):
         self._of_others = {(t, p) for t, p in self._own if p not in own}
         self._shared = set(self._own) if sources and sources.ignored else self._of_others
         """Others write to these: what stands behind their ends as seen first is not ours."""
-        self._ends: dict[Place, int] = {}
-        self._reading: set[Place] = set()
-        self.offsets: dict[Place, int] = dict(saved)
+        self._ends: dict[PartitionId, int] = {}
+        self._reading: set[PartitionId] = set()
+        self.offsets: dict[PartitionId, int] = dict(saved)
         self.truncated = False
         self.not_ours: Counter[str] = Counter()
         self.records = self.misplaced = 0
@@ -183,7 +183,7 @@ class Fold(Iterator[Folded]):
         finally:
             consumer.close()
 
-    def _behind(self) -> list[Place]:
+    def _behind(self) -> list[PartitionId]:
         return [p for p, end in self._ends.items() if self.offsets.get(p) != end]
 
     def _sides_are_whole(self) -> bool:
@@ -205,7 +205,7 @@ class Fold(Iterator[Folded]):
         """No transaction is open, nor is an end before its saved offset, but by a lost marker."""
         began: float | None = None
         ended = False
-        seen: dict[Place, int] = {}
+        seen: dict[PartitionId, int] = {}
         while True:
             self._ends = {**self._list("latest"), **seen}
             short = {p for p, end in self._ends.items() if self.offsets.get(p, 0) > end}
@@ -243,11 +243,11 @@ class Fold(Iterator[Folded]):
                     raise hanging(self._sink, place, stable[place], self._ends[place], waited)
             time.sleep(0.02 if waited < 0.5 else 0.2)
 
-    def _list(self, end: End, *, committed: bool = False) -> dict[Place, int]:
+    def _list(self, end: End, *, committed: bool = False) -> dict[PartitionId, int]:
         optional = frozenset({self._sink.late_topic})
         return list_offsets(self._sink, self._own, end, committed=committed, optional=optional)
 
-    def _start(self, behind: list[Place]) -> None:
+    def _start(self, behind: list[PartitionId]) -> None:
         lows = self._list("earliest")
         for place in behind:
             end, low = self._ends[place], lows[place]
@@ -261,14 +261,14 @@ class Fold(Iterator[Folded]):
             if start < end:
                 self._reading.add(place)
 
-    def _last(self, place: Place) -> int | None:
+    def _last(self, place: PartitionId) -> int | None:
         """The record before the marker that the saved offset counts on."""
         written = self._written.get(place)
         if written is None or self.offsets.get(place) != written[1] + 1:
             return None
         return written[1] - 1
 
-    def _see(self, place: Place, offset: int | None) -> bool:
+    def _see(self, place: PartitionId, offset: int | None) -> bool:
         """Whether this is the record that had to be seen first, at None: the partition's end."""
         expected = self._must_see.pop(place, None)
         if expected is not None and offset != expected:
@@ -285,7 +285,7 @@ class Fold(Iterator[Folded]):
                 [] if first is None else [first, *client.call(consumer.consume, _CHUNK, 0)]
             )
             found: dict[str, list[Any]] = {}
-            reached: dict[str, dict[Place, int]] = {}
+            reached: dict[str, dict[PartitionId, int]] = {}
             for message in messages:
                 error = message.error()
                 topic, partition = message.topic(), message.partition()

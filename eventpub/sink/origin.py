@@ -16,7 +16,7 @@ from typing import Any, Literal
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import records, topics
-from eventpub.sink.unmarked import Place, read_ranges
+from eventpub.sink.unmarked import PartitionId, read_ranges
 
 Origin = Literal["own", "ignored", "publisher", "foreign"]
 """Ours; of a writer that is wanted there; of another publisher; of anybody else."""
@@ -107,7 +107,7 @@ def has_written(sink: config.Sink, sources: Sources) -> bool:
     )
 
 
-def _both_ends(sink: config.Sink) -> list[dict[Place, tuple[int, int]]]:
+def _both_ends(sink: config.Sink) -> list[dict[PartitionId, tuple[int, int]]]:
     """The first offsets of each partition of the topic, and the last."""
     count = topics.partition_counts(sink).get(sink.topic, 0)
     places = [(sink.topic, number) for number in range(count)]
@@ -121,7 +121,7 @@ def _both_ends(sink: config.Sink) -> list[dict[Place, tuple[int, int]]]:
 
 
 def check_between(
-    sink: config.Sink, sources: Sources, ranges: Mapping[Place, tuple[int, int]]
+    sink: config.Sink, sources: Sources, ranges: Mapping[PartitionId, tuple[int, int]]
 ) -> None:
     """Look for another publisher's events in offsets that this one has not written.
 
@@ -143,7 +143,9 @@ def check_between(
     )
 
 
-def _check(sink: config.Sink, sources: Sources, ranges: Mapping[Place, tuple[int, int]]) -> None:
+def _check(
+    sink: config.Sink, sources: Sources, ranges: Mapping[PartitionId, tuple[int, int]]
+) -> None:
     try:
         found = read_ranges(sink, ranges, committed=True, few=True, timeout=_LONGEST)
     except SinkError as error:

@@ -33,7 +33,7 @@ from eventpub.sink.records import DeadRow
 from eventpub.sink.topics import list_offsets
 from eventpub.sink.unmarked import (
     MARKER_TIMEOUT,
-    Place,
+    PartitionId,
     Written,
     hanging,
     iter_ranges,
@@ -76,10 +76,10 @@ class PublishedBatch:
     """
 
     events: int
-    next_offsets: dict[Place, int]
+    next_offsets: dict[PartitionId, int]
     produce_seconds: float
     commit_seconds: float
-    written: dict[Place, Written] = field(default_factory=dict)
+    written: dict[PartitionId, Written] = field(default_factory=dict)
     lost: int = 0
 
 
@@ -145,8 +145,8 @@ class ShardSink:
         self._careful = self._owner in _careful
         self._sources = sources_of(sink, app_id, former_ids)
         self._fold: Fold | None = None
-        self._published: dict[Place, int] = {}
-        self._between: dict[Place, Written] = {}
+        self._published: dict[PartitionId, int] = {}
+        self._between: dict[PartitionId, Written] = {}
         self._check_at = 0.0
         self._began = 0.0
         self._closed = False
@@ -207,10 +207,10 @@ class ShardSink:
 
     def fold(
         self,
-        saved: Mapping[Place, int],
-        written: Mapping[Place, Written] | None = None,
+        saved: Mapping[PartitionId, int],
+        written: Mapping[PartitionId, Written] | None = None,
         *,
-        acknowledged: Mapping[Place, int] | None = None,
+        acknowledged: Mapping[PartitionId, int] | None = None,
         everywhere: bool = False,
         timeout: float = FOLD_TIMEOUT,
         meanwhile: Callable[[], None] = lambda: None,
@@ -252,7 +252,7 @@ class ShardSink:
         )
         return self._fold
 
-    def restore(self, written: Mapping[Place, Written]) -> int:
+    def restore(self, written: Mapping[PartitionId, Written]) -> int:
         """Publishes again what was committed in these ranges and got lost; see `unmarked`.
 
         May be repeated after any error, by another sink, too, until it has returned; nothing else
@@ -278,7 +278,7 @@ class ShardSink:
             self._transact(Batch({}, lost), _no_crash)
             restored += len(lost)
 
-    def _end_all(self, places: list[Place]) -> None:
+    def _end_all(self, places: list[PartitionId]) -> None:
         """Waits until no transaction is open in these partitions; ends those of this producer."""
         ends = list_offsets(self._sink, places, "latest")
         for tries in range(2):
@@ -296,7 +296,7 @@ class ShardSink:
         place = min(behind)
         raise hanging(self._sink, place, stable[place], ends[place], MARKER_TIMEOUT)
 
-    def _end_open(self, places: set[Place]) -> None:
+    def _end_open(self, places: set[PartitionId]) -> None:
         """Ends what this producer, or one before it of the same id, has open in these partitions.
 
         By a transaction of one record each, which is aborted. One of somebody else stays open.
@@ -314,7 +314,7 @@ class ShardSink:
             raise error
 
     @property
-    def offsets(self) -> dict[Place, int]:
+    def offsets(self) -> dict[PartitionId, int]:
         """The next offset of each own partition as the last fold left it."""
         return dict(self._last_fold.offsets)
 
@@ -638,7 +638,7 @@ class ShardSink:
         end of the last fold, or what was written since, and what is written now: see `_has_missed`.
         """
         marker = 1 if self._transactional else 0
-        unread: dict[Place, Written] = {}
+        unread: dict[PartitionId, Written] = {}
         for place, reports in batch.reports.items():
             at = -1 if reports.first is None else reports.first.offset()
             if 0 <= at < self._reached(place, at) - marker:
@@ -663,7 +663,7 @@ class ShardSink:
             client.admin(self._sink, anew=True)  # the old one knows that broker for the leader
             raise _aborted(None, self._sink)
 
-    def _has_missed(self, unread: Mapping[Place, Written]) -> bool:
+    def _has_missed(self, unread: Mapping[PartitionId, Written]) -> bool:
         """Whether the last fold ended too early: before records of ours.
 
         A broker that is cut off from the others, and not from us, goes on to answer for partitions
@@ -698,7 +698,7 @@ class ShardSink:
             return True
         return False
 
-    def _reached(self, place: Place, default: int) -> int:
+    def _reached(self, place: PartitionId, default: int) -> int:
         """The next offset of a partition, as far as this sink knows."""
         if place in self._published:
             return self._published[place]

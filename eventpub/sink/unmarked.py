@@ -27,7 +27,7 @@ from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.topics import list_offsets, tail_gone
 
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 """A topic and the number of one of its partitions."""
 Written = tuple[int, int]
 """The first offset that one transaction has written to a partition, and the next after its last."""
@@ -44,12 +44,14 @@ class UnmarkedError(Exception):
         written: by place.
     """
 
-    def __init__(self, written: Mapping[Place, Written]) -> None:
+    def __init__(self, written: Mapping[PartitionId, Written]) -> None:
         super().__init__(f"committed, but not visible: {dict(written)}")
         self.written = dict(written)
 
 
-def hanging(sink: config.Sink, place: Place, stable: int, end: int, seconds: float) -> SinkError:
+def hanging(
+    sink: config.Sink, place: PartitionId, stable: int, end: int, seconds: float
+) -> SinkError:
     """What holds a partition, and how an operator ends it.
 
     Args:
@@ -70,7 +72,7 @@ def hanging(sink: config.Sink, place: Place, stable: int, end: int, seconds: flo
     )
 
 
-def are_left_open(sink: config.Sink, ends: Mapping[Place, int], timeout: float) -> bool:
+def are_left_open(sink: config.Sink, ends: Mapping[PartitionId, int], timeout: float) -> bool:
     """Whether readers are kept from what was committed up to these offsets.
 
     Raises:
@@ -81,7 +83,7 @@ def are_left_open(sink: config.Sink, ends: Mapping[Place, int], timeout: float) 
 
 
 def lost_records(
-    sink: config.Sink, app_ids: Collection[str], written: Mapping[Place, Written]
+    sink: config.Sink, app_ids: Collection[str], written: Mapping[PartitionId, Written]
 ) -> list[tuple[str, records.Record]]:
     """What eventpub has written in these ranges that is visible neither there nor behind them.
 
@@ -133,7 +135,7 @@ def _again(message: Any) -> records.Record:
 
 def read_ranges(
     sink: config.Sink,
-    ranges: Mapping[Place, tuple[int, int]],
+    ranges: Mapping[PartitionId, tuple[int, int]],
     *,
     committed: bool,
     few: bool = False,
@@ -145,7 +147,7 @@ def read_ranges(
 
 def iter_ranges(
     sink: config.Sink,
-    ranges: Mapping[Place, tuple[int, int]],
+    ranges: Mapping[PartitionId, tuple[int, int]],
     *,
     committed: bool,
     few: bool = False,

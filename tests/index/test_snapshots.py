@@ -17,7 +17,7 @@ from eventpub.channel.lane import Link
 from eventpub.errors import EventpubError, StateError
 from eventpub.index import Snapshots, folder_for
 from eventpub.shard import runner
-from eventpub.shard.place import Place
+from eventpub.shard.context import ShardContext
 from eventpub.state import StateDir
 
 
@@ -37,17 +37,17 @@ def put(place: Path, text: str = "of an index") -> str:
 
 def fetches(root: Path, *, takes_copy: bool = True, **lease: Any) -> str | None:
     """Which copy a shard's runner takes that has no index."""
-    place: Any = object.__new__(Place)
-    place.shard = SimpleNamespace(number=0, partitions=4, shards=2)
+    context: Any = object.__new__(ShardContext)
+    context.shard = SimpleNamespace(number=0, partitions=4, shards=2)
     config = SimpleNamespace(
         state=SimpleNamespace(snapshots=str(root / "copies"), snapshot_every=1_000_000),
         app=SimpleNamespace(id="orders"),
     )
-    place.assignment = SimpleNamespace(config=config, index=lambda _: root / "index" / "0")
-    place.lease = Lease(1, low=0, position=0, **lease)
-    place.report = SimpleNamespace(copied_from=None)
-    place._find_copy(takes_copy)
-    found: str | None = place.report.copied_from
+    context.assignment = SimpleNamespace(config=config, index=lambda _: root / "index" / "0")
+    context.lease = Lease(1, low=0, position=0, **lease)
+    context.report = SimpleNamespace(copied_from=None)
+    context._find_copy(takes_copy)
+    found: str | None = context.report.copied_from
     return found
 
 
@@ -102,7 +102,7 @@ def test_no_copy_takes_the_place_of_a_damaged_index(
         def confirm(self) -> None:
             return None
 
-    monkeypatch.setattr(runner, "Place", Damaged)
+    monkeypatch.setattr(runner, "ShardContext", Damaged)
     link = Leased()
     assignment: Any = SimpleNamespace(index=lambda _: tmp_path / "index" / "0")
     runner.serve(assignment, 0, link)

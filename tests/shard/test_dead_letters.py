@@ -11,8 +11,8 @@ import pytest
 
 from eventpub.admission import EVENTS, Decision
 from eventpub.config import Sink
+from eventpub.shard.context import Accounted
 from eventpub.shard.dead_letters import Refusals
-from eventpub.shard.place import Accounted
 from eventpub.shard.publishing import Publishing
 from eventpub.sink import PublishedBatch, RecordRefusedError
 
@@ -35,13 +35,13 @@ def publishing(*outcomes: PublishedBatch | Exception) -> Publishing:
     config = SimpleNamespace(
         sink=Sink(topic="events"), gaps=SimpleNamespace(policy="hold_aggregate")
     )
-    place: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         assignment=SimpleNamespace(config=config),
         sink=SimpleNamespace(publish=publish),
         timed=lambda _: nullcontext(),
         pace=SimpleNamespace(published=lambda *_: None, is_full=False),
     )
-    return Publishing(place, Accounted(0))
+    return Publishing(context, Accounted(0))
 
 
 def test_a_refused_event_is_forgotten_when_its_letter_is_out() -> None:

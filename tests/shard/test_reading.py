@@ -19,7 +19,7 @@ from eventpub.admission.buckets import bucket_of
 from eventpub.channel import Comparison, Lease, Report, Request, Stop, Window, Work
 from eventpub.coordinator.recount import Recount
 from eventpub.errors import SinkError
-from eventpub.shard.place import Accounted, Place
+from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 from eventpub.shard.runner import Runner
 
@@ -63,7 +63,7 @@ def reading(
     *work: Work, position: int | None = 100, times: tuple[int, ...] = ()
 ) -> tuple[Reading, Any]:
     """A shard at a position, what came for it, and the store's rows."""
-    place: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         link=Link(*work),
         index=SimpleNamespace(position=position),
         reader=Table(*times),
@@ -73,7 +73,7 @@ def reading(
             start=None, config=SimpleNamespace(recount=SimpleNamespace(horizon=0))
         ),
     )
-    return Reading(place), place
+    return Reading(context), context
 
 
 def shown(item: Item | None) -> object:
@@ -85,7 +85,7 @@ def shown(item: Item | None) -> object:
 
 def test_rows_ends_and_other_work_come_in_the_order_of_the_work() -> None:
     work: list[Work] = [Window(1, 110), LOOK, Window(2, 120), Comparison(1, (5,)), Stop()]
-    read, place = reading(*work, times=(105, 106, 115))
+    read, context = reading(*work, times=(105, 106, 115))
     with read.ahead() as items:
         found = [shown(next(items)) for _ in range(7)]
     assert found == [
@@ -97,18 +97,18 @@ def test_rows_ends_and_other_work_come_in_the_order_of_the_work() -> None:
         Comparison(1, (5,)),
         Stop(),
     ]
-    assert place.reader.windows == [(100, 110), (110, 120)]
+    assert context.reader.windows == [(100, 110), (110, 120)]
 
 
 def test_it_begins_where_the_index_is_and_a_new_index_from_the_lowest() -> None:
     for position, windows in ((115, [(115, 120)]), (None, [(90, 120)])):
-        read, place = reading(Window(1, 110), Window(2, 120), position=position)
+        read, context = reading(Window(1, 110), Window(2, 120), position=position)
         if position is None:
-            place.link = Link(Window(1, 120))
+            context.link = Link(Window(1, 120))
         with read.ahead() as items:
             while shown(next(items)) != ("end", 120):
                 continue
-        assert place.reader.windows == windows
+        assert context.reader.windows == windows
 
 
 @pytest.mark.parametrize(
@@ -124,34 +124,34 @@ def test_the_rows_that_came_along_are_used_and_what_lies_before_them_is_read(
     position: int, found: list[list[int]], windows: list[tuple[int, int]]
 ) -> None:
     window = Window(1, 120, after=100, rows=rows_at(105, 115))
-    read, place = reading(window, position=position, times=(85, 105, 115))
+    read, context = reading(window, position=position, times=(85, 105, 115))
     with read.ahead() as items:
         seen = []
         while (item := shown(next(items))) != ("end", 120):
             seen.append(item)
     assert seen == found
-    assert place.reader.windows == windows
+    assert context.reader.windows == windows
 
 
 def test_what_was_read_ahead_of_a_block_is_not_lost() -> None:
     """The shard begins to wait for a hold; requests and comparisons had come already."""
-    read, place = reading(Window(1, 110), LOOK, Comparison(1, (5,)), times=(105,))
+    read, context = reading(Window(1, 110), LOOK, Comparison(1, (5,)), times=(105,))
     with read.ahead() as items:
         assert shown(next(items)) == [105]
         assert items.wait(20.0)
-    place.link.came.put(Window(2, 120))
-    place.link.came.put(Stop())
+    context.link.came.put(Window(2, 120))
+    context.link.came.put(Stop())
     assert [read.next() for _ in range(4)] == [LOOK, Comparison(1, (5,)), Window(2, 120), Stop()]
 
 
 def test_what_was_not_handled_comes_first_in_the_next_block() -> None:
-    read, place = reading(Window(1, 110), LOOK, times=(105,))
+    read, context = reading(Window(1, 110), LOOK, times=(105,))
     with read.ahead() as items:
         assert shown(next(items)) == [105]
         assert items.wait(20.0)
         assert [shown(next(items)) for _ in range(2)] == [("end", 110), LOOK]
-    place.index.position = 110
-    place.link.came.put(Window(2, 120))
+    context.index.position = 110
+    context.link.came.put(Window(2, 120))
     with read.ahead() as items:
         assert [shown(next(items)) for _ in range(3)] == [LOOK, ("end", 110), ("end", 120)]
 
@@ -160,53 +160,53 @@ def test_what_was_not_handled_comes_first_in_the_next_block() -> None:
 def test_what_comes_at_the_moment_when_a_block_is_left_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, last: Request | Window
 ) -> None:
-    read, place = reading(Window(1, 110))
+    read, context = reading(Window(1, 110))
 
     def wake() -> None:
-        place.link.came.put(last)
-        place.link.came.put(None)
+        context.link.came.put(last)
+        context.link.came.put(None)
 
-    monkeypatch.setattr(place.link, "wake", wake)
+    monkeypatch.setattr(context.link, "wake", wake)
     with read.ahead() as items:
         assert shown(next(items)) == ("end", 110)
     if isinstance(last, Request):
         assert read.next() == last
         return
-    place.link.came.put(None)
+    context.link.came.put(None)
     with read.ahead() as items:
         assert shown(next(items)) == ("end", 120), "nothing behind it was planned"
 
 
 def test_what_was_handled_is_not_done_again() -> None:
-    read, place = reading(LOOK, Comparison(1, (5,)))
+    read, context = reading(LOOK, Comparison(1, (5,)))
     with read.ahead() as items:
         assert shown(next(items)) == LOOK
         read.handled()
         assert shown(next(items)) == Comparison(1, (5,))
     assert read.next() == Comparison(1, (5,)), "it was given out, and nobody said that it is done"
-    place.link.came.put(Stop())
+    context.link.came.put(Stop())
     assert read.next() == Stop()
 
 
 def test_a_window_that_came_while_the_shard_waited_is_read_behind_its_position() -> None:
-    read, place = reading(Window(1, 110))
+    read, context = reading(Window(1, 110))
     assert read.next() == Window(1, 110)
-    place.index.position = 104
+    context.index.position = 104
     with read.ahead() as items:
         assert shown(next(items)) == ("end", 110)
-    assert place.reader.windows == [(104, 110)]
+    assert context.reader.windows == [(104, 110)]
 
 
 def test_a_wake_that_was_for_a_block_before_ends_no_later_one() -> None:
-    read, place = reading()
+    read, context = reading()
     for number in range(1, 4):
-        place.link.wake()
+        context.link.wake()
         with read.ahead() as items:
-            place.link.came.put(Window(number, 100 + 10 * number))
+            context.link.came.put(Window(number, 100 + 10 * number))
             while shown(next(items)) != ("end", 100 + 10 * number):
                 continue
-        place.index.position = 100 + 10 * number
-    place.link.came.put(LOOK)
+        context.index.position = 100 + 10 * number
+    context.link.came.put(LOOK)
     assert read.next() == LOOK
 
 
@@ -257,7 +257,7 @@ def test_what_is_old_when_it_is_read_is_counted_where_something_hides_there(
     runner: Any = object.__new__(Runner)
     horizon = SimpleNamespace(recount=SimpleNamespace(horizon=60 * SECOND))
     assignment = SimpleNamespace(config=horizon)
-    runner._place = SimpleNamespace(now=1_000 * SECOND, assignment=assignment)
+    runner._context = SimpleNamespace(now=1_000 * SECOND, assignment=assignment)
     runner._accounted = Accounted(60 * SECOND)
     steps: list[int] = []
 
@@ -269,22 +269,22 @@ def test_what_is_old_when_it_is_read_is_counted_where_something_hides_there(
     rows = rows_at(*(at * SECOND for at in (650, 800, 900, 950, 990)))
     assert runner._publish(Rows(Window(1, 1_000 * SECOND, hidden_since=since), rows))
     assert steps == [990 * SECOND - 1], "rows of the last time may follow"
-    assert runner._place.hidden_since == since
+    assert runner._context.hidden_since == since
     assert sorted(runner._accounted.take(1_000 * SECOND)) == [at - 1 for at in counted]
 
 
 def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
     """Too high a number would hide a row that commits late in that second."""
     runner: Any = object.__new__(Runner)
-    read, place = reading(Window(1, 9 * SECOND), Stop(), position=0)
-    place.reader = Table(SECOND, 5 * SECOND, 6 * SECOND)
-    place.assignment.config.recount.horizon = 60 * SECOND
-    place.now, place.is_stopping, place.keeps_copies = 9 * SECOND, False, False
-    place.report = Report(0)
-    place.timed = lambda _: nullcontext()
-    place.keep_copy = place.take_report = lambda: None
-    place.link.tell = lambda _: None
-    runner._place, runner._reading = place, read
+    read, context = reading(Window(1, 9 * SECOND), Stop(), position=0)
+    context.reader = Table(SECOND, 5 * SECOND, 6 * SECOND)
+    context.assignment.config.recount.horizon = 60 * SECOND
+    context.now, context.is_stopping, context.keeps_copies = 9 * SECOND, False, False
+    context.report = Report(0)
+    context.timed = lambda _: nullcontext()
+    context.keep_copy = context.take_report = lambda: None
+    context.link.tell = lambda _: None
+    runner._context, runner._reading = context, read
     runner._accounted = Accounted(60 * SECOND)
     runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)
     runner._holds = SimpleNamespace(run=lambda upto, **_: None)
@@ -293,8 +293,8 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
 
     def step(rows: pa.Table, position: int) -> bool:
         whole = not next(waits)
-        place.index.position = position if whole else 5 * SECOND - 1
-        counted.update(runner._accounted.take(place.index.position))
+        context.index.position = position if whole else 5 * SECOND - 1
+        counted.update(runner._accounted.take(context.index.position))
         return whole
 
     runner._publishing = SimpleNamespace(step=step)
@@ -307,35 +307,35 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
 
 def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept() -> None:
     now, position, horizon = 9_000 * SECOND, 5_000 * SECOND, 60 * SECOND
-    place: Any = object.__new__(Place)
+    context: Any = object.__new__(ShardContext)
     config = SimpleNamespace(recount=SimpleNamespace(horizon=horizon))
-    place.assignment = SimpleNamespace(config=config)
-    place.now, place.hidden_since = now, None
-    place.uncounted_since = Recount(horizon, 0, now, position).uncounted_since
-    assert place.oldest_bucket() <= bucket_of(position - horizon + 1)
-    place.uncounted_since = None
-    assert place.oldest_bucket() > bucket_of(position)
+    context.assignment = SimpleNamespace(config=config)
+    context.now, context.hidden_since = now, None
+    context.uncounted_since = Recount(horizon, 0, now, position).uncounted_since
+    assert context.oldest_bucket() <= bucket_of(position - horizon + 1)
+    context.uncounted_since = None
+    assert context.oldest_bucket() > bucket_of(position)
 
 
 class TestReports:
     @pytest.fixture
-    def place(self) -> Any:
+    def context(self) -> Any:
         """What a shard has in its hands, as far as a report asks."""
-        place: Any = object.__new__(Place)
-        place.report = Report(1)
-        place.lease = Lease(1, low=50, position=70)
-        place.shard = SimpleNamespace(number=1)
-        place.hidden_since = None
-        place.index = SimpleNamespace(
+        context: Any = object.__new__(ShardContext)
+        context.report = Report(1)
+        context.lease = Lease(1, low=50, position=70)
+        context.shard = SimpleNamespace(number=1)
+        context.hidden_since = None
+        context.index = SimpleNamespace(
             position=100, offsets={("events", 1): 5}, holds=Holds(oldest=None, next_due=None)
         )
-        return place
+        return context
 
-    def test_what_happened_is_said_once_and_what_is_every_time(self, place: Any) -> None:
-        place.report.published, place.report.done = 3, 4
-        place.report.buckets, place.report.answers = {7: 2}, {"r": "found"}
-        place.report.compared, place.report.unfinished = 2, [9]
-        first, second = place.take_report(), place.take_report()
+    def test_what_happened_is_said_once_and_what_is_every_time(self, context: Any) -> None:
+        context.report.published, context.report.done = 3, 4
+        context.report.buckets, context.report.answers = {7: 2}, {"r": "found"}
+        context.report.compared, context.report.unfinished = 2, [9]
+        first, second = context.take_report(), context.take_report()
         assert (first.published, first.buckets, first.answers) == (3, {7: 2}, {"r": "found"})
         assert (second.published, second.buckets, second.answers) == (0, {}, {})
         for report in (first, second):
@@ -343,22 +343,22 @@ class TestReports:
             assert (report.compared, report.unfinished) == (2, [9])
             assert report.offsets == {("events", 1): 5}
 
-    def test_a_report_does_not_change_behind_the_back_of_who_has_it(self, place: Any) -> None:
-        report = place.take_report()
-        place.index.offsets["events", 1] = 9
-        place.report.buckets[1] = 1
+    def test_a_report_does_not_change_behind_the_back_of_who_has_it(self, context: Any) -> None:
+        report = context.take_report()
+        context.index.offsets["events", 1] = 9
+        context.report.buckets[1] = 1
         assert report.offsets == {("events", 1): 5}
         assert report.buckets == {}
 
-    def test_who_has_no_index_must_read_again_from_the_oldest_hold_on(self, place: Any) -> None:
-        place.index.holds = Holds(oldest=80, next_due=90)
-        report = place.take_report()
+    def test_who_has_no_index_must_read_again_from_the_oldest_hold_on(self, context: Any) -> None:
+        context.index.holds = Holds(oldest=80, next_due=90)
+        report = context.take_report()
         assert (report.position, report.low) == (100, 79)
         assert (report.holds, report.next_due) == (1, 90)
 
-    def test_a_new_index_is_where_the_lease_begins(self, place: Any) -> None:
-        place.index.position = None
-        report = place.take_report()
+    def test_a_new_index_is_where_the_lease_begins(self, context: Any) -> None:
+        context.index.position = None
+        report = context.take_report()
         assert (report.position, report.low) == (70, 50)
 
 

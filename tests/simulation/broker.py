@@ -25,7 +25,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from eventpub.sink.records import FixedEvents
 from tests.simulation.world import World, world
 
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 BY_CLIENT, ALONE, WITH_ITS_BATCH = "!client", "!alone", "!batch"
 """What ends the payload of a record that is refused: by the client at once, by the broker alone,
 or by the broker together with whatever was sent with it to its partition."""
@@ -41,7 +41,7 @@ _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 class Transaction:
     """What one producer has written since it began, and how it ended."""
 
-    places: dict[Place, int] = field(default_factory=dict)
+    places: dict[PartitionId, int] = field(default_factory=dict)
     """place → first offset"""
     outcome: str | None = None
     """committed, aborted; None: open"""
@@ -55,7 +55,7 @@ class Owner:
     transaction: Transaction | None = None
     ending: Transaction | None = None
     """decided, its markers not yet written"""
-    left_open: dict[Place, Transaction] = field(default_factory=dict)
+    left_open: dict[PartitionId, Transaction] = field(default_factory=dict)
     """whose markers were left out: what the next transaction there ends with itself"""
 
 
@@ -77,7 +77,7 @@ class Message:
 
     def __init__(
         self,
-        place: Place,
+        place: PartitionId,
         key: str | None,
         value: bytes | None,
         headers: list[Any],
@@ -131,7 +131,7 @@ class Message:
         return self._headers
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PartitionId:
         """Topic and partition."""
         return self._place
 
@@ -156,10 +156,10 @@ class Broker:
         self._world = this
         self.topics = topics
         self.partitions = this.setup.partitions
-        self.log: dict[Place, list[Entry]] = {
+        self.log: dict[PartitionId, list[Entry]] = {
             (t, p): [] for t in topics for p in range(self.partitions)
         }
-        self.lows: dict[Place, int] = {}
+        self.lows: dict[PartitionId, int] = {}
         """First offsets that retention has left, where it has cut; what is before stays in `log`,
         for the checker alone."""
         self.ids = dict.fromkeys(topics, 1)
@@ -266,16 +266,16 @@ class Broker:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def high(self, place: Place) -> int:
+    def high(self, place: PartitionId) -> int:
         """The high watermark."""
         return len(self.log[place])
 
-    def former_high(self, place: Place) -> int:
+    def former_high(self, place: PartitionId) -> int:
         """The high watermark as a broker knows it that was cut off before the last transaction."""
         log = self.log[place]
         return log[-1][0].places.get(place, len(log)) if log else 0
 
-    def stable(self, place: Place) -> int:
+    def stable(self, place: PartitionId) -> int:
         """The last stable offset."""
         end = len(self.log[place])
         for owner in self.owners.values():
@@ -284,7 +284,7 @@ class Broker:
                     end = min(end, transaction.places[place])
         return end
 
-    def read(self, place: Place, start: int, committed: bool = True) -> list[Message]:
+    def read(self, place: PartitionId, start: int, committed: bool = True) -> list[Message]:
         """The records from an offset on: the committed ones up to the last stable, or all."""
         end = self.stable(place) if committed else self.high(place)
         return [
@@ -312,7 +312,7 @@ class Producer:
         self._epoch = -1
         self._queue: list[tuple[Message, Callable[..., None] | None]] = []
         self._unreported: list[tuple[Callable[..., None] | None, KafkaError | None, Message]] = []
-        self._places: set[Place] = set()
+        self._places: set[PartitionId] = set()
         self._bytes = 0
         self._answered = False
 
@@ -355,7 +355,7 @@ class Producer:
 
     def _send(self) -> None:
         queue, self._queue = self._queue, []
-        spoilt: set[Place] = set()
+        spoilt: set[PartitionId] = set()
         if not (self._careful or self._world.setup.eager_send):
             spoilt = {m.place for m, _ in queue if m.ends_with(WITH_ITS_BATCH)}
         limits = self._world.setup
@@ -481,9 +481,9 @@ class Consumer:
         self._committed = committed
         self._world = world()
         self._broker = self._world.broker
-        self._at: dict[Place, int] = {}
+        self._at: dict[PartitionId, int] = {}
         self._buffer: list[Message] = []
-        self._ended: dict[Place, int] = {}
+        self._ended: dict[PartitionId, int] = {}
 
     def assign(self, places: list[TopicPartition]) -> None:
         """As there."""

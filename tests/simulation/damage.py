@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Literal
 
-from tests.simulation.broker import Broker, Message, Place, Transaction
+from tests.simulation.broker import Broker, Message, PartitionId, Transaction
 from tests.simulation.store import crc
 from tests.simulation.world import World
 
@@ -123,7 +123,7 @@ def _partition(world: World, aggregate_id: str) -> int:
     return crc(aggregate_id) % world.broker.partitions
 
 
-def _places(broker: Broker, which: int) -> list[Place]:
+def _places(broker: Broker, which: int) -> list[PartitionId]:
     topics = broker.topics if which < 0 else [broker.topics[which]]
     return [place for place in broker.log if place[0] in topics]
 

@@ -17,9 +17,9 @@ from eventpub.index import rocks
 from eventpub.publisher import prepare, recovery, workers
 from eventpub.shard import (
     assignment,
+    context,
     folding,
     pace,
-    place,
     prefetch,
     publishing,
     reading,
@@ -151,7 +151,7 @@ def _read_ahead(
     if wake is None:
         yield _Ahead(make(), lambda _: True)
         return
-    link = make.__self__._place.link  # type: ignore[attr-defined]
+    link = make.__self__._context.link  # type: ignore[attr-defined]
     ahead = _Ahead(make(), lambda last: isinstance(last, reading.Rows) or link.has_work)
     try:
         yield ahead
@@ -201,7 +201,7 @@ def installed() -> Iterator[None]:
             failpoint=failpoint,
             traceback=SimpleNamespace(print_exc=_unexpected),
         )
-        put(place, time=_time, EventStore=store.EventStore)
+        put(context, time=_time, EventStore=store.EventStore)
         put(folding, time=_time, failpoint=failpoint, index_folder=disk.index_folder)
         put(
             publishing,

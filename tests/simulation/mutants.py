@@ -96,7 +96,7 @@ def index_before_commit() -> Iterator[None]:
 
         def early(name: str) -> None:
             if name == "before_commit":
-                self._place.index.record(decision, {}, position)
+                self._context.index.record(decision, {}, position)
             failpoint(name)
 
         with patch.object(publishing, "failpoint", early):
@@ -111,8 +111,8 @@ def no_replacement() -> Iterator[None]:
     """After an answer that leaves a doubt, the batch is redone without reading the topic back."""
 
     class NoFold:
-        def __init__(self, place: Any) -> None:
-            self.run = place.sink.ready
+        def __init__(self, context: Any) -> None:
+            self.run = context.sink.ready
 
     with patch.object(publishing, "Fold", NoFold):
         yield
@@ -199,7 +199,7 @@ def skip_twice() -> Iterator[None]:
 
     def twice(self: Any, request: Any) -> str:
         outcome = answer(self, request)
-        hold = self._place.index.holds.get(request.aggregate_id)
+        hold = self._context.index.holds.get(request.aggregate_id)
         return (
             outcome if hold is None else answer(self, replace(request, version=hold.first_missing))
         )

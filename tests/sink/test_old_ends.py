@@ -23,7 +23,7 @@ from eventpub.errors import SinkError
 from eventpub.local import Kafka, kafka_cluster
 from eventpub.sink import DeadRow, ShardSink, check_topics, client, fold
 from eventpub.sink.topics import check_leaders, list_offsets
-from eventpub.sink.unmarked import Place
+from eventpub.sink.unmarked import PartitionId
 from tests.publisher.harness import eventually
 from tests.sink.helpers import (
     APP,
@@ -40,7 +40,7 @@ from tests.sink.helpers import (
 from tests.sink.test_publish_and_fold import folded
 
 FIRST, SECOND, THIRD = (some_events(WHOLE, 40, version) for version in (1, 101, 201))
-Offsets = dict[Place, int]
+Offsets = dict[PartitionId, int]
 
 
 @pytest.fixture

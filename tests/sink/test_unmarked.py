@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import ShardSink, UnmarkedError, are_left_open, check_topics
-from eventpub.sink.unmarked import Place, Written
+from eventpub.sink.unmarked import PartitionId, Written
 from tests.sink.conftest import OwnBroker, broker_with_doors
 from tests.sink.helpers import (
     APP,
@@ -60,7 +60,9 @@ def new_sink(sink: config.Sink) -> Iterator[NewSink]:
 
 
 @pytest.fixture
-def left_open(own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink) -> dict[Place, Written]:
+def left_open(
+    own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink
+) -> dict[PartitionId, Written]:
     """FIRST is published; some of SECOND was written behind it, and no marker follows."""
     new_sink().publish(FIRST)
     hasty = {"socket.timeout.ms": "1000", "message.timeout.ms": "900"}
@@ -79,7 +81,7 @@ def left_open(own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink) -> di
     return {(sink.topic, p): (stable[p], high[p]) for p in stable if stable[p] < high[p]}
 
 
-def written_in(sink: config.Sink, ranges: dict[Place, Written]) -> list[tuple[str, int]]:
+def written_in(sink: config.Sink, ranges: dict[PartitionId, Written]) -> list[tuple[str, int]]:
     """(aggregate, version) of all records there, committed or not."""
     consumer = Consumer(
         {
@@ -98,13 +100,13 @@ def written_in(sink: config.Sink, ranges: dict[Place, Written]) -> list[tuple[st
         consumer.close()
 
 
-def saved(ranges: dict[Place, Written]) -> dict[Place, int]:
+def saved(ranges: dict[PartitionId, Written]) -> dict[PartitionId, int]:
     """What an index has that takes these ranges for committed."""
     return {place: end + 1 for place, (_, end) in ranges.items()}
 
 
 def assert_ends_well(
-    own_broker: OwnBroker, sink: config.Sink, ranges: dict[Place, Written], last: ShardSink
+    own_broker: OwnBroker, sink: config.Sink, ranges: dict[PartitionId, Written], last: ShardSink
 ) -> None:
     """What was written there is published once, in its order, as is what comes afterwards."""
     pairs = written_in(sink, ranges)
@@ -120,7 +122,10 @@ def _pairs(rows: object) -> list[tuple[str, int]]:
 
 
 def test_what_was_committed_is_published_again(
-    own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink, left_open: dict[Place, Written]
+    own_broker: OwnBroker,
+    sink: config.Sink,
+    new_sink: NewSink,
+    left_open: dict[PartitionId, Written],
 ) -> None:
     assert are_left_open(sink, saved(left_open), 5.0)
     second = new_sink()
@@ -137,7 +142,10 @@ def test_what_was_committed_is_published_again(
 
 
 def test_what_an_index_has_lost_may_have_been_committed(
-    own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink, left_open: dict[Place, Written]
+    own_broker: OwnBroker,
+    sink: config.Sink,
+    new_sink: NewSink,
+    left_open: dict[PartitionId, Written],
 ) -> None:
     second = new_sink()
     with pytest.raises(UnmarkedError) as caught:
@@ -148,7 +156,10 @@ def test_what_an_index_has_lost_may_have_been_committed(
 
 
 def test_an_abort_that_takes_a_committed_transaction_with_it_is_found(
-    own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink, left_open: dict[Place, Written]
+    own_broker: OwnBroker,
+    sink: config.Sink,
+    new_sink: NewSink,
+    left_open: dict[PartitionId, Written],
 ) -> None:
     unaware = new_sink()  # as a producer is that lives through it
     with pytest.raises(CrashError):
@@ -163,7 +174,10 @@ def test_an_abort_that_takes_a_committed_transaction_with_it_is_found(
 
 
 def test_a_commit_that_takes_a_committed_transaction_with_it_is_no_loss(
-    own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink, left_open: dict[Place, Written]
+    own_broker: OwnBroker,
+    sink: config.Sink,
+    new_sink: NewSink,
+    left_open: dict[PartitionId, Written],
 ) -> None:
     pairs = written_in(sink, left_open)
     batch = new_sink().publish(THIRD)
@@ -177,7 +191,10 @@ def test_a_commit_that_takes_a_committed_transaction_with_it_is_no_loss(
 
 
 def test_what_was_never_committed_is_not_taken_along_by_the_next_commit(
-    own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink, left_open: dict[Place, Written]
+    own_broker: OwnBroker,
+    sink: config.Sink,
+    new_sink: NewSink,
+    left_open: dict[PartitionId, Written],
 ) -> None:
     assert left_open
     second = new_sink()
@@ -189,7 +206,7 @@ def test_what_was_never_committed_is_not_taken_along_by_the_next_commit(
 
 
 def test_what_is_not_ours_to_end_is_named(
-    own_broker: OwnBroker, sink: config.Sink, left_open: dict[Place, Written]
+    own_broker: OwnBroker, sink: config.Sink, left_open: dict[PartitionId, Written]
 ) -> None:
     """As after a change of the number of shards: another transactional id has written it."""
     with ShardSink(sink, "another", WHOLE) as other, pytest.raises(SinkError) as caught:

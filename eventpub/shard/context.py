@@ -1,4 +1,4 @@
-"""What one shard's runner has in its hands: index, sink, connections, and what it will report."""
+"""One shard while a lease lasts: its index, sink, connections, and what it will report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
 
 
-class Place:
+class ShardContext:
     """A context manager: whatever is open is closed at its end.
 
     Args:
@@ -81,7 +81,7 @@ class Place:
             self.close()
             raise
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> ShardContext:
         return self
 
     def __exit__(self, *_: object) -> None:
