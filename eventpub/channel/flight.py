@@ -25,23 +25,23 @@ from pyarrow import flight
 
 from eventpub.admission.model import EVENTS
 from eventpub.channel.lane import (
-    Heard,
     IsCurrent,
     Joined,
     Lane,
     Link,
     Lost,
     Post,
+    Received,
     disconnected,
     superseded,
 )
 from eventpub.channel.messages import (
     Farewell,
+    FromRunner,
     Hello,
     Lease,
     MalformedError,
     Stop,
-    Told,
     Window,
     Work,
     decode,
@@ -229,7 +229,7 @@ class Server(flight.FlightServerBase):
             while True:
                 message = decode(reader.read_chunk().app_metadata.to_pybytes())
                 said_farewell = isinstance(message, Farewell)
-                self._post(Heard(lane, message))
+                self._post(Received(lane, message))
                 if said_farewell:
                     return
         except (StopIteration, pa.ArrowException, OSError, ValueError, AttributeError):
@@ -371,9 +371,9 @@ class FlightLink(Link):
         """As there."""
         self._came.put(None)
 
-    def tell(self, told: Told) -> None:
+    def send(self, message: FromRunner) -> None:
         """As there."""
-        data = encode(told)
+        data = encode(message)
         try:
             with self._writing:
                 if self._has_ended:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from eventpub.channel.messages import Hello, Lease, Stop, Told, Work
+from eventpub.channel.messages import FromRunner, Hello, Lease, Stop, Work
 from eventpub.errors import StateError
 
 
@@ -71,7 +71,7 @@ class Link(ABC):
         """Have the `receive` that waits, or the next one, return None."""
 
     @abstractmethod
-    def tell(self, told: Told) -> None:
+    def send(self, message: FromRunner) -> None:
         """Send a report.
 
         Raises:
@@ -100,11 +100,11 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Received:
     """A runner has said something."""
 
     lane: Lane
-    message: Told
+    message: FromRunner
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Lost:
     lane: Lane
 
 
-ChannelEvent: TypeAlias = Joined | Heard | Lost
+ChannelEvent: TypeAlias = Joined | Received | Lost
 Post: TypeAlias = Callable[[ChannelEvent], None]
 """Takes what happens on the channel; called from any thread."""
 

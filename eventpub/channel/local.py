@@ -5,17 +5,17 @@ from __future__ import annotations
 import queue
 
 from eventpub.channel.lane import (
-    Heard,
     IsCurrent,
     Joined,
     Lane,
     Link,
     Lost,
     Post,
+    Received,
     disconnected,
     superseded,
 )
-from eventpub.channel.messages import Farewell, Hello, Lease, Stop, Told, Work
+from eventpub.channel.messages import Farewell, FromRunner, Hello, Lease, Stop, Work
 
 _Item = Lease | Work | None
 
@@ -77,11 +77,11 @@ class LocalLink(Link):
         """As there."""
         self._lane.sent.put(_WAKE)
 
-    def tell(self, told: Told) -> None:
+    def send(self, message: FromRunner) -> None:
         """As there."""
-        if self._lane.is_closed and not isinstance(told, Farewell):
+        if self._lane.is_closed and not isinstance(message, Farewell):
             raise disconnected("it was closed")
-        self._post(Heard(self._lane, told))
+        self._post(Received(self._lane, message))
 
     def confirm(self) -> None:
         """As there."""

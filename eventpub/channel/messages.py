@@ -246,7 +246,7 @@ class Farewell:
     error: EventpubError | None = None
 
 
-Told: TypeAlias = Report | Folding | Farewell
+FromRunner: TypeAlias = Report | Folding | Farewell
 """What comes from a runner that has a lease."""
 
 

@@ -24,7 +24,7 @@ from eventpub.channel import (
     Stop,
     Window,
 )
-from eventpub.channel.lane import Heard, Joined, Lane, Lost
+from eventpub.channel.lane import Joined, Lane, Lost, Received
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator import wording
@@ -142,7 +142,7 @@ class Coordinator:
     def _shard_of(self, lane: Lane) -> Shard | None:
         return self.shards[lane.shard] if 0 <= lane.shard < len(self.shards) else None
 
-    def _heard(self, event: Heard, now: float) -> None:
+    def _received(self, event: Received, now: float) -> None:
         shard, message = self._shard_of(event.lane), event.message
         if shard is None:
             return  # it was told to leave
@@ -242,7 +242,7 @@ class Coordinator:
         is_first = shard.report is None
         held = self._held(shard)
         is_of_other_lease = shard.reported_lease != shard.lease
-        shard.heard(report)
+        shard.take_report(report)
         if is_first and report.read_before is not None:
             self._recounting.began(report.read_before)
         if is_of_other_lease:
@@ -652,7 +652,7 @@ class Coordinator:
 
     _HANDLERS: Mapping[type, Callable[..., None]] = {
         Joined: _joined,
-        Heard: _heard,
+        Received: _received,
         Lost: _lost,
         e.Tick: _ticked,
         e.Polled: _polled,

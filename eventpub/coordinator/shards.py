@@ -209,7 +209,7 @@ class Shard:
 
     # -- what it says -----------------------------------------------------------------------------
 
-    def heard(self, report: Report) -> None:
+    def take_report(self, report: Report) -> None:
         """Take over a report of who has the lease."""
         while self.sent and self.sent[0].number <= report.done:
             self.sent.popleft()

@@ -84,7 +84,7 @@ class Fold:
             context.require_going_on()
             if time.monotonic() - shown > _SHOWN_EVERY:
                 shown = time.monotonic()
-                context.link.tell(Folding(context.report.folded, context.sink.unread))
+                context.link.send(Folding(context.report.folded, context.sink.unread))
 
     def _visible(self) -> Iterator[Folded]:
         """What of the topic the index does not know; all that it knows is visible at the end."""

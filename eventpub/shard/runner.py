@@ -76,7 +76,7 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
             retriable=True,
         )
     with suppress(StateError):
-        link.tell(Farewell(error))
+        link.send(Farewell(error))
 
 
 class Runner:
@@ -222,4 +222,4 @@ class Runner:
 
     def _report(self) -> None:
         failpoint("before_report")
-        self._context.link.tell(self._context.take_report())
+        self._context.link.send(self._context.take_report())

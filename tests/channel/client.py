@@ -15,7 +15,7 @@ def runner(location: str) -> None:
     link = FlightLink(Address(location, TOKEN), Hello(1, 7, "elsewhere"))
     print("connected", flush=True)
     link.lease()
-    link.tell(Report(1, done=1))
+    link.send(Report(1, done=1))
     time.sleep(600)
 
 

@@ -13,15 +13,15 @@ from eventpub.channel import (
     Comparison,
     Farewell,
     Folding,
+    FromRunner,
     Lease,
     Report,
     Request,
     Stop,
-    Told,
     Window,
     Work,
 )
-from eventpub.channel.lane import Heard
+from eventpub.channel.lane import Received
 from eventpub.errors import SinkError, StateError
 from tests.channel.ends import Connect, Coordinator, channel, failure, until
 
@@ -77,29 +77,29 @@ def test_what_a_runner_says_comes_in_order(coordinator: Coordinator, connect: Co
     link = connect(0)
     lane = coordinator.joined()
     refused = SinkError("sink.denied", "no", where="topic", suggestion="ask", retriable=True)
-    told: list[Told] = [
+    sent: list[FromRunner] = [
         Folding(5, 9),
         Report(0, done=4, buckets={7: 2}, unfinished=[7]),
         Farewell(refused),
     ]
-    for message in told:
-        link.tell(message)
-    for message in told:
-        heard = coordinator.next(Heard)
-        assert heard.lane is lane
+    for message in sent:
+        link.send(message)
+    for message in sent:
+        received = coordinator.next(Received)
+        assert received.lane is lane
         if isinstance(message, Farewell):
-            assert isinstance(heard.message, Farewell)
-            assert isinstance(heard.message.error, SinkError)
-            assert heard.message.error.to_dict() == refused.to_dict()
+            assert isinstance(received.message, Farewell)
+            assert isinstance(received.message.error, SinkError)
+            assert received.message.error.to_dict() == refused.to_dict()
         else:
-            assert heard.message == message
+            assert received.message == message
 
 
 def test_a_farewell_is_the_last_that_is_heard(coordinator: Coordinator, connect: Connect) -> None:
     link = connect(0)
     coordinator.joined()
-    link.tell(Farewell())
-    assert coordinator.next(Heard).message == Farewell()
+    link.send(Farewell())
+    assert coordinator.next(Received).message == Farewell()
     assert coordinator.nothing_happens(), "it was not lost"
 
 
@@ -135,7 +135,7 @@ def test_a_closed_lane_ends_the_runners_work(coordinator: Coordinator, connect: 
     for _ in range(2):  # and again, whoever asks
         error = failure(link.receive)
         assert (error.code, error.retriable) == ("run.disconnected", True)
-    assert failure(lambda: link.tell(Report(0))).code == "run.disconnected"
+    assert failure(lambda: link.send(Report(0))).code == "run.disconnected"
 
 
 def test_who_waits_for_work_is_woken(coordinator: Coordinator, connect: Connect) -> None:
@@ -176,7 +176,7 @@ def test_runners_do_not_share_anything(coordinator: Coordinator, connect: Connec
     lanes[1].close()
     assert links[0].receive() == Window(0, 0)
     assert links[2].receive() == Window(2, 20)
-    links[2].tell(Report(2, done=2))
-    while not isinstance(event := coordinator.events.get(timeout=10.0), Heard):
+    links[2].send(Report(2, done=2))
+    while not isinstance(event := coordinator.events.get(timeout=10.0), Received):
         pass
     assert event.lane is lanes[2]

@@ -21,7 +21,7 @@ from pyarrow import flight
 from eventpub.admission import EVENTS
 from eventpub.channel import Farewell, Hello, Lease, Report, Stop, Window
 from eventpub.channel.flight import Address, FlightLink, Server, Tls, ask
-from eventpub.channel.lane import Heard, Joined, Lost
+from eventpub.channel.lane import Joined, Lost, Received
 from eventpub.channel.messages import encode
 from eventpub.errors import StateError
 from tests.certificates import Authority, Files
@@ -88,10 +88,10 @@ def is_served(address: Address, coordinator: Coordinator) -> bool:
             pass
         event.lane.send(LEASE)
         lease = link.lease()
-        link.tell(Farewell())
-        while not isinstance(heard := coordinator.events.get(timeout=20.0), Heard):
+        link.send(Farewell())
+        while not isinstance(received := coordinator.events.get(timeout=20.0), Received):
             pass
-        return lease == LEASE and heard.message == Farewell()
+        return lease == LEASE and received.message == Farewell()
 
 
 def refusal(address: Address) -> StateError:
@@ -191,7 +191,7 @@ class TestWhoDies:
         with process("runner", address.location) as (runner, _):
             lane = coordinator.joined()
             lane.send(LEASE)
-            assert isinstance(coordinator.next(Heard).message, Report)
+            assert isinstance(coordinator.next(Received).message, Report)
             killed_at = time.monotonic()
             runner.kill()
             assert coordinator.next(Lost).lane is lane
@@ -210,7 +210,7 @@ class TestWhoDies:
             driver.kill()
             assert failure(link.receive).code == "run.disconnected"
             assert link.is_stopping
-            assert failure(lambda: link.tell(Report(0))).code == "run.disconnected"
+            assert failure(lambda: link.send(Report(0))).code == "run.disconnected"
             assert failure(link.confirm).code == "run.disconnected"
             assert time.monotonic() - killed_at < 10.0
 
@@ -227,7 +227,7 @@ class TestWhoDies:
         with process("runner", address.location) as (runner, _):
             lane = coordinator.joined()
             lane.send(LEASE)
-            coordinator.next(Heard)
+            coordinator.next(Received)
             os.kill(runner.pid, signal.SIGSTOP)
             for number in range(20):
                 lane.send(Window(number, number, rows=rows))
@@ -272,7 +272,7 @@ class TestRows:
                 assert window.number == number
                 assert window.rows is not None
                 assert window.rows.equals(rows)
-                link.tell(Report(0, done=number))
+                link.send(Report(0, done=number))
             assert [_done(coordinator) for _ in range(50)] == list(range(50))
 
     def test_a_table_of_many_parts_or_of_a_slice_comes_whole(
@@ -289,7 +289,7 @@ class TestRows:
 
 
 def _done(coordinator: Coordinator) -> int:
-    message = coordinator.next(Heard).message
+    message = coordinator.next(Received).message
     assert isinstance(message, Report)
     return message.done
 
@@ -408,8 +408,8 @@ def test_no_thread_is_left_of_runners_that_have_gone(
         with linked(address, Hello(number, 7)) as link:
             coordinator.joined().send(LEASE)
             link.lease()
-            link.tell(Farewell())
-            coordinator.next(Heard)
+            link.send(Farewell())
+            coordinator.next(Received)
 
     def left() -> list[str]:
         names = [thread.name for thread in threading.enumerate()]

@@ -11,16 +11,16 @@ from eventpub.admission import EVENTS, Counts, topic_partition
 from eventpub.channel import (
     Comparison,
     Farewell,
+    FromRunner,
     Hello,
     Lease,
     Report,
     Request,
     Stop,
-    Told,
     Window,
     Work,
 )
-from eventpub.channel.lane import Heard, Joined, Lane, Lost
+from eventpub.channel.lane import Joined, Lane, Lost, Received
 from eventpub.config import App, Config, Sink, Spark, Store
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import Look
@@ -170,13 +170,13 @@ class Life:
         self.on(Joined(lane))
         return lane
 
-    def hears(self, lane: Lane, message: Told) -> None:
+    def receives(self, lane: Lane, message: FromRunner) -> None:
         """A runner says something."""
-        self.on(Heard(lane, message))
+        self.on(Received(lane, message))
 
     def reports(self, lane: Lane, **what: Any) -> None:
         """A runner reports."""
-        self.hears(lane, Report(lane.shard, **what))
+        self.receives(lane, Report(lane.shard, **what))
 
     def reports_done(self, lane: FakeLane, **what: Any) -> None:
         """A runner has done all windows that it was sent."""
@@ -186,7 +186,7 @@ class Life:
 
     def leaves(self, lane: Lane, error: EventpubError | None = None) -> None:
         """A runner leaves."""
-        self.hears(lane, Farewell(error))
+        self.receives(lane, Farewell(error))
 
     def loses(self, lane: Lane) -> None:
         """A connection ends."""

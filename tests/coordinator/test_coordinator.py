@@ -997,7 +997,7 @@ class TestWhatIsWatched:
         life = begin()
         lane = life.joins(0)
         for second in range(25):
-            life.hears(lane, Folding(1_000 * second, 25_000 - 1_000 * second))
+            life.receives(lane, Folding(1_000 * second, 25_000 - 1_000 * second))
             life.waits(1.0)
         lines = life.lines("reading the topic back")
         assert len(lines) in {3, 4}

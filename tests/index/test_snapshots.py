@@ -93,8 +93,8 @@ def test_no_copy_takes_the_place_of_a_damaged_index(
         def _next(self) -> Lease:
             return Lease(1, low=0, position=0)
 
-        def tell(self, told: Any) -> None:
-            self.error = told.error
+        def send(self, message: Any) -> None:
+            self.error = message.error
 
         def wake(self) -> None:
             return None

@@ -283,7 +283,7 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
     context.report = Report(0)
     context.timed = lambda _: nullcontext()
     context.keep_copy = context.take_report = lambda: None
-    context.link.tell = lambda _: None
+    context.link.send = lambda _: None
     runner._context, runner._reading = context, read
     runner._accounted = Accounted(60 * SECOND)
     runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from eventpub.channel import Farewell, Hello, Lease, Stop, Window
 from eventpub.channel import lane as channel
-from eventpub.channel.lane import Heard, Joined, Lost, disconnected, superseded
-from eventpub.channel.messages import Told, Work, decode, encode
+from eventpub.channel.lane import Joined, Lost, Received, disconnected, superseded
+from eventpub.channel.messages import FromRunner, Work, decode, encode
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
@@ -114,19 +114,19 @@ class Connection(channel.Link):
         """As there."""
         self._came.append(None)
 
-    def tell(self, told: Told) -> None:
+    def send(self, message: FromRunner) -> None:
         """As there."""
         if not self.is_up:
-            if self._unseen and not isinstance(told, Farewell):
+            if self._unseen and not isinstance(message, Farewell):
                 self._unseen -= 1
                 self._world.counts["reports in vain"] += 1
                 if self._is_heard and self._driver.coordinator is self._coordinator:
-                    self._driver.post(Heard(self.lane, decode(encode(told))))
+                    self._driver.post(Received(self.lane, decode(encode(message))))
                 return
             self._unseen = 0
             raise disconnected("it was lost")
-        self._driver.post(Heard(self.lane, decode(encode(told))))
-        if isinstance(told, Farewell):
+        self._driver.post(Received(self.lane, decode(encode(message))))
+        if isinstance(message, Farewell):
             self.cut()
         elif self._world.setup.order == "prompt" and not self._worker.stale:
             self._worker.hand_over()

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from eventpub.channel import Hello, Report, Request
-from eventpub.channel.lane import Heard, Lane, Lost
+from eventpub.channel.lane import Lane, Lost, Received
 from eventpub.config import App, Config, Gaps, Read, Recount, Sink, Spark, Store
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
@@ -252,7 +252,7 @@ class Driver:
         run = self._run
         if run is None:
             return
-        kept = [x for x in run.events if not (isinstance(x, Heard) and x.lane is lane)]
+        kept = [x for x in run.events if not (isinstance(x, Received) and x.lane is lane)]
         self.world.counts["reports lost"] += len(run.events) - len(kept)
         run.events = deque(kept)
         run.events.append(Lost(lane))
@@ -397,7 +397,7 @@ class Driver:
 
     def _on(self, run: Run, event: e.Event) -> None:
         this = self.world
-        if isinstance(event, Heard):
+        if isinstance(event, Received):
             self._hear(event)
         elif isinstance(event, Lost):
             self._has_failed = True
@@ -414,7 +414,7 @@ class Driver:
         for command in commands:
             self._do(run, command)
 
-    def _hear(self, event: Heard) -> None:
+    def _hear(self, event: Received) -> None:
         message = event.message
         if isinstance(message, Report):
             self._reported.add(message.shard)

@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_INVALID
 
 from eventpub.admission import Plan
 from eventpub.channel import Report
-from eventpub.channel.lane import Heard
+from eventpub.channel.lane import Received
 from eventpub.coordinator import coordinator as coordinating
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.recount import Recount
@@ -369,16 +369,16 @@ def some_reports() -> Iterator[None]:
 @contextmanager
 def any_report() -> Iterator[None]:
     """Whoever reports about a shard is believed, whether it has the lease or not."""
-    heard = Coordinator._heard
+    received = Coordinator._received
 
     def believed(self: Any, event: Any, now: float) -> None:
         shard = self.shards[event.lane.shard]
         if not isinstance(event.message, Report) or shard.lane is None:
-            heard(self, event, now)
+            received(self, event, now)
         else:
             self._reported(shard, event.message, now)
 
-    handlers = {**Coordinator._HANDLERS, Heard: believed}
+    handlers = {**Coordinator._HANDLERS, Received: believed}
     with patch.object(Coordinator, "_HANDLERS", handlers):
         yield
 
