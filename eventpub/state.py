@@ -118,9 +118,9 @@ class StateDir:
                     " an app.state_dir and a sink.topic of its own",
                 ) from error
         self._lock = handle
-        self.say_running(Running(os.getpid()))
+        self.write_address(Running(os.getpid()))
 
-    def say_running(self, running: Running) -> None:
+    def write_address(self, running: Running) -> None:
         """Write into the lock where the publisher that holds it is asked."""
         assert self._lock is not None
         try:

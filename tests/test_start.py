@@ -90,12 +90,12 @@ class TestAWorker:
         def do(command: e.Command) -> e.Event | None:
             if isinstance(command, e.CheckTable):
                 raise away
-            if isinstance(command, e.SeeLag):
+            if isinstance(command, e.MeasureLag):
                 raise ZeroDivisionError
             return None if isinstance(command, e.Show) else e.TopicChecked()
 
         worker = Worker("a worker", do, posted.append, lambda: closed.append(True))
-        check, see = e.CheckTable(), e.SeeLag(0, 0)
+        check, see = e.CheckTable(), e.MeasureLag(0, 0)
         for command in (check, e.Show(), see, e.CheckTopic({})):
             worker.put(command)
         worker.end(10.0)
@@ -116,7 +116,7 @@ class TestWhoIsAsked:
         assert ask_running(state, "status") is None
         state.lock()
         assert ask_running(state, "status") is None
-        state.say_running(Running(1, "grpc://127.0.0.1:1", "token"))
+        state.write_address(Running(1, "grpc://127.0.0.1:1", "token"))
         assert ask_running(state, "status", timeout=1.0) is None
         state.unlock()
 
@@ -130,7 +130,7 @@ class TestWhoIsAsked:
         server = Server("127.0.0.1", "token", lambda _: None, lambda s, n: True, answer)
         state.lock()
         address = server.address("127.0.0.1", "token")
-        state.say_running(Running(1, address.location, address.token))
+        state.write_address(Running(1, address.location, address.token))
         try:
             assert ask_running(state, "status") == {"n": 1}
             answers = ask_shards(state, Request("r1", "retry", "a"), 3.0)

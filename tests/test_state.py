@@ -129,7 +129,7 @@ def test_the_lock_says_where_its_publisher_is_asked(tmp_path: Path) -> None:
     state.lock()
     assert other.running() == Running(os.getpid())
     here = Running(os.getpid(), "grpc://127.0.0.1:1234", "token", None)
-    state.say_running(here)
+    state.write_address(here)
     assert other.running() == here
     state.unlock()
     assert not other.is_running()

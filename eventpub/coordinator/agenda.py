@@ -59,7 +59,7 @@ class Plan:
 
 
 @dataclass
-class Watch:
+class Schedule:
     """When what is looked at now and then is looked at next, in the machine's seconds."""
 
     second_at: float = 0.0
@@ -67,17 +67,17 @@ class Watch:
     table_at: float = 0.0
     open_at: float = 0.0
     busy_at: float = float("-inf")
-    sees_lag: bool = False
+    measures_lag: bool = False
     samples: bool = False
     samples_more: bool = False
     stood: dict[PartitionId, int] = field(default_factory=dict)
-    watermark_said: str = ""
-    begin_above_said: int = MANY_BEGIN_ABOVE
+    watermark_logged: str = ""
+    begin_above_logged: int = MANY_BEGIN_ABOVE
     gaps_named: wording.Named = field(default_factory=wording.Named)
 
 
 @dataclass
-class Question:
+class PendingRequest:
     """A request that not all of its shards have answered."""
 
     request: Request

@@ -42,7 +42,7 @@ _MOST_PAGE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class Look:
+class PollResult:
     """What one poll says.
 
     Attributes:
@@ -53,7 +53,7 @@ class Look:
         is_due: whether a hold that was asked for is due, and open transactions were polled for it.
         server: who has answered.
         open_since, hidden_since: as of `channel.Window`.
-        state, passed: as of `store.Watermark`.
+        state, timed_out: as of `store.Watermark`.
         ended: ``(after, upto]``, µs, in which transactions wrote that have ended since, and whose
             rows the reader may have passed.
         pause: seconds until the next poll is of use.
@@ -69,7 +69,7 @@ class Look:
     open_since: int | None = None
     hidden_since: int | None = None
     state: str = "off"
-    passed: int = 0
+    timed_out: int = 0
     ended: tuple[tuple[int, int], ...] = ()
     pause: float = 0.05
     rows: tuple[pa.Table, ...] | None = None
@@ -131,7 +131,7 @@ class Boundary:
         since = None if self._watermark is None else self._watermark.hidden_since
         return None if since is None else since - _SHOWS_AT_LAST
 
-    def poll(self, after: int, next_due: int | None = None) -> Look:
+    def poll(self, after: int, next_due: int | None = None) -> PollResult:
         """How far the window behind `after` reaches.
 
         Args:
@@ -155,7 +155,7 @@ class Boundary:
             self._is_first = False
             self._found_at = time.monotonic()
         watermark = self._watermark
-        return Look(
+        return PollResult(
             now=poll.now,
             upper=poll.upper,
             end=end,
@@ -165,7 +165,7 @@ class Boundary:
             open_since=None if watermark is None else watermark.open_since,
             hidden_since=self.hidden_since,
             state="off" if watermark is None else watermark.state,
-            passed=0 if watermark is None else watermark.passed,
+            timed_out=0 if watermark is None else watermark.timed_out,
             ended=self._ended(),
             pause=self._pause(poll),
         )
@@ -206,7 +206,7 @@ class Boundary:
         # may hide any row, and what is seen to come and go hides but its own. And not only while
         # rows come: those of a transaction no longer waited for show when it ends.
         if poll.has_rows or self._comes_soon(poll) or asked or self._watermark.has_open:
-            self._watermark.look(after)
+            self._watermark.poll(after)
             if self._watermark.server is not None:
                 self._require_same_server(self._watermark.server)
         if not (poll.has_rows or asked):
@@ -237,7 +237,7 @@ class Boundary:
             usual = max(every, _IDLE_EVERY * min(self._read.delay / 1e6, 1.0))
         if not (comes or poll.has_rows):
             return usual  # for the end of a transaction that stays open no poll comes sooner
-        wait = self._watermark.next_look if self._watermark else None
+        wait = self._watermark.next_poll if self._watermark else None
         return min(usual, wait or (every if comes else usual))
 
     def _of_one_server(self, poll: Poll) -> Poll:

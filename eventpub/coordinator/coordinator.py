@@ -28,8 +28,8 @@ from eventpub.channel.lane import Joined, Lane, Lost, Received
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator import wording
-from eventpub.coordinator.agenda import POLLS_AGAIN, Plan, Question, Watch
-from eventpub.coordinator.boundary import Look
+from eventpub.coordinator.agenda import POLLS_AGAIN, PendingRequest, Plan, Schedule
+from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.fold_log import FoldLog
 from eventpub.coordinator.newest import NewestRows
@@ -37,7 +37,7 @@ from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.shards import Shard, positions
-from eventpub.coordinator.standing import Beginning, Where
+from eventpub.coordinator.standing import DurableState, StartState
 from eventpub.errors import EventpubError, StoreError
 
 _SECOND = 1.0
@@ -70,21 +70,21 @@ class Coordinator:
         beginning: what the start has found out.
     """
 
-    def __init__(self, config: Config, beginning: Beginning) -> None:
-        begin = beginning
+    def __init__(self, config: Config, start_state: StartState) -> None:
+        begin = start_state
         self._config = config
         self._begin = begin
         self.shards = [Shard(number) for number in range(config.spark.shards)]
         self.progress = Progress(server=begin.server)
-        self._where = Where(begin)
+        self._durable = DurableState(begin)
         self._plan = Plan(begin.start if begin.position is None else begin.position)
         self._recounting = Recounting(
             config.recount.horizon, begin.start, begin.now, begin.position, begin.hidden_since
         )
         self._odd = OddRows(NewestRows(config.recount.horizon, begin.start, begin.newest))
         self._failures = Failures(config)
-        self._questions: dict[str, Question] = {}
-        self._watch = Watch()
+        self._pending: dict[str, PendingRequest] = {}
+        self._schedule = Schedule()
         self._folding = FoldLog()
         self._commands: list[e.Command] = []
         self._is_stopping = False
@@ -124,7 +124,7 @@ class Coordinator:
             at.append(self._plan.poll_at)
         # what was due by the last event was seen to then; a second's work waits for a tick
         later = [t for t in at if t > self._seen_at]
-        return max(0.0, min([*later, self._watch.second_at]) - now)
+        return max(0.0, min([*later, self._schedule.second_at]) - now)
 
     def is_current(self, shard: int, lease: int) -> bool:
         """Whether a lease is in force; may be asked from any thread."""
@@ -175,7 +175,7 @@ class Coordinator:
     def _placement_changed(self, event: e.PlacementChanged, now: float) -> None:
         for shard in self.shards:
             shard.start_at, shard.is_starting = now, False
-            if event.moves and not self._is_stopping:
+            if event.replaces_runners and not self._is_stopping:
                 self._do(e.StartRunner(shard.number, shard.start(now)))
 
     def _left(
@@ -214,13 +214,13 @@ class Coordinator:
             shard.grant(
                 Lease(
                     number,
-                    low=self._where.low,
-                    position=self._where.position,
-                    acknowledged=dict(self._where.acknowledged),
-                    is_placed=self._where.is_placed,
+                    low=self._durable.low,
+                    position=self._durable.position,
+                    acknowledged=dict(self._durable.acknowledged),
+                    is_placed=self._durable.is_placed,
                     uncounted_since=self._recounting.uncounted_since,
-                    former_shards=self._where.former_shards,
-                    former_indexes=self._where.former_indexes,
+                    former_shards=self._durable.former_shards,
+                    former_indexes=self._durable.former_indexes,
                 )
             )
             if self._plan.window is not None:
@@ -249,16 +249,16 @@ class Coordinator:
             self._recounting.account_anew(report, held)
         else:
             self._recounting.account(report)
-        is_first_written = self._where.has_first_written(report)
-        self._where.take(self.shards, report, self._recounting)
-        self._failures.is_well(now, goes_on=bool(report.done or report.published))
+        is_first_written = self._durable.has_first_written(report)
+        self._durable.take(self.shards, report, self._recounting)
+        self._failures.is_well(now, has_progressed=bool(report.done or report.published))
         if report.counts.rows or report.published:
-            self._watch.busy_at = now
+            self._schedule.busy_at = now
         assert shard.lane is not None
         self.progress.add(report, shard.lane.hello.where)
-        self.progress.position = self._where.position
+        self.progress.position = self._durable.position
         self._recounting.compared([s.report for s in self.shards if s.report is not None])
-        named = self._watch.gaps_named.take(len(report.skipped), now)
+        named = self._schedule.gaps_named.take(len(report.skipped), now)
         for line in wording.of_report(report, self._config.sink.gaps_topic, named):
             self._do(line)
         self._warn_of_first_versions()
@@ -268,7 +268,7 @@ class Coordinator:
             self._all_have_reported()
         if is_first_written:  # which tells a topic that is made again from a new one
             self._remember()
-        if self._plan.is_reached(self._where.position):
+        if self._plan.is_reached(self._durable.position):
             self.progress.lag_seconds, self.progress.lag_events = 0.0, 0
 
     def _held(self, shard: Shard) -> tuple[int, int] | None:
@@ -280,74 +280,74 @@ class Coordinator:
 
     def _all_have_reported(self) -> None:
         """From now on the position is this run's; what former indexes knew was taken over."""
-        former, indexes = self._where.former_shards, self._where.former_indexes
-        self._where.former_shards, self._where.former_indexes = None, ()
+        former, indexes = self._durable.former_shards, self._durable.former_indexes
+        self._durable.former_shards, self._durable.former_indexes = None, ()
         self._remember()
         if former is not None or indexes:
             self._do(e.ForgetFormer(former))
 
     def _warn_of_first_versions(self) -> None:
         found = self.progress.begin_above
-        if found >= self._watch.begin_above_said:
-            self._watch.begin_above_said = 10 * found
+        if found >= self._schedule.begin_above_logged:
+            self._schedule.begin_above_logged = 10 * found
             self._do(wording.first_versions_missing(found, self._config.store.first_version))
 
     def _remember(self) -> None:
-        what = self._where.document(self._config, self._begin, self.progress, self._recounting)
-        if what != self._where.written:  # else it waits for the disk each second of an idle day
-            self._where.written = what
+        what = self._durable.document(self._config, self._begin, self.progress, self._recounting)
+        if what != self._durable.written:  # else it waits for the disk each second of an idle day
+            self._durable.written = what
             self._do(e.Remember(what))
 
     # -- windows ----------------------------------------------------------------------------------
 
     def _polled(self, event: e.Polled, now: float) -> None:
-        look, plan = event.look, self._plan
+        result, plan = event.result, self._plan
         self._failures.is_done(e.Poll)
         self.database_seen_at = now
         plan.is_polling = False
         plan.wait = POLLS_AGAIN
-        plan.poll_at = now + look.pause
-        self.progress.time, plan.boundary = look.now, look.upper
-        self._meet(look.server)
-        self._recounting.ended(look.ended)
-        self._odd.ended(look.ended, now)
-        self.progress.no_longer_waited_for(look.passed)
-        self._say_watermark(look.state)
-        if seconds := self._recounting.clock_went_back(look.now):
-            self._do(wording.clock_went_back(seconds, self._where.position))
+        plan.poll_at = now + result.pause
+        self.progress.time, plan.boundary = result.now, result.upper
+        self._meet(result.server)
+        self._recounting.ended(result.ended)
+        self._odd.ended(result.ended, now)
+        self.progress.no_longer_waited_for(result.timed_out)
+        self._say_watermark(result.state)
+        if seconds := self._recounting.clock_went_back(result.now):
+            self._do(wording.clock_went_back(seconds, self._durable.position))
         window = Window(
             0,
-            plan.planned if look.end is None else max(look.end, plan.planned),
+            plan.planned if result.end is None else max(result.end, plan.planned),
             # what has begun since the poll is not known: a gap that is seen later is not skipped
-            open_since=look.now if look.open_since is None else look.open_since,
-            hidden_since=look.hidden_since,
+            open_since=result.now if result.open_since is None else result.open_since,
+            hidden_since=result.hidden_since,
             uncounted_since=self._recounting.uncounted_since,
         )
-        if look.end is not None and event.after == plan.planned:
-            self._send(window, look, event.after, now)
-        elif look.is_due or self._waits_for_bounds():
-            self._send_for_holds(window, look, now)
+        if result.end is not None and event.after == plan.planned:
+            self._send(window, result, event.after, now)
+        elif result.is_due or self._waits_for_bounds():
+            self._send_for_holds(window, result, now)
 
-    def _send(self, window: Window, look: Look, after: int, now: float) -> None:
+    def _send(self, window: Window, result: PollResult, after: int, now: float) -> None:
         plan = self._plan
         plan.planned, plan.window = window.upto, window
-        if look.is_page:
+        if result.is_page:
             plan.poll_at = now
         for shard in self.shards:
-            rows = None if look.rows is None else look.rows[shard.number]
+            rows = None if result.rows is None else result.rows[shard.number]
             with_rows = Window(**{**vars(window), "after": after}) if rows is not None else window
-            shard.send(with_rows, now, rows=rows, is_page=look.is_page)
+            shard.send(with_rows, now, rows=rows, is_page=result.is_page)
 
     def _waits_for_bounds(self) -> bool:
         """Whether a runner has begun and nothing was planned yet."""
         return self._plan.window is None
 
-    def _send_for_holds(self, window: Window, look: Look, now: float) -> None:
+    def _send_for_holds(self, window: Window, result: PollResult, now: float) -> None:
         """A window without rows for the shards whose holds are due."""
         for shard in self.shards:
             due = shard.next_due()
-            if due is not None and due <= look.now:
-                shard.due_told = shard.report
+            if due is not None and due <= result.now:
+                shard.due_sent_for = shard.report
                 shard.send(window, now)
 
     def _catch_up(self, now: float) -> None:
@@ -371,7 +371,7 @@ class Coordinator:
         anew, plan.anew = plan.anew, False
         with_rows = self._config.gaps.policy != "hold_shard"
         self._do(
-            e.Poll(plan.planned, min(dues, default=None), with_rows, anew, self._where.hidden())
+            e.Poll(plan.planned, min(dues, default=None), with_rows, anew, self._durable.hidden())
         )
 
     def _meet(self, server: str) -> None:
@@ -386,11 +386,11 @@ class Coordinator:
 
     def _say_watermark(self, state: str) -> None:
         if state != self.progress.watermark and state in wording.WATERMARK:
-            if state != self._watch.watermark_said:
+            if state != self._schedule.watermark_logged:
                 self._do(wording.warning(wording.WATERMARK[state], state=state))
-            self._watch.watermark_said = state
+            self._schedule.watermark_logged = state
         elif state in {"open", "off"}:
-            self._watch.watermark_said = ""
+            self._schedule.watermark_logged = ""
         self.progress.watermark = state
 
     # -- recount ----------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ class Coordinator:
         found = positions(self.shards)
         if found is None or not self.progress.time:
             return
-        hidden = self._where.shards_hidden_since
+        hidden = self._durable.shards_hidden_since
         time = self.progress.time if at_most is None else min(at_most, self.progress.time)
         count = self._recounting.next_count(time, *found, hidden, now)
         if count is not None:
@@ -427,33 +427,33 @@ class Coordinator:
 
     def _ticked(self, event: e.Tick, now: float) -> None:
         del event
-        watch = self._watch
-        if now < watch.second_at or self._is_stopping:
+        schedule = self._schedule
+        if now < schedule.second_at or self._is_stopping:
             return
-        watch.second_at = now + _SECOND
+        schedule.second_at = now + _SECOND
         self._recounting.second(now)
         self._count(now)
-        position = self._where.position
-        if not watch.sees_lag:
-            watch.sees_lag = True
-            self._do(e.SeeLag(position, self.progress.rows_read))
-        if not watch.samples and self.progress.time:
-            watch.samples = True
+        position = self._durable.position
+        if not schedule.measures_lag:
+            schedule.measures_lag = True
+            self._do(e.MeasureLag(position, self.progress.rows_read))
+        if not schedule.samples and self.progress.time:
+            schedule.samples = True
             self._do(e.Sample(self.progress.time))
-        if now >= watch.topic_at:
-            watch.topic_at = now + _TOPIC_EVERY
-            known, stood = self._where.acknowledged, watch.stood
-            watch.stood = dict(known)
+        if now >= schedule.topic_at:
+            schedule.topic_at = now + _TOPIC_EVERY
+            known, stood = self._durable.acknowledged, schedule.stood
+            schedule.stood = dict(known)
             self._do(e.CheckTopic({at: end for at, end in known.items() if stood.get(at) == end}))
-        if now >= watch.table_at:
-            watch.table_at = now + _TABLE_EVERY
+        if now >= schedule.table_at:
+            schedule.table_at = now + _TABLE_EVERY
             self._do(e.CheckTable())
         is_exact = self._config.sink.delivery == "exactly_once"
-        if now - watch.busy_at < _IDLE_AFTER or not self._where.acknowledged:
-            watch.open_at = now + _OPEN_EVERY
-        elif now >= watch.open_at and is_exact and all(s.is_idle() for s in self.shards):
-            watch.open_at = now + _OPEN_EVERY
-            self._do(e.CheckOpen(self._where.acknowledged))
+        if now - schedule.busy_at < _IDLE_AFTER or not self._durable.acknowledged:
+            schedule.open_at = now + _OPEN_EVERY
+        elif now >= schedule.open_at and is_exact and all(s.is_idle() for s in self.shards):
+            schedule.open_at = now + _OPEN_EVERY
+            self._do(e.CheckOpen(self._durable.acknowledged))
         self._remember()
         if (line := self._folding.line(now)) is not None:
             self._do(line)
@@ -463,42 +463,44 @@ class Coordinator:
         """Rows that are inserted now but say that they were created long ago, or will be."""
         newest = self._odd.newest
         above = newest.wants_more(event.rows)
-        if above is not None and not self._watch.samples_more:
-            self._watch.samples_more = True
+        if above is not None and not self._schedule.samples_more:
+            self._schedule.samples_more = True
             self._do(e.Sample(self.progress.time, above))
             return
-        self._watch.samples = self._watch.samples_more = False
+        self._schedule.samples = self._schedule.samples_more = False
         self._failures.is_done(e.Sample)
-        buckets, lines = self._odd.sample(self.progress.time, self._where.position, event.rows, now)
+        buckets, lines = self._odd.sample(
+            self.progress.time, self._durable.position, event.rows, now
+        )
         if not (buckets or self._recounting.has_late):
-            self._where.newest = newest.last
+            self._durable.newest = newest.last
         if buckets:
             self._recounting.note(buckets)
         for line in [*lines, *self._odd.future(event.ahead, now)]:
             self._do(line)
         self.progress.ahead_seconds = self._odd.ahead_seconds
         if newest.trips and self._config.recount.rows_in_past == "stop":
-            layout = self._where.layout
+            layout = self._durable.layout
             zone = None if layout.zone is None else layout.zone.name
             self._stop(newest.error(self.progress.time, layout.where, zone), now)
 
-    def _lag_seen(self, event: e.LagSeen, now: float) -> None:
+    def _lag_measured(self, event: e.LagMeasured, now: float) -> None:
         del now
-        self._watch.sees_lag = False
-        self._failures.is_done(e.SeeLag)
-        if event.position >= self._where.position or event.seconds == 0.0:
+        self._schedule.measures_lag = False
+        self._failures.is_done(e.MeasureLag)
+        if event.position >= self._durable.position or event.seconds == 0.0:
             self.progress.lag_seconds, self.progress.lag_events = event.seconds, event.events
 
     def _topic_checked(self, event: e.TopicChecked, now: float) -> None:
         del event, now
 
     def _table_checked(self, event: e.TableChecked, now: float) -> None:
-        layout, before = event.layout, self._where.layout
+        layout, before = event.layout, self._durable.layout
         if layout == before:
             return
         names = [name for name in vars(layout) if vars(layout)[name] != vars(before)[name]]
         self._do(wording.warning("the event table was altered", table=layout.table, changed=names))
-        self._where.layout = layout
+        self._durable.layout = layout
         self._do(e.Reassign(layout))
         self._connect_anew(
             StoreError(
@@ -543,11 +545,11 @@ class Coordinator:
         elif isinstance(command, e.Count):
             self._recounting.not_counted(command)
         elif isinstance(command, e.Sample):
-            self._watch.samples = self._watch.samples_more = False
-        elif isinstance(command, e.SeeLag):
-            self._watch.sees_lag = False
+            self._schedule.samples = self._schedule.samples_more = False
+        elif isinstance(command, e.MeasureLag):
+            self._schedule.measures_lag = False
         elif isinstance(command, e.Remember):
-            self._where.written = None
+            self._durable.written = None
         final = self._failures.of_command(command, error, now)
         if final is not None:
             self._stop(final, now)
@@ -561,7 +563,7 @@ class Coordinator:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def _asked(self, event: e.Asked, now: float) -> None:
+    def _request_received(self, event: e.RequestReceived, now: float) -> None:
         del now
         self._ask(event.request, event.reply)
 
@@ -570,28 +572,30 @@ class Coordinator:
         if request.action != "list":
             partition = topic_partition(request.aggregate_id, self._begin.partitions)
             shards = [self.shards[partition % len(self.shards)]]
-        self._questions[request.id] = Question(request, reply, {shard.number for shard in shards})
+        self._pending[request.id] = PendingRequest(
+            request, reply, {shard.number for shard in shards}
+        )
         for shard in shards:
             shard.ask(request)
 
     def _answered(self, request_id: str, shard: int, answer: str) -> None:
-        question = self._questions.get(request_id)
-        if question is None:
+        pending = self._pending.get(request_id)
+        if pending is None:
             return
-        question.answers[shard] = answer
-        if question.answers.keys() < question.shards:
+        pending.answers[shard] = answer
+        if pending.answers.keys() < pending.shards:
             return
-        del self._questions[request_id]
-        if question.request.action != "list":
-            facts = {"aggregate_id": question.request.aggregate_id, "outcome": answer}
-            self._do(e.Say("info", f"gaps {question.request.action} was requested", facts))
-        question.reply(question.answers)
+        del self._pending[request_id]
+        if pending.request.action != "list":
+            facts = {"aggregate_id": pending.request.aggregate_id, "outcome": answer}
+            self._do(e.Log("info", f"gaps {pending.request.action} was requested", facts))
+        pending.reply(pending.answers)
 
     def _withdrawn(self, event: e.Withdrawn, now: float) -> None:
         del now
-        self._questions.pop(event.id, None)
+        self._pending.pop(event.id, None)
         for shard in self.shards:
-            shard.asked.pop(event.id, None)
+            shard.requests.pop(event.id, None)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -631,7 +635,7 @@ class Coordinator:
             return
         if any(shard.sent for shard in self.shards):
             return
-        hidden = self._where.shards_hidden_since
+        hidden = self._durable.shards_hidden_since
         self._recounting.begin_last(self.progress.time, *found, hidden)
         self._count(now)
         if self._recounting.is_over():
@@ -658,14 +662,14 @@ class Coordinator:
         e.Polled: _polled,
         e.Counted: _counted,
         e.Sampled: _sampled,
-        e.LagSeen: _lag_seen,
+        e.LagMeasured: _lag_measured,
         e.TopicChecked: _topic_checked,
         e.TableChecked: _table_checked,
         e.OpenChecked: _open_checked,
         e.Failed: _failed,
         e.RunnerEnded: _runner_ended,
         e.PlacementChanged: _placement_changed,
-        e.Asked: _asked,
+        e.RequestReceived: _request_received,
         e.Withdrawn: _withdrawn,
         e.StopAsked: _stop_asked,
     }

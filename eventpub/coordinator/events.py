@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from eventpub.channel import PartitionId, Request
 from eventpub.channel.lane import ChannelEvent
-from eventpub.coordinator.boundary import Look
+from eventpub.coordinator.boundary import PollResult
 from eventpub.errors import EventpubError
 from eventpub.store import Layout
 from eventpub.store.events import NewRow
@@ -30,7 +30,7 @@ class Polled:
     """The boundary was polled behind `after`, µs."""
 
     after: int
-    look: Look
+    result: PollResult
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class LagSeen:
+class LagMeasured:
     """How far the reader is behind the boundary.
 
     Attributes:
@@ -119,14 +119,14 @@ class PlacementChanged:
     """Runners are to move: Spark is up, or gone.
 
     Attributes:
-        moves: whether runners that work are to be replaced by new ones.
+        replaces_runners: whether runners that work are to be replaced by new ones.
     """
 
-    moves: bool
+    replaces_runners: bool
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestReceived:
     """Somebody asks for something that shards do.
 
     Attributes:
@@ -155,14 +155,14 @@ Event: TypeAlias = (
     | Polled
     | Counted
     | Sampled
-    | LagSeen
+    | LagMeasured
     | TopicChecked
     | TableChecked
     | OpenChecked
     | Failed
     | RunnerEnded
     | PlacementChanged
-    | Asked
+    | RequestReceived
     | Withdrawn
     | StopAsked
 )
@@ -212,7 +212,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class SeeLag:
+class MeasureLag:
     """Look how far the reader is behind.
 
     Attributes:
@@ -297,7 +297,7 @@ class Show:
 
 
 @dataclass(frozen=True)
-class Say:
+class Log:
     """A line for the log."""
 
     level: Literal["info", "warning"]
@@ -320,7 +320,7 @@ Command: TypeAlias = (
     Poll
     | Count
     | Sample
-    | SeeLag
+    | MeasureLag
     | CheckTopic
     | CheckTable
     | CheckOpen
@@ -330,6 +330,6 @@ Command: TypeAlias = (
     | Remember
     | ForgetFormer
     | Show
-    | Say
+    | Log
     | Finish
 )

@@ -40,15 +40,15 @@ class Failures:
         self._wrong_since: dict[str, float] = {}
         self._sightings: list[float] = []
 
-    def is_well(self, now: float, *, goes_on: bool) -> None:
+    def is_well(self, now: float, *, has_progressed: bool) -> None:
         """A shard has reported.
 
         Args:
-            goes_on: that it has done something, and not only that it begins.
+            has_progressed: that it has done something, and not only that it begins.
         """
         if self._well_since is None:
             self._well_since = now
-        if goes_on:
+        if has_progressed:
             self._wrong_since.clear()
 
     def is_done(self, command: type[Command]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventpub.channel import Folding
-from eventpub.coordinator.events import Say
+from eventpub.coordinator.events import Log
 
 _EVERY = 10.0
 
@@ -24,7 +24,7 @@ class FoldLog:
         """It has read everything, or has gone."""
         self._shards.pop(shard, None)
 
-    def line(self, now: float) -> Say | None:
+    def line(self, now: float) -> Log | None:
         """What is to be said now; seconds."""
         if not self._shards:
             self._began = None
@@ -44,4 +44,4 @@ class FoldLog:
             "seconds_left": round(left / rate) if rate > 0 else None,
         }
         text = "reading the topic back into the index; nothing is published before"
-        return Say("info", text, facts)
+        return Log("info", text, facts)

@@ -33,8 +33,8 @@ class Lag:
         self._again = 0.0
         self._counted = self._read = 0
 
-    def look(self, store: EventStore, position: int, delay: int, read: int) -> Poll:
-        """Look once more; what the store says of time and boundary.
+    def measure(self, store: EventStore, position: int, delay: int, read: int) -> Poll:
+        """Measure once more; what the store says of time and boundary.
 
         Args:
             position: everything created at or before is read, µs.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from eventpub.admission.buckets import bucket_of
 from eventpub.coordinator import wording
-from eventpub.coordinator.events import Say
+from eventpub.coordinator.events import Log
 from eventpub.coordinator.newest import NewestRows
 from eventpub.store.events import NewRow
 
@@ -43,7 +43,7 @@ class OddRows:
 
     def sample(
         self, now: int, position: int, rows: Sequence[NewRow], at: float
-    ) -> tuple[list[int], list[Say]]:
+    ) -> tuple[list[int], list[Log]]:
         """The time buckets to count again, and what is to be said.
 
         Args:
@@ -61,7 +61,7 @@ class OddRows:
             said.append(wording.rows_of_the_past(len(found), oldest, now))
         return [bucket_of(row.created) for row in found], said
 
-    def future(self, ahead: int, at: float) -> Iterator[Say]:
+    def future(self, ahead: int, at: float) -> Iterator[Log]:
         """The newest row lies so many µs ahead."""
         before, self.ahead_seconds = self.ahead_seconds, 0.0
         if ahead > _CLOCK_TOLERANCE:
@@ -72,4 +72,4 @@ class OddRows:
             self._said_of_future = at
             yield wording.rows_of_the_future(after)
         elif before and not after:
-            yield Say("info", "no event lies in the future any more", {})
+            yield Log("info", "no event lies in the future any more", {})

@@ -31,7 +31,7 @@ class Progress:
         begin_above: aggregates seen for the first time, whose first version was missing.
         watermark: as `store.Watermark.state`.
         passed: transactions that were open for longer than the watermark waits.
-        passed_by_reader: the same, since the boundary was last polled anew.
+        timed_out_seen: the same, since the boundary was last polled anew.
         reports: of shards, after a transaction or a window.
         holds_open: aggregates that wait for a version.
         gaps_vanished: holds that ended because the events above the gap were deleted.
@@ -64,7 +64,7 @@ class Progress:
     begin_above: int = 0
     watermark: str = "off"
     passed: int = 0
-    passed_by_reader: int = 0
+    timed_out_seen: int = 0
     folded: int = 0
     replaced: int = 0
     restored: int = 0
@@ -108,11 +108,11 @@ class Progress:
         self.per_shard[report.shard] = shown
         self.holds_open = sum(int(shard["holds"]) for shard in self.per_shard.values())
 
-    def no_longer_waited_for(self, passed: int) -> None:
+    def no_longer_waited_for(self, timed_out: int) -> None:
         """Transactions of which the boundary says so, which counts from its own start."""
-        before = self.passed_by_reader
-        self.passed += passed - before if passed >= before else passed
-        self.passed_by_reader = passed
+        before = self.timed_out_seen
+        self.passed += timed_out - before if timed_out >= before else timed_out
+        self.timed_out_seen = timed_out
 
     def at(self, positions: Iterable[int]) -> None:
         """Where the shards are."""

@@ -27,7 +27,7 @@ from eventpub.coordinator.ranges import Buckets
 T = TypeVar("T")
 
 _FIRST_AGE = 2_000_000
-_REST = 2_000_000
+_RECOUNT_PAUSE = 2_000_000
 """µs between two counts of a bucket in which transactions wrote that end one after the other."""
 
 _MOST_ROWS = 200_000
@@ -74,12 +74,12 @@ class Recount:
         self._horizon = horizon
         self._start = self._next = bucket_of(start + 1)
         self._former = position
-        self._looked_at = now
+        self._last_time = now
         self._waiting: deque[int] = deque()
         self._due: list[tuple[int, int]] = []
         self._accounted: dict[int, dict[int, int]] = {}
-        self._suspects: dict[int, int] = {}
-        self._late_suspects: dict[int, int] = {}
+        self._mismatched: dict[int, int] = {}
+        self._late_mismatched: dict[int, int] = {}
         self._late = Buckets()
         self._noted_meanwhile = Buckets()
         self._unfinished: set[int] = set()
@@ -109,7 +109,7 @@ class Recount:
     @property
     def uncounted_since(self) -> int | None:
         """Nothing that is to be counted out of turn or compared was created at or before, µs."""
-        others = [self._suspects, self._late_suspects, self._unfinished]
+        others = [self._mismatched, self._late_mismatched, self._unfinished]
         oldest = [self._late.least, *(min(some, default=None) for some in others)]
         first = min((bucket for bucket in oldest if bucket is not None), default=None)
         return None if first is None else first * WIDTH
@@ -152,7 +152,7 @@ class Recount:
     @property
     def has_late(self) -> bool:
         """Whether some of those have not been counted or compared yet."""
-        return bool(self._late or self._suspects or self._late_suspects)
+        return bool(self._late or self._mismatched or self._late_mismatched)
 
     def late(self, now: int, position: int) -> list[int]:
         """Buckets to count out of turn, as of `due`: some, so that a look does not take long.
@@ -161,19 +161,19 @@ class Recount:
         that for ever. None that are still to be compared: what came after a comparison has read
         them would be forgotten when it ends. While many are, only what is younger than they.
         """
-        late = self._late_suspects
+        late = self._late_mismatched
         if len(late) >= _MOST_BUCKETS:
             return []
         oldest = max(late) if sum(late.values()) >= _MOST_ROWS else -1
         end = min(self._next, bucket_of(position) + 1) if self._horizon else 0
         waiting = self._late.from_both_ends(oldest + 1, end)
-        open_ones = (b for b in waiting if not (b in self._suspects or b in late))
-        ready = (b for b in open_ones if not self._rests(b, now))
+        open_ones = (b for b in waiting if not (b in self._mismatched or b in late))
+        ready = (b for b in open_ones if not self._was_just_counted(b, now))
         return sorted(islice(ready, _MOST_LATE))
 
-    def _rests(self, bucket: int, now: int) -> bool:
+    def _was_just_counted(self, bucket: int, now: int) -> bool:
         counted_at = self._counted_at.get(bucket)
-        return counted_at is not None and 0 <= now - counted_at < _REST
+        return counted_at is not None and 0 <= now - counted_at < _RECOUNT_PAUSE
 
     def due(
         self,
@@ -197,8 +197,8 @@ class Recount:
             return []
         self._forget(oldest_needed(now, self._horizon, hidden_since, self.uncounted_since))
         # what is read now was read after the last call, however long ago that was
-        oldest = bucket_of(min(now, self._looked_at or now) - self._horizon)
-        self._looked_at = now
+        oldest = bucket_of(min(now, self._last_time or now) - self._horizon)
+        self._last_time = now
         # the position's own bucket, too: an idle reader stays within it
         aged = bucket_of(now - _FIRST_AGE)
         end = min(bucket_of(position if reached is None else reached), aged) + 1
@@ -234,16 +234,16 @@ class Recount:
         for bucket in rows:
             # what came after a running comparison has read them is counted when that has ended, and
             # what was noted since they were asked for may have come after they were counted
-            if bucket in self._suspects or bucket in self._late_suspects:
+            if bucket in self._mismatched or bucket in self._late_mismatched:
                 self._late.add(bucket, bucket + 1)
             elif bucket not in self._noted_meanwhile:
                 self._late.discard(bucket)
         self._unfinished -= rows.keys()
-        kept = {b: at for b, at in self._counted_at.items() if 0 <= now - at < _REST}
+        kept = {b: at for b, at in self._counted_at.items() if 0 <= now - at < _RECOUNT_PAUSE}
         self._counted_at = kept | dict.fromkeys(rows, now)
         for bucket, count in rows.items():
             if count != expected.get(bucket, 0):
-                (self._suspects if in_turn else self._late_suspects)[bucket] = count
+                (self._mismatched if in_turn else self._late_mismatched)[bucket] = count
             end = (bucket + 1) * WIDTH
             age = _FIRST_AGE
             while end + age <= now:
@@ -262,9 +262,9 @@ class Recount:
         pending = {bucket for _, bucket in self._due} | {*range(oldest, end)}
         self._due = [(0, bucket) for bucket in sorted(pending)]
 
-    def has_suspects(self) -> bool:
+    def has_mismatches(self) -> bool:
         """Whether there are buckets to compare."""
-        return bool(self._suspects or self._late_suspects)
+        return bool(self._mismatched or self._late_mismatched)
 
     def take(self) -> list[int]:
         """The next buckets to compare: some, so that events do not wait long. See `compared`.
@@ -273,9 +273,9 @@ class Recount:
         """
         taken: list[int] = []
         rows = 0
-        late = self._late_suspects
-        for suspects in sorted(self._suspects.items()), _from_both_ends(sorted(late.items())):
-            for number, (bucket, count) in enumerate(suspects):
+        late = self._late_mismatched
+        for mismatched in sorted(self._mismatched.items()), _from_both_ends(sorted(late.items())):
+            for number, (bucket, count) in enumerate(mismatched):
                 if taken and number and rows + count > _MOST_ROWS:
                     break
                 if bucket not in taken:
@@ -294,8 +294,8 @@ class Recount:
             again: when these are counted again, µs, however old they are then.
         """
         for bucket in buckets:
-            self._suspects.pop(bucket, None)
-            self._late_suspects.pop(bucket, None)
+            self._mismatched.pop(bucket, None)
+            self._late_mismatched.pop(bucket, None)
         for bucket in unfinished:
             self._unfinished.add(bucket)
             heapq.heappush(self._due, (again, bucket))

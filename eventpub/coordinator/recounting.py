@@ -38,7 +38,7 @@ class Recounting:
         hidden_since: int | None = None,
     ) -> None:
         self._recount = Recount(horizon, start, now, position, hidden_since)
-        self._looked_at = 0
+        self._last_time = 0
         self._counting: Count | None = None
         self._late_until = 0.0
         self._is_last = False
@@ -66,7 +66,7 @@ class Recounting:
             self._recount.ended(held[0], min(report.low, held[1]))
 
     def ended(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """As of `boundary.Look.ended`."""
+        """As of `boundary.PollResult.ended`."""
         for after, upto in ranges:
             self._recount.ended(after, upto)
 
@@ -90,8 +90,8 @@ class Recounting:
 
     def clock_went_back(self, now: int) -> float:
         """Seconds by which the database's clock went back, and all is counted; 0: it did not."""
-        step = self._looked_at - now
-        self._looked_at = now
+        step = self._last_time - now
+        self._last_time = now
         if step <= _CLOCK_STEP:
             return 0.0
         self._recount.everything(now)
@@ -144,7 +144,7 @@ class Recounting:
 
     def next_comparison(self) -> Comparison | None:
         """A new one, where there is something to compare and no other is under way."""
-        if self.comparison.buckets or not self._recount.has_suspects():
+        if self.comparison.buckets or not self._recount.has_mismatches():
             return None
         self.comparison = Comparison(self.comparison.number + 1, tuple(self._recount.take()))
         return self.comparison
@@ -172,7 +172,7 @@ class Recounting:
         """Whether that has found nothing, and nothing is under way; it begins anew otherwise."""
         if not self._is_last or self._counting is not None:
             return False
-        if self.comparison.buckets or self._recount.has_suspects():
+        if self.comparison.buckets or self._recount.has_mismatches():
             self._is_last = False
             return False
         return True

@@ -60,8 +60,8 @@ class Shard:
         window: the number of the last window.
         report: the last one; None: the shard has not said anything in this run.
         reported_lease: the number of the lease that it is of.
-        asked: requests that were sent and not answered.
-        due_told: what the last report was when a window for holds that are due was sent.
+        requests: those that were sent and not answered.
+        due_sent_for: what the last report was when a window for holds that are due was sent.
         attempt: how often a runner was started.
         is_starting: whether the last one has not connected yet.
         comes_by: when that is to have connected.
@@ -78,8 +78,8 @@ class Shard:
     window: int = 0
     report: Report | None = None
     reported_lease: int = 0
-    asked: dict[str, Request] = field(default_factory=dict)
-    due_told: Report | None = None
+    requests: dict[str, Request] = field(default_factory=dict)
+    due_sent_for: Report | None = None
     attempt: int = 0
     is_starting: bool = False
     is_to_move: bool = False
@@ -128,7 +128,7 @@ class Shard:
         assert self.lane is not None
         self.lease, self.window = lease.number, 0
         self.lane.send(lease)
-        for request in self.asked.values():
+        for request in self.requests.values():
             self.lane.send(request)
 
     def failed(self, now: float, *, at_once: bool = False) -> None:
@@ -188,7 +188,7 @@ class Shard:
 
     def ask(self, request: Request) -> None:
         """Send a request, now or when somebody has the lease."""
-        self.asked[request.id] = request
+        self.requests[request.id] = request
         if self.lane is not None:
             self.lane.send(request)
 
@@ -214,7 +214,7 @@ class Shard:
         while self.sent and self.sent[0].number <= report.done:
             self.sent.popleft()
         for answered in report.answers:
-            self.asked.pop(answered, None)
+            self.requests.pop(answered, None)
         self.report = report
         self.reported_lease = self.lease
         if report.done or report.published:  # that it begins says nothing of what it fails at
@@ -222,7 +222,7 @@ class Shard:
 
     def next_due(self) -> int | None:
         """When its next hold is due, unless a window was sent for it already; µs."""
-        if self.lane is None or self.report is None or self.report is self.due_told:
+        if self.lane is None or self.report is None or self.report is self.due_sent_for:
             return None
         return None if self.sent else self.report.next_due
 

@@ -15,7 +15,7 @@ from eventpub.store import Layout
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartState:
     """What a start has found out; times are µs.
 
     Attributes:
@@ -56,14 +56,14 @@ class Beginning:
     requests: tuple[tuple[Request, Callable[[dict[int, str]], None]], ...] = ()
 
 
-class Where:
+class DurableState:
     """Where the publisher is, as it is written down. All times are µs.
 
     Args:
         begin: what the start has found out.
     """
 
-    def __init__(self, begin: Beginning) -> None:
+    def __init__(self, begin: StartState) -> None:
         self.position = begin.start if begin.position is None else begin.position
         self.low = begin.low
         self.shards_hidden_since = begin.hidden_since
@@ -106,7 +106,7 @@ class Where:
         return min(at for at in since if at is not None)
 
     def document(
-        self, config: Config, begin: Beginning, progress: Progress, recounting: Recounting
+        self, config: Config, begin: StartState, progress: Progress, recounting: Recounting
     ) -> dict[str, Any]:
         """What must outlive the process."""
         since = [self.shards_hidden_since, recounting.uncounted_since]

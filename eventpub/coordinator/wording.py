@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from eventpub.channel import Report
 from eventpub.config import format_time
-from eventpub.coordinator.events import Say
+from eventpub.coordinator.events import Log
 
 WATERMARK = {
     "denied": "the account may not see open transactions, so the boundary is the database's time"
@@ -18,9 +18,9 @@ WATERMARK = {
 """By state of the watermark, where it cannot see."""
 
 
-def warning(text: str, **facts: object) -> Say:
+def warning(text: str, **facts: object) -> Log:
     """A line that somebody should read."""
-    return Say("warning", text, facts)
+    return Log("warning", text, facts)
 
 
 class Named:
@@ -41,7 +41,7 @@ class Named:
         return taken
 
 
-def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Say]:
+def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
     """What of a report is more than numbers.
 
     Args:
@@ -82,7 +82,7 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Say]:
             damage=report.rebuilt,
         )
     if report.copied_from is not None:
-        yield Say(
+        yield Log(
             "info",
             "this machine had no index of the shard: a copy was fetched, and what is newer was read"
             " back from the topic",
@@ -108,7 +108,7 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Say]:
         )
 
 
-def another_server(before: str, now: str) -> Say:
+def another_server(before: str, now: str) -> Log:
     """The address leads to another database server."""
     return warning(
         "another database server answers than before: a failover, a restored copy, or"
@@ -121,7 +121,7 @@ def another_server(before: str, now: str) -> Say:
     )
 
 
-def clock_went_back(seconds: float, position: int) -> Say:
+def clock_went_back(seconds: float, position: int) -> Log:
     """The database's clock was set."""
     return warning(
         "the database's clock went back: what is created until it has caught up "
@@ -131,7 +131,7 @@ def clock_went_back(seconds: float, position: int) -> Say:
     )
 
 
-def first_versions_missing(aggregates: int, first_version: int) -> Say:
+def first_versions_missing(aggregates: int, first_version: int) -> Log:
     """Very many aggregates begin above the first version."""
     return warning(
         "very many aggregates begin above the first version and wait for it, until their gaps"
@@ -142,7 +142,7 @@ def first_versions_missing(aggregates: int, first_version: int) -> Say:
     )
 
 
-def rows_of_the_past(rows: int, oldest: int, now: int) -> Say:
+def rows_of_the_past(rows: int, oldest: int, now: int) -> Log:
     """Rows are committed that were created before the horizon."""
     return warning(
         "rows were committed now that were created before the horizon of the recount; their"
@@ -155,7 +155,7 @@ def rows_of_the_past(rows: int, oldest: int, now: int) -> Say:
     )
 
 
-def rows_of_the_future(seconds: float) -> Say:
+def rows_of_the_future(seconds: float) -> Log:
     """The newest row lies ahead."""
     return warning(
         "the newest event lies in the future, and is published when its time has come; if"

@@ -65,7 +65,7 @@ def place_name() -> str:
     return f"{socket.gethostname()} {os.getpid()}"
 
 
-def calm_collector() -> None:
+def tune_garbage_collector() -> None:
     """Let Python's search for cycles look at less, less often: rows make none, and a drain is a
     tenth slower with it."""
     gc.freeze()

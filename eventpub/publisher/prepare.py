@@ -11,7 +11,7 @@ import structlog
 
 from eventpub.channel import PartitionId
 from eventpub.config import Config, Read, format_time
-from eventpub.coordinator.standing import Beginning
+from eventpub.coordinator.standing import StartState
 from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
 from eventpub.shard.assignment import Assignment
 from eventpub.sink import (
@@ -42,7 +42,7 @@ class Prepared:
         topics: the topics' ids.
     """
 
-    beginning: Beginning
+    start_state: StartState
     assignment: Assignment
     topics: dict[str, str]
 
@@ -95,7 +95,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
     if former != config.spark.shards:
         # of an earlier run with this number: what the former run knows is newer
         state.forget_shards(config.spark.shards)
-    beginning = Beginning(
+    start_state = StartState(
         run=run,
         now=now,
         layout=layout,
@@ -121,7 +121,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         run,
         accepts_topic=ids.get(config.sink.topic) == config.sink.accept_topic_id,
     )
-    return Prepared(beginning, assignment, ids)
+    return Prepared(start_state, assignment, ids)
 
 
 def _pair(found: Any) -> tuple[int, int] | None:

@@ -31,9 +31,9 @@ from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
 from eventpub.errors import ConfigError, EventpubError
 from eventpub.failpoint import failpoint
-from eventpub.publisher.placement import Placement, Threads, calm_collector
+from eventpub.publisher.placement import Placement, Threads, tune_garbage_collector
 from eventpub.publisher.prepare import Prepared, prepare
-from eventpub.publisher.workers import BoundaryWork, WatchWork, Worker
+from eventpub.publisher.workers import BoundaryWork, ChecksWork, Worker
 from eventpub.state import Running, StateDir
 
 _SPARK_AFTER = 10.0
@@ -106,7 +106,7 @@ class Publisher:
             prepared = prepare(self._config, self._state, available_now=self._available_now)
             if self._stopped_by is not None:
                 return Progress(stopped_by=self._stopped_by)
-            calm_collector()
+            tune_garbage_collector()
             return self._publish(prepared)
         finally:
             restore()
@@ -115,10 +115,12 @@ class Publisher:
 
     def _publish(self, prepared: Prepared) -> Progress:
         requests = tuple((r, self._forget(r)) for r in self._kept_requests())
-        beginning = replace(prepared.beginning, requests=requests)
-        coordinator = Coordinator(self._config, beginning)
-        with Doing(self._config, self._state, prepared, coordinator, self._events) as doing:
-            doing.begin(_SPARK_AFTER if self._available_now else 0.0)
+        start_state = replace(prepared.start_state, requests=requests)
+        coordinator = Coordinator(self._config, start_state)
+        with CommandRunner(
+            self._config, self._state, prepared, coordinator, self._events
+        ) as runner:
+            runner.begin(_SPARK_AFTER if self._available_now else 0.0)
             event: e.Event = e.Tick()
             while True:
                 now = time.monotonic()
@@ -132,7 +134,7 @@ class Publisher:
                             raise command.error
                         return coordinator.progress
                     else:
-                        doing.do(command)
+                        runner.do(command)
                 event = self._next(coordinator)
 
     def _next(self, coordinator: Coordinator) -> e.Event:
@@ -176,7 +178,7 @@ class Publisher:
         return restore
 
 
-class Doing:
+class CommandRunner:
     """Carries out the coordinator's commands; a context manager that ends what it has started."""
 
     def __init__(
@@ -192,13 +194,13 @@ class Doing:
         self._assignment = prepared.assignment
         self._events = events
         self._coordinator = coordinator
-        begin = prepared.beginning
+        begin = prepared.start_state
         self._boundary_work = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
-        self._watch_work = WatchWork(config, begin.layout, prepared.topics)
+        self._checks_work = ChecksWork(config, begin.layout, prepared.topics)
         post = events.put
         work = self._boundary_work
         self._boundary = Worker("eventpub-boundary", work.do, post, work.close)
-        self._watch = Worker("eventpub-watch", self._watch_work.do, post, self._watch_work.close)
+        self._checks = Worker("eventpub-watch", self._checks_work.do, post, self._checks_work.close)
         self._threads = Threads(post, coordinator.is_current)
         self._placement: Placement = self._threads
         token = secrets.token_hex(16)
@@ -210,7 +212,7 @@ class Doing:
         """Say where it is asked, and have Spark come up."""
         address = self._address
         running = Running(os.getpid(), address.location, address.token, address.root_certificates)
-        self._state.say_running(running)
+        self._state.write_address(running)
         if self._config.spark.master != "none":
             from eventpub.spark.leases import Spark
 
@@ -220,7 +222,7 @@ class Doing:
             self._spark.begin(spark_after)
             _suggest_archive(self._config)
 
-    def __enter__(self) -> Doing:
+    def __enter__(self) -> CommandRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -228,12 +230,12 @@ class Doing:
             self._spark.end(_WORKERS_END)
         self._server.end()
         self._boundary.end(_WORKERS_END)
-        self._watch.end(_WORKERS_END)
+        self._checks.end(_WORKERS_END)
 
     def _use(self, placement: Placement | None) -> None:
         """Runners that start from now on start there; those that work move to it."""
         self._placement = placement or self._threads
-        self._events.put(e.PlacementChanged(moves=placement is not None))
+        self._events.put(e.PlacementChanged(replaces_runners=placement is not None))
 
     def do(self, command: e.Command) -> None:
         """Have it done; what comes of it is posted."""
@@ -245,7 +247,7 @@ class Doing:
         elif isinstance(command, e.Reassign):
             self._assignment = replace(self._assignment, layout=command.layout)
             self._boundary_work.use(command.layout)
-            self._watch_work.use(command.layout)
+            self._checks_work.use(command.layout)
         elif isinstance(command, e.Remember):
             failpoint("before_remember")
             try:
@@ -257,10 +259,10 @@ class Doing:
             if command.shards is not None:
                 self._state.forget_shards(command.shards)
             self._state.forget_former()
-        elif isinstance(command, e.Say):
+        elif isinstance(command, e.Log):
             getattr(log, command.level)(command.text, **command.facts)
         else:
-            self._watch.put(command)
+            self._checks.put(command)
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -276,7 +278,7 @@ class Doing:
 
     def _ask(self, request: Request, timeout: float) -> dict[str, Any]:
         answered: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()
-        self._events.put(e.Asked(request, answered.put))
+        self._events.put(e.RequestReceived(request, answered.put))
         try:
             answers = answered.get(timeout=min(timeout, _ANSWER_TIMEOUT))
         except queue.Empty:

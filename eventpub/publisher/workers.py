@@ -128,12 +128,12 @@ class BoundaryWork:
                 hidden_since=command.hidden_since,
                 every=config.spark.trigger / 2e6,
             )
-        look = self._boundary.poll(command.after, command.next_due)
-        if look.is_page and look.end is not None and command.with_rows:
+        result = self._boundary.poll(command.after, command.next_due)
+        if result.is_page and result.end is not None and command.with_rows:
             shards = self._config.spark.shards
-            rows = self._boundary.page(command.after, look.end, shards, self._partitions)
-            look = replace(look, rows=rows)
-        return e.Polled(command.after, look)
+            rows = self._boundary.page(command.after, result.end, shards, self._partitions)
+            result = replace(result, rows=rows)
+        return e.Polled(command.after, result)
 
     def close(self) -> None:
         """Close the connections."""
@@ -142,7 +142,7 @@ class BoundaryWork:
             self._boundary = None
 
 
-class WatchWork:
+class ChecksWork:
     """Does what is looked at now and then: counts, samples, lag, topic, table.
 
     Args:
@@ -174,9 +174,9 @@ class WatchWork:
         if isinstance(command, e.Sample):
             rows = store.newest(*_sample(command.above))
             return e.Sampled(rows, store.ahead(command.now))
-        if isinstance(command, e.SeeLag):
-            poll = self._lag.look(store, command.position, config.read.delay, command.read)
-            return e.LagSeen(command.position, poll.upper, self._lag.seconds, self._lag.events)
+        if isinstance(command, e.MeasureLag):
+            poll = self._lag.measure(store, command.position, config.read.delay, command.read)
+            return e.LagMeasured(command.position, poll.upper, self._lag.seconds, self._lag.events)
         if isinstance(command, e.CheckTopic):
             self._check_topic(command)
             return e.TopicChecked()

@@ -11,7 +11,7 @@ from eventpub.admission.buckets import window_of
 from eventpub.channel import Comparison
 from eventpub.shard import pace
 from eventpub.shard.context import ShardContext
-from eventpub.shard.prefetch import KeysAhead
+from eventpub.shard.prefetch import KeyPrefetch
 from eventpub.shard.publishing import Publishing
 
 
@@ -26,7 +26,7 @@ class Comparing:
     def __init__(self, context: ShardContext, publishing: Publishing) -> None:
         self._context = context
         self._publishing = publishing
-        self._keys: KeysAhead | None = None
+        self._keys: KeyPrefetch | None = None
 
     @property
     def is_under_way(self) -> bool:
@@ -46,7 +46,7 @@ class Comparing:
             report.compared = comparison.number
             return
         lookup, shard = context.lookup, context.shard
-        self._keys = KeysAhead(
+        self._keys = KeyPrefetch(
             comparison, lambda bucket: lookup.keys(*window_of(bucket, position), shard)
         )
 

@@ -103,8 +103,8 @@ class ShardContext:
         number, folder = self.shard.number, self.assignment.index(self.shard.number)
         shard, lease = self.shard, self.lease
         snapshots = Snapshots(state.snapshots, app.id, shard.partitions, shard.shards, number)
-        takes_over = lease.former_shards is not None or bool(lease.former_indexes)
-        if takes_copy and not takes_over and not folder.exists():
+        supersedes_others = lease.former_shards is not None or bool(lease.former_indexes)
+        if takes_copy and not supersedes_others and not folder.exists():
             self.report.copied_from = snapshots.get(folder)
         self._copying = Copying(snapshots, state.snapshot_every / 1e6)
 

@@ -20,7 +20,7 @@ from eventpub.failpoint import failpoint
 from eventpub.shard.assignment import index_folder
 from eventpub.shard.context import ShardContext
 from eventpub.shard.jumps import Jumps
-from eventpub.sink import Folded, UnmarkedError, first_offsets, topic_ids, topic_remade
+from eventpub.sink import Folded, MissingMarkerError, first_offsets, topic_ids, topic_remade
 
 _SHOWN_EVERY = 1.0
 """Seconds between two reports of how far it is."""
@@ -101,7 +101,7 @@ class Fold:
                     everywhere=index.reads_everywhere,
                     meanwhile=context.require_going_on,
                 )
-            except UnmarkedError as lost:
+            except MissingMarkerError as lost:
                 self._reads_all = False  # the next one goes on where this one has come to
                 index.note_unmarked(lost.written)
             else:

@@ -12,7 +12,7 @@ from eventpub.channel import Comparison
 from eventpub.shard.ahead import read_ahead
 
 
-class KeysAhead:
+class KeyPrefetch:
     """One comparison on its way through a shard.
 
     What is compared later than it was read loses nothing: the index knows more by then, and a row

@@ -106,10 +106,10 @@ class Runner:
         context = self._context
         try:
             self._begin()
-            goes_on = True
-            while goes_on and not context.is_stopping:
+            has_lease = True
+            while has_lease and not context.is_stopping:
                 waits = self._holds_shard and bool(context.index.holds)
-                goes_on = self._wait_for_holds() if waits else self._read_on()
+                has_lease = self._wait_for_holds() if waits else self._read_on()
         finally:
             self._comparing.close()
 

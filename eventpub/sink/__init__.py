@@ -26,19 +26,19 @@ from eventpub.sink.topics import (
     topic_ids,
     visible_ends,
 )
-from eventpub.sink.unmarked import UnmarkedError, are_left_open
+from eventpub.sink.unmarked import MissingMarkerError, are_left_open
 
 __all__ = [
     "DeadRow",
     "Fold",
     "Folded",
+    "MissingMarkerError",
     "PublishedBatch",
     "Record",
     "RecordRefusedError",
     "ShardSink",
     "Sources",
     "TopicLayout",
-    "UnmarkedError",
     "Written",
     "are_left_open",
     "check_between",

@@ -26,7 +26,7 @@ from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.origin import Sources, other_publisher
 from eventpub.sink.topics import End, check_leaders, list_offsets, tail_gone
-from eventpub.sink.unmarked import MARKER_TIMEOUT, PartitionId, UnmarkedError, Written, hanging
+from eventpub.sink.unmarked import MARKER_TIMEOUT, MissingMarkerError, PartitionId, Written, hanging
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
@@ -234,7 +234,7 @@ class Fold(Iterator[Folded]):
                         saved, end = self.offsets[place], self._ends[place]
                         raise tail_gone(self._sink, place, saved, end)
                 if unmarked:
-                    raise UnmarkedError(unmarked)
+                    raise MissingMarkerError(unmarked)
                 if not ended and self._end_open is not None and blocked - self._of_others:
                     self._end_open(blocked - self._of_others)
                     ended = True
@@ -272,7 +272,7 @@ class Fold(Iterator[Folded]):
         """Whether this is the record that had to be seen first, at None: the partition's end."""
         expected = self._must_see.pop(place, None)
         if expected is not None and offset != expected:
-            raise UnmarkedError({place: self._written[place]})
+            raise MissingMarkerError({place: self._written[place]})
         return expected is not None
 
     def _consume(self, consumer: Consumer) -> Iterator[Folded]:  # noqa: PLR0912 (one pass over what comes, in the order of the rules)

@@ -231,7 +231,7 @@ class ShardSink:
             meanwhile: called again and again while nothing comes; what it raises ends the reading.
 
         Raises:
-            UnmarkedError: while iterating: some of `written` is not visible; `restore` it.
+            MissingMarkerError: while iterating: some of `written` is not visible; `restore` it.
             SinkError: while iterating: `sink.hanging_transaction`, `sink.topic_recreated`,
                 `sink.other_publisher`, `sink.topic_missing`, `sink.unreachable`, ….
         """

@@ -37,7 +37,7 @@ MARKER_TIMEOUT = 2.0
 _READ_TIMEOUT = 60.0
 
 
-class UnmarkedError(Exception):
+class MissingMarkerError(Exception):
     """Committed ranges that are not visible; see `ShardSink.restore`. Never leaves a task.
 
     Attributes:

@@ -20,7 +20,7 @@ from eventpub.channel.flight import Address, FlightLink
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.errors import EventpubError, StateError, words_of
-from eventpub.publisher.placement import Placement, calm_collector, place_name
+from eventpub.publisher.placement import Placement, place_name, tune_garbage_collector
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.runner import serve
 
@@ -143,7 +143,7 @@ def _reason(error: Exception) -> str:
 
 def run_task(assignment: Assignment, address: Address, shards: Iterable[int]) -> Iterator[Any]:
     """What a task of Spark does: it is the runner of one shard, to the end of its lease."""
-    calm_collector()
+    tune_garbage_collector()
     for shard in shards:
         link = FlightLink(address, Hello(shard, assignment.run, place_name()))
         try:

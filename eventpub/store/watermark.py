@@ -2,18 +2,18 @@
 
 A row's `create_time` is the start of its statement, so a transaction that has written nothing and
 runs nothing cannot hide a row from the past yet. Whoever may read `information_schema.innodb_trx`
-sees which transactions have written or are running a statement; once those of one look are gone,
-everything up to that look is visible. One that only reads (a dump, a report) never hides any.
+sees which transactions have written or are running a statement; once those of one poll are gone,
+everything up to that poll is visible. One that only reads (a dump, a report) never hides any.
 
 A statement that waits for a table, a global or a metadata lock has its time already, but InnoDB
-knows nothing of it. So each look reads the list of processes first: a statement that gets its lock
+knows nothing of it. So each poll reads the list of processes first: a statement that gets its lock
 in between is in the second answer.
 
-`innodb_trx` is a cache that InnoDB refreshes only when nobody has read it for 100 ms. So each look
+`innodb_trx` is a cache that InnoDB refreshes only when nobody has read it for 100 ms. So each poll
 is made inside a transaction with a nonce in a comment, and counts only where the answer has the
 own row with that nonce. Several readers that keep the same pace would keep each other from ever
 seeing anything. So after an answer that is not fresh, publishers take turns for a while, by a named
-lock: who has it waits 105 ms, looks, and lets it go.
+lock: who has it waits 105 ms, polls, and lets it go.
 
 A transaction is known by its id. `trx_started` has whole seconds, in the local time of the server's
 operating system whatever the session's zone is: only a session in the zone `SYSTEM` can
@@ -52,7 +52,7 @@ _TURN_LOCK = "eventpub.watermark"
 _TURNS_FOR = 10.0
 """Seconds for which readers take turns after they have met."""
 _LONGEST_TURN = 1.0
-"""Seconds after which somebody who has the turn, and does not look, is not waited for."""
+"""Seconds after which somebody who has the turn, and does not poll, is not waited for."""
 _AWAITS_TURN = 0.02, 0.05
 _WITHOUT_TURNS = _REFRESH, 4 * _REFRESH
 _BETWEEN_TURNS = 0.06
@@ -136,7 +136,7 @@ class Transaction:
         first_seen: µs.
         wrote_before: µs; nothing that it had written when it was seen last is newer.
         shown: µs; when it began as InnoDB said last.
-        passed: it was open for too long, and nobody waits for it any more.
+        timed_out: it was open for too long, and nobody waits for it any more.
     """
 
     id: int
@@ -151,7 +151,7 @@ class Transaction:
     first_seen: int = 0
     wrote_before: int = 0
     shown: int = 0
-    passed: bool = False
+    timed_out: bool = False
 
     @property
     def has_id(self) -> bool:
@@ -168,40 +168,40 @@ class Transaction:
 
 
 class OpenTransactions:
-    """What several looks say together. Pure.
+    """What several polls say together. Pure.
 
     Args:
         max_wait: how long a transaction is waited for, µs.
-        hidden_since: who looked before has read on, and nothing that was hidden then was created
-            at or before, µs; None: nobody has. More than a day before the first look counts as a
+        hidden_since: who polled before has read on, and nothing that was hidden then was created
+            at or before, µs; None: nobody has. More than a day before the first poll counts as a
             day: who reads what is years old has seen nothing hidden there, and its seconds are not
             counted again one by one.
 
     Attributes:
-        looked_at: the time of the last look, µs; None: there was none.
-        passed: how many transactions were open for longer.
+        polled_at: the time of the last poll, µs; None: there was none.
+        timed_out: how many transactions were open for longer.
     """
 
     def __init__(self, max_wait: int, hidden_since: int | None = None) -> None:
         self._max_wait = max_wait
         self._hidden_since = hidden_since
         self._open: dict[tuple[int, int], Transaction] = {}
-        self.looked_at: int | None = None
-        self.passed = 0
+        self.polled_at: int | None = None
+        self.timed_out = 0
         self._ended: list[tuple[int, int]] = []
-        self._first_look: int | None = None
+        self._first_poll: int | None = None
 
     def seen(self, at: int, transactions: Iterable[Transaction], reached: int = 0) -> None:
-        """Take over a look.
+        """Take over a poll.
 
         Args:
             at: its database time, µs.
             transactions: that were open.
             reached: up to where the reader has read before it, µs.
         """
-        if self._first_look is None and self._hidden_since is not None:
+        if self._first_poll is None and self._hidden_since is not None:
             self._hidden_since = max(self._hidden_since, at - _DAY)
-        if self.looked_at is not None and at < self.looked_at:
+        if self.polled_at is not None and at < self.polled_at:
             self._clock_went_back(at)
         before = dict(self._open)
         by_id = {t.id: key for key, t in before.items() if t.has_id}
@@ -213,40 +213,40 @@ class OpenTransactions:
             earlier = before.get(former)
             if earlier is not None and found.may_be(earlier):
                 del before[former]
-                now = self._goes_on(found, earlier, at)
+                now = self._is_still_open(found, earlier, at)
                 if earlier.is_waiting and not found.is_waiting:
                     # unless that statement is over, and this is another one
                     self._end(earlier, reached)
             else:
                 now = self._begins(found, at)
-            if not now.passed and at - now.first_seen > self._max_wait:
-                now = replace(now, passed=True)
-                self.passed += 1
+            if not now.timed_out and at - now.first_seen > self._max_wait:
+                now = replace(now, timed_out=True)
+                self.timed_out += 1
             after[key] = now
-        if self._first_look is None:
-            self._first_look = at
+        if self._first_poll is None:
+            self._first_poll = at
             since = self._hidden_since
             if since is not None and since < reached:
-                # what was open when somebody else looked last, and has ended since
+                # what was open when somebody else polled last, and has ended since
                 self._ended.append((since, reached))
         for t in before.values():
             self._end(t, reached)
-        self._open, self.looked_at = after, at
+        self._open, self.polled_at = after, at
 
     def _clock_went_back(self, at: int) -> None:
-        """What was written since then may be older than all looks before it."""
-        self.looked_at = at - _SECOND
+        """What was written since then may be older than all polls before it."""
+        self.polled_at = at - _SECOND
         self._open = {
             key: replace(
                 t,
-                before=min(t.before, self.looked_at),
-                since=min(t.since, self.looked_at),
+                before=min(t.before, self.polled_at),
+                since=min(t.since, self.polled_at),
                 first_seen=min(t.first_seen, at),
             )
             for key, t in self._open.items()
         }
 
-    def _goes_on(self, found: Transaction, earlier: Transaction, at: int) -> Transaction:
+    def _is_still_open(self, found: Transaction, earlier: Transaction, at: int) -> Transaction:
         began = earlier.started if found.statement is None else found.statement
         wrote = found.is_running or found.modified != earlier.modified
         return replace(
@@ -257,17 +257,17 @@ class OpenTransactions:
             first_seen=earlier.first_seen,
             wrote_before=at if wrote else earlier.wrote_before,
             shown=found.started,
-            passed=earlier.passed,
+            timed_out=earlier.timed_out,
         )
 
     def _begins(self, found: Transaction, at: int) -> Transaction:
-        """Its first statement began after the last look; InnoDB may have known of it much later."""
+        """Its first statement began after the last poll; InnoDB may have known of it much later."""
         started = found.started if found.statement is None else min(found.started, found.statement)
-        if self.looked_at is None:
+        if self.polled_at is None:
             before = started
             since = before if self._hidden_since is None else min(before, self._hidden_since)
         else:
-            before = self.looked_at
+            before = self.polled_at
             if found.statement is not None:
                 before = found.statement if found.is_waiting else min(before, found.statement)
             since = before
@@ -284,11 +284,11 @@ class OpenTransactions:
     def _end(self, t: Transaction, reached: int) -> None:
         """Report it where the reader may have read past what it hid.
 
-        So it has where it did not wait, and where it could not see: before the first look, or while
+        So it has where it did not wait, and where it could not see: before the first poll, or while
         no answer was fresh.
         """
-        first, last = self._first_look, self.looked_at
-        if t.passed or t.since < reached or (first is not None and t.before < first):
+        first, last = self._first_poll, self.polled_at
+        if t.timed_out or t.since < reached or (first is not None and t.before < first):
             was_blind = last is None or reached > last
             upto = max(t.wrote_before, reached) if was_blind else t.wrote_before
             self._ended.append((t.since, upto))
@@ -302,13 +302,13 @@ class OpenTransactions:
     @property
     def upto(self) -> int | None:
         """Everything created at or before is visible, except what is no longer waited for; µs."""
-        waited_for = [t.before for t in self._open.values() if not t.passed]
-        return min(waited_for, default=self.looked_at)
+        waited_for = [t.before for t in self._open.values() if not t.timed_out]
+        return min(waited_for, default=self.polled_at)
 
     @property
-    def awaits_first_look(self) -> bool:
-        """Whether something was hidden when somebody else looked, and nobody has looked since."""
-        return self.looked_at is None and self._hidden_since is not None
+    def awaits_first_poll(self) -> bool:
+        """Whether something was hidden when somebody else polled, and nobody has polled since."""
+        return self.polled_at is None and self._hidden_since is not None
 
     @property
     def open_since(self) -> int | None:
@@ -318,7 +318,7 @@ class OpenTransactions:
     @property
     def hidden_since(self) -> int | None:
         """Nothing that they hide was created at or before, µs; None: they hide nothing."""
-        if self.looked_at is None:
+        if self.polled_at is None:
             return self._hidden_since
         return min((t.since for t in self._open.values()), default=None)
 
@@ -370,7 +370,7 @@ class Watermark:
         self.server: str | None = None
         self._processes = ""
         self._transactions = OpenTransactions(max_wait, hidden_since)
-        self._looked = float("-inf")
+        self._polled = float("-inf")
         self._now = 0
         self._pause = _REFRESH
         self._turns_until = float("-inf")
@@ -382,14 +382,14 @@ class Watermark:
 
     @property
     def state(self) -> State:
-        """ "denied" the account may not look; "stale" no answer was fresh for `max_wait` and 3 s;
-        "held" it is below the last look; "open" nothing holds it."""
+        """ "denied" the account may not see them; "stale" no answer was fresh for `max_wait`, 3 s;
+        "held" it is below the last poll; "open" nothing holds it."""
         if self._denied:
             return "denied"
         since = self._stale_since
         if since is not None and time.monotonic() - since > self._stale_after:
             return "stale"
-        at, upto = self._transactions.looked_at, self._transactions.upto
+        at, upto = self._transactions.polled_at, self._transactions.upto
         return "open" if at is not None and upto == at else "held"
 
     @property
@@ -399,50 +399,50 @@ class Watermark:
 
     @property
     def open_since(self) -> int | None:
-        """As of `OpenTransactions`; None too where the account may not look.
+        """As of `OpenTransactions`; None too where the account may not see them.
 
         While no answer is fresh, nobody knows what is open: something may have been since the last
-        look, or for `unknown_for`, whichever is less.
+        poll, or for `unknown_for`, whichever is less.
         """
         state, transactions = self.state, self._transactions
         if state != "stale":
             return None if state == "denied" else transactions.open_since
-        known = transactions.open_since or transactions.looked_at or 0
+        known = transactions.open_since or transactions.polled_at or 0
         return max(known, self._now - self._unknown_for)
 
     @property
     def hidden_since(self) -> int | None:
         """As of `OpenTransactions`; while no answer is fresh, since the last one that was, or for
-        a day, whichever is less. None too where the account may not look."""
+        a day, whichever is less. None too where the account may not see them."""
         state, transactions = self.state, self._transactions
         if state != "stale":
             return None if state == "denied" else transactions.hidden_since
-        since = [transactions.hidden_since, transactions.looked_at]
+        since = [transactions.hidden_since, transactions.polled_at]
         known = min((at for at in since if at is not None), default=0)
         return max(known, self._now - _DAY)
 
     @property
-    def passed(self) -> int:
+    def timed_out(self) -> int:
         """How many transactions were not waited for any longer."""
-        return self._transactions.passed
+        return self._transactions.timed_out
 
     @property
     def has_open(self) -> bool:
-        """Whether there is one, or was at somebody else's last look, whose end a look may show."""
-        return self._transactions.open_since is not None or self._transactions.awaits_first_look
+        """Whether there is one, or was at somebody else's last poll, whose end a poll may show."""
+        return self._transactions.open_since is not None or self._transactions.awaits_first_poll
 
     def take_ended(self) -> list[tuple[int, int]]:
         """As of `OpenTransactions`."""
         return self._transactions.take_ended()
 
     @property
-    def next_look(self) -> float | None:
-        """Seconds until `look` looks again; None: it would do so now."""
-        wait = self._looked + self._pause - time.monotonic()
+    def next_poll(self) -> float | None:
+        """Seconds until `poll` asks the server again; None: it would do so now."""
+        wait = self._polled + self._pause - time.monotonic()
         return wait if wait > 0 and not self._denied else None
 
-    def look(self, reached: int = 0) -> None:
-        """Look, unless the last look was a moment ago.
+    def poll(self, reached: int = 0) -> None:
+        """Poll, unless the last one was a moment ago.
 
         Args:
             reached: up to where the reader has read, µs.
@@ -450,9 +450,9 @@ class Watermark:
         Raises:
             StoreError: the database cannot be reached, or is a replica.
         """
-        if self._denied or time.monotonic() - self._looked < self._pause:
+        if self._denied or time.monotonic() - self._polled < self._pause:
             return
-        idle = time.monotonic() - self._looked
+        idle = time.monotonic() - self._polled
         nonce = secrets.token_hex(8)
         try:
             if self._connection and idle > ASKED_AFTER and not is_alive(self._connection):
@@ -474,33 +474,33 @@ class Watermark:
                     run(self._connection, f"SELECT RELEASE_LOCK('{_TURN_LOCK}')")
         except Exception as error:
             self.close()
-            self._rest(_REFRESH)
+            self._pause_for(_REFRESH)
             cause = error.__cause__ or error
             if isinstance(cause, pymysql.err.MySQLError) and cause.args[0] in _DENIED:
                 self._denied = True
                 return
             raise
-        self._rest(_REFRESH if time.monotonic() > self._turns_until else _BETWEEN_TURNS)
+        self._pause_for(_REFRESH if time.monotonic() > self._turns_until else _BETWEEN_TURNS)
         self._now = int(processes[-1][0])
         own = next((row for row in rows if nonce in row[5]), None)
         if own is None:
             if self._takes_turns:
-                self._turns_until = self._looked + _TURNS_FOR
-                self._rest(random.uniform(*_AWAITS_TURN))
+                self._turns_until = self._polled + _TURNS_FOR
+                self._pause_for(random.uniform(*_AWAITS_TURN))
             else:
                 self._turns_until = float("-inf")
-                self._rest(random.uniform(*_WITHOUT_TURNS))
+                self._pause_for(random.uniform(*_WITHOUT_TURNS))
             if self._stale_since is None:
-                self._stale_since = self._looked
+                self._stale_since = self._polled
             return
         self._stale_since = None
         self._transactions.seen(self._now, _found(self._now, processes, own, rows), reached)
 
-    def _rest(self, seconds: float) -> None:
-        self._looked, self._pause = time.monotonic(), seconds
+    def _pause_for(self, seconds: float) -> None:
+        self._polled, self._pause = time.monotonic(), seconds
 
     def _is_turn(self, connection: Connection) -> bool:
-        """Whether to look now; where it is not, `next_look` says when to ask again."""
+        """Whether to poll now; where it is not, `next_poll` says when to ask again."""
         now = time.monotonic()
         if self._has_turn or now > self._turns_until:
             return True
@@ -513,14 +513,14 @@ class Watermark:
             return True
         if is_free:
             self._has_turn, self._waits_since = True, None
-            self._rest(_REFRESH)
+            self._pause_for(_REFRESH)
             return False
         self._turns_until = now + _TURNS_FOR
         self._waits_since = self._waits_since or now
         if now - self._waits_since > _LONGEST_TURN:
             self._waits_since, self._turns_until = None, float("-inf")
             return True
-        self._rest(random.uniform(*_AWAITS_TURN))
+        self._pause_for(random.uniform(*_AWAITS_TURN))
         return False
 
     def _connect(self) -> Connection:
@@ -538,7 +538,7 @@ class Watermark:
         return connection
 
     def close(self) -> None:
-        """Closes the connection; the next look makes a new one."""
+        """Closes the connection; the next poll makes a new one."""
         if self._connection is not None:
             self._connection._force_close()  # type: ignore[attr-defined]
             self._connection = None
@@ -548,7 +548,7 @@ class Watermark:
 def _found(
     now: int, processes: Sequence[Any], own: Sequence[Any], rows: Sequence[Any]
 ) -> list[Transaction]:
-    """What one look shows that may write, or has."""
+    """What one poll shows that may write, or has."""
     statements: dict[int, int] = {}
     running: dict[int, int] = {}
     for _, thread, age, waits, text in processes:

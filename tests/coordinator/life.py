@@ -23,9 +23,9 @@ from eventpub.channel import (
 from eventpub.channel.lane import Joined, Lane, Lost, Received
 from eventpub.config import App, Config, Sink, Spark, Store
 from eventpub.coordinator import events as e
-from eventpub.coordinator.boundary import Look
+from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.standing import Beginning
+from eventpub.coordinator.standing import StartState
 from eventpub.errors import EventpubError
 from eventpub.store import Layout
 
@@ -198,15 +198,15 @@ class Life:
         """The poll that is asked for and has no answer yet."""
         return self.last(e.Poll) if self.coordinator._plan.is_polling else None
 
-    def polled(self, end: int | None = None, **look: Any) -> None:
+    def polled(self, end: int | None = None, **result: Any) -> None:
         """The boundary was polled; where nothing is asked for yet, its time is waited for."""
         if self.poll() is None:
             self.waits(0.4)
         poll = self.poll()
         assert poll is not None
-        self.database = look.pop("now", self.database)
-        given = {"now": self.database, "upper": self.database - SECOND, "end": end, **look}
-        self.on(e.Polled(poll.after, Look(**given)))
+        self.database = result.pop("now", self.database)
+        given = {"now": self.database, "upper": self.database - SECOND, "end": end, **result}
+        self.on(e.Polled(poll.after, PollResult(**given)))
 
     def pages(self, end: int) -> None:
         """A full page was polled, and its rows were read."""
@@ -223,9 +223,9 @@ class Life:
         """The last one."""
         return self.all(kind)[-1]
 
-    def lines(self, part: str) -> list[e.Say]:
+    def lines(self, part: str) -> list[e.Log]:
         """Lines for the log with some words."""
-        return [line for line in self.all(e.Say) if part in line.text]
+        return [line for line in self.all(e.Log) if part in line.text]
 
     @property
     def starts(self) -> list[int]:
@@ -254,7 +254,7 @@ class Life:
 def begin(
     shards: int = 2,
     sections: dict[str, dict[str, Any]] | None = None,
-    **beginning: Any,
+    **start_state: Any,
 ) -> Life:
     """A run that begins: behind 1000 s, of a former run unless told otherwise."""
     usual: dict[str, Any] = {
@@ -267,7 +267,7 @@ def begin(
         "position": 1_000 * SECOND,
         "server": "the server",
     }
-    started = Beginning(**{**usual, **beginning})
+    started = StartState(**{**usual, **start_state})
     life = Life(Coordinator(config(shards, **(sections or {})), started))
     life.on(e.Tick())
     return life

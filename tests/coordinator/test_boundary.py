@@ -16,7 +16,7 @@ from eventpub.admission import values
 from eventpub.admission.buckets import bucket_of
 from eventpub.admission.model import topic_partition
 from eventpub.config import Read, Store
-from eventpub.coordinator.boundary import Boundary, Look
+from eventpub.coordinator.boundary import Boundary, PollResult
 from eventpub.errors import StoreError
 from eventpub.local import Database
 from eventpub.store import EventStore, Watermark
@@ -54,14 +54,14 @@ def now(database: FreshDatabase) -> int:
 
 
 def polled_until(
-    boundary: Boundary, after: int, found: Callable[[Look], bool], seconds: float = 60.0
-) -> Look:
+    boundary: Boundary, after: int, found: Callable[[PollResult], bool], seconds: float = 60.0
+) -> PollResult:
     """Polls from one position until something is found; others may look at this moment."""
     deadline = time.monotonic() + seconds
-    while not found(look := boundary.poll(after)):
-        assert time.monotonic() < deadline, look
+    while not found(result := boundary.poll(after)):
+        assert time.monotonic() < deadline, result
         time.sleep(0.02)
-    return look
+    return result
 
 
 def test_a_window_ends_with_a_page_or_a_delay_before_now(
@@ -74,14 +74,14 @@ def test_a_window_ends_with_a_page_or_a_delay_before_now(
             cursor.connection.commit()
     time.sleep(0.2)
     boundary = opened(database.url, watermark="off", delay="100ms", page_rows=10)
-    looks = [boundary.poll(0)]
-    while looks[-1].end is not None:
-        looks.append(boundary.poll(looks[-1].end))
-    assert [look.is_page for look in looks] == [True, True, False, False]
-    assert looks[2].end is not None
-    assert looks[2].end <= looks[2].now - 100_000
-    assert looks[0].upper == looks[0].now - 100_000
-    assert looks[0].server
+    results = [boundary.poll(0)]
+    while results[-1].end is not None:
+        results.append(boundary.poll(results[-1].end))
+    assert [result.is_page for result in results] == [True, True, False, False]
+    assert results[2].end is not None
+    assert results[2].end <= results[2].now - 100_000
+    assert results[0].upper == results[0].now - 100_000
+    assert results[0].server
 
 
 def test_the_first_poll_ends_a_window_and_then_only_rows_do(
@@ -95,8 +95,8 @@ def test_the_first_poll_ends_a_window_and_then_only_rows_do(
     with transaction(database) as cursor:
         insert(cursor, "a", 1)
         cursor.connection.commit()
-    look = polled_until(boundary, first.end, lambda look: look.end is not None)
-    assert not look.is_page
+    result = polled_until(boundary, first.end, lambda result: result.end is not None)
+    assert not result.is_page
 
 
 def test_nothing_is_read_behind_the_end_of_a_run_and_a_window_reaches_it(
@@ -105,8 +105,8 @@ def test_nothing_is_read_behind_the_end_of_a_run_and_a_window_reaches_it(
     create_table(database)
     until = now(database)
     boundary = opened(database.url, watermark="off", delay="100ms", until=until)
-    look = polled_until(boundary, until - 1, lambda look: look.end is not None)
-    assert look.end == until
+    result = polled_until(boundary, until - 1, lambda result: result.end is not None)
+    assert result.end == until
     assert boundary.poll(until).end is None
 
 
@@ -168,15 +168,15 @@ def test_open_transactions_are_looked_at_before_the_delay_of_the_first_rows_has_
     after = now(database)
     boundary._is_first = False
     assert boundary._watermark is not None
-    looks: list[int] = []
-    monkeypatch.setattr(boundary._watermark, "look", looks.append)
+    results: list[int] = []
+    monkeypatch.setattr(boundary._watermark, "poll", results.append)
     assert boundary.poll(after).end is None
-    assert not looks
+    assert not results
     with transaction(database) as cursor:
         insert(cursor, "a", 1)
         cursor.connection.commit()
     assert boundary.poll(after).end is None
-    assert bool(looks) == is_soon
+    assert bool(results) == is_soon
 
 
 def test_a_hold_that_is_due_has_open_transactions_looked_at(
@@ -187,15 +187,15 @@ def test_a_hold_that_is_due_has_open_transactions_looked_at(
     after = now(database)
     boundary._is_first = False
     assert boundary._watermark is not None
-    looks: list[int] = []
-    monkeypatch.setattr(boundary._watermark, "look", looks.append)
+    results: list[int] = []
+    monkeypatch.setattr(boundary._watermark, "poll", results.append)
     assert not boundary.poll(after, after + HOUR).is_due
-    assert not looks
+    assert not results
     assert boundary.poll(after, after).is_due
-    assert looks
+    assert results
 
 
-def test_the_end_of_a_transaction_that_was_passed_by_is_looked_for_and_reported(
+def test_the_end_of_a_transaction_that_was_timed_out_is_looked_for_and_reported(
     database: FreshDatabase, opened: Open
 ) -> None:
     """Also where nothing else comes."""
@@ -205,16 +205,18 @@ def test_the_end_of_a_transaction_that_was_passed_by_is_looked_for_and_reported(
     with transaction(database) as cursor:
         insert(cursor, "a-1", 1)
         boundary.poll(0)
-        look = polled_until(boundary, behind, lambda look: look.passed > 0)
-        assert look.end is None
-        assert look.ended == ()
-        assert look.open_since is not None
+        result = polled_until(boundary, behind, lambda result: result.timed_out > 0)
+        assert result.end is None
+        assert result.ended == ()
+        assert result.open_since is not None
         cursor.connection.commit()
-    look = polled_until(boundary, behind, lambda look: bool(look.ended))
+    result = polled_until(boundary, behind, lambda result: bool(result.ended))
     [(created,)] = database.execute(CREATED)
-    assert any(after < created <= upto for after, upto in look.ended)
-    look = boundary.poll(behind)
-    assert (look.ended, look.open_since, look.hidden_since) == ((), None, None), "it is said once"
+    assert any(after < created <= upto for after, upto in result.ended)
+    result = boundary.poll(behind)
+    assert (result.ended, result.open_since, result.hidden_since) == ((), None, None), (
+        "it is said once"
+    )
 
 
 @pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
@@ -235,9 +237,9 @@ def test_what_its_statement_had_done_before_the_engine_knew_of_it_is_reported_wi
         writer.start()
         deadline = time.monotonic() + 30.0
         assert boundary._watermark is not None
-        while not boundary._watermark.passed:
+        while not boundary._watermark.timed_out:
             assert time.monotonic() < deadline
-            boundary._watermark.look(behind)
+            boundary._watermark.poll(behind)
             time.sleep(0.02)
         writer.join()
         cursor.execute(CREATED)
@@ -246,9 +248,10 @@ def test_what_its_statement_had_done_before_the_engine_knew_of_it_is_reported_wi
         assert hidden is not None
         assert hidden < created
         cursor.connection.commit()
-    look = polled_until(boundary, behind, lambda look: bool(look.ended))
+    result = polled_until(boundary, behind, lambda result: bool(result.ended))
     assert any(
-        bucket_of(after + 1) <= bucket_of(created) <= bucket_of(upto) for after, upto in look.ended
+        bucket_of(after + 1) <= bucket_of(created) <= bucket_of(upto)
+        for after, upto in result.ended
     )
 
 
@@ -262,15 +265,15 @@ def test_a14_who_polls_anew_reports_what_had_ended_before_it_looked(
         insert(cursor, "a-1", 1)
         cursor.execute(CREATED)
         (created,) = cursor.fetchone()
-        look = polled_until(former, created - 1, lambda look: look.hidden_since is not None)
-        assert look.hidden_since is not None
-        assert look.hidden_since < created
+        result = polled_until(former, created - 1, lambda result: result.hidden_since is not None)
+        assert result.hidden_since is not None
+        assert result.hidden_since < created
         cursor.connection.commit()
-    assert look.ended == ()
-    anew = opened(database.url, max_wait="10ms", hidden_since=look.hidden_since)
+    assert result.ended == ()
+    anew = opened(database.url, max_wait="10ms", hidden_since=result.hidden_since)
     assert anew.hidden_since is not None, "until it has looked"
-    assert anew.hidden_since <= look.hidden_since
-    found = polled_until(anew, created + 1_000_000, lambda look: bool(look.ended))
+    assert anew.hidden_since <= result.hidden_since
+    found = polled_until(anew, created + 1_000_000, lambda result: bool(result.ended))
     assert any(after < created <= upto for after, upto in found.ended)
 
 
@@ -298,7 +301,7 @@ def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
         with transaction(first) as cursor:
             insert(cursor, "a", 1)
             cursor.connection.commit()
-        at = polled_until(boundary, 0, lambda look: look.end is not None)
+        at = polled_until(boundary, 0, lambda result: result.end is not None)
         assert at.end is not None
         address.target = mariadb_server.port
         with transaction(second) as cursor:
@@ -306,12 +309,12 @@ def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
             insert(cursor, "a", 2)
             cursor.connection.commit()
         with pytest.raises(StoreError) as moved:
-            polled_until(boundary, at.end, lambda look: False)
+            polled_until(boundary, at.end, lambda result: False)
         assert (moved.value.code, moved.value.retriable) == ("store.moved", True)
         anew = opened(url, delay="0")
         after = at.end
-        look = polled_until(anew, after, lambda look: look.end is not None)
-        assert look.server != at.server
+        result = polled_until(anew, after, lambda result: result.end is not None)
+        assert result.server != at.server
     for server in (mysql_server, mariadb_server):
         with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
             cursor.execute(f"DROP DATABASE {name}")
@@ -341,7 +344,7 @@ def test_f3_open_transactions_of_a_replica_are_not_looked_at(database: FreshData
     database.execute("SET GLOBAL read_only = ON")
     try:
         with pytest.raises(StoreError) as refused:
-            mark.look()
+            mark.poll()
     finally:
         database.execute("SET GLOBAL read_only = OFF")
         mark.close()

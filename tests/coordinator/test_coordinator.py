@@ -236,13 +236,13 @@ class TestWindows:
 
     def test_it_says_that_everything_is_published_as_soon_as_it_is(self) -> None:
         life, lanes = begun()
-        life.on(e.LagSeen(at(1_000), at(2_000), 30.0, 400))
+        life.on(e.LagMeasured(at(1_000), at(2_000), 30.0, 400))
         assert life.coordinator.progress.lag_events == 400
         life.polled(at(2_000), upper=at(2_000))
         for lane in lanes:
             life.reports_done(lane)
         assert life.coordinator.progress.lag_events == 0
-        life.on(e.LagSeen(at(1_000), at(2_000), 30.0, 400))
+        life.on(e.LagMeasured(at(1_000), at(2_000), 30.0, 400))
         assert life.coordinator.progress.lag_events == 0, "that was before"
 
 
@@ -334,15 +334,15 @@ class TestTheLoop:
         """Reports came before each wait was over, and nothing was written or shown meanwhile."""
         life, lanes = streaming()
         life.waits(1.0)
-        before = len(life.all(e.SeeLag))
-        life.on(e.LagSeen(at(2_000), at(2_000), 0.0, 0))
+        before = len(life.all(e.MeasureLag))
+        life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
         for _ in range(300):
             life._at(life.now + 0.01)
             if life.coordinator.next_tick(life.now) <= 0:
                 life.on(e.Tick())
-                life.on(e.LagSeen(at(2_000), at(2_000), 0.0, 0))
+                life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
             life.reports(lanes[0], done=1, position=at(2_000))
-        assert 2 <= len(life.all(e.SeeLag)) - before <= 4
+        assert 2 <= len(life.all(e.MeasureLag)) - before <= 4
 
     def test_what_became_due_while_commands_were_done_is_not_forgotten(self) -> None:
         life, _ = streaming()
@@ -366,7 +366,7 @@ class TestTheLoop:
 class TestHandOver:
     def test_spark_takes_over_when_the_former_runner_has_left(self) -> None:
         life, lanes = streaming()
-        life.on(e.PlacementChanged(moves=True))
+        life.on(e.PlacementChanged(replaces_runners=True))
         assert life.starts == [0, 1, 0, 1]
         task = life.joins(0)
         assert lanes[0].is_told_to_stop
@@ -382,7 +382,7 @@ class TestHandOver:
 
     def test_or_after_five_seconds_anyway(self) -> None:
         life, (stalled, _) = streaming()
-        life.on(e.PlacementChanged(moves=True))
+        life.on(e.PlacementChanged(replaces_runners=True))
         task = life.joins(0)
         life.waits(4.9)
         assert not task.leases
@@ -392,7 +392,7 @@ class TestHandOver:
 
     def test_what_a_superseded_runner_reports_is_not_believed(self) -> None:
         life, (stalled, other) = streaming()
-        life.on(e.PlacementChanged(moves=True))
+        life.on(e.PlacementChanged(replaces_runners=True))
         task = life.joins(0)
         life.waits(6.0)
         life.polled(at(3_000))
@@ -414,7 +414,7 @@ class TestHandOver:
         life, (former, other) = streaming()
         life.polled(at(2_500))
         life.reports_done(other)
-        life.on(e.PlacementChanged(moves=True))
+        life.on(e.PlacementChanged(replaces_runners=True))
         task = life.joins(0)
         life.leaves(former)
         assert [(w.number, w.upto) for w in task.windows] == [(1, at(2_500))]
@@ -432,7 +432,7 @@ class TestHandOver:
 
     def test_where_spark_is_lost_threads_begin_when_its_runners_are_gone(self) -> None:
         life, lanes = streaming()
-        life.on(e.PlacementChanged(moves=False))
+        life.on(e.PlacementChanged(replaces_runners=False))
         assert life.starts == [0, 1]
         life.loses(lanes[0])
         assert life.starts == [0, 1, 0]
@@ -537,7 +537,7 @@ class TestRunnersThatFail:
 
     def test_the_end_of_one_that_has_handed_over_is_no_news(self) -> None:
         life, lanes = streaming()
-        life.on(e.PlacementChanged(moves=True))
+        life.on(e.PlacementChanged(replaces_runners=True))
         task = life.joins(0)
         life.leaves(lanes[0])
         life.on(e.RunnerEnded(0, 1))
@@ -609,14 +609,14 @@ class TestRunnersThatFail:
         failed = StoreError("store.query_failed", "Out of memory")
         life, _ = streaming()
         for _ in range(3):
-            commands = life.last(e.Poll), e.Sample(1), e.SeeLag(at(2_000), 0)
+            commands = life.last(e.Poll), e.Sample(1), e.MeasureLag(at(2_000), 0)
             for command in commands:
                 life.on(e.Failed(command, failed))
             assert not life.is_ending()
             life.waits(100.0)
             life.polled()
             life.on(e.Sampled([], 0))
-            life.on(e.LagSeen(at(2_000), at(2_000), 0.0, 0))
+            life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
 
     def test_one_that_lasts_ends_the_run_whatever_else_goes_well(self) -> None:
         failed = StoreError("store.query_failed", "no such index")
@@ -839,7 +839,7 @@ class TestRequests:
         life, lanes = streaming()
         answers: list[dict[int, str]] = []
         request = Request("r1", "retry", of_shard(1))
-        life.on(e.Asked(request, answers.append))
+        life.on(e.RequestReceived(request, answers.append))
         assert [lane.requests for lane in lanes] == [[], [request]]
         life.reports(lanes[1], done=1, position=at(2_000), answers={"r1": "found"})
         life.reports(lanes[1], done=1, position=at(2_000), answers={"r1": "found"})
@@ -850,7 +850,7 @@ class TestRequests:
     def test_a_list_is_of_all_shards(self) -> None:
         life, lanes = streaming()
         answers: list[dict[int, str]] = []
-        life.on(e.Asked(Request("r1", "list"), answers.append))
+        life.on(e.RequestReceived(Request("r1", "list"), answers.append))
         life.reports(lanes[1], done=1, position=at(2_000), answers={"r1": "[1]"})
         assert answers == []
         life.reports(lanes[0], done=1, position=at(2_000), answers={"r1": "[0]"})
@@ -861,7 +861,7 @@ class TestRequests:
         life, lanes = streaming()
         answers: list[dict[int, str]] = []
         request = Request("r1", "skip", of_shard(0), version=4)
-        life.on(e.Asked(request, answers.append))
+        life.on(e.RequestReceived(request, answers.append))
         life.loses(lanes[0])
         fresh = life.joins(0)
         assert fresh.requests == [request]
@@ -882,7 +882,7 @@ class TestRequests:
     def test_one_that_was_withdrawn_is_asked_of_nobody_any_more(self) -> None:
         life, lanes = streaming()
         answers: list[dict[int, str]] = []
-        life.on(e.Asked(Request("r1", "retry", of_shard(0)), answers.append))
+        life.on(e.RequestReceived(Request("r1", "retry", of_shard(0)), answers.append))
         life.on(e.Withdrawn("r1"))
         life.loses(lanes[0])
         fresh = life.joins(0)
@@ -908,8 +908,8 @@ class TestWhatIsWatched:
         self,
     ) -> None:
         life, _ = streaming()
-        for passed in (1, 3, 0, 2):  # which counts from its own start
-            life.polled(passed=passed)
+        for timed_out in (1, 3, 0, 2):  # which counts from its own start
+            life.polled(timed_out=timed_out)
         assert life.coordinator.progress.passed == 5
 
     def test_rows_of_the_past_are_counted_again_and_what_is_sampled_next_waits_for_it(self) -> None:
@@ -1127,7 +1127,7 @@ class TestAStop:
         life.on(e.StopAsked())
         before = list(life.starts)
         sent = len(lanes[0].sent)
-        life.on(e.PlacementChanged(moves=True))
+        life.on(e.PlacementChanged(replaces_runners=True))
         late = life.joins(0)
         assert late.sent == [Stop()]
         life.loses(late)

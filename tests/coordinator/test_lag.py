@@ -33,51 +33,51 @@ class Store:
         return 0, min(self.events, most)
 
 
-def look(lag: Lag, store: Store, read: int = 0) -> tuple[float, int]:
+def measured(lag: Lag, store: Store, read: int = 0) -> tuple[float, int]:
     """Seconds and events."""
     stand_in: Any = store
-    lag.look(stand_in, 0, SECOND, read)
+    lag.measure(stand_in, 0, SECOND, read)
     return round(lag.seconds, 6), lag.events
 
 
 def test_what_is_counted_quickly_is_counted_each_time() -> None:
     store = Store(40)
     lag = Lag(lambda: store.time)
-    assert look(lag, store) == (0.000039, 40)
+    assert measured(lag, store) == (0.000039, 40)
     store.events = 1041
-    assert look(lag, store, read=9) == (0.00104, 1041)
+    assert measured(lag, store, read=9) == (0.00104, 1041)
     store.events = 0
-    assert look(lag, store) == (0.0, 0)
+    assert measured(lag, store) == (0.0, 0)
 
 
 def test_a_long_backlog_is_counted_in_a_hundredth_of_the_time() -> None:
     store = Store(500_000, seconds_to_count=0.1)
     lag = Lag(lambda: store.time)
-    assert look(lag, store) == (0.499999, 500_000)
+    assert measured(lag, store) == (0.499999, 500_000)
     for second in range(1, 10):
         store.events = 500_000 - 20_000 * second
         store.time += 1.0
         expected = round((store.events - 1) / SECOND, 6), store.events
-        assert look(lag, store, read=20_000 * second) == expected
+        assert measured(lag, store, read=20_000 * second) == expected
     assert store.counts == 1
     store.time += 2.0
     store.events += 7
-    assert look(lag, store, read=180_000)[1] == 320_007
+    assert measured(lag, store, read=180_000)[1] == 320_007
     assert store.counts == 2
 
 
 def test_more_than_is_counted_stays_more_until_it_is_counted_again() -> None:
     store = Store(MOST_EVENTS + 5, seconds_to_count=0.2)
     lag = Lag(lambda: store.time)
-    assert look(lag, store)[1] == MOST_EVENTS
-    assert look(lag, store, read=1000)[1] == MOST_EVENTS
+    assert measured(lag, store)[1] == MOST_EVENTS
+    assert measured(lag, store, read=1000)[1] == MOST_EVENTS
 
 
 def test_something_is_there_as_long_as_it_is_seen() -> None:
     store = Store(10, seconds_to_count=0.1)
     lag = Lag(lambda: store.time)
-    look(lag, store)
-    assert look(lag, store, read=50)[1] == 1
+    measured(lag, store)
+    assert measured(lag, store, read=50)[1] == 1
     lag.nothing()
     assert (lag.seconds, lag.events) == (0.0, 0)
-    assert look(lag, store, read=50)[1] == 10
+    assert measured(lag, store, read=50)[1] == 10

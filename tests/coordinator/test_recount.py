@@ -69,7 +69,7 @@ def test_only_buckets_whose_numbers_differ_are_compared_and_only_until_they_were
     recount.compared([6, 7])
     assert recount.take() == [9]
     recount.compared([9])
-    assert not recount.has_suspects()
+    assert not recount.has_mismatches()
 
 
 def test_a_shards_later_number_replaces_its_earlier_one() -> None:
@@ -77,7 +77,7 @@ def test_a_shards_later_number_replaces_its_earlier_one() -> None:
     recount.account(0, {5: 3})
     recount.account(0, {5: 9})
     finds(recount, 20 * SECOND, {5: 9})
-    assert not recount.has_suspects()
+    assert not recount.has_mismatches()
 
 
 def test_many_rows_are_compared_in_several_batches() -> None:
@@ -105,7 +105,7 @@ def test_what_a_waiting_shard_has_left_is_counted_again_however_old_it_is_then()
     recount.account(0, {5: 1})
     finds(recount, 70 * SECOND, {5: 2})
     recount.compared([5], unfinished=[5], again=90 * SECOND)
-    assert not recount.has_suspects()
+    assert not recount.has_mismatches()
     assert 5 not in recount.due(89 * SECOND, 80 * SECOND)
     assert 5 in recount.due(90 * SECOND, 80 * SECOND)
 
@@ -238,7 +238,7 @@ def test_what_has_just_ended_does_not_wait_for_hours_that_a_start_has_to_count(r
             taken = recount.take()
             assert not rows or turn or fresh in taken
             recount.compared(taken)
-        before, left = left, len(recount._late) + len(recount._late_suspects)
+        before, left = left, len(recount._late) + len(recount._late_mismatched)
         if not left:
             return
         assert left < before

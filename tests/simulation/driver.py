@@ -22,7 +22,7 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.errors import EventpubError, StateError
 from eventpub.publisher.prepare import Prepared, prepare
-from eventpub.publisher.workers import BoundaryWork, WatchWork
+from eventpub.publisher.workers import BoundaryWork, ChecksWork
 from eventpub.shard.runner import serve
 from eventpub.sink.records import parse_times
 from tests.simulation.channel import Connection
@@ -75,14 +75,14 @@ class Run:
     """One life of the publisher's process, from its start to its end."""
 
     def __init__(self, config: Config, prepared: Prepared, requests: Any) -> None:
-        begin = prepared.beginning
+        begin = prepared.start_state
         self.process = Process()
         self.assignment = prepared.assignment
         self.coordinator = Coordinator(
             config, type(begin)(**{**vars(begin), "requests": tuple(requests)})
         )
         self.boundary = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
-        self.watch = WatchWork(config, begin.layout, prepared.topics)
+        self.watch = ChecksWork(config, begin.layout, prepared.topics)
         self.events: deque[e.Event] = deque()
         self.to_start: list[e.StartRunner] = []
         self.poll: e.Poll | None = None
@@ -261,7 +261,7 @@ class Driver:
         """Runners are to move."""
         if self._begins:
             self.world.counts["moves"] += 1
-            self.post(e.PlacementChanged(moves=True))
+            self.post(e.PlacementChanged(replaces_runners=True))
 
     def goes_on(self, worker: Worker) -> None:
         """A runner that had stalled is over, or waits for work like any other."""
@@ -288,7 +288,7 @@ class Driver:
             if not worker.link.is_up:
                 continue
             if this.setup.unseen:  # nobody sees that it is away: others get its shard all the same
-                run.events.append(e.PlacementChanged(moves=True))
+                run.events.append(e.PlacementChanged(replaces_runners=True))
                 break
             worker.link.lose()
         self._begins = True
@@ -298,7 +298,7 @@ class Driver:
         for request in this.requests:
             if request.id not in run.asked:
                 run.asked.add(request.id)
-                run.events.append(e.Asked(request, self._reply(request)))
+                run.events.append(e.RequestReceived(request, self._reply(request)))
         if run.poll is not None:
             poll, run.poll = run.poll, None
             self._do(run, poll)
@@ -401,7 +401,7 @@ class Driver:
             self._hear(event)
         elif isinstance(event, Lost):
             self._has_failed = True
-        elif isinstance(event, e.Polled) and event.look.end is None:
+        elif isinstance(event, e.Polled) and event.result.end is None:
             self._vain_polls += 1
         before = run.coordinator._plan.window
         commands = run.coordinator.on(event, this.monotonic)
@@ -438,7 +438,7 @@ class Driver:
         elif isinstance(command, e.ForgetFormer):
             if command.shards is not None:
                 StateDir(None).forget_shards(command.shards)
-        elif isinstance(command, e.Say):
+        elif isinstance(command, e.Log):
             self._said(command)
         elif isinstance(command, e.Finish):
             run.is_over = True
@@ -447,8 +447,8 @@ class Driver:
                 raise Stopped(f"{command.error.code}: {command.error}")
         elif isinstance(command, e.Sample):
             run.events.append(e.Sampled((), 0))
-        elif isinstance(command, e.SeeLag):
-            run.events.append(e.LagSeen(command.position, 0, 0.0, 0))
+        elif isinstance(command, e.MeasureLag):
+            run.events.append(e.LagMeasured(command.position, 0, 0.0, 0))
         elif not isinstance(command, e.Show):
             self._ask(run, run.watch.do, command)
 
@@ -461,7 +461,7 @@ class Driver:
         if outcome is not None:
             run.events.append(outcome)
 
-    def _said(self, command: e.Say) -> None:
+    def _said(self, command: e.Log) -> None:
         if "are published again" in command.text and "after" in command.facts:
             after = parse_times([command.facts["after"]]).tolist()[0]
             before = self.world.repeats_after

@@ -18,7 +18,7 @@ from eventpub.coordinator import coordinator as coordinating
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.recount import Recount
 from eventpub.coordinator.shards import positions
-from eventpub.coordinator.standing import Where
+from eventpub.coordinator.standing import DurableState
 from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.publisher import prepare, recovery, workers
@@ -353,7 +353,7 @@ def no_confirm() -> Iterator[None]:
 @contextmanager
 def some_reports() -> Iterator[None]:
     """The position is that of the shards that have reported, whether all of them have or not."""
-    take = Where.take
+    take = DurableState.take
 
     def taken(self: Any, shards: Any, report: Any, recounting: Any) -> None:
         take(self, [shard for shard in shards if shard.report is not None], report, recounting)
@@ -362,7 +362,7 @@ def some_reports() -> Iterator[None]:
         reported = [shard for shard in shards if shard.report is not None]
         return positions(reported) if reported else None
 
-    with patch.object(Where, "take", taken), patch.object(coordinating, "positions", some):
+    with patch.object(DurableState, "take", taken), patch.object(coordinating, "positions", some):
         yield
 
 

@@ -197,7 +197,7 @@ def sweep_all(
 ) -> Iterator[tuple[int, Counter[str], list[Failure]]]:
     """`sweep` in so many processes; yields, chunk by chunk, how many schedules were run."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_calm_collector) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_tune_garbage_collector) as pool:
         sizes = {
             pool.submit(sweep, at, min(chunk, first + count - at), mutant, kinds): min(
                 chunk, first + count - at
@@ -208,7 +208,7 @@ def sweep_all(
             yield sizes.pop(done), *done.result()
 
 
-def _calm_collector() -> None:
+def _tune_garbage_collector() -> None:
     """Let the collector look at less, less often: a world is small and gone at once."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -1,4 +1,4 @@
-"""Looks at the open transactions: the real `Watermark`, but for the two statements of a look.
+"""Polls of the open transactions: the real `Watermark`, but for the two statements of a poll.
 
 What an answer says becomes the real `OpenTransactions`' argument, and what the source makes of it
 is the real source's. Like `innodb_trx`, an answer shows which transactions have written, and when
@@ -19,7 +19,7 @@ _SECOND = 1_000_000
 class Watermark(watermark.Watermark):
     """As there."""
 
-    def look(self, *reached: int) -> None:
+    def poll(self, *reached: int) -> None:
         """As there; answers come at once, so that none is left out."""
         this = world()
         if self._denied:

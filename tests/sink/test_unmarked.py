@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import ShardSink, UnmarkedError, are_left_open, check_topics
+from eventpub.sink import MissingMarkerError, ShardSink, are_left_open, check_topics
 from eventpub.sink.unmarked import PartitionId, Written
 from tests.sink.conftest import OwnBroker, broker_with_doors
 from tests.sink.helpers import (
@@ -129,7 +129,7 @@ def test_what_was_committed_is_published_again(
 ) -> None:
     assert are_left_open(sink, saved(left_open), 5.0)
     second = new_sink()
-    with pytest.raises(UnmarkedError) as caught:
+    with pytest.raises(MissingMarkerError) as caught:
         list(second.fold(saved(left_open), left_open))
     assert caught.value.written == left_open
     pairs = written_in(sink, left_open)
@@ -148,7 +148,7 @@ def test_what_an_index_has_lost_may_have_been_committed(
     left_open: dict[PartitionId, Written],
 ) -> None:
     second = new_sink()
-    with pytest.raises(UnmarkedError) as caught:
+    with pytest.raises(MissingMarkerError) as caught:
         list(second.fold({}, acknowledged=saved(left_open)))
     assert caught.value.written == left_open
     second.restore(left_open)
@@ -166,7 +166,7 @@ def test_an_abort_that_takes_a_committed_transaction_with_it_is_found(
         unaware.publish(THIRD, crash_point=crash_at("before_commit"))
     third = new_sink()
     assert open_transactions(own_broker.open, sink.topic) == [], "both were aborted"
-    with pytest.raises(UnmarkedError):
+    with pytest.raises(MissingMarkerError):
         list(third.fold(saved(left_open), left_open))
     pairs = written_in(sink, left_open)
     assert third.restore(left_open) == len(pairs)
@@ -246,7 +246,7 @@ def test_a_broker_that_dies_before_it_has_written_the_markers(
         second.ready()
         try:
             again, unknown = 0, list(second.fold(batch.next_offsets, batch.written))
-        except UnmarkedError as lost:
+        except MissingMarkerError as lost:
             again, unknown = second.restore(lost.written), []
         assert again in {0, len(SECOND)}
         assert not unknown

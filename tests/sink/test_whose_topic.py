@@ -25,9 +25,9 @@ from eventpub.local import Kafka
 from eventpub.shard.dead_letters import Refusals, dead_rows
 from eventpub.sink import (
     DeadRow,
+    MissingMarkerError,
     RecordRefusedError,
     ShardSink,
-    UnmarkedError,
     check_properties,
     check_topics,
     client,
@@ -393,7 +393,7 @@ class TestOthers:
         saved = list_offsets(sink, places, "latest")
         other.publish(some_events(theirs, 40, 101))
         believed = {place: (0, end - 1) for place, end in saved.items()}
-        with pytest.raises(UnmarkedError):
+        with pytest.raises(MissingMarkerError):
             list(other.fold(saved, believed))
         assert list(new_sink(mine).fold(saved, believed, everywhere=True))
 

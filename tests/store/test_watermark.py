@@ -32,10 +32,10 @@ SECOND = 1_000_000
 PSEUDO = (1 << 48) + 7
 
 
-def seen(*looks: tuple[int, list[Transaction]], max_wait: int = 100) -> OpenTransactions:
-    """After these looks, at times in seconds."""
+def seen(*polls: tuple[int, list[Transaction]], max_wait: int = 100) -> OpenTransactions:
+    """After these polls, at times in seconds."""
     transactions = OpenTransactions(max_wait * SECOND)
-    for at, found in looks:
+    for at, found in polls:
         transactions.seen(at * SECOND, found)
     return transactions
 
@@ -45,11 +45,11 @@ def tx(number: int, thread: int = 1, started: int = 0) -> Transaction:
     return Transaction(number, thread, started * SECOND)
 
 
-def test_without_open_transactions_everything_up_to_the_look_is_visible() -> None:
+def test_without_open_transactions_everything_up_to_the_poll_is_visible() -> None:
     assert seen((10, [])).upto == 10 * SECOND
 
 
-def test_the_look_before_a_transaction_showed_is_as_far_as_anybody_can_see() -> None:
+def test_the_poll_before_a_transaction_showed_is_as_far_as_anybody_can_see() -> None:
     assert seen((10, []), (11, [tx(1, started=10)]), (12, [tx(1, started=10)])).upto == 10 * SECOND
 
 
@@ -68,15 +68,15 @@ def test_a_transaction_that_gets_its_id_when_it_writes_stays_the_same() -> None:
     assert seen((10, []), (11, [tx(0, started=10)]), (12, [tx(2, started=10)])).upto == 10 * SECOND
 
 
-def test_at_the_first_look_a_transaction_may_hide_what_came_since_it_began() -> None:
+def test_at_the_first_poll_a_transaction_may_hide_what_came_since_it_began() -> None:
     assert seen((10, [tx(1, started=3)])).upto == 3 * SECOND
 
 
-def test_a_long_transaction_is_passed_by_and_counted_once() -> None:
-    looks = [(second, [tx(1, started=10)]) for second in range(11, 20)]
-    found = seen((10, []), *looks, max_wait=5)
+def test_a_long_transaction_is_timed_out_and_counted_once() -> None:
+    polls = [(second, [tx(1, started=10)]) for second in range(11, 20)]
+    found = seen((10, []), *polls, max_wait=5)
     assert found.upto == 19 * SECOND
-    assert found.passed == 1
+    assert found.timed_out == 1
     assert found.open_since == 10 * SECOND
 
 
@@ -85,18 +85,18 @@ def wrote(modified: int, *, runs: bool = False) -> list[Transaction]:
     return [Transaction(1, 1, 10 * SECOND, modified, runs), tx(9, thread=2, started=10)]
 
 
-def test_what_was_passed_by_tells_when_it_may_have_written_once_it_is_gone() -> None:
-    looks = [(11, wrote(1)), (12, wrote(1)), (13, wrote(3)), (14, wrote(3)), (19, wrote(3))]
-    found = seen((10, []), *looks, max_wait=5)
+def test_what_was_timed_out_tells_when_it_may_have_written_once_it_is_gone() -> None:
+    polls = [(11, wrote(1)), (12, wrote(1)), (13, wrote(3)), (14, wrote(3)), (19, wrote(3))]
+    found = seen((10, []), *polls, max_wait=5)
     assert found.take_ended() == []
     found.seen(20 * SECOND, [tx(9, thread=2, started=10)])
     assert found.take_ended() == [(10 * SECOND, 13 * SECOND)]
     assert found.take_ended() == []
 
 
-def test_what_a_statement_writes_while_it_runs_may_be_as_new_as_the_look_that_shows_it() -> None:
-    looks = [(11, wrote(0, runs=True)), (17, wrote(0, runs=True)), (18, wrote(0))]
-    found = seen((10, []), *looks, (19, []), max_wait=5)
+def test_what_a_statement_writes_while_it_runs_may_be_as_new_as_the_poll_that_shows_it() -> None:
+    polls = [(11, wrote(0, runs=True)), (17, wrote(0, runs=True)), (18, wrote(0))]
+    found = seen((10, []), *polls, (19, []), max_wait=5)
     assert (10 * SECOND, 17 * SECOND) in found.take_ended()
 
 
@@ -105,14 +105,14 @@ def test_what_was_waited_for_has_nothing_to_tell() -> None:
     assert found.take_ended() == []
 
 
-def test_what_was_open_at_the_first_look_may_have_been_passed_by_before() -> None:
+def test_what_was_open_at_the_first_poll_may_have_been_timed_out_before() -> None:
     found = seen((10, [tx(1, started=3)]), (11, [tx(2, thread=2, started=10)]), (12, []))
     assert found.take_ended() == [(3 * SECOND, 10 * SECOND)]
 
 
-def test_the_next_transaction_of_a_connection_ends_what_was_passed_by() -> None:
-    looks = [(second, [tx(1, started=10)]) for second in (11, 17)]
-    found = seen((10, []), *looks, (18, [tx(2, started=17)]), max_wait=5)
+def test_the_next_transaction_of_a_connection_ends_what_was_timed_out() -> None:
+    polls = [(second, [tx(1, started=10)]) for second in (11, 17)]
+    found = seen((10, []), *polls, (18, [tx(2, started=17)]), max_wait=5)
     assert found.take_ended() == [(10 * SECOND, 11 * SECOND)]
 
 
@@ -144,9 +144,9 @@ def waiting(since: int, thread: int = 1) -> Transaction:
 
 
 def test_a_statement_that_waited_is_as_old_when_the_engine_knows_of_it() -> None:
-    looks = [(20, [waiting(12)]), (21, [waiting(12)]), (22, [tx(5, started=21)])]
-    for last_look in 10, 19:
-        found = seen((last_look, []), *looks)
+    polls = [(20, [waiting(12)]), (21, [waiting(12)]), (22, [tx(5, started=21)])]
+    for last_poll in 10, 19:
+        found = seen((last_poll, []), *polls)
         assert found.upto == found.hidden_since == found.open_since == 12 * SECOND
 
 
@@ -263,12 +263,12 @@ def test_a_session_that_sets_its_own_time_hides_nothing_for_longer_than_a_day() 
 
 
 def test_what_is_written_after_the_clock_went_back_is_hidden_by_what_was_open_then() -> None:
-    """Its rows are older than the looks before; also of one that nobody has seen before it."""
-    looks = [(10, []), (11, [tx(1, started=10)]), (4, [tx(1, started=10), tx(2, 2, started=3)])]
-    found = seen(*looks, max_wait=5)
+    """Its rows are older than the polls before; also of one that nobody has seen before it."""
+    polls = [(10, []), (11, [tx(1, started=10)]), (4, [tx(1, started=10), tx(2, 2, started=3)])]
+    found = seen(*polls, max_wait=5)
     assert (found.upto, found.hidden_since) == (3 * SECOND, 3 * SECOND)
     found.seen(20 * SECOND, [tx(1, started=10), tx(2, 2, started=3)])
-    assert found.passed == 2
+    assert found.timed_out == 2
     found.seen(21 * SECOND, [])
     assert [after for after, _ in found.take_ended()] == [3 * SECOND, 3 * SECOND]
 
@@ -276,37 +276,37 @@ def test_what_is_written_after_the_clock_went_back_is_hidden_by_what_was_open_th
 def test_a_statement_that_has_waited_stays_the_same_when_it_gets_its_id_later() -> None:
     """It reads before it writes, so the engine knows of it before there is an id."""
     reads = Transaction(0, 1, 20 * SECOND, 0, True, statement=12 * SECOND)
-    looks = [(19, []), (20, [waiting(12)]), (21, [reads]), (22, [tx(5, started=20)])]
-    found = seen(*looks)
+    polls = [(19, []), (20, [waiting(12)]), (21, [reads]), (22, [tx(5, started=20)])]
+    found = seen(*polls)
     assert found.upto == found.hidden_since == 12 * SECOND
 
 
-def looking(mark: Watermark, until: Callable[[], bool], seconds: float = 10.0) -> None:
+def polling(mark: Watermark, until: Callable[[], bool], seconds: float = 10.0) -> None:
     """Look until something holds."""
     deadline = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < deadline, (mark.state, mark.upto)
-        mark.look()
+        mark.poll()
         time.sleep(0.02)
 
 
 @both
 def test_an_open_transaction_holds_it_and_its_end_lets_it_go(database: FreshDatabase) -> None:
     mark = Watermark(create(database), 60 * SECOND)
-    looking(mark, lambda: mark.state == "open")
+    polling(mark, lambda: mark.state == "open")
     with database.connect(autocommit=False) as writer, writer.cursor() as cursor:
         cursor.execute(
             "INSERT INTO events (aggregate_id, version, event_type) VALUES ('a', 1, 't')"
         )
         cursor.execute("SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', create_time) FROM events")
-        looking(mark, lambda: mark.state == "held")
+        polling(mark, lambda: mark.state == "held")
         held_at = mark.upto
         time.sleep(0.5)
-        mark.look()
+        mark.poll()
         assert mark.upto == held_at
         assert mark.open_since is not None
         writer.commit()
-    looking(mark, lambda: mark.state == "open")
+    polling(mark, lambda: mark.state == "open")
     assert (mark.upto or 0) > (held_at or 0)
     assert not mark.has_open
     mark.close()
@@ -317,7 +317,7 @@ def test_a_transaction_that_has_only_read_holds_nothing(database: FreshDatabase)
     mark = Watermark(create(database), 2 * SECOND)
     with database.connect(autocommit=False) as reader, reader.cursor() as cursor:
         cursor.execute("SELECT COUNT(*) FROM events")
-        looking(mark, lambda: mark.state == "open")
+        polling(mark, lambda: mark.state == "open")
     mark.close()
 
 
@@ -331,13 +331,13 @@ def test_what_a_procedure_has_inserted_is_reported_when_its_statement_has_ended(
         "CREATE PROCEDURE append() INSERT INTO events (aggregate_id, version, event_type)"
         " SELECT CONCAT('slow', slept), 1, 't' FROM (SELECT SLEEP(4) AS slept) AS slowly"
     )
-    looking(mark, lambda: mark.state == "open")
+    polling(mark, lambda: mark.state == "open")
     writer = threading.Thread(target=database.execute, args=("CALL append()",))
     writer.start()
     ended: list[tuple[int, int]] = []
     until = time.monotonic() + 60.0
     while not ended and time.monotonic() < until:
-        mark.look(mark.upto or 0)
+        mark.poll(mark.upto or 0)
         ended += mark.take_ended()
         time.sleep(0.02)
     writer.join()
@@ -372,17 +372,17 @@ def test_an_answer_that_is_not_fresh_moves_nothing_and_then_counts_as_none(
     database: FreshDatabase,
 ) -> None:
     mark = Watermark(create(database), SECOND, unknown_for=300 * SECOND)
-    looking(mark, lambda: mark.state == "open")
+    polling(mark, lambda: mark.state == "open")
     with monitoring(database):
         time.sleep(0.2)
         before = mark.upto
-        mark.look()
+        mark.poll()
         assert mark.upto == before
-        looking(mark, lambda: mark.state == "stale")
+        polling(mark, lambda: mark.state == "stale")
         assert mark.upto is None
         assert mark.open_since is not None
-        assert mark.open_since <= (before or 0), "nobody knows what has begun since the last look"
-    looking(mark, lambda: mark.state == "open")
+        assert mark.open_since <= (before or 0), "nobody knows what has begun since the last poll"
+    polling(mark, lambda: mark.state == "open")
     mark.close()
 
 
@@ -395,10 +395,10 @@ def test_without_the_privilege_it_says_so_and_looks_no_more(database: FreshDatab
         update={"url": type(config.url)(database.url_of("watermark_reader", "r"))}
     )
     mark = Watermark(config, SECOND)
-    mark.look()
+    mark.poll()
     assert mark.state == "denied"
     assert mark.upto is None
-    mark.look()
+    mark.poll()
 
 
 @pytest.mark.parametrize("start", [mysql, mariadb], ids=["mysql", "mariadb"])
@@ -423,7 +423,7 @@ def test_a1_the_clocks_go_back_while_it_is_open(
             )
             (created,) = cursor.fetchone() or (0,)
             before = Watermark(config, 60 * SECOND)
-            looking(before, lambda: before.open_since is not None)
+            polling(before, lambda: before.open_since is not None)
             assert before.state == "held"
             [(offset,)] = database.execute("SELECT TIMESTAMPDIFF(HOUR, UTC_TIMESTAMP(), NOW())")
             assert (before.upto or 0) < created
@@ -433,15 +433,15 @@ def test_a1_the_clocks_go_back_while_it_is_open(
             ):
                 time.sleep(0.2)
             after = Watermark(config, 60 * SECOND)
-            looking(after, lambda: after.open_since is not None)
-            before.look()
+            polling(after, lambda: after.open_since is not None)
+            before.poll()
             assert (before.state, after.state) == ("held", "held")
             for mark in before, after:
                 assert (mark.upto or 0) < created
                 assert (mark.open_since or 0) < created
                 assert (mark.hidden_since or 0) < created
             writer.commit()
-        looking(after, lambda: after.state == "open")
+        polling(after, lambda: after.state == "open")
         before.close()
         after.close()
 
@@ -458,10 +458,10 @@ def test_a11_several_readers_and_a_monitoring_tool_all_see(database: FreshDataba
         mark = marks[number]
         time.sleep(0.037 * number)
         while time.monotonic() < ended:
-            mark.look()
-            fresh[number].add(mark._transactions.looked_at)
+            mark.poll()
+            fresh[number].add(mark._transactions.polled_at)
             states.append(mark.state)
-            time.sleep(min(0.05, mark.next_look or 0.05))
+            time.sleep(min(0.05, mark.next_poll or 0.05))
 
     with monitoring(database, every=1.0):
         threads = [threading.Thread(target=poll, args=(number,)) for number in range(3)]
@@ -486,7 +486,7 @@ def test_a24_who_only_reads_holds_nothing_however_long(database: FreshDatabase) 
         )
         thread.start()
         time.sleep(0.5)
-        looking(mark, lambda: mark.state == "open")
+        polling(mark, lambda: mark.state == "open")
         assert mark.open_since is None
         assert thread.is_alive(), "it was waited for"
         thread.join()
@@ -498,7 +498,7 @@ def test_a24_who_only_reads_holds_nothing_however_long(database: FreshDatabase) 
             ),
         )
         thread.start()
-        looking(mark, lambda: mark.state == "held")
+        polling(mark, lambda: mark.state == "held")
         thread.join()
     mark.close()
 
