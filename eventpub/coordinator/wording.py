@@ -64,7 +64,7 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         )
     for topic in report.made_again:
         yield warning("the topic was deleted and created again; its records are lost", topic=topic)
-    if count := report.not_ours.get("foreign", 0):
+    if count := report.not_ours.get("unrecognised", 0):
         yield warning(
             "records on the topics were not written by this publisher; they are ignored",
             records=count,

@@ -256,7 +256,7 @@ class Index:
         return self._ranges("written")
 
     @property
-    def unmarked(self) -> dict[tuple[str, int], tuple[int, int]]:
+    def missing_markers(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Published ranges that may be lost, to be restored before anything else is done."""
         return self._ranges("unmarked")
 
@@ -692,20 +692,22 @@ class Index:
     def has_read_everywhere(self, own: Collection[tuple[str, int]]) -> None:
         """From now on its own partitions are enough."""
         facts: dict[str, Any] = {"everywhere": False}
-        for name, ranges in (("written", self.written), ("unmarked", self.unmarked)):
+        for name, ranges in (("written", self.written), ("unmarked", self.missing_markers)):
             facts[name] = _nested({p: r for p, r in ranges.items() if p in own})
         facts["offsets"] = _nested({p: at for p, at in self.offsets.items() if p in own})
         self._write(WriteBatch(raw_mode=True), facts)
 
-    def note_unmarked(self, written: Mapping[tuple[str, int], tuple[int, int]]) -> None:
+    def note_missing_markers(self, written: Mapping[tuple[str, int], tuple[int, int]]) -> None:
         """These ranges, published and known here, have turned out to be not visible."""
-        unmarked = _nested({**self.unmarked, **written})
-        self._write(WriteBatch(raw_mode=True), {"unmarked": unmarked})
+        missing_markers = _nested({**self.missing_markers, **written})
+        self._write(WriteBatch(raw_mode=True), {"unmarked": missing_markers})
 
     def restored(self) -> None:
-        """What was unmarked is visible now: there or behind, from where it is folded again."""
+        """What missed a marker is visible now: there or behind, from where it is folded again."""
         before = self.offsets
-        starts = {p: first for p, (first, _) in self.unmarked.items() if before.get(p, 0) > first}
+        starts = {
+            p: first for p, (first, _) in self.missing_markers.items() if before.get(p, 0) > first
+        }
         facts = self._moved(starts)
         self._write(WriteBatch(raw_mode=True), facts | {"unmarked": {}})
 

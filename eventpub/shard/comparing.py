@@ -11,7 +11,7 @@ from eventpub.admission.buckets import window_of
 from eventpub.channel import Comparison
 from eventpub.shard import pace
 from eventpub.shard.context import ShardContext
-from eventpub.shard.prefetch import KeyPrefetch
+from eventpub.shard.key_prefetch import KeyPrefetch
 from eventpub.shard.publishing import Publishing
 
 

@@ -90,8 +90,8 @@ class Fold:
         """What of the topic the index does not know; all that it knows is visible at the end."""
         context, index = self._context, self._context.index
         while True:
-            if index.unmarked:
-                context.report.restored += context.sink.restore(index.unmarked)
+            if index.missing_markers:
+                context.report.restored += context.sink.restore(index.missing_markers)
                 index.restored()
             try:
                 yield from context.sink.fold(
@@ -103,7 +103,7 @@ class Fold:
                 )
             except MissingMarkerError as lost:
                 self._reads_all = False  # the next one goes on where this one has come to
-                index.note_unmarked(lost.written)
+                index.note_missing_markers(lost.written)
             else:
                 return
 

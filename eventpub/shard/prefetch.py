@@ -1,61 +1,104 @@
-"""The keys of a comparison: read from the database while windows are published."""
+"""Reading ahead: the next chunk comes from the database while this one is published."""
 
 from __future__ import annotations
 
-from collections import Counter
+import queue
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
+from typing import Generic, TypeVar
 
-import pyarrow as pa
+T = TypeVar("T")
+_Item = tuple[T | None, BaseException | None] | None
 
-from eventpub.channel import Comparison
-from eventpub.shard.ahead import read_ahead
+_ENOUGH = 1
+"""Items that wait; with the one in work and the one being made, three are in memory."""
 
 
-class KeyPrefetch:
-    """One comparison on its way through a shard.
+class Prefetch(Generic[T]):
+    """What was read ahead: an iterator that can tell whether it would wait."""
 
-    What is compared later than it was read loses nothing: the index knows more by then, and a row
-    that it does not know then was not known before either.
-
-    Args:
-        comparison: which buckets.
-        read: the keys of a bucket in batches; called, and iterated, in a thread.
-
-    Attributes:
-        rows: keys of each bucket so far.
-        unfinished: buckets of which something is left, since the shard waits.
-    """
-
-    def __init__(
-        self, comparison: Comparison, read: Callable[[int], Iterator[pa.RecordBatch]]
-    ) -> None:
-        self.comparison = comparison
-        self.rows: Counter[int] = Counter()
-        self.unfinished: set[int] = set()
-        self._read = read
-        self._open = ExitStack()
-        self._items = self._open.enter_context(read_ahead(self._all))
-
-    def _all(self) -> Iterator[tuple[int, pa.RecordBatch | None]]:
-        for bucket in self.comparison.buckets:
-            for keys in self._read(bucket):
-                yield bucket, keys
-            yield bucket, None
+    def __init__(self, waiting: queue.Queue[_Item[T]]) -> None:
+        self._waiting = waiting
+        self._next: list[_Item[T]] = []
+        self._ended = False
 
     @property
-    def are_ready(self) -> bool:
-        """Whether `take` would not wait."""
-        return self._items.is_ready
+    def is_ready(self) -> bool:
+        """Whether the next item, the end or an error is there."""
+        return self._ended or bool(self._next) or not self._waiting.empty()
 
-    def take(self) -> tuple[int, pa.RecordBatch | None] | None:
-        """A bucket and some of its keys; None for keys: it has no more; None alone: the end.
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is, for so many seconds at most; whether it is."""
+        if not self.is_ready:
+            try:
+                self._next.append(self._waiting.get(timeout=timeout))
+            except queue.Empty:
+                return False
+        return True
 
-        Raises:
-            StoreError: they cannot be read.
-        """
-        return next(self._items, None)
+    def __iter__(self) -> Prefetch[T]:
+        return self
 
-    def close(self) -> None:
-        """Stop reading; returns when the thread has ended."""
-        self._open.close()
+    def __next__(self) -> T:
+        if self._ended:
+            raise StopIteration
+        found = self._next.pop() if self._next else self._waiting.get()
+        if found is None:
+            self._ended = True
+            raise StopIteration
+        item, error = found
+        if error is not None:
+            self._ended = True
+            raise error
+        return item  # type: ignore[return-value]
+
+
+@contextmanager
+def read_ahead(
+    make: Callable[[], Iterator[T]], wake: Callable[[], None] = lambda: None
+) -> Iterator[Prefetch[T]]:
+    """Iterates in a thread of its own, a little ahead of who consumes.
+
+    An error is raised where the item would have come. Leaving the block ends the iterator (closing
+    it, in its thread) after the item that it is making.
+
+    Args:
+        make: called in the thread; whatever its iterator uses belongs to that thread until the
+            block is left.
+        wake: called when the block is left: ends whatever the iterator waits for.
+    """
+    waiting: queue.Queue[_Item[T]] = queue.Queue(_ENOUGH)
+    left = threading.Event()
+
+    def put(item: _Item[T]) -> None:
+        while not left.is_set():
+            try:
+                waiting.put(item, timeout=0.05)
+                return
+            except queue.Full:
+                continue
+
+    def iterate() -> None:
+        items = make()
+        try:
+            for item in items:
+                put((item, None))
+                if left.is_set():
+                    break
+            put(None)
+        except BaseException as error:
+            put((None, error))
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:
+                close()
+
+    thread = threading.Thread(target=iterate, name="eventpub-read-ahead", daemon=True)
+    thread.start()
+    try:
+        yield Prefetch(waiting)
+    finally:
+        left.set()
+        wake()
+        thread.join()

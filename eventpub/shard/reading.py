@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from eventpub.channel import Comparison, Request, Stop, Window, Work
 from eventpub.shard import pace
-from eventpub.shard.ahead import Ahead, read_ahead
 from eventpub.shard.context import ShardContext
 from eventpub.shard.pace import portions
+from eventpub.shard.prefetch import Prefetch, read_ahead
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Reading:
         """The number of the last window that has come; 0: none has."""
         return 0 if self._last is None else self._last.number
 
-    def ahead(self) -> AbstractContextManager[Ahead[Item]]:
+    def prefetch(self) -> AbstractContextManager[Prefetch[Item]]:
         """Everything behind the position of the index, as far as windows reach.
 
         It belongs to the thread that reads until the block is left; `handled` is called for each

@@ -18,12 +18,12 @@ from eventpub.channel.lane import Link
 from eventpub.errors import EventpubError, StateError
 from eventpub.failpoint import failpoint
 from eventpub.index import set_aside
-from eventpub.shard.ahead import Ahead
 from eventpub.shard.answering import Answering
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.comparing import Comparing
 from eventpub.shard.context import _COUNTED_LATE, Accounted, ShardContext
 from eventpub.shard.folding import Fold
+from eventpub.shard.prefetch import Prefetch
 from eventpub.shard.publishing import HoldsInTurn, Publishing
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 
@@ -132,7 +132,7 @@ class Runner:
         context, comparing = self._context, self._comparing
         had_rows = False
         self._accounted.forget()
-        with self._reading.ahead() as items:
+        with self._reading.prefetch() as items:
             while (item := self._next(items)) is not None:
                 if isinstance(item, Rows):
                     had_rows = True
@@ -155,7 +155,7 @@ class Runner:
                     return False
         return False
 
-    def _next(self, items: Ahead[Item]) -> Item | None:
+    def _next(self, items: Prefetch[Item]) -> Item | None:
         """What comes next; a comparison goes on meanwhile."""
         context, comparing = self._context, self._comparing
         while comparing.is_under_way or context.keeps_copies:

@@ -7,7 +7,9 @@ once, whatever crashes; the topic is the truth, and `ShardSink.fold` reads it.
 from eventpub.sink.checks import Written, checks
 from eventpub.sink.client import check_properties
 from eventpub.sink.faults import RecordRefusedError, topic_remade
+from eventpub.sink.fencing import fence_all
 from eventpub.sink.fold import Fold, Folded
+from eventpub.sink.missing_markers import MissingMarkerError, are_left_open
 from eventpub.sink.origin import (
     Sources,
     check_between,
@@ -15,7 +17,6 @@ from eventpub.sink.origin import (
     has_written,
     sources_of,
 )
-from eventpub.sink.owning import fence_all
 from eventpub.sink.records import DeadRow, Record
 from eventpub.sink.shard import PublishedBatch, ShardSink
 from eventpub.sink.topics import (
@@ -26,7 +27,6 @@ from eventpub.sink.topics import (
     topic_ids,
     visible_ends,
 )
-from eventpub.sink.unmarked import MissingMarkerError, are_left_open
 
 __all__ = [
     "DeadRow",

@@ -17,8 +17,8 @@ from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import SinkError
 from eventpub.sink import faults, records
+from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.records import DeadRow
-from eventpub.sink.unmarked import PartitionId
 
 AHEAD_OF_CLOCK = 600_000_000
 """µs that the database's clock may be ahead of this machine's and still be believed: brokers take

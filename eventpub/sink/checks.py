@@ -15,9 +15,10 @@ from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  
 from eventpub import config
 from eventpub.config import format_duration
 from eventpub.errors import Check, EventpubError
-from eventpub.sink import client, faults, owning
+from eventpub.sink import client, faults, fencing
 from eventpub.sink.batch import AHEAD_OF_CLOCK
 from eventpub.sink.faults import topic_gone, topic_missing
+from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, check_sample, sources_of
 from eventpub.sink.topics import (
     REACH_TIMEOUT,
@@ -26,7 +27,6 @@ from eventpub.sink.topics import (
     partition_counts,
     topic_ids,
 )
-from eventpub.sink.unmarked import PartitionId
 
 _LONGEST = (1 << 63) - 1
 """ms: no limit."""
@@ -168,7 +168,7 @@ def _side_topic(sink: config.Sink, found: Mapping[str, int], topic: str) -> Chec
 def _transactions(sink: config.Sink, app_id: str) -> Check:
     name = "transactions"
     try:
-        owning.try_transactions(sink, app_id)
+        fencing.try_transactions(sink, app_id)
     except EventpubError as error:
         return _wrong(name, error)
     timeout = format_duration(sink.transaction_timeout)

@@ -4,7 +4,7 @@ Called after `init_transactions`, when the former owner is fenced and its transa
 Reads committed records from the saved next offsets to the *high watermark*: a reader that trusted
 the last stable offset would stop before an open transaction and publish its events a second time.
 Where a transaction is open although its producer is fenced, the broker has left its markers out;
-see `unmarked`.
+see `missing_markers`.
 What must hold at the end: every partition was read to its high watermark, or an error says why not.
 """
 
@@ -24,9 +24,15 @@ from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap, topic_partition
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
+from eventpub.sink.missing_markers import (
+    MARKER_TIMEOUT,
+    MissingMarkerError,
+    PartitionId,
+    Written,
+    hanging,
+)
 from eventpub.sink.origin import Sources, other_publisher
 from eventpub.sink.topics import End, check_leaders, list_offsets, tail_gone
-from eventpub.sink.unmarked import MARKER_TIMEOUT, MissingMarkerError, PartitionId, Written, hanging
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
@@ -222,19 +228,19 @@ class Fold(Iterator[Folded]):
                     if self._ends[place] < self.offsets[place] - (self._last(place) is not None):
                         saved, end = self.offsets[place], self._ends[place]
                         raise tail_gone(self._sink, place, saved, end)
-                unmarked = {}
+                missing_markers = {}
                 for place in (blocked | short) - self._of_others:
                     first = stable[place]
                     known = min(self._acknowledged.get(place, 0) - 1, self._ends[place])
                     if self._last(place) is not None and first <= self._written[place][0]:
                         known = max(known, self._written[place][1])
                     if known > first:
-                        unmarked[place] = (first, known)
+                        missing_markers[place] = (first, known)
                     elif place in short:
                         saved, end = self.offsets[place], self._ends[place]
                         raise tail_gone(self._sink, place, saved, end)
-                if unmarked:
-                    raise MissingMarkerError(unmarked)
+                if missing_markers:
+                    raise MissingMarkerError(missing_markers)
                 if not ended and self._end_open is not None and blocked - self._of_others:
                     self._end_open(blocked - self._of_others)
                     ended = True
@@ -348,7 +354,7 @@ class Fold(Iterator[Folded]):
                 aggregate_id = key.decode()
             except (KeyError, ValueError, TypeError, AttributeError):
                 # Not one of ours: no such header, no number, no key, no UTF-8.
-                self.not_ours["foreign"] += 1
+                self.not_ours["unrecognised"] += 1
                 continue
             if not self._is_own(aggregate_id, message.partition()):
                 continue
@@ -376,11 +382,11 @@ class Fold(Iterator[Folded]):
             try:
                 gap = records.read_gap(message.value() or b"")
             except ValueError:
-                self.not_ours["foreign"] += 1
+                self.not_ours["unrecognised"] += 1
                 continue
             is_signed = records.SOURCE in headers or self._sources is None
             if not is_signed and not records.is_unsigned_gap(gap, message, headers):
-                self.not_ours["foreign"] += 1
+                self.not_ours["unrecognised"] += 1
             elif is_signed and not self._counts("gaps", message, headers):
                 continue
             elif self._is_own(gap.aggregate_id, message.partition()):
@@ -394,9 +400,9 @@ class Fold(Iterator[Folded]):
         origin = self._sources.origin(message, headers)
         if origin == "own":
             return True
-        if origin == "publisher" and kind == "events":
+        if origin == "other_publisher" and kind == "events":
             raise other_publisher(self._sink, message)
-        self.not_ours["ignored" if origin == "ignored" else "foreign"] += 1
+        self.not_ours["ignored" if origin == "ignored" else "unrecognised"] += 1
         return False
 
     def _is_own(self, aggregate_id: str, partition: int) -> bool:

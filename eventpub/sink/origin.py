@@ -16,9 +16,9 @@ from typing import Any, Literal
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import records, topics
-from eventpub.sink.unmarked import PartitionId, read_ranges
+from eventpub.sink.missing_markers import PartitionId, read_ranges
 
-Origin = Literal["own", "ignored", "publisher", "foreign"]
+Origin = Literal["own", "ignored", "other_publisher", "unrecognised"]
 """Ours; of a writer that is wanted there; of another publisher; of anybody else."""
 
 _SHAPE = ("ce_specversion", "ce_type", records.TIME)
@@ -52,16 +52,16 @@ class Sources:
         if source in self._own_bytes:
             return "own"
         if source is None:
-            return "foreign"
+            return "unrecognised"
         if source.decode(errors="replace") in self.ignored:
             return "ignored"
         key, sequence = message.key(), headers.get(records.SEQUENCE)
         if key is None or sequence is None or not all(name in headers for name in _SHAPE):
-            return "foreign"
+            return "unrecognised"
         is_event = (
             headers.get("ce_subject") == key and headers.get("ce_id") == key + b"/" + sequence
         )
-        return "publisher" if is_event else "foreign"
+        return "other_publisher" if is_event else "unrecognised"
 
 
 def sources_of(sink: config.Sink, app_id: str, former_ids: Iterable[str] = ()) -> Sources:
@@ -153,5 +153,5 @@ def _check(
             raise
         return  # nobody waits for a sample: a fold finds what it would have found
     for message in found:
-        if sources.origin(message, dict(message.headers() or ())) == "publisher":
+        if sources.origin(message, dict(message.headers() or ())) == "other_publisher":
             raise other_publisher(sink, message)

@@ -25,13 +25,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import SinkError
-from eventpub.sink import bulk, client, faults, owning, records
+from eventpub.sink import bulk, client, faults, fencing, records
 from eventpub.sink.batch import Batch, Events, batch_of
 from eventpub.sink.fold import FOLD_TIMEOUT, Fold
-from eventpub.sink.origin import check_between, sources_of
-from eventpub.sink.records import DeadRow
-from eventpub.sink.topics import list_offsets
-from eventpub.sink.unmarked import (
+from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
     PartitionId,
     Written,
@@ -39,6 +36,9 @@ from eventpub.sink.unmarked import (
     iter_ranges,
     lost_records,
 )
+from eventpub.sink.origin import check_between, sources_of
+from eventpub.sink.records import DeadRow
+from eventpub.sink.topics import list_offsets
 
 COMMIT_TIMEOUT = 30.0
 """Seconds until a commit without an answer is given up as indefinite."""
@@ -139,9 +139,9 @@ class ShardSink:
         self._app_id = app_id
         self._shard = shard
         self._transactional = sink.delivery == "exactly_once"
-        self._id = owning.transactional_id(app_id, shard.number) if self._transactional else None
+        self._id = fencing.transactional_id(app_id, shard.number) if self._transactional else None
         self._log = client.ClientLog()
-        self._owner = (sink.bootstrap_servers, owning.transactional_id(app_id, shard.number))
+        self._owner = (sink.bootstrap_servers, fencing.transactional_id(app_id, shard.number))
         self._careful = self._owner in _careful
         self._sources = sources_of(sink, app_id, former_ids)
         self._fold: Fold | None = None
@@ -174,7 +174,7 @@ class ShardSink:
             producer = client.producer(self._sink, self._id, self._log, careful=self._careful)
             if self._transactional:
                 try:
-                    owning.take_over(self._sink, producer, self._log, lambda: self._closed)
+                    fencing.take_over(self._sink, producer, self._log, lambda: self._closed)
                 except SinkError as error:
                     # A request that librdkafka repeats by itself may fence its own first try.
                     if error.code != "sink.fenced":
@@ -182,7 +182,7 @@ class ShardSink:
                     producer = client.producer(
                         self._sink, self._id, self._log, careful=self._careful
                     )
-                    owning.take_over(self._sink, producer, self._log, lambda: self._closed)
+                    fencing.take_over(self._sink, producer, self._log, lambda: self._closed)
             if not self._closed:
                 self._producer = producer
         except BaseException as error:  # handed to the thread that asks ready()
@@ -195,11 +195,11 @@ class ShardSink:
             SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized`,
                 `sink.transactions_refused`, `sink.fenced`, `sink.fatal`.
         """
-        self._starting.join(owning.READY_TIMEOUT + 10)
+        self._starting.join(fencing.READY_TIMEOUT + 10)
         if self._starting.is_alive():
             self.needs_replacement = True
             raise faults.unreachable(
-                self._sink, "taking over the shard", owning.READY_TIMEOUT + 10, None
+                self._sink, "taking over the shard", fencing.READY_TIMEOUT + 10, None
             )
         if self._failure is not None:
             self.needs_replacement = True
@@ -253,7 +253,7 @@ class ShardSink:
         return self._fold
 
     def restore(self, written: Mapping[PartitionId, Written]) -> int:
-        """Publishes again what was committed in these ranges and got lost; see `unmarked`.
+        """Publishes again what was committed in these ranges and got lost; see `missing_markers`.
 
         May be repeated after any error, by another sink, too, until it has returned; nothing else
         must be published in between.

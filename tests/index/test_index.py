@@ -309,18 +309,18 @@ def test_what_was_written_is_known_until_a_fold_has_moved_on(tmp_path: Path) -> 
         index.moved_to({here: 40, there: 9})
     with Index(tmp_path / "0", IDENTITY) as index:
         assert index.written == {there: (0, 8)}
-        index.note_unmarked({there: (0, 8)})
+        index.note_missing_markers({there: (0, 8)})
     with Index(tmp_path / "1", IDENTITY) as index:
         index.move_from([tmp_path / "0"], lambda _: True, [there], None)
-        assert (index.written, index.unmarked) == ({there: (0, 8)}, {there: (0, 8)})
+        assert (index.written, index.missing_markers) == ({there: (0, 8)}, {there: (0, 8)})
         index.restored()
-        assert (index.written, index.unmarked, index.offsets) == ({}, {}, {there: 0})
+        assert (index.written, index.missing_markers, index.offsets) == ({}, {}, {there: 0})
 
 
 def test_what_is_restored_is_not_skipped_by_an_index_that_is_behind(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
-        index.note_unmarked({("t", 0): (5, 8)})
+        index.note_missing_markers({("t", 0): (5, 8)})
         index.restored()
         assert index.offsets == {}
 

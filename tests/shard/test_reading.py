@@ -86,7 +86,7 @@ def shown(item: Item | None) -> object:
 def test_rows_ends_and_other_work_come_in_the_order_of_the_work() -> None:
     work: list[Work] = [Window(1, 110), LOOK, Window(2, 120), Comparison(1, (5,)), Stop()]
     read, context = reading(*work, times=(105, 106, 115))
-    with read.ahead() as items:
+    with read.prefetch() as items:
         found = [shown(next(items)) for _ in range(7)]
     assert found == [
         [105, 106],
@@ -105,7 +105,7 @@ def test_it_begins_where_the_index_is_and_a_new_index_from_the_lowest() -> None:
         read, context = reading(Window(1, 110), Window(2, 120), position=position)
         if position is None:
             context.link = Link(Window(1, 120))
-        with read.ahead() as items:
+        with read.prefetch() as items:
             while shown(next(items)) != ("end", 120):
                 continue
         assert context.reader.windows == windows
@@ -125,7 +125,7 @@ def test_the_rows_that_came_along_are_used_and_what_lies_before_them_is_read(
 ) -> None:
     window = Window(1, 120, after=100, rows=rows_at(105, 115))
     read, context = reading(window, position=position, times=(85, 105, 115))
-    with read.ahead() as items:
+    with read.prefetch() as items:
         seen = []
         while (item := shown(next(items))) != ("end", 120):
             seen.append(item)
@@ -136,7 +136,7 @@ def test_the_rows_that_came_along_are_used_and_what_lies_before_them_is_read(
 def test_what_was_read_ahead_of_a_block_is_not_lost() -> None:
     """The shard begins to wait for a hold; requests and comparisons had come already."""
     read, context = reading(Window(1, 110), LOOK, Comparison(1, (5,)), times=(105,))
-    with read.ahead() as items:
+    with read.prefetch() as items:
         assert shown(next(items)) == [105]
         assert items.wait(20.0)
     context.link.came.put(Window(2, 120))
@@ -146,13 +146,13 @@ def test_what_was_read_ahead_of_a_block_is_not_lost() -> None:
 
 def test_what_was_not_handled_comes_first_in_the_next_block() -> None:
     read, context = reading(Window(1, 110), LOOK, times=(105,))
-    with read.ahead() as items:
+    with read.prefetch() as items:
         assert shown(next(items)) == [105]
         assert items.wait(20.0)
         assert [shown(next(items)) for _ in range(2)] == [("end", 110), LOOK]
     context.index.position = 110
     context.link.came.put(Window(2, 120))
-    with read.ahead() as items:
+    with read.prefetch() as items:
         assert [shown(next(items)) for _ in range(3)] == [LOOK, ("end", 110), ("end", 120)]
 
 
@@ -167,19 +167,19 @@ def test_what_comes_at_the_moment_when_a_block_is_left_is_not_lost(
         context.link.came.put(None)
 
     monkeypatch.setattr(context.link, "wake", wake)
-    with read.ahead() as items:
+    with read.prefetch() as items:
         assert shown(next(items)) == ("end", 110)
     if isinstance(last, Request):
         assert read.next() == last
         return
     context.link.came.put(None)
-    with read.ahead() as items:
+    with read.prefetch() as items:
         assert shown(next(items)) == ("end", 120), "nothing behind it was planned"
 
 
 def test_what_was_handled_is_not_done_again() -> None:
     read, context = reading(LOOK, Comparison(1, (5,)))
-    with read.ahead() as items:
+    with read.prefetch() as items:
         assert shown(next(items)) == LOOK
         read.handled()
         assert shown(next(items)) == Comparison(1, (5,))
@@ -192,7 +192,7 @@ def test_a_window_that_came_while_the_shard_waited_is_read_behind_its_position()
     read, context = reading(Window(1, 110))
     assert read.next() == Window(1, 110)
     context.index.position = 104
-    with read.ahead() as items:
+    with read.prefetch() as items:
         assert shown(next(items)) == ("end", 110)
     assert context.reader.windows == [(104, 110)]
 
@@ -201,7 +201,7 @@ def test_a_wake_that_was_for_a_block_before_ends_no_later_one() -> None:
     read, context = reading()
     for number in range(1, 4):
         context.link.wake()
-        with read.ahead() as items:
+        with read.prefetch() as items:
             context.link.came.put(Window(number, 100 + 10 * number))
             while shown(next(items)) != ("end", 100 + 10 * number):
                 continue
@@ -216,7 +216,7 @@ def test_a5_an_error_ends_who_reads_ahead_though_nothing_comes_any_more() -> Non
     began = time.monotonic()
 
     def publish() -> None:
-        with read.ahead() as items:
+        with read.prefetch() as items:
             while shown(next(items)) != ("end", 110):
                 continue
             raise SinkError("sink.unreachable", "the broker restarts", retriable=True)

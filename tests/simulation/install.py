@@ -25,7 +25,7 @@ from eventpub.shard import (
     reading,
     runner,
 )
-from eventpub.sink import bulk, client, fold, owning, shard, topics, unmarked
+from eventpub.sink import bulk, client, fencing, fold, missing_markers, shard, topics
 from eventpub.store import watermark as real_watermark
 from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
@@ -183,9 +183,9 @@ def installed() -> Iterator[None]:
         )
         put(shard, time=_time, threading=SimpleNamespace(Thread=_Thread))
         put(bulk, bulk_of=broker.Bulk, WORTHWHILE=3)
-        put(owning, time=_time, ThreadPoolExecutor=_Pool)
+        put(fencing, time=_time, ThreadPoolExecutor=_Pool)
         put(fold, time=_time)
-        put(unmarked, time=_time)
+        put(missing_markers, time=_time)
         put(topics, time=_time)
         put(
             rocks,

@@ -262,7 +262,7 @@ def any_record() -> Iterator[None]:
 
     def strict(self: Any, kind: Any, messages: list[Any]) -> Any:
         folded = fold(self, kind, messages)
-        if self.not_ours["foreign"]:
+        if self.not_ours["unrecognised"]:
             raise StateError("fold.garbage", "this is no record of eventpub")
         return folded
 

@@ -37,7 +37,7 @@ from eventpub.errors import SinkError
 from eventpub.local import Kafka, kafka
 from eventpub.ops.topic import TopicReader
 from eventpub.sink import ShardSink, check_topics
-from eventpub.sink.owning import transactional_id
+from eventpub.sink.fencing import transactional_id
 from eventpub.sink.topics import list_offsets
 from tests.sink.conftest import OwnBroker
 from tests.sink.helpers import (

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from eventpub.errors import SinkError
-from eventpub.sink import PublishedBatch, RecordRefusedError, ShardSink, batch, bulk, owning, shard
+from eventpub.sink import PublishedBatch, RecordRefusedError, ShardSink, batch, bulk, fencing, shard
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings, some_events
 from tests.sink.mock_cluster import (
     ADD_PARTITIONS,
@@ -349,7 +349,7 @@ class TestReady:
         new_sink: Callable[[], ShardSink],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(owning, "READY_TIMEOUT", 1.0)
+        monkeypatch.setattr(fencing, "READY_TIMEOUT", 1.0)
         cluster.down()
         with pytest.raises(SinkError) as caught:
             new_sink().ready()

@@ -22,8 +22,8 @@ from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.errors import SinkError
 from eventpub.local import Kafka, kafka_cluster
 from eventpub.sink import DeadRow, ShardSink, check_topics, client, fold
+from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.topics import check_leaders, list_offsets
-from eventpub.sink.unmarked import PartitionId
 from tests.publisher.harness import eventually
 from tests.sink.helpers import (
     APP,

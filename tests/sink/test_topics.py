@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from eventpub import config
 from eventpub.errors import Check, SinkError
 from eventpub.local import Kafka, kafka_cluster
-from eventpub.sink import ShardSink, check_topics, checks, client, owning, topics
+from eventpub.sink import ShardSink, check_topics, checks, client, fencing, topics
 from eventpub.sink.topics import list_offsets, topic_ids
 from tests.publisher.harness import eventually
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings
@@ -134,7 +134,7 @@ class TestBrokersThatDoNotAnswer:
         error = error_of(sink, timeout=1.0)
         assert error.code == "sink.auth_failed"
         assert "a-secret-word" not in str(error)
-        monkeypatch.setattr(owning, "READY_TIMEOUT", 1.0)
+        monkeypatch.setattr(fencing, "READY_TIMEOUT", 1.0)
         with ShardSink(sink, APP, WHOLE) as producer, pytest.raises(SinkError) as caught:
             producer.ready()
         assert caught.value.code == "sink.auth_failed"

@@ -252,7 +252,7 @@ class TestOthers:
         producer.flush()
         found, fold = folded(new_sink(), {})
         assert found == as_set(some_events(WHOLE, 20))
-        assert fold.not_ours == {"foreign": 4}
+        assert fold.not_ours == {"unrecognised": 4}
 
     def test_a7_a_skip_of_an_earlier_version_is_told_apart(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
@@ -277,7 +277,7 @@ class TestOthers:
         parts = [part for part in fold if part.kind == "gaps"]
         assert [gap for part in parts for gap in part.unsigned] == [gap]
         assert not any(part.gaps for part in parts)
-        assert fold.not_ours == {"foreign": 4}
+        assert fold.not_ours == {"unrecognised": 4}
 
     def test_a22_another_publisher_is_an_error_until_it_is_explained(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str

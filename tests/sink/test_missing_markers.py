@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import MissingMarkerError, ShardSink, are_left_open, check_topics
-from eventpub.sink.unmarked import PartitionId, Written
+from eventpub.sink.missing_markers import PartitionId, Written
 from tests.sink.conftest import OwnBroker, broker_with_doors
 from tests.sink.helpers import (
     APP,
