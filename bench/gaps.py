@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import topic
-from .judge import judge, over_time, spread, stored_codes
+from .compare import compare, over_time, spread, stored_codes
 from .load import Phase, newest, stored, write
 from .machine import PARTITIONS, PAYLOAD_BYTES, Machine, environment
 from .memory import Memory
@@ -98,7 +98,7 @@ def measure(machine: Machine, given: argparse.Namespace, version: int) -> dict[s
         publisher.stop()
     records = reader.records
     with stored(url) as rows:
-        verdict = judge(stored_codes(rows, records.names), records)
+        verdict = compare(stored_codes(rows, records.names), records)
     machine.drop(database)
     is_other = np.array([not text.startswith(_ARCHIVED) for text in records.names])
     others = is_other[records.keys]

@@ -24,7 +24,7 @@ from sqlalchemy.engine import make_url
 from eventpub.local.writers import aggregate_name
 
 from . import topic
-from .judge import Ints, Records, codes, judge, over_time, spread, stored_codes
+from .compare import Ints, Records, codes, compare, over_time, spread, stored_codes
 from .machine import PARTITIONS, PAYLOAD_BYTES, Machine
 from .peers import module
 from .publisher import Publisher, Settings
@@ -172,7 +172,7 @@ def facts(
     """
     with stored(url) as rows:
         store = stored_codes(rows, records.names)
-    verdict = judge(store, records)
+    verdict = compare(store, records)
     committed = commit_times(records, held)
     waited = records.arrived - records.created
     start = int(records.created.min(initial=2**62))

@@ -17,8 +17,8 @@ from .drain import drain
 from .growth import growth
 from .load import Phase
 from .machine import Machine, environment
-from .sheets import CASES
 from .steady import DELAYS, bursts, idle, large, latency, restart
+from .tables import CASES
 
 
 @dataclass(frozen=True)

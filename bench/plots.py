@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from .sheets import Result
+from .tables import Result
 
 BLUE, ORANGE, GREEN, RED, GREY, SKY = (
     *("#0072B2", "#E69F00", "#009E73", "#D55E00"),

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from .judge import Records
+from .compare import Records
 
 _QUIET_SECONDS = 1.0
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import sheets
-from .sheets import CASES, Result
+from . import tables
+from .tables import CASES, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,19 +80,19 @@ def _page(sections: list[str]) -> str:
 
 def _section(result: Result, figures: dict[str, Figure]) -> str:
     parts = [f"<h2>{html.escape(result['case'])}</h2>"]
-    for sheet in sheets.sheets(result):
-        head = "".join(f"<th>{html.escape(column)}</th>" for column in sheet.columns)
+    for table in tables.tables(result):
+        head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
         rows = "".join(
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n"
-            for row in sheet.rows
+            for row in table.rows
         )
         parts.append(
-            f'<div class="wide"><table><caption>{html.escape(sheet.title)}</caption>\n'
+            f'<div class="wide"><table><caption>{html.escape(table.title)}</caption>\n'
             f"<tr>{head}</tr>\n{rows}</table></div>"
         )
-        parts += [f'<p class="note">{html.escape(note)}</p>' for note in sheet.notes]
+        parts += [f'<p class="note">{html.escape(note)}</p>' for note in table.notes]
     parts += [_svg(name, figure) for name, figure in figures.items()]
-    parts.append(f'<p class="stated">{html.escape(sheets.stated(result))}</p>')
+    parts.append(f'<p class="stated">{html.escape(tables.stated(result))}</p>')
     return "\n".join(parts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import peers, topic
-from .judge import Records, caught_up
+from .compare import Records, caught_up
 from .load import QUIET, Phase, under_load
 from .machine import PARTITIONS, Machine
 from .publisher import Publisher, Settings

@@ -144,8 +144,8 @@ def _measure(cases: tuple[str, ...], **options: Any) -> Report:
 
 
 def _answer(name: str, results: list[dict[str, Any]], out: Path) -> Report:
-    sheets = _module("sheets")
-    wrong = [fault for result in results for fault in sheets.faults(result)]
+    tables = _module("tables")
+    wrong = [fault for result in results for fault in tables.faults(result)]
     summary = "; ".join(wrong) or (
         f"{', '.join(result['case'] for result in results)}: nothing lost, repeated or out of order"
         f" with the defaults; see {out / 'index.html'}"
@@ -153,7 +153,7 @@ def _answer(name: str, results: list[dict[str, Any]], out: Path) -> Report:
 
     def text(console: Console) -> None:
         for result in results:
-            sheets.show(console, result)
+            tables.show(console, result)
         console.print(summary, markup=False)
 
     return Report(name, not wrong, summary, {r["case"]: r for r in results}, text=text)

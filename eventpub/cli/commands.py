@@ -396,7 +396,7 @@ def _show_keys(console: Console, keys: dict[str, Any]) -> None:
 @reports
 def demo(seconds: float | None, rate: int, keep: str | None) -> Report:
     """See it work on this machine. Starts MariaDB, Kafka, writers and publisher; then verifies."""
-    from eventpub.cli import stage
+    from eventpub.cli import demo_run
 
     sys.stdout.flush()
-    return stage.play(seconds=seconds, rate=rate, keep=keep)
+    return demo_run.run_demo(seconds=seconds, rate=rate, keep=keep)

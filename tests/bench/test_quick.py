@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.sheets import CASES
+from bench.tables import CASES
 
 pytestmark = pytest.mark.alone
 

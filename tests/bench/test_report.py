@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bench import main, report, sheets
+from bench import main, report, tables
 from bench.topic import Growth
 from bench.usage import Usage
 from eventpub.cli.bench import bench
@@ -27,15 +27,15 @@ def results() -> list[dict[str, Any]]:
 
 
 def test_there_is_a_result_of_each_case() -> None:
-    assert [result["case"] for result in results()] == list(sheets.CASES)
+    assert [result["case"] for result in results()] == list(tables.CASES)
 
 
-@pytest.mark.parametrize("case", sheets.CASES)
+@pytest.mark.parametrize("case", tables.CASES)
 def test_each_row_has_a_cell_for_each_column(case: str) -> None:
     (result,) = (r for r in results() if r["case"] == case)
-    for sheet in sheets.sheets(result):
-        assert sheet.rows
-        assert all(len(row) == len(sheet.columns) for row in sheet.rows), sheet.title
+    for table in tables.tables(result):
+        assert table.rows
+        assert all(len(row) == len(table.columns) for row in table.rows), table.title
 
 
 def test_the_page_has_each_table_and_plot_and_needs_nothing_else(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_the_page_has_each_table_and_plot_and_needs_nothing_else(tmp_path: Path)
     assert all(path.stat().st_size > 5_000 for path in plots)
     assert page.count("<svg") == len(plots)
     for result in results():
-        for sheet in sheets.sheets(result):
-            assert f"<caption>{html.escape(sheet.title)}" in page
+        for table in tables.tables(result):
+            assert f"<caption>{html.escape(table.title)}" in page
     assert "<script" not in page
     assert not re.findall(r'(?:src|href)="(?!#)', page)
     ids = re.findall(r'\bid="([^"]+)"', page)
@@ -56,7 +56,7 @@ def test_the_page_has_each_table_and_plot_and_needs_nothing_else(tmp_path: Path)
 
 def test_every_result_says_where_and_with_what_it_was_measured() -> None:
     for result in results():
-        said = sheets.stated(result)
+        said = tables.stated(result)
         assert "None" not in said, said
         assert all(word in said for word in ("cores", "MySQL", "Kafka", "280 bytes")), said
 
@@ -98,10 +98,10 @@ def test_a_missing_extra_is_named_before_anything_starts(
 def test_what_eventpub_loses_with_its_defaults_is_a_fault_and_what_others_lose_is_not() -> None:
     (article,) = (r for r in results() if r["case"] == "article")
     assert article["columns"]["window only"]["verdict"]["lost"] > 0
-    assert sheets.faults(article) == []
+    assert tables.faults(article) == []
     broken = json.loads(json.dumps(article))
     broken["columns"]["with recount and watermark"]["verdict"]["lost"] = 1
-    (fault,) = sheets.faults(broken)
+    (fault,) = tables.faults(broken)
     assert "lost 1" in fault
 
 

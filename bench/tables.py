@@ -13,7 +13,7 @@ Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ResultTable:
     """One table; `notes` say what the numbers mean."""
 
     title: str
@@ -22,9 +22,9 @@ class Sheet:
     notes: list[str] = field(default_factory=list)
 
 
-def sheets(result: Result) -> list[Sheet]:
+def tables(result: Result) -> list[ResultTable]:
     """The tables of one case's result."""
-    return _SHEETS[result["case"]](result)
+    return _TABLES[result["case"]](result)
 
 
 def show(console: Console, result: Result) -> None:
@@ -32,14 +32,14 @@ def show(console: Console, result: Result) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    for sheet in sheets(result):
-        table = Table(title=sheet.title, title_justify="left", box=None, pad_edge=False)
-        for number, column in enumerate(sheet.columns):
+    for made in tables(result):
+        table = Table(title=made.title, title_justify="left", box=None, pad_edge=False)
+        for number, column in enumerate(made.columns):
             table.add_column(column, justify="right" if number else "left", overflow="fold")
-        for row in sheet.rows:
+        for row in made.rows:
             table.add_row(*map(Text, row))
         console.print(table)
-        for note in sheet.notes:
+        for note in made.notes:
             console.print(Text(note, style="dim"))
         console.print()
     console.print(Text(stated(result), style="dim"))
@@ -87,7 +87,7 @@ _LATENCY = [
 _JUDGED = ["events", "lost", "repeated", "out of order"]
 
 
-def _article(result: Result) -> list[Sheet]:
+def _article(result: Result) -> list[ResultTable]:
     rows, held = [], []
     for name, one in result["columns"].items():
         latency = one["latency"]
@@ -103,7 +103,7 @@ def _article(result: Result) -> list[Sheet]:
         for name, one in result["columns"].items()
     }
     return [
-        Sheet(
+        ResultTable(
             f"Late commits: {load}; {100 * opened['open_fraction']:.0f}% of transactions open for "
             f"0 to {opened['open_seconds']:.0f} s",
             ["", *_JUDGED, "p50", "p99", "max"],
@@ -120,7 +120,7 @@ def _article(result: Result) -> list[Sheet]:
                 "written, events/s: " + "; ".join(f"{k}: {v}" for k, v in written.items()),
             ],
         ),
-        Sheet(
+        ResultTable(
             "Events of transactions that were held open",
             ["", "p50", "p99", "max", "from the commit: p50", "p99", "max"],
             held,
@@ -129,7 +129,7 @@ def _article(result: Result) -> list[Sheet]:
     ]
 
 
-def _drain(result: Result) -> list[Sheet]:
+def _drain(result: Result) -> list[ResultTable]:
     rows = [
         [
             what,
@@ -153,7 +153,7 @@ def _drain(result: Result) -> list[Sheet]:
     ]
     events = result["settings"]["events"]
     return [
-        Sheet(
+        ResultTable(
             f"Draining {events:,} events, exactly once (medians of alternating runs)",
             [
                 *("", "events/s", "lowest–highest", "eventpub is × as fast", "events/s from start"),
@@ -174,13 +174,13 @@ def _drain(result: Result) -> list[Sheet]:
                 ),
             ],
         ),
-        Sheet(
+        ResultTable(
             "CPU seconds per million events while they become visible, by process",
             ["", *groups],
             by_process,
             ["without starts; sampled every 0.5 s"],
         ),
-        Sheet(
+        ResultTable(
             "Clients that only read the table into Arrow, one page after the other",
             ["", "rows/s", "CPU s per million, imports included"],
             [
@@ -192,7 +192,7 @@ def _drain(result: Result) -> list[Sheet]:
     ]
 
 
-def _growth(result: Result) -> list[Sheet]:
+def _growth(result: Result) -> list[ResultTable]:
     def cells(run: Mapping[str, Any]) -> list[str]:
         memory = sum(v for k, v in run["peak_memory_mb"].items() if k not in {"database", "broker"})
         return [
@@ -242,11 +242,11 @@ def _growth(result: Result) -> list[Sheet]:
             columns.append("index, bytes each")
             for row, run in zip(rows, result[key], strict=True):
                 row.append(f"{run['index_bytes_each']:.0f}")
-        found.append(Sheet(f"Growth: {title.lower()}", columns, rows, notes[key]))
+        found.append(ResultTable(f"Growth: {title.lower()}", columns, rows, notes[key]))
     return found
 
 
-def _idle(result: Result) -> list[Sheet]:
+def _idle(result: Result) -> list[ResultTable]:
     rows = [
         [
             name,
@@ -259,7 +259,7 @@ def _idle(result: Result) -> list[Sheet]:
         for name, one in result["publishers"].items()
     ]
     return [
-        Sheet(
+        ResultTable(
             f"Nothing to publish, {result['settings']['seconds']:.0f} s",
             ["", "publisher", "driver", "JVM", "workers", "database", "queries/s"],
             rows,
@@ -268,7 +268,7 @@ def _idle(result: Result) -> list[Sheet]:
     ]
 
 
-def _latency(result: Result) -> list[Sheet]:
+def _latency(result: Result) -> list[ResultTable]:
     rows = [
         [
             f"{float(rate):,.0f}/s",
@@ -281,7 +281,7 @@ def _latency(result: Result) -> list[Sheet]:
     ]
     s = result["settings"]
     return [
-        Sheet(
+        ResultTable(
             f"Latency at a rate, {s['seconds']:.0f} s after {s['warm_up']:.0f} s of warm-up",
             ["events", "", *_JUDGED, "p50", "p99", "max"],
             rows,
@@ -290,7 +290,7 @@ def _latency(result: Result) -> list[Sheet]:
     ]
 
 
-def _bursts(result: Result) -> list[Sheet]:
+def _bursts(result: Result) -> list[ResultTable]:
     rows = [
         [name, *_wrong(one["verdict"]), *_waited(one["latency"]["at_once"])]
         for name, one in result["loads"].items()
@@ -298,8 +298,8 @@ def _bursts(result: Result) -> list[Sheet]:
     hot = result["one_aggregate"]
     rate, span = result["settings"]["rate"], result["settings"]["seconds"]
     return [
-        Sheet(
-            f"Bursts and favourites, {rate:,.0f} events/s for {span:.0f} s",
+        ResultTable(
+            f"Bursts and hot keys, {rate:,.0f} events/s for {span:.0f} s",
             ["", *_JUDGED, "p50", "p99", "max"],
             rows,
             [
@@ -310,7 +310,7 @@ def _bursts(result: Result) -> list[Sheet]:
     ]
 
 
-def _restart(result: Result) -> list[Sheet]:
+def _restart(result: Result) -> list[ResultTable]:
     rows = [
         [str(number + 1), seconds(run["first_new_event"]), seconds(run["caught_up"])]
         for number, run in enumerate(result["kills"])
@@ -319,7 +319,7 @@ def _restart(result: Result) -> list[Sheet]:
     rows.append(["median", seconds(median["first_new_event"]), seconds(median["caught_up"])])
     verdict = result["verdict"]
     return [
-        Sheet(
+        ResultTable(
             f"kill -9 of the whole publisher at {result['settings']['phase']['rate']:,.0f} "
             "events/s, started again at once",
             ["kill", "first new event visible after", "caught up after"],
@@ -334,7 +334,7 @@ def _restart(result: Result) -> list[Sheet]:
     ]
 
 
-def _large(result: Result) -> list[Sheet]:
+def _large(result: Result) -> list[ResultTable]:
     rows = [
         [
             name,
@@ -346,7 +346,7 @@ def _large(result: Result) -> list[Sheet]:
     ]
     phase = result["settings"]["phase"]
     return [
-        Sheet(
+        ResultTable(
             f"Transactions of some {phase['events_per_transaction']:,} rows, {phase['rate']:,.0f} "
             f"events/s, {100 * phase['open_fraction']:.0f}% open for 0 to "
             f"{phase['open_seconds']:.0f} s",
@@ -357,7 +357,7 @@ def _large(result: Result) -> list[Sheet]:
     ]
 
 
-_SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {
+_TABLES: dict[str, Callable[[Result], list[ResultTable]]] = {
     "article": _article,
     "drain": _drain,
     "growth": _growth,
@@ -367,7 +367,7 @@ _SHEETS: dict[str, Callable[[Result], list[Sheet]]] = {
     "restart": _restart,
     "large": _large,
 }
-CASES = tuple(_SHEETS)
+CASES = tuple(_TABLES)
 
 
 def faults(result: Result) -> list[str]:

@@ -7,7 +7,16 @@ import random
 import numpy as np
 import pytest
 
-from bench.judge import Records, Verdict, caught_up, codes, judge, over_time, spread, stored_codes
+from bench.compare import (
+    Records,
+    Verdict,
+    caught_up,
+    codes,
+    compare,
+    over_time,
+    spread,
+    stored_codes,
+)
 from bench.load import commit_times
 
 
@@ -27,7 +36,7 @@ def records(
 
 
 def verdict(stored: list[tuple[str, int]], read: Records) -> Verdict:
-    return judge(stored_codes(stored, read.names), read)
+    return compare(stored_codes(stored, read.names), read)
 
 
 def test_what_was_read_once_and_in_order_is_right() -> None:

@@ -55,7 +55,7 @@ def codes(keys: Ints, versions: Ints) -> Ints:
     return coded
 
 
-def judge(stored: Ints, records: Records) -> Verdict:
+def compare(stored: Ints, records: Records) -> Verdict:
     """Compare: `stored` are the codes of the store's events, by the positions of `records.names`.
 
     Lost: in the store and never read. Repeated: each record after the first one of an event. Out of

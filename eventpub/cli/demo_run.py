@@ -46,7 +46,7 @@ _HABITS = {
 hundreds never comes."""
 
 
-def play(*, seconds: float | None, rate: int, keep: str | None) -> Report:
+def run_demo(*, seconds: float | None, rate: int, keep: str | None) -> Report:
     """Run the demo until the time is over or Ctrl-C, then publish the rest and compare.
 
     Args:
@@ -67,9 +67,9 @@ def play(*, seconds: float | None, rate: int, keep: str | None) -> Report:
         config = _config(folder, database, broker)
         _say(f"database {database.url()}   broker {broker.bootstrap_servers}")
         _say("writers commit late and sometimes roll back; Ctrl-C stops and compares")
-        scene = Scene(config, seconds)
-        with _writers(database.url(), rate, scene), scene.shown():
-            done = run(config, available_now=False, on_progress=scene.see)
+        view = DemoView(config, seconds)
+        with _writers(database.url(), rate, view), view.shown():
+            done = run(config, available_now=False, on_progress=view.see)
         _say("writers have stopped; the publisher publishes the rest, holds included")
         rest = run(config, available_now=True, on_progress=lambda _: None)
         if rest.stopped_by:
@@ -83,7 +83,7 @@ def play(*, seconds: float | None, rate: int, keep: str | None) -> Report:
         "demo",
         found.ok,
         verdict.summary(found),
-        {"writers": scene.written, "publisher": publisher, "verify": found.to_dict()},
+        {"writers": view.written, "publisher": publisher, "verify": found.to_dict()},
         text=lambda console: _show(console, publisher, found),
     )
 
@@ -165,7 +165,7 @@ http = ""
 
 
 @contextmanager
-def _writers(url: str, rate: int, scene: Scene) -> Iterator[None]:
+def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
     """Writers in a process of their own; at the end each aggregate gets one more event.
 
     A last version that commits late has nothing behind it that would show the gap: until recount
@@ -175,7 +175,7 @@ def _writers(url: str, rate: int, scene: Scene) -> Iterator[None]:
     command += ["--rate", str(rate), *(part for pair in _HABITS.items() for part in pair)]
     # a session of its own: Ctrl-C is for us, who stop the publisher first
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    listener = threading.Thread(target=scene.listen, args=(child.stdout,), daemon=True)
+    listener = threading.Thread(target=view.listen, args=(child.stdout,), daemon=True)
     listener.start()
     try:
         yield
@@ -191,7 +191,7 @@ def _writers(url: str, rate: int, scene: Scene) -> Iterator[None]:
 # --- the view
 
 
-class Scene:
+class DemoView:
     """What writers and publisher are doing, side by side; ends the show when its time is over."""
 
     def __init__(self, config: Config, seconds: float | None) -> None:
