@@ -30,5 +30,5 @@ def oldest_needed(now: int, horizon: int, *since: int | None) -> int:
         since: other times from which on rows may be counted: what open transactions hide; None:
             there is none.
     """
-    wanted = bucket_of(min([now - horizon, *(at for at in since if at is not None)]))
-    return max(wanted, bucket_of(now - horizon) - KEPT)
+    oldest = bucket_of(min([now - horizon, *(at for at in since if at is not None)]))
+    return max(oldest, bucket_of(now - horizon) - KEPT)

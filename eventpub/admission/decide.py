@@ -165,7 +165,7 @@ class _Walk:
     """version → row of the window, only above `last`"""
     seen: int
     since: int
-    looked: bool
+    asks_store: bool
     """whether the store is asked for what is missing in this batch"""
     is_first_sight: bool = False
     """whether nothing is known of it where a baseline exists"""
@@ -184,7 +184,7 @@ class Plan:
         rules: Rules,
         now: int,
         open_since: int | None = None,
-        look_now: Collection[str] = (),
+        retry_now: Collection[str] = (),
         skip_now: Collection[str] = (),
     ) -> None:
         self._rows = rows
@@ -193,7 +193,7 @@ class Plan:
         self._now = now
         self._open_since = open_since
         self._skip_now = skip_now
-        self._look_now = {*look_now, *skip_now}
+        self._retry_now = {*retry_now, *skip_now}
         self._due: Collection[str] = ()
         self._refused: list[tuple[int, str]] = []
         self._counts = Counts(rows=rows.num_rows)
@@ -233,7 +233,8 @@ class Plan:
                         {},
                         hold.seen,
                         hold.since,
-                        looked=hold.next_attempt <= self._now or aggregate_id in self._look_now,
+                        asks_store=hold.next_attempt <= self._now
+                        or aggregate_id in self._retry_now,
                     )
                 )
         for walk in self._walks:
@@ -470,9 +471,9 @@ class Plan:
                     {},
                     seen=hold.seen if hold else 0,
                     since=hold.since if hold else int(created[row]),
-                    looked=hold is None
+                    asks_store=hold is None
                     or (aggregate_id in self._due and hold.next_attempt <= self._now)
-                    or aggregate_id in self._look_now,
+                    or aggregate_id in self._retry_now,
                     is_first_sight=last is None,
                 )
                 self._walks.append(walk)
@@ -485,8 +486,8 @@ class Plan:
             self.first_sights.append((walk.aggregate_id, min(walk.rows)))
             return
         if walk.last + 1 in walk.rows:
-            walk.looked = True
-        if not walk.looked or not self._rules.backtrack:
+            walk.asks_store = True
+        if not walk.asks_store or not self._rules.backtrack:
             return
         walk.fetched = _holes(walk.last, walk.seen, walk.rows)
         self.missing.extend(
@@ -565,7 +566,7 @@ class Plan:
         available = {v: row for v, (row, _) in fetched.items()} | walk.rows
         last = walk.last
         assert last is not None, "settle was not called"
-        if not walk.looked:
+        if not walk.asks_store:
             assert hold is not None
             counts.held += len(walk.rows)
             decision.holds[aggregate_id] = replace(hold, seen=walk.seen, since=walk.since)
@@ -603,16 +604,16 @@ class Plan:
                 )
                 break
             assert hold is not None
-            asked = aggregate_id in self._skip_now
-            if not asked and hold.next_attempt > now:  # looked for before its time
+            requested = aggregate_id in self._skip_now
+            if not requested and hold.next_attempt > now:  # looked for before its time
                 gap = replace(hold, seen=walk.seen, since=min(since, hold.since))
                 break
             tried = tried_in_vain(hold, rules, now, self._open_since)
-            if not asked and tried is not None:
+            if not requested and tried is not None:
                 gap = replace(tried, seen=walk.seen, since=min(since, hold.since))
                 break
-            following = min((v for v in available if v > version), default=None)
-            if following is None:
+            next_there = min((v for v in available if v > version), default=None)
+            if next_there is None:
                 # What was seen above the gap is gone from the store: nothing waits any more.
                 counts.gaps_vanished += 1
                 break
@@ -621,18 +622,18 @@ class Plan:
                 SkippedGap(
                     aggregate_id,
                     version,
-                    following - 1,
+                    next_there - 1,
                     hold.first_seen,
                     now,
                     hold.attempts + 1,
-                    "requested" if asked else "max_backoff",
+                    "requested" if requested else "max_backoff",
                 )
             )
             before = self._known.skipped.get(aggregate_id, ())
             # none may be left of them: a late event of this batch was the last
             ranges = self._skipped.get(aggregate_id, before)
-            self._skipped[aggregate_id] = [*ranges, (version, following - 1)]
-            version = following
+            self._skipped[aggregate_id] = [*ranges, (version, next_there - 1)]
+            version = next_there
         if hold is None:
             at_once = sum(1 for _, end in walk.fetched if end < version)
             counts.gaps_opened += at_once
@@ -724,7 +725,7 @@ def plan(
     due: Collection[str] = (),
     *,
     open_since: int | None = None,
-    look_now: Collection[str] = (),
+    retry_now: Collection[str] = (),
     skip_now: Collection[str] = (),
 ) -> Plan:
     """First step: what of these rows is plain, and what must be looked for in the store.
@@ -738,11 +739,11 @@ def plan(
             missing version is among them.
         open_since: when the oldest transaction began that is open and may write, µs: a gap that
             was seen after it is not skipped. None: there is none, or nobody can tell.
-        look_now: held aggregates to try although they are not due.
+        retry_now: held aggregates to try although they are not due.
         skip_now: held aggregates whose gap somebody asked to skip.
     """
-    made = Plan(rows, known, rules, now, open_since, look_now, skip_now)
-    made._split({*due, *look_now, *skip_now})
+    made = Plan(rows, known, rules, now, open_since, retry_now, skip_now)
+    made._split({*due, *retry_now, *skip_now})
     return made
 
 

@@ -52,7 +52,7 @@ from eventpub.errors import StateError
 _TOKEN = "authorization"
 
 _ALIVE_EVERY = 5.0
-"""Seconds between two looks whether a runner that says nothing is still connected."""
+"""Seconds between two checks whether a runner that says nothing is still connected."""
 
 _CLOSED = b"closed"
 """The last that a runner is sent where the coordinator ends the connection."""
@@ -384,8 +384,8 @@ class FlightLink(Link):
 
     def confirm(self) -> None:
         """As there."""
-        asked = {"shard": self._hello.shard, "lease": self._lease}
-        if not ask(self._address, "confirm", asked)["current"]:
+        body = {"shard": self._hello.shard, "lease": self._lease}
+        if not ask(self._address, "confirm", body)["current"]:
             raise superseded(self._hello.shard)
 
     @property

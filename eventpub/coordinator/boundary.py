@@ -201,15 +201,15 @@ class Boundary:
         # the rows of a page are counted only up to the boundary
         poll = self._of_one_server(self._store.poll(after, delay, 1))
         is_due = next_due is not None and next_due <= poll.now
-        asked = self._is_first or self._until is not None or is_due
+        must_poll = self._is_first or self._until is not None or is_due
         # Not only when the delay of the first rows has passed: whatever is open at the first poll
         # may hide any row, and what is seen to come and go hides but its own. And not only while
         # rows come: those of a transaction no longer waited for show when it ends.
-        if poll.has_rows or self._comes_soon(poll) or asked or self._watermark.has_open:
+        if poll.has_rows or self._comes_soon(poll) or must_poll or self._watermark.has_open:
             self._watermark.poll(after)
             if self._watermark.server is not None:
                 self._require_same_server(self._watermark.server)
-        if not (poll.has_rows or asked):
+        if not (poll.has_rows or must_poll):
             return poll, is_due
         upto = self._watermark.upto
         if upto is not None:

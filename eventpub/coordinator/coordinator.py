@@ -42,11 +42,11 @@ from eventpub.errors import EventpubError, StoreError
 
 _SECOND = 1.0
 _TOPIC_EVERY = 10.0
-"""Seconds between two looks whether the topic is the same, and whether another publisher writes to
+"""Seconds between two checks whether the topic is the same, and whether another publisher writes to
 it where this one does not."""
 
 _TABLE_EVERY = 60.0
-"""Seconds between two looks whether the event table is the same: by an altered type its times are
+"""Seconds between two checks whether the event table is the same: by an altered type its times are
 read wrongly, by an altered collation no index is of use any more."""
 
 _OPEN_EVERY = 10.0

@@ -213,7 +213,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class MeasureLag:
-    """Look how far the reader is behind.
+    """Measure how far the reader is behind.
 
     Attributes:
         position: everything created at or before is read, µs.
@@ -226,7 +226,7 @@ class MeasureLag:
 
 @dataclass(frozen=True)
 class CheckTopic:
-    """Look whether the topic is the same, and whether others have written.
+    """Check whether the topic is the same, and whether others have written.
 
     Attributes:
         ends: of partitions in which nothing was written for a while.
@@ -242,7 +242,7 @@ class CheckTable:
 
 @dataclass(frozen=True)
 class CheckOpen:
-    """Look whether readers see all up to these ends."""
+    """Check whether readers see all up to these ends."""
 
     ends: Mapping[PartitionId, int]
 

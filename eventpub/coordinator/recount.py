@@ -155,7 +155,7 @@ class Recount:
         return bool(self._late or self._mismatched or self._late_mismatched)
 
     def late(self, now: int, position: int) -> list[int]:
-        """Buckets to count out of turn, as of `due`: some, so that a look does not take long.
+        """Buckets to count out of turn, as of `due`: some, so that a count does not take long.
 
         From both ends, so that what ends now does not wait for a day that a start has to count, nor
         that for ever. None that are still to be compared: what came after a comparison has read

@@ -151,13 +151,13 @@ class Recounting:
 
     def compared(self, reports: Sequence[Report]) -> None:
         """Take over how far the shards are with it."""
-        wanted = self.comparison
-        if not wanted.buckets or any(report.compared < wanted.number for report in reports):
+        comparison = self.comparison
+        if not comparison.buckets or any(report.compared < comparison.number for report in reports):
             return
         unfinished = {b for report in reports for b in report.unfinished}
         again = min((r.next_due for r in reports if r.next_due is not None), default=0)
-        self._recount.compared(wanted.buckets, unfinished, again)
-        self.comparison = Comparison(wanted.number)
+        self._recount.compared(comparison.buckets, unfinished, again)
+        self.comparison = Comparison(comparison.number)
 
     # -- the last count of a run that ends by itself ----------------------------------------------
 

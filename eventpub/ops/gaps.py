@@ -97,13 +97,13 @@ def _pending(config: Config) -> tuple[list[Hold], dict[str, list[tuple[int, int]
     answers = ask_shards(state, Request(secrets.token_hex(8), "list"), _LIST_TIMEOUT)
     if answers is not None:
         found = [json.loads(answer) for answer in answers.values()]
-        told = [Hold(**hold) for answer in found for hold in answer["holds"]]
+        open_holds = [Hold(**hold) for answer in found for hold in answer["holds"]]
         skips = {
             a: [(first, last) for first, last in ranges]
             for answer in found
             for a, ranges in answer["skipped"].items()
         }
-        return told, skips
+        return open_holds, skips
     progress = state.read(state.progress_file) or {}
     shards = progress.get("shards", config.spark.shards)
     holds: list[Hold] = []

@@ -230,10 +230,10 @@ class TopicReader:
         found: dict[tuple[str, int], int] = {}
         while True:
             left = [tp for tp in partitions if (tp.topic, tp.partition) not in found]
-            asked = admin.list_offsets(
+            futures = admin.list_offsets(
                 dict.fromkeys(left, spec), isolation_level=isolation, request_timeout=CALL_SECONDS
             )
-            for tp, future in asked.items():
+            for tp, future in futures.items():
                 try:
                     offset = future.result().offset
                 except KafkaException as e:
@@ -285,11 +285,11 @@ class TopicReader:
     ) -> Iterator[Records]:
         left = {at: end for at, (first, end) in ends.items() if end > first}
         consumer.assign([TopicPartition(t, p, ends[t, p][0]) for t, p in left])
-        heard = time.monotonic()
+        progressed_at = time.monotonic()
         while left:
             messages: list[Message] = consumer.consume(POLL_ROWS, 0.1)
             if not messages:
-                if time.monotonic() - heard > STALL_SECONDS:
+                if time.monotonic() - progressed_at > STALL_SECONDS:
                     name, number = next(iter(left))
                     if self._trouble is not None:
                         raise self._mapped(self._trouble, name)
@@ -302,7 +302,7 @@ class TopicReader:
                         retriable=True,
                     )
                 continue
-            heard = time.monotonic()
+            progressed_at = time.monotonic()
             yield self._parse(messages, left)
 
     def _parse(self, messages: list[Message], left: dict[tuple[str, int], int]) -> Records:

@@ -2,8 +2,8 @@
 
 Both sides are read once, cut down to hashes, and spread over bucket files by aggregate; then bucket
 after bucket is compared. Memory does not grow with the number of events, but with the largest
-aggregate. What must hold: no difference is passed over, and a row that commits while we look is not
-taken for one.
+aggregate. What must hold: no difference is passed over, and a row that commits while we compare is
+not taken for one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TOPIC_FIELDS = _STORE_FIELDS | {
     "faults": np.int8,
 }
 _PAGE_ROWS = 500_000
-_SECOND_LOOKS = 10_000
+_SECOND_CHECKS = 10_000
 _DAY = 86_400_000_000
 
 Number = npt.NDArray[Any]
@@ -351,14 +351,14 @@ def _compare_all(
     store: EventStore,
     verdict: Verdict,
 ) -> None:
-    looks = _SECOND_LOOKS
+    checks_left = _SECOND_CHECKS
 
     def still_there(keys: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
         """Which events are in the store by now, whatever their time; for the first few asked."""
-        nonlocal looks
-        asked = keys[: max(looks, 0)]
-        looks -= len(asked)
-        return store.existing(asked)
+        nonlocal checks_left
+        checked = keys[: max(checks_left, 0)]
+        checks_left -= len(checked)
+        return store.existing(checked)
 
     for number in range(BUCKETS):
         compare(

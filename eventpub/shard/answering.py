@@ -42,7 +42,7 @@ class Answering:
             if request.action == "skip":
                 step(NO_EVENTS, None, skip_now=[a])
             else:
-                step(NO_EVENTS, None, look_now=[a])
+                step(NO_EVENTS, None, retry_now=[a])
             hold = index.holds.get(a)
             if hold is not None and hold.first_missing <= version:
                 return "still missing"

@@ -22,13 +22,13 @@ class Kept:
     Attributes:
         events: without those that were refused.
         late: which of them are late; None: none is.
-        letters: the refused ones.
+        dead: the refused ones.
         run: how many of those came in a row up to here; None: there was no event.
     """
 
     events: pa.Table
     late: npt.NDArray[np.bool_] | None
-    letters: list[DeadRow]
+    dead: list[DeadRow]
     run: int | None
 
 
@@ -72,10 +72,10 @@ class Refusals:
         keys = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
         reasons = [self._reasons.get(key) for key in keys]
         is_dead = np.array([reason is not None for reason in reasons], bool)
-        letters = dead_rows(
+        dead = dead_rows(
             events.filter(pa.array(is_dead)), [reason for reason in reasons if reason is not None]
         )
-        return events.filter(pa.array(~is_dead)), is_dead, letters
+        return events.filter(pa.array(~is_dead)), is_dead, dead
 
     def without(self, decision: Decision, run: int, store: str) -> Kept:
         """What of a decision's events is published.
@@ -92,7 +92,7 @@ class Refusals:
         conflicts = _conflicts(decision)
         if not (self._reasons or conflicts):
             return Kept(events, late, [], 0 if events.num_rows else None)
-        kept, is_dead, letters = self.split(events)
+        kept, is_dead, dead = self.split(events)
         created = np.array(
             [*values(events, "create_time"), *(c.create_time or 0 for c in conflicts)], np.int64
         )
@@ -116,7 +116,7 @@ class Refusals:
                 " them was published",
             )
         if longest > self._sink.dead_limit:
-            worst = letters[-1]
+            worst = dead[-1]
             raise SinkError(
                 "sink.too_many_refused",
                 f"the broker refuses more than {self._sink.dead_limit} events in a row,"
@@ -126,7 +126,7 @@ class Refusals:
                 " (max.message.bytes; message.max.bytes in [sink.properties]); if these events"
                 " shall be dead letters, raise sink.dead_limit. Nothing of them was published",
             )
-        return Kept(kept, None if late is None else late[~is_dead], letters, run)
+        return Kept(kept, None if late is None else late[~is_dead], dead, run)
 
 
 def _conflicts(decision: Decision) -> list[DeadRow]:

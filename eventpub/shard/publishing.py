@@ -77,7 +77,7 @@ class Publishing:
         position: int | None,
         *,
         due: int = 0,
-        look_now: Sequence[str] = (),
+        retry_now: Sequence[str] = (),
         skip_now: Sequence[str] = (),
     ) -> bool:
         """Decide and publish one chunk, in as many transactions as it takes.
@@ -86,7 +86,7 @@ class Publishing:
             rows: of the window.
             position: what the index has accounted for after it; None: as before.
             due: also try so many of the holds that are due.
-            look_now, skip_now: as in `admission.plan`.
+            retry_now, skip_now: as in `admission.plan`.
 
         Returns:
             False where the shard waits for a gap, or stops, and the rest of the chunk with it.
@@ -102,7 +102,7 @@ class Publishing:
             if end < rows.num_rows and position is not None:
                 upto = part.column("create_time")[-1].as_py() - 1
             try:
-                whole = self._attempt(part, upto, due, look_now, skip_now)
+                whole = self._attempt(part, upto, due, retry_now, skip_now)
             except RecordRefusedError:
                 continue  # its rows are dead letters now
             except SinkError as error:
@@ -121,7 +121,7 @@ class Publishing:
         rows: pa.Table,
         position: int | None,
         due: int,
-        look_now: Sequence[str],
+        retry_now: Sequence[str],
         skip_now: Sequence[str],
     ) -> bool:
         context = self._context
@@ -129,11 +129,13 @@ class Publishing:
         waiting, due_now = self._still_missing(now, due) if due else ({}, [])
         with context.timed("index"):
             ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
-            if not (ids or due_now or look_now or skip_now):
+            if not (ids or due_now or retry_now or skip_now):
                 self._publish(Decision(NO_EVENTS, holds=waiting), Known(), position, now)
                 return True
             # of those that wait, too: what was skipped of them before stays skipped
-            known = context.index.known(list(dict.fromkeys([*ids, *due_now, *look_now, *skip_now])))
+            known = context.index.known(
+                list(dict.fromkeys([*ids, *due_now, *retry_now, *skip_now]))
+            )
 
         def decide(some: pa.Table) -> Decision:
             with context.timed("admit"):
@@ -144,7 +146,7 @@ class Publishing:
                     now,
                     due_now,
                     open_since=context.open_since,
-                    look_now=look_now,
+                    retry_now=retry_now,
                     skip_now=skip_now,
                 )
             with context.timed("backtrack"):
@@ -178,7 +180,7 @@ class Publishing:
         context, report = self._context, self._context.report
         layout = context.assignment.layout
         kept = self._refusals.without(decision, context.index.dead_run, layout.where)
-        dead = [*kept.letters]
+        dead = [*kept.dead]
         diverted = decision.diverted
         if diverted is not None:
             diverted, _, dead_late = self._refusals.split(diverted)

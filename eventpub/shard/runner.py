@@ -28,10 +28,10 @@ from eventpub.shard.publishing import HoldsInTurn, Publishing
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 
 _COPIES_EVERY = 1.0
-"""Seconds between two looks whether a copy of the index is due, where nothing else comes."""
+"""Seconds between two checks whether a copy of the index is due, where nothing else comes."""
 
 _COMPARES_EVERY = 0.02
-"""Seconds between two looks whether keys of a comparison have come, while no rows do."""
+"""Seconds between two checks whether keys of a comparison have come, while no rows do."""
 
 
 def serve(assignment: Assignment, number: int, link: Link) -> None:

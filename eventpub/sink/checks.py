@@ -180,11 +180,11 @@ def _settings(sink: config.Sink, kind: str, name: str | None) -> dict[str, str]:
     if name is None:
         return {}
     admin, _ = client.admin(sink)
-    asked: dict[Any, Any] = admin.describe_configs(
+    futures: dict[Any, Any] = admin.describe_configs(
         [ConfigResource(kind, name)], request_timeout=REACH_TIMEOUT
     )
     try:
-        entries = next(iter(asked.values())).result(REACH_TIMEOUT + 5)
+        entries = next(iter(futures.values())).result(REACH_TIMEOUT + 5)
     except (KafkaException, TimeoutError):
         return {}
     return {key: entry.value for key, entry in entries.items() if entry.value is not None}
@@ -213,8 +213,8 @@ def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -
         "retention.ms=-1": int(settings.get("retention.ms", -1)) >= 0,
         "retention.bytes=-1": int(settings.get("retention.bytes", -1)) >= 0,
     }
-    wanted = [setting for setting, is_wanted in forgets.items() if is_wanted]
-    if not wanted:
+    forgetting = [setting for setting, is_wanted in forgets.items() if is_wanted]
+    if not forgetting:
         return []
     lost = (
         "with a lost index, an event of a gap whose record is gone counts as a duplicate, or as a"
@@ -226,9 +226,9 @@ def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -
         Check(
             f"side topic {topic.removeprefix(sink.topic)} settings",
             "warn",
-            f"{topic} does not keep all records ({', '.join(s.split('=')[0] for s in wanted)}):"
+            f"{topic} does not keep all records ({', '.join(s.split('=')[0] for s in forgetting)}):"
             f" {lost}",
-            f"{_alter(sink, topic)} {','.join(wanted)}",
+            f"{_alter(sink, topic)} {','.join(forgetting)}",
         )
     ]
 

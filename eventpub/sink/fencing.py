@@ -84,9 +84,9 @@ def take_over(
                 client.call(producer.poll, 0)  # hands over what the client has heard
             except KafkaException as fatal:
                 raise faults.fault(faults.kafka_error(fatal), doing, sink) from fatal
-            heard = client_log.last_error
-            if heard is not None and faults.is_refusal(heard):
-                raise faults.auth_failed(sink, heard) from exception
+            last_error = client_log.last_error
+            if last_error is not None and faults.is_refusal(last_error):
+                raise faults.auth_failed(sink, last_error) from exception
             waited = time.monotonic() - started
             if waited > READY_TIMEOUT:
-                raise faults.unreachable(sink, doing, waited, heard or error) from exception
+                raise faults.unreachable(sink, doing, waited, last_error or error) from exception

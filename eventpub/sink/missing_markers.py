@@ -163,18 +163,18 @@ def iter_ranges(
     Raises:
         SinkError: `sink.unreachable`, ….
     """
-    wanted = {place: (at, end) for place, (at, end) in ranges.items() if at < end}
-    if not wanted:
+    unread = {place: (at, end) for place, (at, end) in ranges.items() if at < end}
+    if not unread:
         return
     consumer = client.consumer(sink, client.ClientLog(), committed=committed, few=few)
     deadline = time.monotonic() + timeout
     try:
-        consumer.assign([TopicPartition(t, p, at) for (t, p), (at, _) in wanted.items()])
-        while wanted:
+        consumer.assign([TopicPartition(t, p, at) for (t, p), (at, _) in unread.items()])
+        while unread:
             message: Any = client.call(consumer.poll, 0.1)
             if message is None:
                 if time.monotonic() > deadline:
-                    topic, partition = min(wanted)
+                    topic, partition = min(unread)
                     raise SinkError(
                         "sink.unreachable",
                         f"{topic}[{partition}] gave no records for {timeout:.0f} s",
@@ -187,13 +187,13 @@ def iter_ranges(
                 if place[0] is not None or error.fatal():
                     raise faults.fault(error, "reading the topic back", sink)
                 continue
-            if place not in wanted:
+            if place not in unread:
                 continue
-            _, end = wanted[place]
+            _, end = unread[place]
             if error is None and message.offset() < end:
                 yield message
             if message.offset() >= end - (error is None):
-                del wanted[place]
+                del unread[place]
                 # or what is behind its range would be fetched before the others
                 consumer.pause([TopicPartition(*place)])
     except KafkaException as exception:

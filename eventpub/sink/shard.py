@@ -53,7 +53,7 @@ _READ_BETWEEN = 5.0
 """Seconds to read, in an open transaction, what others have written since a fold."""
 
 _CHECKED_EVERY = 10.0
-"""Seconds between two looks at what others have written between this sink's transactions."""
+"""Seconds between two checks at what others have written between this sink's transactions."""
 
 _careful: set[tuple[str, str]] = set()
 """Owners whose sinks send each record by itself, to find the ones that the broker refuses, until a
@@ -342,7 +342,7 @@ class ShardSink:
         """Look at offsets between what this sink has written: another publisher's may stand there.
 
         Costs nothing where there are none, as in the common batch; where somebody else writes who
-        may, one look in a while. What cannot be read now is looked at later, or by the next fold.
+        may, one check in a while. What cannot be read now is checked later, or by the next fold.
 
         Raises:
             SinkError: `sink.other_publisher`.

@@ -134,12 +134,12 @@ def partition_counts(sink: config.Sink, timeout: float | None = None) -> dict[st
         except KafkaException as exception:
             error = faults.kafka_error(exception)
             _serve(admin)
-            heard = client_log.last_error
-            if heard is not None and faults.is_refusal(heard):
-                raise faults.auth_failed(sink, heard) from exception
+            last_error = client_log.last_error
+            if last_error is not None and faults.is_refusal(last_error):
+                raise faults.auth_failed(sink, last_error) from exception
             if time.monotonic() > deadline:
                 raise faults.unreachable(
-                    sink, "asking for the topics", timeout, heard or error
+                    sink, "asking for the topics", timeout, last_error or error
                 ) from exception
             # it may go on to ask one that does not answer
             admin, client_log = client.admin(sink, anew=True)
@@ -169,9 +169,9 @@ def topic_ids(
     asking = set(names)
     found: dict[str, str] = {}
     while asking:
-        asked = admin.describe_topics(TopicCollection(sorted(asking)), request_timeout=patience)
+        futures = admin.describe_topics(TopicCollection(sorted(asking)), request_timeout=patience)
         met: KafkaError | None = None
-        for name, future in asked.items():
+        for name, future in futures.items():
             try:
                 id_ = str(future.result(patience + 5).topic_id)
             except TimeoutError:
@@ -194,11 +194,11 @@ def topic_ids(
         # It asks the one broker that it knows as the controller, and waits for that one to come
         # back, whoever else answers: a new client learns of another one.
         _serve(admin)
-        heard = client_log.last_error
+        last_error = client_log.last_error
         admin, client_log = client.admin(sink, anew=True)
         left = deadline - time.monotonic()
         if left <= 0:
-            raise faults.unreachable(sink, "describing topics", timeout, heard or met)
+            raise faults.unreachable(sink, "describing topics", timeout, last_error or met)
         patience = min(2 * patience, max(left, _FIRST_PATIENCE))
     return found
 
@@ -273,12 +273,12 @@ def tail_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int) -
     Its last records are gone, unless its brokers do not agree who leads it: one that is cut off
     from the others goes on to answer, with the end that it knows.
     """
-    said = _leaders(sink, *place)
-    if len(set(said.values())) < 2:
+    leaders = _leaders(sink, *place)
+    if len(set(leaders.values())) < 2:
         return faults.records_gone(sink, place, saved, end)
     client.admin(sink, anew=True)  # the old one may ask the wrong one for 15 minutes
     why = f"one has answered with the end {end}, but {saved} was reached before"
-    return _disagree(sink, place, said, why)
+    return _disagree(sink, place, leaders, why)
 
 
 def check_leaders(sink: config.Sink, places: Iterable[tuple[str, int]]) -> None:
@@ -299,9 +299,9 @@ def check_leaders(sink: config.Sink, places: Iterable[tuple[str, int]]) -> None:
         found = {p: led for p, led in _partitions(metadata, topic).items() if p in partitions}
         alone = {p: led.leader for p, led in found.items() if first in {led.leader, -1}}
         for number in sorted({number for p in alone for number in found[p].replicas} - {first}):
-            said = _said_by(sink, metadata, number, topic)
-            for partition in alone.keys() & said.keys():
-                if (leader := said[partition].leader) != alone[partition]:
+            leaders = _said_by(sink, metadata, number, topic)
+            for partition in alone.keys() & leaders.keys():
+                if (leader := leaders[partition].leader) != alone[partition]:
                     client.admin(sink, anew=True)
                     both = {first: str(alone[partition]), number: str(leader)}
                     raise _disagree(sink, (topic, partition), both, "ends may be old")
@@ -312,9 +312,9 @@ def check_leaders(sink: config.Sink, places: Iterable[tuple[str, int]]) -> None:
 
 
 def _disagree(
-    sink: config.Sink, place: tuple[str, int], said: Mapping[int, str], why: str
+    sink: config.Sink, place: tuple[str, int], leaders: Mapping[int, str], why: str
 ) -> SinkError:
-    words = ", ".join(f"broker {by} says {leader}" for by, leader in sorted(said.items()))
+    words = ", ".join(f"broker {by} says {leader}" for by, leader in sorted(leaders.items()))
     return SinkError(
         "sink.unreachable",
         f"the brokers do not agree who leads {place[0]}[{place[1]}] ({words}); {why}",
@@ -331,13 +331,13 @@ def _leaders(sink: config.Sink, topic: str, partition: int) -> dict[int, str]:
     Raises:
         SinkError: `sink.unreachable`, ….
     """
-    said: dict[int, str] = {}
+    leaders: dict[int, str] = {}
     metadata = _metadata(sink, topic)
     found = _partitions(metadata, topic).get(partition)
     for number in () if found is None else found.replicas:
         led = _said_by(sink, metadata, number, topic).get(partition)
-        said[number] = "nothing" if led is None else str(led.leader)
-    return said
+        leaders[number] = "nothing" if led is None else str(led.leader)
+    return leaders
 
 
 def _metadata(sink: config.Sink, topic: str) -> Any:
@@ -379,11 +379,11 @@ def missing_rights(
     Of a topic that is not there nothing is known, nor where the broker does not say.
     """
     admin, _ = client.admin(sink)
-    asked = admin.describe_topics(
+    futures = admin.describe_topics(
         TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=timeout
     )
     lacking: dict[str, list[str]] = {}
-    for topic, future in asked.items():
+    for topic, future in futures.items():
         try:
             allowed = future.result(timeout + 5).authorized_operations
         except KafkaException as exception:
@@ -505,13 +505,13 @@ def list_offsets(
         # A broker that answers nothing may lead no longer: a new client asks who does, also where
         # this one gives up, for whoever asks next.
         _serve(admin)
-        heard = client_log.last_error
+        last_error = client_log.last_error
         admin, client_log = client.admin(sink, anew=True)
         left = deadline - time.monotonic()
         if left <= 0:
             if missing is not None:
                 raise faults.topic_missing(sink, missing)
-            raise faults.unreachable(sink, "asking for offsets", timeout, heard or met)
+            raise faults.unreachable(sink, "asking for offsets", timeout, last_error or met)
         time.sleep(0.1)
         patience = min(2 * patience, max(left, _FIRST_PATIENCE))
         _connect(admin, sink.topic, patience)

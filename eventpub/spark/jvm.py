@@ -78,10 +78,10 @@ class Jvm:
         java = find_java()
         self._end_timeout = _END_TIMEOUT if archive is None else _ARCHIVE_TIMEOUT
         folder = Path(tempfile.mkdtemp(prefix="eventpub-"))
-        told = folder / "connection"
+        info_file = folder / "connection"
         environment = {k: v for k, v in os.environ.items() if k != "SPARK_HOME"} | {
             "SPARK_CONNECT_MODE": "0",
-            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
+            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info_file),
         }
         # by files: a process's arguments can be read by everybody on the machine
         settings, options = folder / "spark.properties", folder / "java.options"
@@ -101,15 +101,17 @@ class Jvm:
                     # Ctrl-C is for the driver, which lets the running batch finish.
                     process_group=0,
                 )
-            port, secret = self._connection(told, log_file, stops)
+            port, secret = self._connection(info_file, log_file, stops)
         finally:
             shutil.rmtree(folder)
         os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = secret
 
-    def _connection(self, told: Path, log_file: Path, stops: Callable[[], bool]) -> tuple[int, str]:
+    def _connection(
+        self, info_file: Path, log_file: Path, stops: Callable[[], bool]
+    ) -> tuple[int, str]:
         deadline = time.monotonic() + _START_TIMEOUT
-        while not told.exists():
+        while not info_file.exists():
             if stops():
                 self.process.kill()
                 self.process.wait()
@@ -124,7 +126,7 @@ class Jvm:
                     suggestion="Java 17 or newer is needed; check JAVA_HOME and spark.properties",
                 )
             time.sleep(0.02)
-        data = told.read_bytes()
+        data = info_file.read_bytes()
         size = int.from_bytes(data[4:8], "big")
         return int.from_bytes(data[:4], "big"), data[8 : 8 + size].decode()
 
@@ -172,8 +174,8 @@ def archive_file(java: str) -> Path:
 
 @cache
 def _version_of(java: str) -> str:
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    match = re.search(r'version "([^"]+)"', told.stderr)
+    printed = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    match = re.search(r'version "([^"]+)"', printed.stderr)
     return match[1] if match else "unknown"
 
 

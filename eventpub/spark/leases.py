@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _ALIVE_EVERY = 0.5
-"""Seconds between two looks whether Spark still answers."""
+"""Seconds between two checks whether Spark still answers."""
 
 _FIRST_WAIT = 2.0
 _LONGEST_WAIT = 60.0
@@ -137,8 +137,8 @@ class Spark(Placement):
 
 def _reason(error: Exception) -> str:
     lines = words_of(error).strip().splitlines()
-    told = [line for line in lines if "Exception: " in line or "Error: " in line]
-    return (told or lines or [type(error).__name__])[0].strip()
+    errors = [line for line in lines if "Exception: " in line or "Error: " in line]
+    return (errors or lines or [type(error).__name__])[0].strip()
 
 
 def run_task(assignment: Assignment, address: Address, shards: Iterable[int]) -> Iterator[Any]:

@@ -350,8 +350,8 @@ class EventStore:
                 some = wanted[at : at + _RANGES_PER_STATEMENT]
                 sql = statements.existing(self._layout, some)
                 for ids, versions in stream(connection, sql, rows=100_000, size=_BATCH_BYTES):
-                    keys = ids.cast(pa.string()), versions.cast(pa.string()).cast(pa.int64())
-                    found.update(zip(*(column.to_pylist() for column in keys), strict=True))
+                    columns = ids.cast(pa.string()), versions.cast(pa.string()).cast(pa.int64())
+                    found.update(zip(*(column.to_pylist() for column in columns), strict=True))
         return found
 
     def below(
@@ -376,15 +376,15 @@ class EventStore:
 
     def _by_key(
         self,
-        wanted: Sequence[T],
+        keys: Sequence[T],
         per_statement: int,
         statement: Callable[[Sequence[T]], str],
     ) -> pa.Table:
         batches = []
-        if wanted:
+        if keys:
             with self._connection() as connection:
-                for at in range(0, len(wanted), per_statement):
-                    sql = statement(wanted[at : at + per_statement])
+                for at in range(0, len(keys), per_statement):
+                    sql = statement(keys[at : at + per_statement])
                     for block in stream(connection, sql, rows=100_000, size=_BATCH_BYTES):
                         batches.append(record_batch(self._layout, block, None, None))
         table = pa.Table.from_batches(batches, EVENTS)

@@ -95,7 +95,7 @@ class World:
 
     def look(self, *aggregate_ids: str) -> Decision:
         """Somebody asks to look for what these miss."""
-        return self._step(EVENTS.empty_table(), self.now, look_now=aggregate_ids)
+        return self._step(EVENTS.empty_table(), self.now, retry_now=aggregate_ids)
 
     def skip(self, *aggregate_ids: str) -> Decision:
         """Somebody asks to give their gaps up."""
@@ -124,7 +124,7 @@ class World:
         self,
         rows: pa.Table,
         now: int,
-        look_now: tuple[str, ...] = (),
+        retry_now: tuple[str, ...] = (),
         skip_now: tuple[str, ...] = (),
     ) -> Decision:
         self.now = max(self.now, now)
@@ -132,12 +132,12 @@ class World:
         ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()
         plan = admission.plan(
             rows,
-            self.known(list(dict.fromkeys([*ids, *due, *look_now, *skip_now]))),
+            self.known(list(dict.fromkeys([*ids, *due, *retry_now, *skip_now]))),
             self.rules,
             self.now,
             due,
             open_since=self.open_since,
-            look_now=look_now,
+            retry_now=retry_now,
             skip_now=skip_now,
         )
         plan.settle(self.baseline_ends(plan.first_sights))

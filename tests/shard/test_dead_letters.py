@@ -53,8 +53,8 @@ def test_a_refused_event_is_forgotten_when_its_letter_is_out() -> None:
     decision = Decision(events(1, 2))
     with pytest.raises(RecordRefusedError):
         transact(shard, decision)
-    letters = transact(shard, decision)
-    assert [letter.version for letter in letters] == [2]
+    dead = transact(shard, decision)
+    assert [letter.version for letter in dead] == [2]
     assert shard._refusals._reasons == {}
 
 
@@ -62,5 +62,5 @@ def transact(shard: Publishing, decision: Decision) -> list[Any]:
     """One try; the letters that go out with it."""
     refusals: Refusals = shard._refusals
     kept = refusals.without(decision, 0, "table events")
-    shard._transact(decision, kept, kept.letters, None, 0)
-    return kept.letters
+    shard._transact(decision, kept, kept.dead, None, 0)
+    return kept.dead

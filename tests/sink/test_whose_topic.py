@@ -91,7 +91,7 @@ def publish(
         owner = new_sink()
         kept = refusals.without(Decision(rows), 0, "events")
         try:
-            owner.publish(kept.events, dead=kept.letters)
+            owner.publish(kept.events, dead=kept.dead)
         except RecordRefusedError as refusal:
             refusals.note(refusal, kept.events, None)
         except SinkError as error:
