@@ -14,13 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     OFFSET_INVALID,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from eventpub.sink.records import FixedEvents
 from tests.simulation.world import World, world
@@ -34,7 +33,6 @@ MOST_AHEAD = 3_600_000
 of Kafka."""
 ROOM = 5
 """Records that are taken at once, where many are handed over."""
-_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False)
@@ -403,6 +401,10 @@ class Producer:
                 on_delivery(error, message)
         return len(reports)
 
+    def __len__(self) -> int:
+        """As there, of one that was served."""
+        return 0
+
     def flush(self, timeout: float) -> int:
         """As there."""
         self._world.point("kafka.flush")
@@ -536,13 +538,50 @@ class Consumer:
         """As there."""
 
 
-class _Future:
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
+class AskingConsumer:
+    """confluent_kafka.Consumer, of no partition, which asks for offsets."""
 
-    def result(self, timeout: float) -> Any:
+    def __init__(self, committed: bool) -> None:
+        self._committed = committed
+
+    def poll(self, timeout: float) -> None:
+        """As there."""
+
+    def offsets_for_times(
+        self, wanted: list[TopicPartition], timeout: float
+    ) -> list[SimpleNamespace]:
+        """As there: of the beginnings, or of the ends."""
         del timeout
-        return SimpleNamespace(offset=self._offset)
+        this = world()
+        broker = this.broker
+        this.point("kafka.offsets")
+        if this.fault("offsets away"):
+            this.monotonic += 10.0  # for as long as anybody asks
+            raise _error(KafkaError._TIMED_OUT)
+        unknown = this.fault("offsets unknown")
+        is_high = all(p.offset != OFFSET_BEGINNING for p in wanted) and not self._committed
+        is_old = is_high and this.fault("old ends")
+        broker.is_cut_off = broker.is_cut_off or is_old
+        answers = []
+        for place in wanted:
+            key = (place.topic, place.partition)
+            error, offset = None, OFFSET_INVALID
+            if key not in broker.log:
+                error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            elif unknown:
+                pass
+            elif place.offset == OFFSET_BEGINNING:
+                offset = broker.lows.get(key, 0)
+            elif self._committed:
+                offset = broker.stable(key)
+            else:
+                offset = broker.former_high(key) if is_old else broker.high(key)
+            answers.append(
+                SimpleNamespace(
+                    topic=place.topic, partition=place.partition, offset=offset, error=error
+                )
+            )
+        return answers
 
 
 class _Described:
@@ -591,41 +630,3 @@ class Admin:
         del request_timeout, include_authorized_operations
         ids = world().broker.ids
         return {name: _Described(f"{name} {ids[name]}") for name in topics.topic_names}
-
-    def list_offsets(
-        self, wanted: dict[TopicPartition, Any], isolation_level: Any, request_timeout: float
-    ) -> dict[TopicPartition, _Future]:
-        """As there."""
-        del request_timeout
-        this = world()
-        this.point("kafka.offsets")
-        broker = this.broker
-        away = this.fault("offsets away")
-        unknown = this.fault("offsets unknown")
-        is_high = _EARLIEST not in wanted.values()
-        is_high = is_high and isolation_level != IsolationLevel.READ_COMMITTED
-        is_old = is_high and this.fault("old ends")
-        broker.is_cut_off = broker.is_cut_off or is_old
-        answers: dict[TopicPartition, _Future] = {}
-        for place, spec in wanted.items():
-            key = (place.topic, place.partition)
-            if away or key not in broker.log:
-                code = KafkaError._TRANSPORT if away else KafkaError.UNKNOWN_TOPIC_OR_PART
-                answers[place] = _Refused(code)
-            elif unknown:
-                answers[place] = _Future(OFFSET_INVALID)
-            elif spec is _EARLIEST:
-                answers[place] = _Future(broker.lows.get(key, 0))
-            elif isolation_level == IsolationLevel.READ_COMMITTED:
-                answers[place] = _Future(broker.stable(key))
-            elif is_old:
-                answers[place] = _Future(broker.former_high(key))
-            else:
-                answers[place] = _Future(broker.high(key))
-        return answers
-
-
-class _Refused(_Future):
-    def result(self, timeout: float) -> Any:
-        del timeout
-        raise _error(self._offset)
