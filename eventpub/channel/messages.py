@@ -136,11 +136,13 @@ class Hello:
         shard: its number.
         run: of which start of the publisher it is.
         where: names the machine and process, for people.
+        attempt: which start of a runner of the shard this is, in its run; it grows.
     """
 
     shard: int
     run: int
     where: str = ""
+    attempt: int = 0
 
 
 @dataclass
@@ -258,6 +260,9 @@ _TYPES: dict[str, Any] = {
 }
 
 
+_NUMBERS = "shard", "run", "attempt"
+
+
 class MalformedError(ValueError):
     """Bytes that are no message of this version."""
 
@@ -293,7 +298,7 @@ def decode(data: bytes) -> Any:
                 given[name] = {(topic, partition): end for topic, partition, end in given[name]}
         if kind is Farewell and given["error"] is not None:
             given["error"] = from_dict(given["error"])
-        if kind is Hello and not all(isinstance(given[name], int) for name in ("shard", "run")):
+        if kind is Hello and not all(isinstance(given.get(name, 0), int) for name in _NUMBERS):
             raise MalformedError("Hello has no numbers")  # the coordinator looks a shard up by it
         if kind is Report:
             given["counts"] = Counts(**given["counts"])

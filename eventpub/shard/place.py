@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -62,18 +63,7 @@ class Place:
         self.sink = self._new_sink()
         try:
             self._find_copy(takes_copy)
-            self.index = self._open.enter_context(
-                Index(
-                    assignment.index(number),
-                    {
-                        "app": config.app.id,
-                        "topic": config.sink.topic,
-                        "partitions": assignment.partitions,
-                        "shard": [number, config.spark.shards],
-                    },
-                    adopts=self._adopts,
-                )
-            )
+            self.index = self._open.enter_context(self._open_index())
             self.pace = Pace(config.sink.transaction_timeout / 1e6, self.index.chunk_bytes)
             self.reader = self._open.enter_context(EventStore(config.store, assignment.layout))
             self.lookup = self._open.enter_context(EventStore(config.store, assignment.layout))
@@ -105,8 +95,27 @@ class Place:
         snapshots = Snapshots(state.snapshots, app.id, shard.partitions, shard.shards, number)
         takes_over = lease.former_shards is not None or bool(lease.former_indexes)
         if takes_copy and not takes_over and not folder.exists():
-            self.report.copied_from = snapshots.get(folder)
+            self.report.copied_from = snapshots.get(folder, self.require_going_on)
         self._copying = Copying(snapshots, state.snapshot_every / 1e6)
+
+    def _open_index(self) -> Index:
+        config, number = self.assignment.config, self.shard.number
+        folder = self.assignment.index(number)
+        identity = {
+            "app": config.app.id,
+            "topic": config.sink.topic,
+            "partitions": self.assignment.partitions,
+            "shard": [number, config.spark.shards],
+        }
+        try:
+            return Index(folder, identity, adopts=self._adopts)
+        except StateError as error:
+            if error.code != "index.foreign" or self.report.copied_from is None:
+                raise
+        # the copy is of another topic, say: here it was as if there were none
+        self.report.copied_from = None
+        shutil.rmtree(folder)
+        return Index(folder, identity, adopts=self._adopts)
 
     @property
     def keeps_copies(self) -> bool:
@@ -118,8 +127,14 @@ class Place:
         copying, index = self._copying, self.index
         if copying is not None and copying.due(offsets := dict(index.offsets)):
             folder = folder_for(index.directory)
-            index.copy_to(folder)
-            copying.begin(folder, offsets)
+            try:
+                index.copy_to(folder)
+            except StateError as error:
+                copying.failed(folder, error)
+                if error.code == "index.corrupt":
+                    raise
+            else:
+                copying.begin(folder, offsets)
 
     def _new_sink(self) -> ShardSink:
         config = self.assignment.config

@@ -367,7 +367,8 @@ class Driver:
         assignment = run.assignment
         worker = Worker(this, process, lambda: serve(assignment, shard, worker.link))
         worker.shard, worker.attempt = shard, command.attempt
-        worker.link = Connection(self, worker, Hello(shard, assignment.run))
+        hello = Hello(shard, assignment.run, attempt=command.attempt)
+        worker.link = Connection(self, worker, hello)
         self._runners.append(worker)
 
     def _continue(self, run: Run, worker: Worker) -> None:
