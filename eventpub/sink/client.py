@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -354,9 +355,13 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.S
         ) from exception
 
 
-_admins: dict[
-    tuple[int, frozenset[tuple[str, str]]], tuple[dict[str, str], AdminClient, ClientLog]
-] = {}
+_of_thread = threading.local()
+"""`admins`: by process and settings, those of a thread.
+
+Not of all threads: `rd_kafka_ListOffsets` works in the thread that calls it on what librdkafka's
+own thread ends when an answer to another question tells it of the partitions' leaders: the heap is
+damaged (docs/hazards.md).
+"""
 
 
 def _edition_of(file: str) -> str:
@@ -368,7 +373,7 @@ def _edition_of(file: str) -> str:
 
 
 def admin(sink: config.Sink, *, anew: bool = False) -> tuple[AdminClient, ClientLog]:
-    """This process's admin client for these servers.
+    """This thread's admin client for these servers; it ends with the thread.
 
     Args:
         anew: make a new one; the old one's idea of who leads a partition stays for 15 minutes.
@@ -377,9 +382,11 @@ def admin(sink: config.Sink, *, anew: bool = False) -> tuple[AdminClient, Client
     # one that was made with a certificate that has expired would never log in again
     files = {k: _edition_of(str(v)) for k, v in conf.items() if k.endswith(".location")}
     key = (os.getpid(), frozenset((k, str(v)) for k, v in conf.items()))
-    found = _admins.get(key)
+    admins: dict[Any, tuple[dict[str, str], AdminClient, ClientLog]]
+    admins = _of_thread.__dict__.setdefault("admins", {})
+    found = admins.get(key)
     if found is None or anew or found[0] != files:
-        found = _admins[key] = (files, *admin_of(sink, sink.bootstrap_servers))
+        found = admins[key] = (files, *admin_of(sink, sink.bootstrap_servers))
     return found[1:]
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
+from typing import Any
+
 import pytest
 from confluent_kafka import KafkaError
 
+from eventpub import config
 from eventpub.sink import client, faults
 
 SAYS = f"{faults.NO_TOKEN}: Failed to connect to 127.0.0.1:1"
@@ -33,3 +38,24 @@ def test_what_else_it_has_said_is_forgotten_with_the_next_question() -> None:
     assert log.last_error is not None
     log.forget()
     assert log.last_error is None
+
+
+def test_no_two_threads_share_an_admin_client_and_it_ends_with_its_thread() -> None:
+    """Asked for offsets by two at once, librdkafka frees what it works on twice, now and then."""
+    sink = config.Sink(topic="events", bootstrap_servers="127.0.0.1:1")
+    here, _ = client.admin(sink)
+    assert client.admin(sink)[0] is here
+    there: list[weakref.ref[Any]] = []
+
+    def ask() -> None:
+        made, _ = client.admin(sink)
+        assert client.admin(sink)[0] is made
+        there.append(weakref.ref(made))
+        assert made is not here
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    [made] = there
+    assert made() is None
+    assert client.admin(sink, anew=True)[0] is not here
