@@ -201,7 +201,7 @@ class Coordinator:
             shard.failed(now, at_once=shard.failures == 0)
             return
         shard.failed(now)
-        final = self._failures.of_shard(error, shard.failures, now)
+        final = self._failures.of_shard(shard.number, error, shard.failures, now)
         if final is not None:
             self._stop(final, now)
         elif not self._is_stopping:
@@ -252,7 +252,8 @@ class Coordinator:
             self._recounting.account(report)
         is_first_written = self._where.has_first_written(report)
         self._where.take(self.shards, report, self._recounting)
-        self._failures.is_well(now, goes_on=bool(report.done or report.published))
+        goes_on = bool(report.done or report.published)
+        self._failures.is_well(shard.number, now, goes_on=goes_on)
         if report.counts.rows or report.published:
             self._watch.busy_at = now
         assert shard.lane is not None

@@ -34,7 +34,8 @@ _MOST_ROWS = 200_000
 _MOST_BUCKETS = 600
 _MOST_LATE = 60
 _MOST_HIDDEN = 30 * 86_400
-"""Buckets, at most, that one transaction or one downtime may have hidden: a month."""
+"""Buckets, at most, that one transaction or one downtime may have hidden, or that the database's
+clock may have passed at once: a month."""
 
 
 def _from_both_ends(items: Sequence[T]) -> Iterator[T]:
@@ -202,7 +203,7 @@ class Recount:
         # the position's own bucket, too: an idle reader stays within it
         aged = bucket_of(now - _FIRST_AGE)
         end = min(bucket_of(position if reached is None else reached), aged) + 1
-        self._waiting.extend(range(max(self._next, oldest), end))
+        self._waiting.extend(range(max(self._next, oldest, end - _MOST_HIDDEN), end))
         self._next = max(self._next, end)
         while self._waiting and self._waiting[0] <= min(bucket_of(position), aged):
             bucket = self._waiting.popleft()
@@ -259,6 +260,8 @@ class Recount:
             return
         oldest = max(bucket_of(now - self._horizon), self._start)
         end = self._waiting[0] if self._waiting else self._next
+        # rows come where the clock is now
+        end = min(end, oldest + _MOST_HIDDEN)
         pending = {bucket for _, bucket in self._due} | {*range(oldest, end)}
         self._due = [(0, bucket) for bucket in sorted(pending)]
 

@@ -629,6 +629,21 @@ class TestRunnersThatFail:
         life.leaves(lane, missing)
         assert not life.is_ending()
 
+    def test_a_report_of_another_shard_says_nothing(self) -> None:
+        """It was tried for ever, as where one shard has a row that the server cannot send."""
+        failed = StoreError("store.query_failed", "a packet bigger than max_allowed_packet")
+        life, lanes = streaming()
+        lane = lanes[0]
+        for second in range(4):
+            life.leaves(lane, failed)
+            if life.is_ending():
+                break
+            life.waits(31.0)
+            lane = life.joins(0)
+            life.polled(at(2_001 + second))
+            life.reports_done(lanes[1])
+        assert life.ends() is failed
+
     def test_that_it_begins_says_nothing_of_what_a_runner_fails_at(self) -> None:
         """It was tried for ever, and the publisher never said what was wrong."""
         unknown = StateError("shard.failed", "met what eventpub does not know", retriable=True)
