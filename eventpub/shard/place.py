@@ -16,7 +16,7 @@ from eventpub.admission.buckets import WIDTH, oldest_needed
 from eventpub.channel import Lease, Report
 from eventpub.channel.lane import Link
 from eventpub.errors import StateError
-from eventpub.index import Copying, Index, Snapshots, folder_for
+from eventpub.index import Copying, Index, Snapshots, folder_for, set_aside
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.pace import Pace
 from eventpub.sink import ShardSink
@@ -107,14 +107,25 @@ class Place:
             "partitions": self.assignment.partitions,
             "shard": [number, config.spark.shards],
         }
+        was: dict[str, Any] = {}
+
+        def adopts(found: Mapping[str, Any]) -> bool:
+            was.update(found)
+            return self._adopts(found)
+
         try:
-            return Index(folder, identity, adopts=self._adopts)
+            return Index(folder, identity, adopts=adopts)
         except StateError as error:
-            if error.code != "index.foreign" or self.report.copied_from is None:
+            has_grown = bool(was) and was["partitions"] != self.assignment.partitions
+            if error.code != "index.foreign" or not (self.report.copied_from or has_grown):
                 raise
-        # the copy is of another topic, say: here it was as if there were none
-        self.report.copied_from = None
-        shutil.rmtree(folder)
+        if self.report.copied_from:  # of another topic, say: it is as if there were no copy
+            self.report.copied_from = None
+            shutil.rmtree(folder)
+        else:  # on the publisher's own disk it was moved to `former_indexes`; here, nobody did
+            self.report.rebuilt = (
+                f"the topic had {was['partitions']} partitions; it was moved to {set_aside(folder)}"
+            )
         return Index(folder, identity, adopts=self._adopts)
 
     @property

@@ -181,31 +181,53 @@ def test_a_copy_that_cannot_be_made_is_made_later(
     assert snapshots(tmp_path / "copies").get(tmp_path / "1") is not None
 
 
+def opens(folder: Path, topic: str, copied_from: str | None) -> tuple[bool, Any]:
+    """Whether a runner begins a new index where there is one of something else, and its report."""
+    place: Any = object.__new__(Place)
+    place.report = SimpleNamespace(copied_from=copied_from, rebuilt=None)
+    config = SimpleNamespace(
+        app=SimpleNamespace(id="orders", former_ids=()),
+        sink=SimpleNamespace(topic=topic),
+        spark=SimpleNamespace(shards=2),
+    )
+    place.assignment = SimpleNamespace(
+        config=config, index=lambda _: folder, partitions=4, accepts_topic=False
+    )
+    place.shard = SimpleNamespace(number=0, partitions=4, shards=2)
+    with place._open_index() as index:
+        return index.is_new, place.report
+
+
+OF = {"app": "orders", "topic": "former", "partitions": 4, "shard": [0, 2]}
+
+
 def test_a_copy_of_an_index_of_another_topic_is_none(tmp_path: Path) -> None:
     """The publisher ended, and deleting the index, as it says, brought the copy back."""
-    of = {"app": "orders", "topic": "events", "partitions": 4, "shard": [0, 2]}
-    with Index(tmp_path / "made", {**of, "topic": "former"}) as index:
+    with Index(tmp_path / "made", OF) as index:
         index.begin(7)
         index.copy_to(tmp_path / "copy")
     snapshots(tmp_path / "copies").put(tmp_path / "copy")
     folder = tmp_path / "index" / "0"
-    for name, topic in ((None, "events"), ("a copy", "former")):
+    for topic, is_new in (("events", True), ("former", False)):
         shutil.rmtree(folder, ignore_errors=True)
-        assert snapshots(tmp_path / "copies").get(folder) is not None
-        place: Any = object.__new__(Place)
-        place.report = SimpleNamespace(copied_from="a copy")
-        config = SimpleNamespace(
-            app=SimpleNamespace(id="orders", former_ids=()),
-            sink=SimpleNamespace(topic=topic),
-            spark=SimpleNamespace(shards=2),
-        )
-        place.assignment = SimpleNamespace(
-            config=config, index=lambda _: folder, partitions=4, accepts_topic=False
-        )
-        place.shard = SimpleNamespace(number=0, partitions=4, shards=2)
-        with place._open_index() as index:
-            assert index.is_new == (name is None)
-        assert place.report.copied_from == name
+        name = snapshots(tmp_path / "copies").get(folder)
+        found, report = opens(folder, topic, name)
+        assert found == is_new
+        assert report.copied_from == (None if is_new else name)
+
+
+def test_an_index_of_fewer_partitions_is_moved_out_of_the_way(tmp_path: Path) -> None:
+    """On the disk of an executor nobody has moved it, and the publisher ended at each start."""
+    for partitions in (2, 4):
+        with Index(tmp_path / str(partitions), {**OF, "partitions": partitions}) as index:
+            index.begin(7)
+    is_new, report = opens(tmp_path / "2", "former", None)
+    assert is_new
+    assert "had 2 partitions" in report.rebuilt
+    assert (tmp_path / "2.damaged").exists()
+    assert not opens(tmp_path / "4", "former", None)[0]
+    with pytest.raises(StateError, match=r"index\.foreign"):
+        opens(tmp_path / "4", "events", None)
 
 
 def test_what_killed_processes_have_left_of_copies_is_removed(tmp_path: Path) -> None:

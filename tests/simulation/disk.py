@@ -281,3 +281,9 @@ def index_folder(config: object, shards: int, number: int) -> File:
     """eventpub.shard.assignment.index_folder on an executor's disk."""
     del config
     return File(f"{shards}-shards/{number}")
+
+
+def set_aside(directory: File) -> File:
+    """As `rocks.set_aside`: nobody looks at it any more."""
+    world().disk.databases.pop((world().process.executor, directory.name), None)
+    return directory

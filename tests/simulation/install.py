@@ -203,7 +203,7 @@ def installed() -> Iterator[None]:
             failpoint=failpoint,
             traceback=SimpleNamespace(print_exc=_unexpected),
         )
-        put(place, time=_time, EventStore=store.EventStore)
+        put(place, time=_time, EventStore=store.EventStore, set_aside=disk.set_aside)
         put(folding, time=_time, failpoint=failpoint, index_folder=disk.index_folder)
         put(
             publishing,
