@@ -15,9 +15,10 @@ import pytest
 
 from eventpub.channel import Lease
 from eventpub.channel.lane import Link
+from eventpub.config import Sink
 from eventpub.errors import EventpubError, StateError
 from eventpub.index import Copying, Index, Snapshots, folder_for
-from eventpub.shard import runner
+from eventpub.shard import folding, runner
 from eventpub.shard.place import Place
 from eventpub.state import StateDir
 
@@ -214,6 +215,24 @@ def test_a_copy_of_an_index_of_another_topic_is_none(tmp_path: Path) -> None:
         found, report = opens(folder, topic, name)
         assert found == is_new
         assert report.copied_from == (None if is_new else name)
+
+
+@pytest.mark.parametrize(
+    ("copied_from", "code"), [("a copy", "index.corrupt"), (None, "sink.topic_recreated")]
+)
+def test_a_copy_is_none_where_the_topic_was_deleted_since(
+    monkeypatch: pytest.MonkeyPatch, copied_from: str | None, code: str
+) -> None:
+    """Who had removed the state, as the error says, was told the same again."""
+    monkeypatch.setattr(folding, "topic_ids", lambda *_: {"events": "new"})
+    place: Any = SimpleNamespace(
+        assignment=SimpleNamespace(config=SimpleNamespace(sink=Sink(topic="events"))),
+        index=SimpleNamespace(topics={"events": "former"}),
+        report=SimpleNamespace(copied_from=copied_from, made_again=[]),
+    )
+    with pytest.raises(EventpubError) as raised:
+        folding.Fold(place)._check_topics()
+    assert raised.value.code == code
 
 
 def test_an_index_of_fewer_partitions_is_moved_out_of_the_way(tmp_path: Path) -> None:
