@@ -13,7 +13,7 @@ as it stands, and what *happened* since the report before. All times are µs on 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -258,6 +258,7 @@ _TYPES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (Lease, Window, Comparison, Request, Stop, Hello, Report, Folding, Farewell)
 }
+_KNOWN = {kind: {f.name for f in fields(kind)} for kind in _TYPES.values()}
 
 
 _NUMBERS = "shard", "run", "attempt"
@@ -269,12 +270,13 @@ class MalformedError(ValueError):
 
 def encode(message: Any) -> bytes:
     """A message as JSON; the rows of a window go beside it."""
+    data: dict[str, Any] = {"is": type(message).__name__} | vars(message)
     if isinstance(message, Window):
-        message = replace(message, rows=None)
-    if isinstance(message, Farewell):
-        error = None if message.error is None else message.error.to_dict()
-        return json.dumps({"is": "Farewell", "error": error}).encode()
-    data: dict[str, Any] = {"is": type(message).__name__} | asdict(message)
+        data["rows"] = None
+    elif isinstance(message, Farewell):
+        data["error"] = None if message.error is None else message.error.to_dict()
+    elif isinstance(message, Report):
+        data["counts"] = vars(message.counts)
     for name in ("acknowledged", "offsets"):
         if name in data:
             data[name] = [[*place, offset] for place, offset in data[name].items()]
@@ -290,9 +292,8 @@ def decode(data: bytes) -> Any:
     try:
         given = json.loads(data)
         kind = _TYPES[given.pop("is")]
-        known = {f.name for f in fields(kind)}
-        if not given.keys() <= known:
-            raise MalformedError(f"{kind.__name__} has no {sorted(given.keys() - known)}")
+        if unknown := given.keys() - _KNOWN[kind]:
+            raise MalformedError(f"{kind.__name__} has no {sorted(unknown)}")
         for name in ("acknowledged", "offsets"):
             if name in given:
                 given[name] = {(topic, partition): end for topic, partition, end in given[name]}

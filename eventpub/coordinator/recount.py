@@ -110,10 +110,11 @@ class Recount:
     @property
     def uncounted_since(self) -> int | None:
         """Nothing that is to be counted out of turn or compared was created at or before, µs."""
-        others = [self._suspects, self._late_suspects, self._unfinished]
-        oldest = [self._late.least, *(min(some, default=None) for some in others)]
-        first = min((bucket for bucket in oldest if bucket is not None), default=None)
-        return None if first is None else first * WIDTH
+        others = (self._suspects, self._late_suspects, self._unfinished)
+        oldest = [min(some) for some in others if some]
+        if (least := self._late.least) is not None:
+            oldest.append(least)
+        return min(oldest) * WIDTH if oldest else None
 
     def account(self, shard: int, buckets: Mapping[int, int], *, anew: bool = False) -> None:
         """Take over a shard's numbers of rows, per bucket that has changed.

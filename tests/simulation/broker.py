@@ -28,6 +28,7 @@ Place = tuple[str, int]
 BY_CLIENT, ALONE, WITH_ITS_BATCH = "!client", "!alone", "!batch"
 """What ends the payload of a record that is refused: by the client at once, by the broker alone,
 or by the broker together with whatever was sent with it to its partition."""
+_BY_CLIENT, _ALONE, _WITH_ITS_BATCH = (m.encode() for m in (BY_CLIENT, ALONE, WITH_ITS_BATCH))
 MOST_AHEAD = 3_600_000
 """ms that a record's timestamp may be ahead of the broker's clock; `message.timestamp.after.max.ms`
 of Kafka."""
@@ -133,9 +134,9 @@ class Message:
         """Topic and partition."""
         return self._place
 
-    def ends_with(self, *marks: str) -> bool:
+    def ends_with(self, *marks: bytes) -> bool:
         """Whether the value says that it is one that is refused."""
-        return (self._value or b"").endswith(tuple(mark.encode() for mark in marks))
+        return self._value is not None and self._value.endswith(marks)
 
     def at(self, offset: int) -> Message:
         """The message where it was appended."""
@@ -277,6 +278,8 @@ class Broker:
         """The last stable offset."""
         end = len(self.log[place])
         for owner in self.owners.values():
+            if not (owner.transaction or owner.ending or owner.left_open):
+                continue
             for transaction in (owner.transaction, owner.ending, *owner.left_open.values()):
                 if transaction is not None and place in transaction.places:
                     end = min(end, transaction.places[place])
@@ -342,7 +345,7 @@ class Producer:
     ) -> None:
         """As there; sent at once or with `flush`."""
         del callback
-        if value is not None and value.endswith(BY_CLIENT.encode()):
+        if value is not None and value.endswith(_BY_CLIENT):
             raise _error(KafkaError.MSG_SIZE_TOO_LARGE)
         message = Message((topic, partition), key, value, headers)
         message.looked = self._world.process.looked
@@ -355,7 +358,7 @@ class Producer:
         queue, self._queue = self._queue, []
         spoilt: set[Place] = set()
         if not (self._careful or self._world.setup.eager_send):
-            spoilt = {m.place for m, _ in queue if m.ends_with(WITH_ITS_BATCH)}
+            spoilt = {m.place for m, _ in queue if m.ends_with(_WITH_ITS_BATCH)}
         limits = self._world.setup
         latest = self._world.clock // 1000 + MOST_AHEAD
         for message, on_delivery in queue:
@@ -371,9 +374,9 @@ class Producer:
                     self._world.counts["timed out, too many bytes"] += 1
                     self._unreported.append((on_delivery, error, message))
                     continue
-            if place in spoilt or message.ends_with(ALONE, WITH_ITS_BATCH):
+            if place in spoilt or message.ends_with(_ALONE, _WITH_ITS_BATCH):
                 code = KafkaError.INVALID_RECORD
-                if place in spoilt or message.ends_with(WITH_ITS_BATCH):
+                if place in spoilt or message.ends_with(_WITH_ITS_BATCH):
                     code = KafkaError.MSG_SIZE_TOO_LARGE
                 self._unreported.append((on_delivery, _error(code).args[0], message))
                 continue
@@ -618,9 +621,9 @@ class Admin:
         return SimpleNamespace(
             orig_broker_id=self._number,
             brokers=brokers,
-            topics={
-                t: SimpleNamespace(error=None, partitions=partitions) for t in this.broker.topics
-            },
+            topics=dict.fromkeys(
+                this.broker.topics, SimpleNamespace(error=None, partitions=partitions)
+            ),
         )
 
     def describe_topics(
