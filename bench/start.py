@@ -22,8 +22,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
-
 from . import topic
 from .machine import PARTITIONS, Machine, environment
 from .publisher import Publisher
@@ -42,7 +40,7 @@ def start(
     name = machine.name("start")
     servers = machine.broker.bootstrap_servers
     topic.create(servers, name, PARTITIONS)
-    admin = AdminClient({"bootstrap.servers": servers})
+    consumer = topic.asking_consumer(servers)
     with Publisher(machine.folder / name, url, servers, name, {}) as publisher:
         before = os.environ.get("EVENTPUB_CACHE")
         os.environ["EVENTPUB_CACHE"] = str(cache)
@@ -58,7 +56,7 @@ def start(
             while seen < events:  # markers are offsets, too: the end is seen a little early
                 publisher.check()
                 time.sleep(0.02)
-                seen = topic.stable_offsets(admin, name, PARTITIONS)
+                seen = topic.stable_offsets(consumer, name, PARTITIONS)
                 last = time.monotonic() - began
                 first = first or (last if seen else 0.0)
             time.sleep(max(0.0, settled - last))

@@ -17,9 +17,8 @@ from multiprocessing import get_context
 from typing import Any, Self
 
 import numpy as np
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 _QUIET = logging.getLogger(__name__)  # a broker that was stopped is no news
@@ -36,7 +35,7 @@ def create(bootstrap_servers: str, name: str, partitions: int) -> None:
     deadline = time.monotonic() + 30
     while True:
         try:
-            stable_offsets(admin, name, partitions)
+            stable_offsets(asking_consumer(bootstrap_servers), name, partitions)
             return
         except KafkaException:
             if time.monotonic() > deadline:
@@ -50,14 +49,20 @@ def delete(bootstrap_servers: str, name: str) -> None:
     admin.delete_topics([name])[name].result(30)
 
 
-def stable_offsets(admin: AdminClient, name: str, partitions: int, timeout: float = 10) -> int:
+def asking_consumer(bootstrap_servers: str) -> Consumer:
+    """For `stable_offsets`."""
+    settings = {"bootstrap.servers": bootstrap_servers, "group.id": "bench-ask"}
+    return Consumer({**settings, "isolation.level": "read_committed"}, logger=_QUIET)
+
+
+def stable_offsets(consumer: Consumer, name: str, partitions: int, timeout: float = 10) -> int:
     """The last stable offsets of all partitions, added up (markers are offsets, too)."""
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    wanted = {TopicPartition(name, p): latest for p in range(partitions)}
-    answers = admin.list_offsets(
-        wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout
-    )
-    return sum(answer.result(timeout).offset for answer in answers.values())
+    wanted = [TopicPartition(name, p, OFFSET_END) for p in range(partitions)]
+    answers = consumer.offsets_for_times(wanted, timeout)
+    for answer in answers:
+        if answer.error is not None or answer.offset < 0:
+            raise KafkaException(answer.error or KafkaError(KafkaError._TRANSPORT))
+    return sum(answer.offset for answer in answers)
 
 
 def count(bootstrap_servers: str, name: str, partitions: int) -> int:
@@ -150,7 +155,7 @@ class Watch:
     """Notes how a topic grows, 40 times a second, by asking for its last stable offsets."""
 
     def __init__(self, bootstrap_servers: str, name: str, partitions: int) -> None:
-        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers}, logger=_QUIET)
+        self._consumer = asking_consumer(bootstrap_servers)
         self._name, self._partitions = name, partitions
         self._times: list[float] = []
         self._offsets: list[int] = []
@@ -172,7 +177,7 @@ class Watch:
             self._note()
 
     def _note(self) -> None:
-        offsets = stable_offsets(self._admin, self._name, self._partitions)
+        offsets = stable_offsets(self._consumer, self._name, self._partitions)
         now = time.time()
         if len(self._offsets) < 2 or offsets != self._offsets[-1]:
             self._times.append(now)

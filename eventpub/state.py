@@ -208,7 +208,7 @@ class StateDir:
         """What `set_aside` has kept; empty: nothing."""
         found = sorted(self.index.glob("former-*/*"))
         # older states of an index beside it: copies on their way to or from `state.snapshots`
-        return tuple(f for f in found if not (".copy-" in f.name or f.name.endswith(".fetched")))
+        return tuple(f for f in found if ".copy-" not in f.name)
 
     def forget_former(self) -> None:
         """Remove what `set_aside` has kept."""

@@ -114,8 +114,9 @@ class Counts:
 
     def add(self, other: Counts) -> None:
         """Add another batch's counts to these."""
-        for name in self.__dataclass_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, count in vars(other).items():
+            if count:
+                setattr(self, name, getattr(self, name) + count)
 
 
 @dataclass

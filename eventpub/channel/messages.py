@@ -13,7 +13,7 @@ as it stands, and what *happened* since the report before. All times are µs on 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -136,11 +136,13 @@ class Hello:
         shard: its number.
         run: of which start of the publisher it is.
         where: names the machine and process, for people.
+        attempt: which start of a runner of the shard this is, in its run; it grows.
     """
 
     shard: int
     run: int
     where: str = ""
+    attempt: int = 0
 
 
 @dataclass
@@ -256,6 +258,10 @@ _TYPES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (Lease, Window, Comparison, Request, Stop, Hello, Report, Folding, Farewell)
 }
+_KNOWN = {kind: {f.name for f in fields(kind)} for kind in _TYPES.values()}
+
+
+_NUMBERS = "shard", "run", "attempt"
 
 
 class MalformedError(ValueError):
@@ -264,12 +270,13 @@ class MalformedError(ValueError):
 
 def encode(message: Any) -> bytes:
     """A message as JSON; the rows of a window go beside it."""
+    data: dict[str, Any] = {"is": type(message).__name__} | vars(message)
     if isinstance(message, Window):
-        message = replace(message, rows=None)
-    if isinstance(message, Farewell):
-        error = None if message.error is None else message.error.to_dict()
-        return json.dumps({"is": "Farewell", "error": error}).encode()
-    data: dict[str, Any] = {"is": type(message).__name__} | asdict(message)
+        data["rows"] = None
+    elif isinstance(message, Farewell):
+        data["error"] = None if message.error is None else message.error.to_dict()
+    elif isinstance(message, Report):
+        data["counts"] = vars(message.counts)
     for name in ("acknowledged", "offsets"):
         if name in data:
             data[name] = [[*place, offset] for place, offset in data[name].items()]
@@ -285,15 +292,14 @@ def decode(data: bytes) -> Any:
     try:
         given = json.loads(data)
         kind = _TYPES[given.pop("is")]
-        known = {f.name for f in fields(kind)}
-        if not given.keys() <= known:
-            raise MalformedError(f"{kind.__name__} has no {sorted(given.keys() - known)}")
+        if unknown := given.keys() - _KNOWN[kind]:
+            raise MalformedError(f"{kind.__name__} has no {sorted(unknown)}")
         for name in ("acknowledged", "offsets"):
             if name in given:
                 given[name] = {(topic, partition): end for topic, partition, end in given[name]}
         if kind is Farewell and given["error"] is not None:
             given["error"] = from_dict(given["error"])
-        if kind is Hello and not all(isinstance(given[name], int) for name in ("shard", "run")):
+        if kind is Hello and not all(isinstance(given.get(name, 0), int) for name in _NUMBERS):
             raise MalformedError("Hello has no numbers")  # the coordinator looks a shard up by it
         if kind is Report:
             given["counts"] = Counts(**given["counts"])

@@ -134,7 +134,9 @@ class Coordinator:
 
     def _joined(self, event: Joined, now: float) -> None:
         lane, shard = event.lane, self._shard_of(event.lane)
-        if shard is None or lane.hello.run != self._begin.run or self._is_stopping:
+        hello = lane.hello
+        is_ours = shard is not None and hello.run == self._begin.run and not self._is_stopping
+        if shard is None or not is_ours or hello.attempt < shard.valid_from:
             lane.send(Stop())
             return
         shard.join(lane, now)
@@ -162,11 +164,10 @@ class Coordinator:
 
     def _runner_ended(self, event: e.RunnerEnded, now: float) -> None:
         shard = self.shards[event.shard]
-        if shard.has_ended(event.attempt):
-            shard.failed(now)
+        if shard.has_ended(event.attempt, now):
             if event.error is not None:
                 self._met(event.error)
-        elif shard.lane is not None and event.attempt == shard.lane_attempt:
+        elif shard.lane is not None and event.attempt == shard.lane.hello.attempt:
             # of a machine that is gone the connection may say nothing for a quarter of an hour
             lane = shard.lane
             lane.close()
@@ -174,9 +175,9 @@ class Coordinator:
 
     def _placement_changed(self, event: e.PlacementChanged, now: float) -> None:
         for shard in self.shards:
-            shard.start_at, shard.is_starting = now, False
+            shard.start_at, shard.is_starting, shard.never_came = now, False, False
             if event.replaces_runners and not self._is_stopping:
-                self._do(e.StartRunner(shard.number, shard.start(now)))
+                self._do(e.StartRunner(shard.number, shard.start(now, is_here=False)))
 
     def _left(
         self,
@@ -200,7 +201,7 @@ class Coordinator:
             shard.failed(now, at_once=shard.failures == 0)
             return
         shard.failed(now)
-        final = self._failures.of_shard(error, shard.failures, now)
+        final = self._failures.of_shard(shard.number, error, shard.failures, now)
         if final is not None:
             self._stop(final, now)
         elif not self._is_stopping:
@@ -230,10 +231,10 @@ class Coordinator:
 
     def _start_runners(self, now: float) -> None:
         for shard in self.shards:
-            if shard.is_missed(now):
-                self._do(e.StartRunner(shard.number, shard.start(now), is_here=True))
-            elif shard.wants_runner(now):
-                self._do(e.StartRunner(shard.number, shard.start(now)))
+            if shard.wants_runner(now):
+                is_here = shard.starts_here(now)
+                attempt = shard.start(now, is_here=is_here)
+                self._do(e.StartRunner(shard.number, attempt, is_here))
 
     # -- reports ----------------------------------------------------------------------------------
 
@@ -251,7 +252,8 @@ class Coordinator:
             self._recounting.account(report)
         is_first_written = self._durable.has_first_written(report)
         self._durable.take(self.shards, report, self._recounting)
-        self._failures.is_well(now, has_progressed=bool(report.done or report.published))
+        has_progressed = bool(report.done or report.published)
+        self._failures.is_well(shard.number, now, has_progressed=has_progressed)
         if report.counts.rows or report.published:
             self._schedule.busy_at = now
         assert shard.lane is not None
@@ -502,6 +504,8 @@ class Coordinator:
         self._do(wording.warning("the event table was altered", table=layout.table, changed=names))
         self._durable.layout = layout
         self._do(e.Reassign(layout))
+        for shard in self.shards:
+            shard.outdate()
         self._connect_anew(
             StoreError(
                 "store.table_altered",

@@ -40,32 +40,38 @@ class Failures:
         self._wrong_since: dict[str, float] = {}
         self._sightings: list[float] = []
 
-    def is_well(self, now: float, *, has_progressed: bool) -> None:
+    def is_well(self, shard: int, now: float, *, has_progressed: bool) -> None:
         """A shard has reported.
 
         Args:
+            shard: its number.
             has_progressed: that it has done something, and not only that it begins.
         """
         if self._well_since is None:
             self._well_since = now
         if has_progressed:
-            self._wrong_since.clear()
+            self._wrong_since.pop(f"shard {shard}", None)
 
     def is_done(self, command: type[Command]) -> None:
         """A command of this kind was carried out: what one before has met was over."""
         self._wrong_since.pop(command.__name__, None)
 
-    def of_shard(self, error: EventpubError, in_a_row: int, now: float) -> EventpubError | None:
+    def of_shard(
+        self, shard: int, error: EventpubError, in_a_row: int, now: float
+    ) -> EventpubError | None:
         """The error to end with, if a runner's failure is one.
 
         Args:
+            shard: its number.
             in_a_row: how often that shard has failed without having done anything.
         """
         if error.code == "sink.fenced":
             return self._another_publisher(error, now)
         if error.code == "shard.failed":
             return error if in_a_row > _MOST_FAILURES else None
-        return None if error.retriable or self._may_pass("shard", error.code, now) else error
+        return (
+            None if error.retriable or self._may_pass(f"shard {shard}", error.code, now) else error
+        )
 
     def of_command(
         self, command: Command, error: EventpubError, now: float

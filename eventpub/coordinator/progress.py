@@ -8,7 +8,7 @@ from typing import Any
 
 from eventpub.channel import Report
 
-_LAST = {"holds", "position", "low", "next_due"}
+_LAST = ("holds", "low", "next_due", "position")
 """What of a report is shown of each shard as it stands."""
 
 
@@ -103,7 +103,7 @@ class Progress:
         if counts.rows or not self.report_seconds:
             self.report_seconds = {**report.seconds, "total": sum(report.seconds.values())}
         before = self.per_shard.get(report.shard, {}).get("published", 0)
-        shown = {name: getattr(report, name) for name in sorted(_LAST)}
+        shown = {name: getattr(report, name) for name in _LAST}
         shown |= {"published": before + report.published, "where": where}
         self.per_shard[report.shard] = shown
         self.holds_open = sum(int(shard["holds"]) for shard in self.per_shard.values())

@@ -34,7 +34,8 @@ _MOST_ROWS = 200_000
 _MOST_BUCKETS = 600
 _MOST_LATE = 60
 _MOST_HIDDEN = 30 * 86_400
-"""Buckets, at most, that one transaction or one downtime may have hidden: a month."""
+"""Buckets, at most, that one transaction or one downtime may have hidden, or that the database's
+clock may have passed at once: a month."""
 
 
 def _from_both_ends(items: Sequence[T]) -> Iterator[T]:
@@ -109,10 +110,11 @@ class Recount:
     @property
     def uncounted_since(self) -> int | None:
         """Nothing that is to be counted out of turn or compared was created at or before, µs."""
-        others = [self._mismatched, self._late_mismatched, self._unfinished]
-        oldest = [self._late.least, *(min(some, default=None) for some in others)]
-        first = min((bucket for bucket in oldest if bucket is not None), default=None)
-        return None if first is None else first * WIDTH
+        others = (self._mismatched, self._late_mismatched, self._unfinished)
+        oldest = [min(some) for some in others if some]
+        if (least := self._late.least) is not None:
+            oldest.append(least)
+        return min(oldest) * WIDTH if oldest else None
 
     def account(self, shard: int, buckets: Mapping[int, int], *, anew: bool = False) -> None:
         """Take over a shard's numbers of rows, per bucket that has changed.
@@ -202,7 +204,7 @@ class Recount:
         # the position's own bucket, too: an idle reader stays within it
         aged = bucket_of(now - _FIRST_AGE)
         end = min(bucket_of(position if reached is None else reached), aged) + 1
-        self._waiting.extend(range(max(self._next, oldest), end))
+        self._waiting.extend(range(max(self._next, oldest, end - _MOST_HIDDEN), end))
         self._next = max(self._next, end)
         while self._waiting and self._waiting[0] <= min(bucket_of(position), aged):
             bucket = self._waiting.popleft()
@@ -259,6 +261,8 @@ class Recount:
             return
         oldest = max(bucket_of(now - self._horizon), self._start)
         end = self._waiting[0] if self._waiting else self._next
+        # rows come where the clock is now
+        end = min(end, oldest + _MOST_HIDDEN)
         pending = {bucket for _, bucket in self._due} | {*range(oldest, end)}
         self._due = [(0, bucket) for bucket in sorted(pending)]
 

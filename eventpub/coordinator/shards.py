@@ -65,8 +65,9 @@ class Shard:
         attempt: how often a runner was started.
         is_starting: whether the last one has not connected yet.
         comes_by: when that is to have connected.
-        is_to_move: whether that was to take over from one that works, and never connected.
-        lane_attempt, next_attempt: of the runner that has the lease, and of who waits for it.
+        never_came: whether the last one that was not started here was over before it connected.
+        absence: seconds until another such one is started.
+        valid_from: the first attempt that may have the lease.
     """
 
     number: int
@@ -82,10 +83,10 @@ class Shard:
     due_sent_for: Report | None = None
     attempt: int = 0
     is_starting: bool = False
-    is_to_move: bool = False
     comes_by: float = 0.0
-    lane_attempt: int = 0
-    next_attempt: int = 0
+    never_came: bool = False
+    absence: float = _FIRST_WAIT
+    valid_from: int = 0
     start_at: float = 0.0
     wait: float = _FIRST_WAIT
     handover_by: float = 0.0
@@ -96,9 +97,11 @@ class Shard:
     def join(self, lane: Lane, now: float) -> None:
         """A runner wants the lease; it gets it from `grant` when `is_free`."""
         self.is_starting = False
+        if not self.never_came:
+            self.absence = _FIRST_WAIT
         if self.next_lane is not None:
             self.next_lane.close()
-        self.next_lane, self.next_attempt = lane, self.attempt
+        self.next_lane = lane
         if self.lane is not None:
             self.lane.send(Stop())
             self.handover_by = now + _HANDOVER
@@ -124,7 +127,6 @@ class Shard:
             self.lane.close()  # it has had its time; the new one fences it
             self.leave(self.lane)
         self.lane, self.next_lane = self.next_lane, None
-        self.lane_attempt = self.next_attempt
         assert self.lane is not None
         self.lease, self.window = lease.number, 0
         self.lane.send(lease)
@@ -137,29 +139,41 @@ class Shard:
         self.start_at = now if at_once else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
 
-    def start(self, now: float) -> int:
+    def outdate(self) -> None:
+        """Who was started and has no lease yet does not get it: it was told what is not so now."""
+        self.valid_from, self.is_starting = self.attempt + 1, False
+        if self.next_lane is not None:
+            self.next_lane.send(Stop())
+            self.next_lane = None
+
+    def start(self, now: float, *, is_here: bool) -> int:
         """A runner is started; the number of the attempt."""
         self.attempt += 1
         self.comes_by = now + _COMES_WITHIN
-        self.is_starting, self.is_to_move = True, False
+        self.is_starting, self.never_came = True, self.never_came and is_here
         return self.attempt
 
-    def is_missed(self, now: float) -> bool:
-        """Whether nobody publishes the shard, and the runner that was started does not come."""
+    def starts_here(self, now: float) -> bool:
+        """Whether nobody publishes the shard, and who was started elsewhere does not come."""
         is_there = self.lane is not None or self.next_lane is not None
-        return self.is_starting and not is_there and now >= self.comes_by
+        is_missed = now >= self.comes_by if self.is_starting else self.never_came
+        return is_missed and not is_there
 
-    def has_ended(self, attempt: int) -> bool:
+    def has_ended(self, attempt: int, now: float) -> bool:
         """The thread or task of a runner is over; whether it never connected."""
         if attempt != self.attempt or not self.is_starting:
             return False
-        self.is_starting, self.is_to_move = False, self.lane is not None
+        self.is_starting, self.never_came = False, True
+        self.start_at = now + self.absence
+        self.absence = min(2 * self.absence, _LONGEST_WAIT)
         return True
 
     def wants_runner(self, now: float) -> bool:
         """Whether a runner is to be started."""
-        is_there = self.lane is not None or self.next_lane is not None or self.is_starting
-        is_to_move = self.is_to_move and not self.is_starting and self.next_lane is None
+        if self.is_starting:
+            return self.starts_here(now)
+        is_there = self.lane is not None or self.next_lane is not None
+        is_to_move = self.never_came and self.next_lane is None
         return (is_to_move or not is_there) and now >= self.start_at
 
     # -- what it is sent --------------------------------------------------------------------------

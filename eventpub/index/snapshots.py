@@ -18,6 +18,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ _KEPT = 2
 """Copies of a shard that are kept: who is reading the older one may finish."""
 
 _COMPLETE = "complete.json"
+
+_AT_ONCE = 4 << 20
+"""Bytes that are fetched between two questions whether to go on."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -77,7 +81,9 @@ class Snapshots:
         Raises:
             StateError: state.snapshots_unreachable
         """
-        name = f"{time.time_ns():020d}"
+        # the clock of the machine that has made the last one may be ahead of this one's
+        after = max((int(before) for before in self._names()), default=0)
+        name = f"{max(time.time_ns(), after + 1 + secrets.randbelow(10**6)):020d}"
         target = f"{self._root}/{name}"
         try:
             self._files.create_dir(target, recursive=True)
@@ -95,34 +101,56 @@ class Snapshots:
             raise self._unreachable(error) from error
         return name
 
-    def get(self, folder: Path) -> str | None:
-        """Fetch the newest copy into a folder that is not there; its name. None: there is none.
+    def get(self, folder: Path, meanwhile: Callable[[], None] = lambda: None) -> str | None:
+        """Fetch the newest copy into a folder that is not there; its name.
+
+        None: there is none, or another runner was faster.
+
+        Args:
+            meanwhile: called again and again; what it raises ends the fetching.
 
         Raises:
             StateError: state.snapshots_unreachable
         """
-        partial = folder.with_name(f"{folder.name}.fetched")
-        for name in reversed(self._names()):
-            source = f"{self._root}/{name}"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            try:
-                with self._files.open_input_stream(f"{source}/{_COMPLETE}") as stream:
-                    sizes: dict[str, int] = json.loads(stream.read())["files"]
-                for file in sizes:
-                    with (
-                        self._files.open_input_stream(f"{source}/{file}") as read,
-                        (partial / file).open("wb") as write,
-                    ):
-                        shutil.copyfileobj(read, write, 4 << 20)
-            except (OSError, ValueError, KeyError) as error:  # not complete, or just removed
-                log.info("a copy of the index cannot be used", copy=source, reason=str(error))
-                continue
-            if {file: (partial / file).stat().st_size for file in sizes} == sizes:
-                partial.rename(folder)
-                return name
-        shutil.rmtree(partial, ignore_errors=True)
+        # of its own: who had the lease before may still fetch on the same machine
+        partial = folder_for(folder)
+        try:
+            for name in reversed(self._names()):
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+                try:
+                    is_whole = self._fetch(name, partial, meanwhile)
+                except (OSError, ValueError, KeyError) as error:  # not complete, or just removed
+                    source = f"{self._root}/{name}"
+                    log.info("a copy of the index cannot be used", copy=source, reason=str(error))
+                    continue
+                if is_whole:
+                    try:
+                        partial.rename(folder)
+                    except OSError:
+                        if not folder.exists():
+                            raise
+                        return None
+                    return name
+        finally:
+            _remove(partial)
         return None
+
+    def _fetch(self, name: str, folder: Path, meanwhile: Callable[[], None]) -> bool:
+        """Fetch a copy; whether it is whole."""
+        source = f"{self._root}/{name}"
+        with self._files.open_input_stream(f"{source}/{_COMPLETE}") as stream:
+            sizes: dict[str, int] = json.loads(stream.read())["files"]
+        for file in sizes:
+            with (
+                self._files.open_input_stream(f"{source}/{file}") as read,
+                (folder / file).open("wb") as write,
+            ):
+                meanwhile()
+                while part := read.read(_AT_ONCE):
+                    write.write(part)
+                    meanwhile()
+        return {file: (folder / file).stat().st_size for file in sizes} == sizes
 
     def _names(self) -> list[str]:
         """Of copies, also of those that are being written; the newest last."""
@@ -132,7 +160,8 @@ class Snapshots:
             )
         except OSError as error:
             raise self._unreachable(error) from error
-        return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+        folders = [info.base_name for info in found if info.type == pafs.FileType.Directory]
+        return sorted(name for name in folders if name.isdecimal())
 
 
 class Copying:
@@ -172,12 +201,15 @@ class Copying:
         try:
             self._snapshots.put(folder)
         except StateError as error:
-            log.warning(
-                "no copy of the index was kept; the next one is tried later", error=str(error)
-            )
+            _say_that_none_was_kept(error)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            _in_use.discard(folder)
+            _remove(folder)
+
+    def failed(self, folder: Path, error: StateError) -> None:
+        """A folder could not be made."""
+        self._next = time.monotonic() + self._every
+        _say_that_none_was_kept(error)
+        _remove(folder)
 
     def end(self, timeout: float) -> None:
         """Wait for the one that is under way, so many seconds."""
@@ -185,12 +217,21 @@ class Copying:
             self._thread.join(timeout)
 
 
+def _say_that_none_was_kept(error: StateError) -> None:
+    log.warning("no copy of the index was kept; the next one is tried later", error=str(error))
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _in_use.discard(folder)
+
+
 _in_use: set[Path] = set()
 """Folders of this process, which a thread removes."""
 
 
 def folder_for(directory: Path) -> Path:
-    """Where a checkpoint of an index is made; on its disk, since it consists of links.
+    """Where a checkpoint of an index is made, or a copy is fetched; on its disk, for links.
 
     What a process that was killed has left of others is removed.
     """

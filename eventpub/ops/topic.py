@@ -17,20 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
 
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.tokens import TokenProvider
 
-OffsetSpec: Any = _OffsetSpec  # it has no types
 Message = Any  # its types say None where there is always a value
 
 EVENT, LATE, DEAD, DIVERTED, GAP = range(5)
@@ -59,7 +58,9 @@ _MOMENTARY = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError._NOENT,  # "no leaders found"
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._TRANSPORT,
+        KafkaError._DESTROY_BROKER,
     }
 )
 """What a partition says until its leader is known to all."""
@@ -157,10 +158,11 @@ class TopicReader:
         """
         settings = self._settings()
         admin = AdminClient(settings, logger=_client_log)
+        settings["group.id"] = f"eventpub-verify-{self._sink.topic}"
+        every = Consumer(settings | {"isolation.level": "read_uncommitted"}, logger=_client_log)
         consumer = Consumer(
             settings
             | {
-                "group.id": f"eventpub-verify-{self._sink.topic}",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
@@ -176,11 +178,12 @@ class TopicReader:
         )
         try:
             partitions = self._partitions(admin)
-            ends = self._ends(admin, partitions)
+            ends = self._ends(consumer, every, partitions)
             yield from self._consume(consumer, ends)
         except KafkaException as e:
             raise self._mapped(e.args[0], self._sink.topic) from e
         finally:
+            every.close()
             consumer.close()
 
     def _settings(self) -> dict[str, Any]:
@@ -220,45 +223,43 @@ class TopicReader:
         return found
 
     def _offsets(
-        self,
-        admin: AdminClient,
-        partitions: list[TopicPartition],
-        spec: OffsetSpec,
-        isolation: IsolationLevel,
+        self, consumer: Consumer, partitions: list[TopicPartition], at: int
     ) -> dict[tuple[str, int], int]:
+        """OFFSET_BEGINNING or OFFSET_END of each partition, as far as this consumer sees them."""
         deadline = time.monotonic() + CALL_SECONDS
         found: dict[tuple[str, int], int] = {}
         while True:
-            left = [tp for tp in partitions if (tp.topic, tp.partition) not in found]
-            futures = admin.list_offsets(
-                dict.fromkeys(left, spec), isolation_level=isolation, request_timeout=CALL_SECONDS
-            )
-            for tp, future in futures.items():
-                try:
-                    offset = future.result().offset
-                except KafkaException as e:
-                    # a topic that was just created, or a broker that was just started
-                    if e.args[0].code() not in _MOMENTARY or time.monotonic() > deadline:
-                        raise
-                    continue
-                if offset >= 0:  # else: the connection was lost before the answer
-                    found[tp.topic, tp.partition] = offset
-                elif time.monotonic() > deadline:
-                    raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no offset was given"))
+            left = [
+                TopicPartition(tp.topic, tp.partition, at)
+                for tp in partitions
+                if (tp.topic, tp.partition) not in found
+            ]
+            met = KafkaError(KafkaError._TRANSPORT, "no offset was given")
+            try:
+                answers = consumer.offsets_for_times(left, CALL_SECONDS)
+            except KafkaException as e:
+                met, answers = e.args[0], []
+            for answer in answers:
+                if answer.error is not None:
+                    met = answer.error
+                elif answer.offset >= 0:  # else: the connection was lost before the answer
+                    found[answer.topic, answer.partition] = answer.offset
             if len(found) == len(partitions):
                 return found
+            # a topic that was just created, or a broker that was just started
+            if met.code() not in _MOMENTARY or time.monotonic() > deadline:
+                raise KafkaException(met)
             time.sleep(0.1)
 
     def _ends(
-        self, admin: AdminClient, partitions: list[TopicPartition]
+        self, committed: Consumer, every: Consumer, partitions: list[TopicPartition]
     ) -> dict[tuple[str, int], tuple[int, int]]:
         """The first offset and the end of each partition, once nothing is open below the end."""
-        every, visible = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
-        first = self._offsets(admin, partitions, OffsetSpec.earliest(), every)
-        ends = self._offsets(admin, partitions, OffsetSpec.latest(), every)
+        first = self._offsets(every, partitions, OFFSET_BEGINNING)
+        ends = self._offsets(every, partitions, OFFSET_END)
         deadline = time.monotonic() + self._patience
         while True:
-            stable = self._offsets(admin, partitions, OffsetSpec.latest(), visible)
+            stable = self._offsets(committed, partitions, OFFSET_END)
             hanging = {at: stable[at] for at in ends if stable[at] < ends[at]}
             if not hanging:
                 break

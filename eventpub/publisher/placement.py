@@ -50,7 +50,8 @@ class Threads(Placement):
     def _run(self, assignment: Assignment, shard: int, attempt: int) -> None:
         if assignment.config.spark.master != "none":
             failpoint.named("thread")
-        link = LocalLink(Hello(shard, assignment.run, "this process"), self._post, self._is_current)
+        hello = Hello(shard, assignment.run, "this process", attempt)
+        link = LocalLink(hello, self._post, self._is_current)
         try:
             serve(assignment, shard, link)
         except BaseException:

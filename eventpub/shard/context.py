@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from eventpub.admission.buckets import WIDTH, oldest_needed
 from eventpub.channel import Lease, Report
 from eventpub.channel.lane import Link
 from eventpub.errors import StateError
-from eventpub.index import Copying, Index, Snapshots, folder_for
+from eventpub.index import Copying, Index, Snapshots, folder_for, set_aside
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.pace import Pace
 from eventpub.sink import ShardSink
@@ -62,18 +63,7 @@ class ShardContext:
         self.sink = self._new_sink()
         try:
             self._find_copy(takes_copy)
-            self.index = self._open.enter_context(
-                Index(
-                    assignment.index(number),
-                    {
-                        "app": config.app.id,
-                        "topic": config.sink.topic,
-                        "partitions": assignment.partitions,
-                        "shard": [number, config.spark.shards],
-                    },
-                    adopts=self._adopts,
-                )
-            )
+            self.index = self._open.enter_context(self._open_index())
             self.pace = Pace(config.sink.transaction_timeout / 1e6, self.index.chunk_bytes)
             self.reader = self._open.enter_context(EventStore(config.store, assignment.layout))
             self.lookup = self._open.enter_context(EventStore(config.store, assignment.layout))
@@ -105,8 +95,38 @@ class ShardContext:
         snapshots = Snapshots(state.snapshots, app.id, shard.partitions, shard.shards, number)
         supersedes_others = lease.former_shards is not None or bool(lease.former_indexes)
         if takes_copy and not supersedes_others and not folder.exists():
-            self.report.copied_from = snapshots.get(folder)
+            self.report.copied_from = snapshots.get(folder, self.require_going_on)
         self._copying = Copying(snapshots, state.snapshot_every / 1e6)
+
+    def _open_index(self) -> Index:
+        config, number = self.assignment.config, self.shard.number
+        folder = self.assignment.index(number)
+        identity = {
+            "app": config.app.id,
+            "topic": config.sink.topic,
+            "partitions": self.assignment.partitions,
+            "shard": [number, config.spark.shards],
+        }
+        was: dict[str, Any] = {}
+
+        def adopts(found: Mapping[str, Any]) -> bool:
+            was.update(found)
+            return self._adopts(found)
+
+        try:
+            return Index(folder, identity, adopts=adopts)
+        except StateError as error:
+            has_grown = bool(was) and was["partitions"] != self.assignment.partitions
+            if error.code != "index.foreign" or not (self.report.copied_from or has_grown):
+                raise
+        if self.report.copied_from:  # of another topic, say: it is as if there were no copy
+            self.report.copied_from = None
+            shutil.rmtree(folder)
+        else:  # on the publisher's own disk it was moved to `former_indexes`; here, nobody did
+            self.report.rebuilt = (
+                f"the topic had {was['partitions']} partitions; it was moved to {set_aside(folder)}"
+            )
+        return Index(folder, identity, adopts=self._adopts)
 
     @property
     def keeps_copies(self) -> bool:
@@ -118,8 +138,14 @@ class ShardContext:
         copying, index = self._copying, self.index
         if copying is not None and copying.due(offsets := dict(index.offsets)):
             folder = folder_for(index.directory)
-            index.copy_to(folder)
-            copying.begin(folder, offsets)
+            try:
+                index.copy_to(folder)
+            except StateError as error:
+                copying.failed(folder, error)
+                if error.code == "index.corrupt":
+                    raise
+            else:
+                copying.begin(folder, offsets)
 
     def _new_sink(self) -> ShardSink:
         config = self.assignment.config

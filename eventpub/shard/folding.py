@@ -16,6 +16,7 @@ import numpy as np
 from eventpub import admission
 from eventpub.admission import Rewritten, Seen
 from eventpub.channel import Folding
+from eventpub.errors import StateError
 from eventpub.failpoint import failpoint
 from eventpub.shard.assignment import index_folder
 from eventpub.shard.context import ShardContext
@@ -177,7 +178,8 @@ class Fold:
     def _check_topics(self) -> None:
         """Whether the topics are those that the offsets of the index belong to.
 
-        One beside the topic that was made again is empty, and that is all.
+        One beside the topic that was made again is empty, and that is all. A copy of the index is
+        of no use then: who removes the state to publish everything again does not want it back.
         """
         context = self._context
         sink, index = context.assignment.config.sink, context.index
@@ -186,6 +188,9 @@ class Fold:
         made_again = {topic for topic, id_ in ids.items() if known.get(topic, id_) != id_}
         if sink.topic in made_again:
             if ids[sink.topic] != sink.accept_topic_id:
+                if context.report.copied_from is not None:  # of a state that is gone: no more is it
+                    copy = f"the copy {context.report.copied_from} is of a topic that was deleted"
+                    raise StateError("index.corrupt", copy)
                 raise topic_remade(sink, ids[sink.topic])
             made_again = set(sink.topics)
         if made_again or ids.items() - known.items():

@@ -374,6 +374,8 @@ class HoldsInTurn:
 def _assert_order(decision: Decision, known: Known) -> None:
     """Refuse to publish what must never be: asked of the result, not of the way it was made."""
     events = decision.events
+    if not events.num_rows:
+        return
     if decision.late is not None:
         events = events.filter(pa.array(~decision.late))
     encoded = events.column("aggregate_id").combine_chunks().dictionary_encode()

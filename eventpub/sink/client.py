@@ -7,10 +7,12 @@ client alike; no client is made anywhere else in the project's publishing path.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +221,8 @@ def call(function: Callable[..., T], *arguments: Any) -> T:
     raise KafkaException(raised)
 
 
+_ANSWERED_WITHIN = 60.0
+"""Seconds; a request that is not answered fails within `socket.timeout.ms`."""
 _ASKS_FOR_A_TOKEN_WITHIN = 15.0
 """Seconds; librdkafka asks again 10 s after it was given none."""
 
@@ -313,6 +317,27 @@ def producer(
     return made
 
 
+def let_go(producer: Producer) -> None:
+    """Destroys a producer, as soon as the broker has answered what is on its way; does not wait.
+
+    Up to version 2.16, librdkafka frees the text of a failed transaction's error when a producer
+    is destroyed, and once more when a `Produce` that is answered by then fails, too: the heap is
+    damaged (docs/hazards.md, "A producer's end"). What is still queued is dropped.
+    """
+    if len(producer):
+        threading.Thread(
+            target=_when_answered, args=(producer,), name="eventpub-sink-end", daemon=True
+        ).start()
+
+
+def _when_answered(producer: Producer) -> None:
+    deadline = time.monotonic() + _ANSWERED_WITHIN
+    while len(producer) and time.monotonic() < deadline:
+        with contextlib.suppress(KafkaException):
+            call(producer.purge, True, False, False)
+            call(producer.poll, 0.1)
+
+
 def consumer(
     sink: config.Sink, client_log: ClientLog, *, committed: bool = True, few: bool = False
 ) -> Consumer:
@@ -354,9 +379,8 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.S
         ) from exception
 
 
-_admins: dict[
-    tuple[int, frozenset[tuple[str, str]]], tuple[dict[str, str], AdminClient, ClientLog]
-] = {}
+_shared: dict[tuple[Any, ...], tuple[dict[str, str], Any, ClientLog]] = {}
+"""This process's clients that ask questions."""
 
 
 def _edition_of(file: str) -> str:
@@ -367,19 +391,32 @@ def _edition_of(file: str) -> str:
         return ""
 
 
-def admin(sink: config.Sink, *, anew: bool = False) -> tuple[AdminClient, ClientLog]:
-    """This process's admin client for these servers.
+def admin(sink: config.Sink) -> tuple[AdminClient, ClientLog]:
+    """This process's admin client for these servers."""
+    return _shared_client(AdminClient, sink, _admin_settings(sink))
 
-    Args:
-        anew: make a new one; the old one's idea of who leads a partition stays for 15 minutes.
-    """
-    conf = _admin_settings(sink)
+
+def asking_consumer(sink: config.Sink, *, committed: bool) -> tuple[Consumer, ClientLog]:
+    """This process's consumer that asks for offsets; `committed`: of what is committed."""
+    return _shared_client(Consumer, sink, consumer_settings(sink, committed=committed))
+
+
+def renew(sink: config.Sink) -> None:
+    """Has the next questions asked by new clients: these believe for 15 minutes who leads."""
+    for key in list(_shared):  # which other threads may change
+        if key[1] == sink.bootstrap_servers:
+            _shared.pop(key, None)
+
+
+def _shared_client(kind: Any, sink: config.Sink, conf: dict[str, Any]) -> tuple[Any, ClientLog]:
     # one that was made with a certificate that has expired would never log in again
     files = {k: _edition_of(str(v)) for k, v in conf.items() if k.endswith(".location")}
-    key = (os.getpid(), frozenset((k, str(v)) for k, v in conf.items()))
-    found = _admins.get(key)
-    if found is None or anew or found[0] != files:
-        found = _admins[key] = (files, *admin_of(sink, sink.bootstrap_servers))
+    settings = frozenset((k, str(v)) for k, v in conf.items())
+    key = (os.getpid(), sink.bootstrap_servers, kind, settings)
+    found = _shared.get(key)
+    if found is None or found[0] != files:
+        client_log = ClientLog()
+        found = _shared[key] = (files, _made(kind, conf, client_log, sink), client_log)
     return found[1:]
 
 

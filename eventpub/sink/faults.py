@@ -86,7 +86,6 @@ MOMENTARY = frozenset(
         KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError.KAFKA_STORAGE_ERROR,
         KafkaError.OFFSET_NOT_AVAILABLE,  # of a new leader
-        KafkaError._NOENT,
     }
 )
 """A partition's leader moves, or has just been created."""

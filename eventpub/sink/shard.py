@@ -461,7 +461,9 @@ class ShardSink:
         """
         self._starting.join(_TAKEOVER_TIMEOUT)
         self._closed = True
-        self._producer = None
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            client.let_go(producer)
 
     # -- the steps of a batch -------------------------------------------------------------------
 
@@ -660,7 +662,7 @@ class ShardSink:
         if unread and self._has_missed(unread):
             self._abort()
             self.needs_replacement = True
-            client.admin(self._sink, anew=True)  # the old one knows that broker for the leader
+            client.renew(self._sink)  # the old one knows that broker for the leader
             raise _aborted(None, self._sink)
 
     def _has_missed(self, unread: Mapping[PartitionId, Written]) -> bool:

@@ -8,15 +8,16 @@ are at least as many partitions as shards.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakSet
 
 from confluent_kafka import (
-    IsolationLevel,
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -25,7 +26,6 @@ from confluent_kafka import (
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs export none
     AclOperation,
     NewTopic,
-    OffsetSpec,
 )
 
 from eventpub import config
@@ -46,7 +46,7 @@ _FIRST_PATIENCE = 2.0
 
 End = Literal["earliest", "latest"]
 
-_connected: WeakSet[Any] = WeakSet()
+_NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ def partition_counts(sink: config.Sink, timeout: float | None = None) -> dict[st
                     sink, "asking for the topics", timeout, last_error or error
                 ) from exception
             # it may go on to ask one that does not answer
-            admin, client_log = client.admin(sink, anew=True)
+            client.renew(sink)
+            admin, client_log = client.admin(sink)
     return {
         name: len(topic.partitions)
         for name, topic in metadata.topics.items()
@@ -195,7 +196,8 @@ def topic_ids(
         # back, whoever else answers: a new client learns of another one.
         _serve(admin)
         last_error = client_log.last_error
-        admin, client_log = client.admin(sink, anew=True)
+        client.renew(sink)
+        admin, client_log = client.admin(sink)
         left = deadline - time.monotonic()
         if left <= 0:
             raise faults.unreachable(sink, "describing topics", timeout, last_error or met)
@@ -276,7 +278,7 @@ def tail_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int) -
     leaders = _leaders(sink, *place)
     if len(set(leaders.values())) < 2:
         return faults.records_gone(sink, place, saved, end)
-    client.admin(sink, anew=True)  # the old one may ask the wrong one for 15 minutes
+    client.renew(sink)  # the old one may ask the wrong one for 15 minutes
     why = f"one has answered with the end {end}, but {saved} was reached before"
     return _disagree(sink, place, leaders, why)
 
@@ -302,7 +304,7 @@ def check_leaders(sink: config.Sink, places: Iterable[tuple[str, int]]) -> None:
             leaders = _said_by(sink, metadata, number, topic)
             for partition in alone.keys() & leaders.keys():
                 if (leader := leaders[partition].leader) != alone[partition]:
-                    client.admin(sink, anew=True)
+                    client.renew(sink)
                     both = {first: str(alone[partition]), number: str(leader)}
                     raise _disagree(sink, (topic, partition), both, "ends may be old")
                 if number != leader:
@@ -346,7 +348,7 @@ def _metadata(sink: config.Sink, topic: str) -> Any:
         return client.call(admin.list_topics, topic, REACH_TIMEOUT)
     except KafkaException as exception:
         error = faults.kafka_error(exception)
-        client.admin(sink, anew=True)
+        client.renew(sink)
         raise faults.fault(error, "asking who leads", sink) from exception
 
 
@@ -457,56 +459,44 @@ def list_offsets(
 ) -> dict[tuple[str, int], int]:
     """The low or high watermark, or with `committed` the last stable offset, of each partition.
 
-    Topics in `optional` may be missing; they are then left out of the answer. librdkafka 2.16
-    gives -1001 and no error where the connection was lost before the answer: that is asked again.
+    Topics in `optional` may be missing; they are then left out of the answer. A consumer asks:
+    librdkafka's admin client (up to 2.16) frees its question twice where what it knows of the
+    topic changes meanwhile (docs/hazards.md, "A question for offsets").
 
     Raises:
         SinkError: as `check_topics`.
     """
-    admin, client_log = client.admin(sink)
-    _serve(admin)  # what it has logged since the last call
+    consumer, client_log = client.asking_consumer(sink, committed=committed)
+    _serve(consumer)  # what it has logged since the last call
     client_log.forget()
-    _connect(admin, sink.topic, timeout)
-    spec: Any = getattr(OffsetSpec, end)()
-    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    at = OFFSET_BEGINNING if end == "earliest" else OFFSET_END
     deadline = time.monotonic() + timeout
     patience = min(_FIRST_PATIENCE, timeout)
     offsets: dict[tuple[str, int], int] = {}
     asking = set(partitions)
     while asking:
-        futures: Mapping[TopicPartition, Future[Any]] = admin.list_offsets(
-            {TopicPartition(topic, number): spec for topic, number in asking},
-            isolation_level=level,
-            request_timeout=patience,
-        )
         met: KafkaError | None = None
         missing: str | None = None
-        for at, future in futures.items():
-            place = (at.topic, at.partition)
-            try:
-                offset = future.result(patience + 5).offset
-                if offset >= 0:
+        for place, offset, error in _asked(sink, consumer, sorted(asking), at, patience):
+            if error is None:
+                if offset >= 0:  # else: the connection was lost before the answer
                     offsets[place] = offset
                     asking.discard(place)
-            except TimeoutError:
-                continue
-            except KafkaException as exception:
-                error = faults.kafka_error(exception)
-                if error.code() in faults.MISSING and at.topic in optional:
-                    asking.discard(place)
-                elif error.code() in faults.MISSING:
-                    missing = at.topic  # or so new that this broker does not know of it
-                elif error.code() not in faults.MOMENTARY | {KafkaError._TIMED_OUT}:
-                    raise faults.fault(error, "asking for offsets", sink) from exception
-                else:
-                    met = error
+            elif error.code() in faults.MISSING and place[0] in optional:
+                asking.discard(place)
+            elif error.code() in faults.MISSING:
+                missing = place[0]  # or so new that this broker does not know of it
+            elif error.code() not in faults.MOMENTARY | _NO_ANSWER:
+                raise faults.fault(error, "asking for offsets", sink)
+            else:
+                met = error
         if not asking:
             break
         # A broker that answers nothing may lead no longer: a new client asks who does, also where
         # this one gives up, for whoever asks next.
-        _serve(admin)
+        _serve(consumer)
         last_error = client_log.last_error
-        admin, client_log = client.admin(sink, anew=True)
+        client.renew(sink)
         left = deadline - time.monotonic()
         if left <= 0:
             if missing is not None:
@@ -514,21 +504,40 @@ def list_offsets(
             raise faults.unreachable(sink, "asking for offsets", timeout, last_error or met)
         time.sleep(0.1)
         patience = min(2 * patience, max(left, _FIRST_PATIENCE))
-        _connect(admin, sink.topic, patience)
+        consumer, client_log = client.asking_consumer(sink, committed=committed)
     return offsets
 
 
-def _connect(admin: Any, topic: str, timeout: float) -> None:
-    """Have a new client know its broker before it is asked for offsets.
+def _asked(
+    sink: config.Sink, consumer: Any, places: list[tuple[str, int]], at: int, patience: float
+) -> Iterator[tuple[tuple[str, int], int, KafkaError | None]]:
+    """The offset of each partition, below 0 where none was given, or why there is none."""
+    try:
+        asked = [TopicPartition(topic, number, at) for topic, number in places]
+        for answer in client.call(consumer.offsets_for_times, asked, patience):
+            yield (answer.topic, answer.partition), answer.offset, answer.error
+    except KafkaException as exception:
+        error = faults.kafka_error(exception)
+        if error.code() != KafkaError._UNKNOWN_PARTITION:
+            for place in places:
+                yield place, OFFSET_INVALID, error
+            return
+        # it knows none of them, and does not say why
+        why = _errors(sink, {topic for topic, _ in places}, patience)
+        for place in places:
+            yield place, OFFSET_INVALID, why.get(place[0], error)
 
-    Of first questions for offsets, which came while it connected, 10 of 120 took 3 s: librdkafka
-    missed who leads the partitions, and asks again after that time. Behind this question, which
-    takes some 10 ms, none of 240 did. Whatever is wrong is met again by what is asked for.
-    """
-    if admin in _connected:
-        return
-    timeout = min(1.0, timeout)
-    with suppress(KafkaException, TimeoutError):
-        topics = TopicCollection([topic])
-        admin.describe_topics(topics, request_timeout=timeout)[topic].result(timeout + 1)
-        _connected.add(admin)
+
+def _errors(sink: config.Sink, names: Iterable[str], timeout: float) -> dict[str, KafkaError]:
+    """What the broker says of topics that it does not show."""
+    admin, _ = client.admin(sink)
+    errors: dict[str, KafkaError] = {}
+    described = admin.describe_topics(TopicCollection(sorted(names)), request_timeout=timeout)
+    for name, future in described.items():
+        try:
+            future.result(timeout + 5)
+        except TimeoutError:
+            errors[name] = KafkaError(KafkaError._TIMED_OUT)
+        except KafkaException as exception:
+            errors[name] = faults.kafka_error(exception)
+    return errors

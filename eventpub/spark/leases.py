@@ -91,7 +91,7 @@ class Spark(Placement):
             if context is None:
                 raise StateError("spark.task_lost", "Spark is not up", retriable=True)
             context.setLocalProperty("spark.job.description", f"eventpub shard {shard}")
-            task = partial(run_task, assignment, self._address)
+            task = partial(run_task, assignment, self._address, attempt)
             context.parallelize([shard], 1).mapPartitions(task).collect()
         except EventpubError as found:
             error = found
@@ -141,11 +141,13 @@ def _reason(error: Exception) -> str:
     return (errors or lines or [type(error).__name__])[0].strip()
 
 
-def run_task(assignment: Assignment, address: Address, shards: Iterable[int]) -> Iterator[Any]:
+def run_task(
+    assignment: Assignment, address: Address, attempt: int, shards: Iterable[int]
+) -> Iterator[Any]:
     """What a task of Spark does: it is the runner of one shard, to the end of its lease."""
     tune_garbage_collector()
     for shard in shards:
-        link = FlightLink(address, Hello(shard, assignment.run, place_name()))
+        link = FlightLink(address, Hello(shard, assignment.run, place_name(), attempt))
         try:
             serve(assignment, shard, link)
         finally:

@@ -99,14 +99,14 @@ class Session:
             self._jvm.close(at_once=not self._is_kept)
 
     def is_alive(self) -> bool:
-        """Whether it still answers."""
-        if self._jvm is not None:
-            return self._jvm.process.poll() is None
+        """Whether it still takes jobs: where its master has gone, say, it stops itself."""
+        if self._jvm is not None and self._jvm.process.poll() is not None:
+            return False
+        jvm: Any = self.context._jsc
         try:
-            self.context.statusTracker().getActiveJobsIds()
+            return not jvm.sc().isStopped()
         except Exception:
             return False
-        return True
 
 
 def _ignored(*_: object) -> None:

@@ -44,8 +44,8 @@ NO_ROWS = EVENTS.empty_table()
 class FakeLane(Lane):
     """Keeps what it was given."""
 
-    def __init__(self, shard: int, run: int = RUN) -> None:
-        super().__init__(Hello(shard, run, f"machine of {shard}"))
+    def __init__(self, shard: int, run: int = RUN, attempt: int = 0) -> None:
+        super().__init__(Hello(shard, run, f"machine of {shard}", attempt))
         self.sent: list[Lease | Work] = []
         self.is_closed = False
 
@@ -164,9 +164,10 @@ class Life:
 
     # -- runners ----------------------------------------------------------------------------------
 
-    def joins(self, shard: int, run: int = RUN) -> FakeLane:
-        """A runner connects."""
-        lane = FakeLane(shard, run)
+    def joins(self, shard: int, run: int = RUN, attempt: int | None = None) -> FakeLane:
+        """A runner connects: the one that was started last, unless told otherwise."""
+        starts = [c.attempt for c in self.all(e.StartRunner) if c.shard == shard]
+        lane = FakeLane(shard, run, max(starts, default=0) if attempt is None else attempt)
         self.on(Joined(lane))
         return lane
 

@@ -535,6 +535,47 @@ class TestRunnersThatFail:
         life.loses(lanes[0])
         assert life.starts == [0, 1, 0]
 
+    def test_one_that_comes_late_takes_over_from_the_thread_that_waited_for_it(self) -> None:
+        """The end of the thread was taken for its own, and it was started again, for ever."""
+        life, lanes = streaming()
+        life.loses(lanes[0])
+        life.waits(6.0)
+        here = life.joins(0, attempt=3)
+        life.reports_done(here)
+        task = life.joins(0, attempt=2)
+        life.leaves(here)
+        assert task.leases
+        life.on(e.RunnerEnded(0, 3))
+        life.waits(4.0)
+        assert not task.is_closed
+        assert life.starts == [0, 1, 0, 0]
+        life.on(e.RunnerEnded(0, 2, StateError("spark.task_lost", "killed", retriable=True)))
+        assert task.is_closed
+
+    def test_where_tasks_end_before_they_have_come_a_thread_publishes(self) -> None:
+        """A Spark that takes jobs and runs none, or whose machines do not reach this one."""
+        life, lanes = streaming()
+        lost = StateError("spark.task_lost", "stopped SparkContext", retriable=True)
+        life.loses(lanes[0])
+        life.on(e.RunnerEnded(0, 2, lost))
+        life.waits(0.3)
+        assert life.last(e.StartRunner) == e.StartRunner(0, 3, is_here=True)
+        here = life.joins(0)
+        assert here.leases
+
+        began, tries = life.now, 0
+        while life.now < began + 300.0:
+            life.waits(0.3)
+            life.reports_done(here)
+            if (command := life.last(e.StartRunner)).attempt > 3 + tries:
+                assert not command.is_here, "it is tried again"
+                tries += 1
+                life.on(e.RunnerEnded(0, command.attempt, lost))
+        assert 10 <= tries <= 20, "more and more rarely"
+        life.loses(here)
+        life.waits(31.0)
+        assert life.last(e.StartRunner).is_here
+
     def test_the_end_of_one_that_has_handed_over_is_no_news(self) -> None:
         life, lanes = streaming()
         life.on(e.PlacementChanged(replaces_runners=True))
@@ -587,6 +628,21 @@ class TestRunnersThatFail:
         life.waits(40.0)
         life.leaves(lane, missing)
         assert not life.is_ending()
+
+    def test_a_report_of_another_shard_says_nothing(self) -> None:
+        """It was tried for ever, as where one shard has a row that the server cannot send."""
+        failed = StoreError("store.query_failed", "a packet bigger than max_allowed_packet")
+        life, lanes = streaming()
+        lane = lanes[0]
+        for second in range(4):
+            life.leaves(lane, failed)
+            if life.is_ending():
+                break
+            life.waits(31.0)
+            lane = life.joins(0)
+            life.polled(at(2_001 + second))
+            life.reports_done(lanes[1])
+        assert life.ends() is failed
 
     def test_that_it_begins_says_nothing_of_what_a_runner_fails_at(self) -> None:
         """It was tried for ever, and the publisher never said what was wrong."""
@@ -1075,6 +1131,20 @@ class TestADatabaseThatChanges:
         assert life.all(e.Poll)[-1].hidden_since is not None
         life.polled(server="promoted")
         assert all(lane.leases[0].number == 2 for lane in fresh)
+
+    def test_nobody_reads_an_altered_table_as_it_was(self) -> None:
+        """Who was told how it was, and comes or waits for the lease, is told to leave."""
+        life, lanes = streaming()
+        life.on(e.PlacementChanged(replaces_runners=True))
+        waits = life.joins(0)
+        life.on(e.TableChecked(layout(unit=1000)))
+        comes = life.joins(1)
+        for task, lane in zip((waits, comes), lanes, strict=True):
+            assert task.is_told_to_stop
+            life.leaves(lane)
+            assert not task.leases
+            life.waits(0.3)
+            assert life.joins(lane.shard).leases
 
     def test_an_altered_table_is_read_anew_by_everybody(self) -> None:
         life, lanes = streaming()

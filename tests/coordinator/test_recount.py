@@ -441,3 +441,28 @@ def test_after_the_clock_went_back_everything_is_counted_again() -> None:
     assert counting.recounting.clock_went_back(40 * SECOND) == pytest.approx(9.5)
     assert counting.next(now=40) is not None
     assert counting.recounting.clock_went_back(41 * SECOND) == 0.0
+
+
+def test_a_clock_that_is_years_off_for_a_moment_costs_no_more_than_a_month(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As that of a machine without a battery before it has asked for the time."""
+    monkeypatch.setattr("eventpub.coordinator.recount._MOST_HIDDEN", 86_400)
+    now, year = 1_000_000_000 * SECOND, 31_536_000 * SECOND
+    began = time.perf_counter()
+    for wrong in (now - 25 * year, now + 25 * year):
+        recounting = Recounting(HORIZON, 0, now, now - SECOND)
+        for at in (now, wrong, now + SECOND):
+            recounting.clock_went_back(at)
+            reached = max(now, wrong) if at != now else now
+            count = recounting.next_count(at, reached, reached, None, 0.0)
+            assert count is not None
+            recounting.counted(Counted(at, dict.fromkeys(count.buckets, 0), {}, in_turn=True))
+        while True:
+            at += 3 * SECOND
+            count = recounting.next_count(at, reached, reached, None, 0.0)
+            assert count is not None, "what has come since is counted"
+            if bucket_of(now) in count.buckets:
+                break
+            recounting.counted(Counted(at, dict.fromkeys(count.buckets, 0), {}, in_turn=True))
+    assert time.perf_counter() - began < 60.0

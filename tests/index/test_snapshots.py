@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,23 +15,24 @@ import pytest
 
 from eventpub.channel import Lease
 from eventpub.channel.lane import Link
+from eventpub.config import Sink
 from eventpub.errors import EventpubError, StateError
-from eventpub.index import Snapshots, folder_for
-from eventpub.shard import runner
+from eventpub.index import Copying, Index, Snapshots, folder_for
+from eventpub.shard import folding, runner
 from eventpub.shard.context import ShardContext
 from eventpub.state import StateDir
 
 
-def snapshots(place: Path, partitions: int = 4, shards: int = 2) -> Snapshots:
-    return Snapshots(str(place), "orders", partitions, shards, 0)
+def snapshots(context: Path, partitions: int = 4, shards: int = 2) -> Snapshots:
+    return Snapshots(str(context), "orders", partitions, shards, 0)
 
 
-def put(place: Path, text: str = "of an index") -> str:
+def put(context: Path, text: str = "of an index") -> str:
     """Keep a copy of an index of one file."""
-    made = place / "made"
+    made = context / "made"
     made.mkdir(parents=True)
     (made / "CURRENT").write_text(text)
-    name = snapshots(place).put(made)
+    name = snapshots(context).put(made)
     shutil.rmtree(made)
     return name
 
@@ -46,6 +48,7 @@ def fetches(root: Path, *, takes_copy: bool = True, **lease: Any) -> str | None:
     context.assignment = SimpleNamespace(config=config, index=lambda _: root / "index" / "0")
     context.lease = Lease(1, low=0, position=0, **lease)
     context.report = SimpleNamespace(copied_from=None)
+    context.link = SimpleNamespace(is_stopping=False)
     context._find_copy(takes_copy)
     found: str | None = context.report.copied_from
     return found
@@ -111,6 +114,141 @@ def test_no_copy_takes_the_place_of_a_damaged_index(
     assert link.error.code == "index.corrupt"
 
 
+def test_a_copy_is_newer_than_those_of_a_machine_whose_clock_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each new copy was the oldest by its name, and was removed as soon as it was made."""
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 86_400 * 10**9)
+    for text in ("old", "older"):
+        put(tmp_path / "copies", text)
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    names = [put(tmp_path / "copies", f"new {n}") for n in range(3)]
+    assert names == sorted(names)
+    assert snapshots(tmp_path / "copies").get(tmp_path / "0") == names[-1]
+    assert (tmp_path / "0" / "CURRENT").read_text() == "new 2"
+
+
+def test_two_that_fetch_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Of one that is slow the lease is given to another, on the same machine perhaps."""
+    name = put(tmp_path / "copies")
+    of_shard, folder = snapshots(tmp_path / "copies"), tmp_path / "0"
+    found: list[str | None] = []
+
+    def another_one_does() -> None:
+        if not found:
+            found.append(snapshots(tmp_path / "copies").get(folder))
+
+    assert of_shard.get(folder, another_one_does) is None, "the other one was faster"
+    assert found == [name]
+    assert (folder / "CURRENT").read_text() == "of an index"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("0.")] == []
+
+
+def test_who_is_told_to_stop_does_not_fetch_to_the_end(tmp_path: Path) -> None:
+    put(tmp_path / "copies")
+    of_shard, folder = snapshots(tmp_path / "copies"), tmp_path / "0"
+
+    def stops() -> None:
+        raise StateError("run.stopping", "stopped")
+
+    with pytest.raises(StateError, match=r"run\.stopping"):
+        of_shard.get(folder, stops)
+    assert [path.name for path in tmp_path.iterdir()] == ["copies"]
+
+
+def test_a_copy_that_cannot_be_made_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk without links, say: the publisher ended, at each start, when the first was due."""
+    with Index(tmp_path / "0", {"app": "orders"}) as index:
+        context: Any = object.__new__(ShardContext)
+        context.index = index
+        copying = Copying(snapshots(tmp_path / "copies"), every=0.0)
+        context._copying = copying
+
+        def refuses(self: Index, folder: Path) -> None:
+            folder.mkdir()
+            raise StateError("index.unusable", "Operation not permitted")
+
+        index.begin(None)
+        with monkeypatch.context() as context:
+            context.setattr(Index, "copy_to", refuses)
+            context.keep_copy()
+        assert [path.name for path in tmp_path.iterdir()] == ["0"]
+        index.moved_to({("events", 0): 1})
+        context.keep_copy()
+        copying.end(10.0)
+    assert snapshots(tmp_path / "copies").get(tmp_path / "1") is not None
+
+
+def opens(folder: Path, topic: str, copied_from: str | None) -> tuple[bool, Any]:
+    """Whether a runner begins a new index where there is one of something else, and its report."""
+    context: Any = object.__new__(ShardContext)
+    context.report = SimpleNamespace(copied_from=copied_from, rebuilt=None)
+    config = SimpleNamespace(
+        app=SimpleNamespace(id="orders", former_ids=()),
+        sink=SimpleNamespace(topic=topic),
+        spark=SimpleNamespace(shards=2),
+    )
+    context.assignment = SimpleNamespace(
+        config=config, index=lambda _: folder, partitions=4, accepts_topic=False
+    )
+    context.shard = SimpleNamespace(number=0, partitions=4, shards=2)
+    with context._open_index() as index:
+        return index.is_new, context.report
+
+
+OF = {"app": "orders", "topic": "former", "partitions": 4, "shard": [0, 2]}
+
+
+def test_a_copy_of_an_index_of_another_topic_is_none(tmp_path: Path) -> None:
+    """The publisher ended, and deleting the index, as it says, brought the copy back."""
+    with Index(tmp_path / "made", OF) as index:
+        index.begin(7)
+        index.copy_to(tmp_path / "copy")
+    snapshots(tmp_path / "copies").put(tmp_path / "copy")
+    folder = tmp_path / "index" / "0"
+    for topic, is_new in (("events", True), ("former", False)):
+        shutil.rmtree(folder, ignore_errors=True)
+        name = snapshots(tmp_path / "copies").get(folder)
+        found, report = opens(folder, topic, name)
+        assert found == is_new
+        assert report.copied_from == (None if is_new else name)
+
+
+@pytest.mark.parametrize(
+    ("copied_from", "code"), [("a copy", "index.corrupt"), (None, "sink.topic_recreated")]
+)
+def test_a_copy_is_none_where_the_topic_was_deleted_since(
+    monkeypatch: pytest.MonkeyPatch, copied_from: str | None, code: str
+) -> None:
+    """Who had removed the state, as the error says, was told the same again."""
+    monkeypatch.setattr(folding, "topic_ids", lambda *_: {"events": "new"})
+    context: Any = SimpleNamespace(
+        assignment=SimpleNamespace(config=SimpleNamespace(sink=Sink(topic="events"))),
+        index=SimpleNamespace(topics={"events": "former"}),
+        report=SimpleNamespace(copied_from=copied_from, made_again=[]),
+    )
+    with pytest.raises(EventpubError) as raised:
+        folding.Fold(context)._check_topics()
+    assert raised.value.code == code
+
+
+def test_an_index_of_fewer_partitions_is_moved_out_of_the_way(tmp_path: Path) -> None:
+    """On the disk of an executor nobody has moved it, and the publisher ended at each start."""
+    for partitions in (2, 4):
+        with Index(tmp_path / str(partitions), {**OF, "partitions": partitions}) as index:
+            index.begin(7)
+    is_new, report = opens(tmp_path / "2", "former", None)
+    assert is_new
+    assert "had 2 partitions" in report.rebuilt
+    assert (tmp_path / "2.damaged").exists()
+    assert not opens(tmp_path / "4", "former", None)[0]
+    with pytest.raises(StateError, match=r"index\.foreign"):
+        opens(tmp_path / "4", "events", None)
+
+
 def test_what_killed_processes_have_left_of_copies_is_removed(tmp_path: Path) -> None:
     index = tmp_path / "0"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as lives:
@@ -135,6 +273,6 @@ def test_what_killed_processes_have_left_of_copies_is_removed(tmp_path: Path) ->
 
 def test_a_copy_on_its_way_is_no_index_of_a_former_number_of_partitions(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
-    for name in ("0", "1", "0.copy-12-ab", "1.fetched"):
+    for name in ("0", "1", "0.copy-12-ab"):
         (state.index / "former-4" / name).mkdir(parents=True)
     assert [folder.name for folder in state.former_indexes()] == ["0", "1"]

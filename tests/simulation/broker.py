@@ -14,13 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     OFFSET_INVALID,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from eventpub.sink.records import FixedEvents
 from tests.simulation.world import World, world
@@ -29,12 +28,12 @@ PartitionId = tuple[str, int]
 BY_CLIENT, ALONE, WITH_ITS_BATCH = "!client", "!alone", "!batch"
 """What ends the payload of a record that is refused: by the client at once, by the broker alone,
 or by the broker together with whatever was sent with it to its partition."""
+_BY_CLIENT, _ALONE, _WITH_ITS_BATCH = (m.encode() for m in (BY_CLIENT, ALONE, WITH_ITS_BATCH))
 MOST_AHEAD = 3_600_000
 """ms that a record's timestamp may be ahead of the broker's clock; `message.timestamp.after.max.ms`
 of Kafka."""
 ROOM = 5
 """Records that are taken at once, where many are handed over."""
-_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False)
@@ -135,9 +134,9 @@ class Message:
         """Topic and partition."""
         return self._place
 
-    def ends_with(self, *marks: str) -> bool:
+    def ends_with(self, *marks: bytes) -> bool:
         """Whether the value says that it is one that is refused."""
-        return (self._value or b"").endswith(tuple(mark.encode() for mark in marks))
+        return self._value is not None and self._value.endswith(marks)
 
     def at(self, offset: int) -> Message:
         """The message where it was appended."""
@@ -279,6 +278,8 @@ class Broker:
         """The last stable offset."""
         end = len(self.log[place])
         for owner in self.owners.values():
+            if not (owner.transaction or owner.ending or owner.left_open):
+                continue
             for transaction in (owner.transaction, owner.ending, *owner.left_open.values()):
                 if transaction is not None and place in transaction.places:
                     end = min(end, transaction.places[place])
@@ -344,7 +345,7 @@ class Producer:
     ) -> None:
         """As there; sent at once or with `flush`."""
         del callback
-        if value is not None and value.endswith(BY_CLIENT.encode()):
+        if value is not None and value.endswith(_BY_CLIENT):
             raise _error(KafkaError.MSG_SIZE_TOO_LARGE)
         message = Message((topic, partition), key, value, headers)
         message.looked = self._world.process.looked
@@ -357,7 +358,7 @@ class Producer:
         queue, self._queue = self._queue, []
         spoilt: set[PartitionId] = set()
         if not (self._careful or self._world.setup.eager_send):
-            spoilt = {m.place for m, _ in queue if m.ends_with(WITH_ITS_BATCH)}
+            spoilt = {m.place for m, _ in queue if m.ends_with(_WITH_ITS_BATCH)}
         limits = self._world.setup
         latest = self._world.clock // 1000 + MOST_AHEAD
         for message, on_delivery in queue:
@@ -373,9 +374,9 @@ class Producer:
                     self._world.counts["timed out, too many bytes"] += 1
                     self._unreported.append((on_delivery, error, message))
                     continue
-            if place in spoilt or message.ends_with(ALONE, WITH_ITS_BATCH):
+            if place in spoilt or message.ends_with(_ALONE, _WITH_ITS_BATCH):
                 code = KafkaError.INVALID_RECORD
-                if place in spoilt or message.ends_with(WITH_ITS_BATCH):
+                if place in spoilt or message.ends_with(_WITH_ITS_BATCH):
                     code = KafkaError.MSG_SIZE_TOO_LARGE
                 self._unreported.append((on_delivery, _error(code).args[0], message))
                 continue
@@ -402,6 +403,10 @@ class Producer:
             if on_delivery is not None:
                 on_delivery(error, message)
         return len(reports)
+
+    def __len__(self) -> int:
+        """As there, of one that was served."""
+        return 0
 
     def flush(self, timeout: float) -> int:
         """As there."""
@@ -536,13 +541,50 @@ class Consumer:
         """As there."""
 
 
-class _Future:
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
+class AskingConsumer:
+    """confluent_kafka.Consumer, of no partition, which asks for offsets."""
 
-    def result(self, timeout: float) -> Any:
+    def __init__(self, committed: bool) -> None:
+        self._committed = committed
+
+    def poll(self, timeout: float) -> None:
+        """As there."""
+
+    def offsets_for_times(
+        self, wanted: list[TopicPartition], timeout: float
+    ) -> list[SimpleNamespace]:
+        """As there: of the beginnings, or of the ends."""
         del timeout
-        return SimpleNamespace(offset=self._offset)
+        this = world()
+        broker = this.broker
+        this.point("kafka.offsets")
+        if this.fault("offsets away"):
+            this.monotonic += 10.0  # for as long as anybody asks
+            raise _error(KafkaError._TIMED_OUT)
+        unknown = this.fault("offsets unknown")
+        is_high = all(p.offset != OFFSET_BEGINNING for p in wanted) and not self._committed
+        is_old = is_high and this.fault("old ends")
+        broker.is_cut_off = broker.is_cut_off or is_old
+        answers = []
+        for place in wanted:
+            key = (place.topic, place.partition)
+            error, offset = None, OFFSET_INVALID
+            if key not in broker.log:
+                error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            elif unknown:
+                pass
+            elif place.offset == OFFSET_BEGINNING:
+                offset = broker.lows.get(key, 0)
+            elif self._committed:
+                offset = broker.stable(key)
+            else:
+                offset = broker.former_high(key) if is_old else broker.high(key)
+            answers.append(
+                SimpleNamespace(
+                    topic=place.topic, partition=place.partition, offset=offset, error=error
+                )
+            )
+        return answers
 
 
 class _Described:
@@ -579,9 +621,9 @@ class Admin:
         return SimpleNamespace(
             orig_broker_id=self._number,
             brokers=brokers,
-            topics={
-                t: SimpleNamespace(error=None, partitions=partitions) for t in this.broker.topics
-            },
+            topics=dict.fromkeys(
+                this.broker.topics, SimpleNamespace(error=None, partitions=partitions)
+            ),
         )
 
     def describe_topics(
@@ -591,41 +633,3 @@ class Admin:
         del request_timeout, include_authorized_operations
         ids = world().broker.ids
         return {name: _Described(f"{name} {ids[name]}") for name in topics.topic_names}
-
-    def list_offsets(
-        self, wanted: dict[TopicPartition, Any], isolation_level: Any, request_timeout: float
-    ) -> dict[TopicPartition, _Future]:
-        """As there."""
-        del request_timeout
-        this = world()
-        this.point("kafka.offsets")
-        broker = this.broker
-        away = this.fault("offsets away")
-        unknown = this.fault("offsets unknown")
-        is_high = _EARLIEST not in wanted.values()
-        is_high = is_high and isolation_level != IsolationLevel.READ_COMMITTED
-        is_old = is_high and this.fault("old ends")
-        broker.is_cut_off = broker.is_cut_off or is_old
-        answers: dict[TopicPartition, _Future] = {}
-        for place, spec in wanted.items():
-            key = (place.topic, place.partition)
-            if away or key not in broker.log:
-                code = KafkaError._TRANSPORT if away else KafkaError.UNKNOWN_TOPIC_OR_PART
-                answers[place] = _Refused(code)
-            elif unknown:
-                answers[place] = _Future(OFFSET_INVALID)
-            elif spec is _EARLIEST:
-                answers[place] = _Future(broker.lows.get(key, 0))
-            elif isolation_level == IsolationLevel.READ_COMMITTED:
-                answers[place] = _Future(broker.stable(key))
-            elif is_old:
-                answers[place] = _Future(broker.former_high(key))
-            else:
-                answers[place] = _Future(broker.high(key))
-        return answers
-
-
-class _Refused(_Future):
-    def result(self, timeout: float) -> Any:
-        del timeout
-        raise _error(self._offset)

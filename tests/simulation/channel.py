@@ -96,7 +96,7 @@ class Connection(channel.Link):
     @property
     def has_work(self) -> bool:
         """Whether some has come."""
-        return any(message is not None for message in self._came)
+        return bool(self._came) and any(message is not None for message in self._came)
 
     # -- what a runner does with it ---------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from eventpub.channel import Hello, Report, Request
@@ -38,16 +38,19 @@ _PAUSES = 4
 """How often a step lets time pass to have its windows."""
 
 
+_STORE = Store.model_validate({"url": "mysql+pymysql://u@h:1/d"})
+
+
 class Stopped(Exception):  # noqa: N818 (what a schedule meets, not what went wrong in the test)
     """The publisher has given up for good."""
 
 
-@cache
+@lru_cache(maxsize=16)
 def config_of(setup: Setup, shards: int) -> Config:
     """The publisher's configuration in this world."""
     return Config(
         app=App(id="sim"),
-        store=Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
+        store=_STORE,
         read=Read.model_validate(
             {
                 "start": setup.start,
@@ -357,7 +360,10 @@ class Driver:
         raise RuntimeError("the publisher does not come to rest")
 
     def _ready(self) -> Worker | None:
-        return next((w for w in self._runners if not w.waits or w.link.is_ready), None)
+        for worker in self._runners:
+            if not worker.waits or worker.link.is_ready:
+                return worker
+        return None
 
     def _launch(self, run: Run, command: e.StartRunner) -> None:
         this, shard = self.world, command.shard
@@ -367,7 +373,8 @@ class Driver:
         assignment = run.assignment
         worker = Worker(this, process, lambda: serve(assignment, shard, worker.link))
         worker.shard, worker.attempt = shard, command.attempt
-        worker.link = Connection(self, worker, Hello(shard, assignment.run))
+        hello = Hello(shard, assignment.run, attempt=command.attempt)
+        worker.link = Connection(self, worker, hello)
         self._runners.append(worker)
 
     def _continue(self, run: Run, worker: Worker) -> None:

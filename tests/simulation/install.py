@@ -178,7 +178,9 @@ def installed() -> Iterator[None]:
             client,
             producer=_producer,
             consumer=lambda *_, committed=True, few=False: broker.Consumer(committed),
-            admin=lambda _, anew=False: admin,
+            admin=lambda _: admin,
+            asking_consumer=lambda _, committed: (broker.AskingConsumer(committed), admin[1]),
+            renew=lambda _: None,
             admin_of=lambda _, servers: (broker.Admin(int(servers[-1])), client.ClientLog()),
         )
         put(shard, time=_time, threading=SimpleNamespace(Thread=_Thread))
@@ -201,7 +203,7 @@ def installed() -> Iterator[None]:
             failpoint=failpoint,
             traceback=SimpleNamespace(print_exc=_unexpected),
         )
-        put(context, time=_time, EventStore=store.EventStore)
+        put(context, time=_time, EventStore=store.EventStore, set_aside=disk.set_aside)
         put(folding, time=_time, failpoint=failpoint, index_folder=disk.index_folder)
         put(
             publishing,

@@ -28,16 +28,22 @@ def crc(aggregate_id: str) -> int:
 
 def record_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     """Rows as the store gives them."""
-    columns: list[list[Any]] = [
-        [r.aggregate_id for r in rows],
-        [r.version for r in rows],
-        ["happened"] * len(rows),
-        [r.payload for r in rows],
-        [None] * len(rows),
-        [r.create_time for r in rows],
+    types, metadata = _same_in_all(len(rows))
+    arrays = [
+        pa.array([r.aggregate_id for r in rows], _TYPES[0]),
+        pa.array([r.version for r in rows], _TYPES[1]),
+        types,
+        pa.array([r.payload for r in rows], _TYPES[3]),
+        metadata,
+        pa.array([r.create_time for r in rows], _TYPES[5]),
     ]
-    arrays = [pa.array(c, t) for c, t in zip(columns, _TYPES, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=EVENTS)
+
+
+@cache
+def _same_in_all(rows: int) -> tuple[Any, Any]:
+    """The columns `event_type` and `metadata` of so many rows."""
+    return pa.array(["happened"] * rows, _TYPES[2]), pa.array([None] * rows, _TYPES[4])
 
 
 class EventStore:

@@ -148,7 +148,10 @@ class _Thread:
     def _run(self) -> None:
         while True:
             self._go.acquire()
-            self._work()
+            work = self._work
+            del self._work
+            work()
+            del work  # and with it a whole world
 
 
 class Worker:
@@ -246,7 +249,8 @@ class World:
         self.moment = 0
         self.committed: dict[tuple[str, int], Row] = {}
         self.transactions: dict[int, list[Row]] = {}
-        self.files: dict[str, dict[str, Any]] = {}
+        self.files: dict[str, str] = {}
+        """By name: JSON; "" where nothing of it was on the disk when the machine crashed."""
         self.lasting: set[str] = set()
         """Those that a crash of the machine leaves as they are."""
         self.counts: Counter[str] = Counter()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, IsolationLevel, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    OffsetSpec,
-)
+from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
 from eventpub import config
 from eventpub.admission.model import EVENTS, Shard, topic_partition
@@ -87,7 +83,7 @@ def read_topic(bootstrap_servers: str, topic: str, timeout: float = 20.0) -> lis
     try:
         partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
         places = [TopicPartition(topic, p, 0) for p in partitions]
-        ends = _ends(bootstrap_servers, places)
+        ends = _ends(bootstrap_servers, topic, partitions)
         consumer.assign(places)
         messages: list[Any] = []
         deadline = time.monotonic() + timeout
@@ -103,37 +99,44 @@ def read_topic(bootstrap_servers: str, topic: str, timeout: float = 20.0) -> lis
 
 
 @cache
-def _admin(bootstrap_servers: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+def _asking(bootstrap_servers: str, isolation: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "ends",
+            "isolation.level": isolation,
+            "log_level": 0,
+        }
+    )
 
 
 def forget_leaders() -> None:
     """To be called after a broker was started again: who led a partition does not any more."""
-    _admin.cache_clear()
+    _asking.cache_clear()
 
 
 def _ends(
     bootstrap_servers: str,
-    places: list[TopicPartition],
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    topic: str,
+    partitions: Iterable[int] = range(PARTITIONS),
+    isolation: str = "read_uncommitted",
 ) -> dict[int, int]:
     # High watermarks: a `read_committed` consumer is told the last stable offsets instead, which
     # lag behind a commit that was answered a moment ago.
-    admin = _admin(bootstrap_servers)
-    latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = admin.list_offsets(dict.fromkeys(places, latest), isolation_level=isolation)
-    return {place.partition: future.result(10).offset for place, future in asked.items()}
+    places = [TopicPartition(topic, p, OFFSET_END) for p in partitions]
+    asked = _asking(bootstrap_servers, isolation).offsets_for_times(places, 10)
+    assert all(place.error is None and place.offset >= 0 for place in asked), asked
+    return {place.partition: place.offset for place in asked}
 
 
 def high_watermarks(bootstrap_servers: str, topic: str) -> dict[int, int]:
     """Of each partition."""
-    return _ends(bootstrap_servers, [TopicPartition(topic, p) for p in range(PARTITIONS)])
+    return _ends(bootstrap_servers, topic)
 
 
 def stable_offsets(bootstrap_servers: str, topic: str) -> dict[int, int]:
     """The last stable offset of each partition."""
-    places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
-    return _ends(bootstrap_servers, places, IsolationLevel.READ_COMMITTED)
+    return _ends(bootstrap_servers, topic, isolation="read_committed")
 
 
 def open_transactions(bootstrap_servers: str, topic: str) -> list[int]:

@@ -373,7 +373,7 @@ class TestOthers:
         admin, _ = client.admin(sink)
         for future in admin.create_partitions([NewPartitions(t, 6) for t in sink.topics]).values():
             future.result(10)
-        client.admin(sink, anew=True)
+        client.renew(sink)
         found: list[tuple[str, int]] = []
         for number in range(3):
             owner = new_sink(Shard(number, 3, 6))
