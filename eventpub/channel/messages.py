@@ -226,7 +226,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Folding:
-    """How far a shard has read its topics back into its index.
+    """How far a shard has read its topics back into its index; 0 and 0: it fetches a copy of it.
 
     Attributes:
         read: records so far.

@@ -37,6 +37,7 @@ from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.shards import Shard, positions
+from eventpub.coordinator.silence import Silence
 from eventpub.coordinator.standing import DurableState, StartState
 from eventpub.errors import EventpubError, StoreError
 
@@ -86,6 +87,7 @@ class Coordinator:
         self._pending: dict[str, PendingRequest] = {}
         self._schedule = Schedule()
         self._folding = FoldLog()
+        self._silence = Silence()
         self._commands: list[e.Command] = []
         self._is_stopping = False
         self._stop_by = 0.0
@@ -150,9 +152,11 @@ class Coordinator:
             return  # it was told to leave
         if isinstance(message, Farewell):
             self._left(shard, event.lane, message.error, now)
-        elif event.lane is not shard.lane:
+            return
+        if event.lane is not shard.lane:
             return  # of somebody whose lease was given away
-        elif isinstance(message, Folding):
+        self._silence.heard(shard.number, now)
+        if isinstance(message, Folding):
             self._folding.add(shard.number, message)
         else:
             self._reported(shard, message, now)
@@ -212,6 +216,7 @@ class Coordinator:
             if not shard.is_free(now):
                 continue
             number = shard.lease + 1
+            self._silence.heard(shard.number, now)
             shard.grant(
                 Lease(
                     number,
@@ -228,6 +233,18 @@ class Coordinator:
                 shard.send(self._plan.window, now)
             if self._recounting.comparison.buckets and shard.lane is not None:
                 shard.lane.send(self._recounting.comparison)
+
+    def _check_silence(self, now: float) -> None:
+        for shard, seconds, is_over in self._silence.check(self.shards, now):
+            assert shard.lane is not None
+            hello = shard.lane.hello
+            text = "nothing is heard of the runner of a shard, which has work"
+            if is_over:
+                text += "; it is ended, and another one is started (where it is a thread of the"
+                text += " publisher itself: start that again)"
+                self._do(e.EndRunner(shard.number, hello.attempt))
+            facts = {"shard": shard.number, "where": hello.where, "seconds": round(seconds)}
+            self._do(wording.warning(text, **facts))
 
     def _start_runners(self, now: float) -> None:
         for shard in self.shards:
@@ -433,6 +450,7 @@ class Coordinator:
         if now < schedule.second_at or self._is_stopping:
             return
         schedule.second_at = now + _SECOND
+        self._check_silence(now)
         self._recounting.second(now)
         self._count(now)
         position = self._durable.position

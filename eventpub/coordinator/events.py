@@ -267,6 +267,18 @@ class StartRunner:
 
 
 @dataclass(frozen=True)
+class EndRunner:
+    """End the runner of a shard by force, where that can be done; `RunnerEnded` follows.
+
+    Attributes:
+        attempt: as of `StartRunner`.
+    """
+
+    shard: int
+    attempt: int
+
+
+@dataclass(frozen=True)
 class Reassign:
     """Runners that start from now on read the table as it is now."""
 
@@ -326,6 +338,7 @@ Command: TypeAlias = (
     | CheckOpen
     | StartSpark
     | StartRunner
+    | EndRunner
     | Reassign
     | Remember
     | ForgetFormer

@@ -18,7 +18,8 @@ class FoldLog:
 
     def add(self, shard: int, folding: Folding) -> None:
         """A shard has come so far."""
-        self._shards[shard] = folding
+        if folding.read or folding.left:
+            self._shards[shard] = folding
 
     def forget(self, shard: int) -> None:
         """It has read everything, or has gone."""

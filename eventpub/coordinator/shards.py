@@ -217,6 +217,10 @@ class Shard:
             return False
         return now - self.sent[0].at < _STALLED
 
+    def has_work(self) -> bool:
+        """Whether its runner has yet to begin, or to do what it was sent."""
+        return self.lane is not None and (bool(self.sent) or self.reported_lease != self.lease)
+
     def is_idle(self) -> bool:
         """Whether it has a runner, which has done all that it was sent."""
         return self.lane is not None and not self.sent and self.report is not None

@@ -25,6 +25,10 @@ class Placement(ABC):
     def start(self, assignment: Assignment, shard: int, attempt: int) -> None:
         """Start a runner of a shard. When it is over, `RunnerEnded` is posted. Does not wait."""
 
+    def end_runner(self, shard: int, attempt: int) -> None:
+        """End a runner that says nothing any more, by force; a thread cannot be ended."""
+        del shard, attempt
+
 
 class Threads(Placement):
     """Runners in threads of this process.

@@ -244,6 +244,8 @@ class CommandRunner:
         elif isinstance(command, e.StartRunner):
             placement = self._threads if command.is_here else self._placement
             placement.start(self._assignment, command.shard, command.attempt)
+        elif isinstance(command, e.EndRunner):
+            self._placement.end_runner(command.shard, command.attempt)
         elif isinstance(command, e.Reassign):
             self._assignment = replace(self._assignment, layout=command.layout)
             self._boundary_work.use(command.layout)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eventpub.admission.buckets import WIDTH, oldest_needed
-from eventpub.channel import Lease, Report
+from eventpub.channel import Folding, Lease, Report
 from eventpub.channel.lane import Link
 from eventpub.errors import StateError
 from eventpub.index import Copying, Index, Snapshots, folder_for, set_aside
@@ -24,6 +24,9 @@ from eventpub.store import EventStore
 
 _COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
+
+_SAID_EVERY = 1.0
+"""Seconds after which a runner that fetches says that it is alive."""
 
 
 class ShardContext:
@@ -60,6 +63,7 @@ class ShardContext:
         self.uncounted_since = lease.uncounted_since
         self._open = ExitStack()
         self._copying: Copying | None = None
+        self._said_at = 0.0
         self.sink = self._new_sink()
         try:
             self._find_copy(takes_copy)
@@ -95,8 +99,14 @@ class ShardContext:
         snapshots = Snapshots(state.snapshots, app.id, shard.partitions, shard.shards, number)
         supersedes_others = lease.former_shards is not None or bool(lease.former_indexes)
         if takes_copy and not supersedes_others and not folder.exists():
-            self.report.copied_from = snapshots.get(folder, self.require_going_on)
+            self.report.copied_from = snapshots.get(folder, self._fetches)
         self._copying = Copying(snapshots, state.snapshot_every / 1e6)
+
+    def _fetches(self) -> None:
+        self.require_going_on()
+        if time.monotonic() - self._said_at > _SAID_EVERY:
+            self._said_at = time.monotonic()
+            self.link.send(Folding(0, 0))
 
     def _open_index(self) -> Index:
         config, number = self.assignment.config, self.shard.number

@@ -85,12 +85,18 @@ class Spark(Placement):
             daemon=True,
         ).start()
 
+    def end_runner(self, shard: int, attempt: int) -> None:
+        """As there: Spark kills the worker of a task that does not end within 2 s."""
+        context = self._context
+        if context is not None:
+            context.cancelJobGroup(_job_group(shard, attempt))
+
     def _job(self, assignment: Assignment, shard: int, attempt: int) -> None:
         context, error = self._context, None
         try:
             if context is None:
                 raise StateError("spark.task_lost", "Spark is not up", retriable=True)
-            context.setLocalProperty("spark.job.description", f"eventpub shard {shard}")
+            context.setJobGroup(_job_group(shard, attempt), f"eventpub shard {shard}", True)
             task = partial(run_task, assignment, self._address, attempt)
             context.parallelize([shard], 1).mapPartitions(task).collect()
         except EventpubError as found:
@@ -133,6 +139,10 @@ class Spark(Placement):
             self._context = None
             if not self._ended.is_set():
                 self._changed(None)
+
+
+def _job_group(shard: int, attempt: int) -> str:
+    return f"eventpub shard {shard}, attempt {attempt}"
 
 
 def _reason(error: Exception) -> str:

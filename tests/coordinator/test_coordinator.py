@@ -448,6 +448,61 @@ class TestHandOver:
         assert life.joins(0).leases
 
 
+class TestRunnersThatSayNothing:
+    """They freeze while their connection lives; or what they wait for does not come."""
+
+    SILENT = "nothing is heard"
+
+    def test_is_said_after_a_minute_and_ended_after_ten(self) -> None:
+        life, lanes = streaming()
+        life.polled(at(2_001))
+        life.reports_done(lanes[1])
+        life.waits(59.0)
+        assert not life.lines(self.SILENT)
+        life.waits(3.0)
+        (line,) = life.lines(self.SILENT)
+        assert line.facts["shard"] == 0
+        life.waits(530.0)
+        assert len(life.lines(self.SILENT)) == 1
+        assert not life.all(e.EndRunner)
+        life.waits(10.0)
+        assert life.all(e.EndRunner) == [e.EndRunner(0, lanes[0].hello.attempt)]
+        life.on(e.RunnerEnded(0, lanes[0].hello.attempt))
+        fresh = life.joins(0)
+        assert fresh.leases
+
+    def test_the_next_one_has_twice_the_time(self) -> None:
+        life, lanes = streaming()
+        life.polled(at(2_001))
+        life.reports_done(lanes[1])
+        life.waits(602.0)
+        life.on(e.RunnerEnded(0, lanes[0].hello.attempt))
+        life.joins(0)  # and has yet to begin
+        life.waits(1_190.0)
+        assert len(life.all(e.EndRunner)) == 1
+        life.waits(12.0)
+        assert len(life.all(e.EndRunner)) == 2
+
+    def test_who_has_nothing_to_do_may_be_silent(self) -> None:
+        life, lanes = streaming()
+        life.polled(at(2_001))
+        for lane in lanes:
+            life.reports_done(lane)
+        life.waits(3_600.0)
+        life.polled(at(6_001))  # what it was silent for before does not count
+        life.waits(50.0)
+        assert not life.lines(self.SILENT)
+
+    def test_who_reads_the_topic_back_says_so(self) -> None:
+        life = begin()
+        lanes = [life.joins(0), life.joins(1)]
+        for _ in range(60):
+            for lane in lanes:
+                life.receives(lane, Folding(1_000, 1_000_000))
+            life.waits(30.0)
+        assert not life.lines(self.SILENT)
+
+
 class TestRunnersThatFail:
     def test_a_lost_one_is_started_again_at_once(self) -> None:
         life, lanes = streaming()

@@ -48,7 +48,8 @@ def fetches(root: Path, *, takes_copy: bool = True, **lease: Any) -> str | None:
     context.assignment = SimpleNamespace(config=config, index=lambda _: root / "index" / "0")
     context.lease = Lease(1, low=0, position=0, **lease)
     context.report = SimpleNamespace(copied_from=None)
-    context.link = SimpleNamespace(is_stopping=False)
+    context.link = SimpleNamespace(is_stopping=False, send=lambda _: None)
+    context._said_at = 0.0
     context._find_copy(takes_copy)
     found: str | None = context.report.copied_from
     return found
@@ -172,8 +173,8 @@ def test_a_copy_that_cannot_be_made_is_made_later(
             raise StateError("index.unusable", "Operation not permitted")
 
         index.begin(None)
-        with monkeypatch.context() as context:
-            context.setattr(Index, "copy_to", refuses)
+        with monkeypatch.context() as patched:
+            patched.setattr(Index, "copy_to", refuses)
             context.keep_copy()
         assert [path.name for path in tmp_path.iterdir()] == ["0"]
         index.moved_to({("events", 0): 1})

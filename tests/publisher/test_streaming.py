@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
@@ -139,6 +141,39 @@ def test_what_a_killed_worker_has_published_counts(
     said = re.search(r"^published ([\d,]+) events", publisher.log.read_text(), re.MULTILINE)
     assert said, publisher.words()
     assert events - 20 <= int(said[1].replace(",", "")) <= events
+    assert_whole(database, publisher)
+
+
+_IMPATIENT = """#!{python}
+import sys
+from eventpub.coordinator import silence
+silence.WARNED_AFTER, silence.ENDED_AFTER = 2.0, 6.0
+from eventpub.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_worker_that_freezes_is_ended_and_its_shard_goes_on(
+    database: FreshDatabase, new_publisher: NewPublisher, tmp_path: Path
+) -> None:
+    """Its connection lives, and it has the lock on its index: nothing else would end it."""
+    create_table(database)
+    program = tmp_path / "eventpub"
+    program.write_text(_IMPATIENT.format(python=sys.executable))
+    program.chmod(0o755)
+    publisher = new_publisher(database, spark=SPARK)
+    publisher.program = str(program)
+    publisher.start()
+    publisher.until_spark_publishes()
+    with steady_writer(database):
+        publisher.until_published("steady-100", [1])
+        frozen = publisher.workers()
+        for worker in frozen:
+            worker.suspend()
+        publisher.until_said("nothing is heard of the runner of a shard")
+        eventually(lambda: not any(worker.is_running() for worker in frozen), 60)
+        publisher.until_published("steady-300", [1])
+    assert publisher.stop() == 143
     assert_whole(database, publisher)
 
 

@@ -456,7 +456,7 @@ class Driver:
             run.events.append(e.Sampled((), 0))
         elif isinstance(command, e.MeasureLag):
             run.events.append(e.LagMeasured(command.position, 0, 0.0, 0))
-        elif not isinstance(command, e.Show):
+        elif not isinstance(command, (e.Show, e.EndRunner)):  # as if it could not be ended
             self._ask(run, run.watch.do, command)
 
     def _ask(self, run: Run, do: Callable[[e.Command], e.Event | None], command: e.Command) -> None:
