@@ -12,6 +12,7 @@ _MOST_FAILURES = 5
 _TAKEOVER = 20.0
 """Seconds after its first report in which a publisher leaves it to an older one to notice both."""
 
+_ONE_SIGHTING = 1.0
 _MOST_SIGHTINGS = 3
 _SIGHTINGS_WITHIN = 3600.0
 """Times that this publisher is fenced, within so many seconds, before it stops. One may be a task
@@ -95,6 +96,8 @@ class Failures:
         if self._well_since is None or now - self._well_since < _TAKEOVER:
             return None
         recent = [seen for seen in self._sightings if now - seen < _SIGHTINGS_WITHIN]
+        if recent and now - recent[-1] < _ONE_SIGHTING:
+            recent.pop()  # what several shards meet at once is one thing
         self._sightings = [*recent, now]
         if len(self._sightings) < _MOST_SIGHTINGS:
             return None

@@ -33,6 +33,10 @@ _KEPT = 2
 
 _COMPLETE = "complete.json"
 
+_TRIES = 3
+_TRIES_AGAIN_AFTER = 1.0
+"""Seconds."""
+
 _AT_ONCE = 4 << 20
 """Bytes that are fetched between two questions whether to go on."""
 
@@ -119,7 +123,7 @@ class Snapshots:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
                 try:
-                    is_whole = self._fetch(name, partial, meanwhile)
+                    is_whole = self._fetch_again_and_again(name, partial, meanwhile)
                 except (OSError, ValueError, KeyError) as error:  # not complete, or just removed
                     source = f"{self._root}/{name}"
                     log.info("a copy of the index cannot be used", copy=source, reason=str(error))
@@ -135,6 +139,21 @@ class Snapshots:
         finally:
             _remove(partial)
         return None
+
+    def _fetch_again_and_again(
+        self, name: str, folder: Path, meanwhile: Callable[[], None]
+    ) -> bool:
+        """As `_fetch`: reading the topic back instead costs more than a second try."""
+        for _ in range(_TRIES - 1):
+            try:
+                return self._fetch(name, folder, meanwhile)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                log.info("a copy of the index is fetched again", copy=name, reason=str(error))
+                time.sleep(_TRIES_AGAIN_AFTER)
+                meanwhile()
+        return self._fetch(name, folder, meanwhile)
 
     def _fetch(self, name: str, folder: Path, meanwhile: Callable[[], None]) -> bool:
         """Fetch a copy; whether it is whole."""

@@ -755,6 +755,21 @@ class TestRunnersThatFail:
         assert error.code == "sink.fenced"
         assert "app.id = orders" in str(error.where)
 
+    def test_what_all_shards_meet_at_once_is_one_time(self) -> None:
+        """Takeovers of its own that a broker was late with, say."""
+        life, lanes = streaming()
+        life.waits(21.0)
+        for _ in range(2):
+            for lane in lanes:
+                life.leaves(lane, FENCED)
+            life.waits(60.0)
+            lanes = [life.joins(0), life.joins(1)]
+            for lane in lanes:
+                life.reports_done(lane)
+        assert not life.is_ending()
+        life.leaves(lanes[0], FENCED)
+        assert life.is_ending()
+
     def test_in_its_first_20_seconds_it_leaves_it_to_the_older_one_to_notice(self) -> None:
         life, lanes = streaming()
         lane = lanes[0]

@@ -277,3 +277,18 @@ def test_a_copy_on_its_way_is_no_index_of_a_former_number_of_partitions(tmp_path
     for name in ("0", "1", "0.copy-12-ab"):
         (state.index / "former-4" / name).mkdir(parents=True)
     assert [folder.name for folder in state.former_indexes()] == ["0", "1"]
+
+
+def test_a_connection_that_is_lost_while_a_copy_is_fetched_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was as if there were no copy: the whole topic was read back."""
+    name = put(tmp_path / "copies")
+    monkeypatch.setattr("eventpub.index.snapshots._TRIES_AGAIN_AFTER", 0.0)
+    lost = iter([OSError("reset by peer")])
+
+    def meanwhile() -> None:
+        for error in lost:
+            raise error
+
+    assert snapshots(tmp_path / "copies").get(tmp_path / "0", meanwhile) == name
