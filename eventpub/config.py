@@ -268,7 +268,8 @@ class App(_Section):
 
     id: AppId = Field(
         description="name of this publisher: ce_source of its records, part of its transactional"
-        " ids; one running publisher for each, and not to be changed without former_ids"
+        " ids; only one publisher of a name may run; when you change it, add the old one to"
+        " former_ids"
     )
     former_ids: Annotated[tuple[AppId, ...], BeforeValidator(_names)] = Field(
         (),
@@ -277,7 +278,7 @@ class App(_Section):
     )
     state_dir: Path = Field(
         Path("./state"),
-        description="folder of the index and of where the publisher is, kept between runs",
+        description="folder of the index and the position, kept between runs",
     )
 
 
@@ -414,9 +415,9 @@ class Recount(_Section):
     rows_in_past: Literal["stop", "count"] = Field(
         "stop",
         description="what to do when rows keep being inserted with a create_time older than"
-        " recount.horizon, by the difference of two time zones or with ids above those of younger"
-        " rows: 'stop' with store.rows_in_past, or 'count' their seconds again, which publishes"
-        " them late, as single late commits are",
+        " recount.horizon, because of another time zone or an import of old rows: 'stop' with the"
+        " error store.rows_in_past, or 'count' their seconds again, which publishes them when they"
+        " are seen",
     )
 
 
@@ -431,7 +432,8 @@ class Sink(_Section):
     )
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = Field(
         "exactly_once",
-        description="after a crash: nothing lost or repeated, perhaps repeated, or perhaps lost",
+        description="what a crash may do: exactly_once: nothing is lost or repeated; at_least_once:"
+        " events may be repeated; at_most_once: events may be lost",
     )
     create_topics: bool = Field(True, description="create missing topics, if the account may")
     partitions: int = Field(8, ge=1, le=4096, description="of a topic that eventpub creates")
@@ -534,12 +536,12 @@ class Spark(_Section):
         2,
         ge=1,
         le=1024,
-        description="how many publish in parallel, each its share of the aggregates; at most the"
+        description="parts into which the aggregates are split, published in parallel; at most the"
         " topic's partitions",
     )
     trigger: Annotated[Micros, Field(ge=10_000)] = Field(
         100_000,
-        description="while events come, the database is polled twice in this time: a longer one"
+        description="while events come, the database is polled twice in this time; a longer time"
         " makes fewer and larger transactions",
     )
     properties: Properties = Field(
@@ -568,7 +570,9 @@ class Channel(_Section):
         description="name or address by which executors reach this machine; '' = loopback where"
         " Spark is on this machine, else this machine's name",
     )
-    port: int = Field(0, ge=0, le=65_535, description="port that it is served on; 0 = any")
+    port: int = Field(
+        0, ge=0, le=65_535, description="port on which the publisher listens; 0 = any free one"
+    )
     certificate_file: Path | None = Field(
         None, description="TLS: certificate of this machine, PEM; without it, no TLS"
     )

@@ -128,7 +128,7 @@ def disconnected(why: str) -> StateError:
         "run.disconnected",
         f"the connection to the publisher's coordinator was lost: {why}",
         suggestion="nothing to do where the publisher has ended; else check that executors reach"
-        " the driver's address",
+        " the publisher ([channel] host and port)",
         retriable=True,
     )
 
