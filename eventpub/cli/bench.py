@@ -47,7 +47,7 @@ def _sized(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.FloatRange(0, min_open=True),
             default=1.0,
             show_default=True,
-            help="Factor for numbers of events and seconds.",
+            help="Multiplies numbers of events and seconds.",
         ),
         click.option(
             "--rates", callback=_numbers, metavar="N,N,…", help="Events/s, for article and latency."
@@ -57,10 +57,10 @@ def _sized(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(1),
             default=3,
             show_default=True,
-            help="Runs in drain, kills in restart.",
+            help="Number of runs (drain) or of kills (restart).",
         ),
         click.option(
-            "--debezium/--no-debezium", default=True, help="Measure Debezium, too, in drain."
+            "--debezium/--no-debezium", default=True, help="Whether drain measures Debezium, too."
         ),
         _out,
         reports,
@@ -84,8 +84,8 @@ _out = click.option(
 def bench(context: click.Context, /, **options: Any) -> Report | None:
     """Measure on this machine. Starts MySQL, Kafka, writers, the publisher and a reader.
 
-    Without a command all cases, which takes about an hour and a half; --quick takes minutes.
-    Each case writes CASE.json; a table is printed, plots and an HTML page are drawn.
+    Without a command it runs all cases, about an hour and a half; with --quick it takes minutes.
+    It prints a table and writes CASE.json for each case, plots and an HTML page.
     """
     if context.invoked_subcommand is not None:
         for name in options:
@@ -103,10 +103,10 @@ def _case(name: str, text: str) -> None:
     command.__doc__ = text
     if name == "growth":
         for flag, what in (
-            ("--sizes", "Rows of the table."),
+            ("--sizes", "Numbers of rows in the table."),
             ("--aggregates", "Numbers of aggregates."),
-            ("--shards", "spark.shards."),
-            ("--pages", "read.page_rows."),
+            ("--shards", "Values of spark.shards."),
+            ("--pages", "Values of read.page_rows."),
         ):
             command = click.option(flag, callback=_numbers, metavar="N,N,…", help=what)(command)
     bench.command(name)(_sized(command))
@@ -114,22 +114,25 @@ def _case(name: str, text: str) -> None:
 
 _case(
     "article",
-    "What is lost, and how late. 6,000, then 16,000 events/s with transactions left open.",
+    "What a poller loses and eventpub finds. 6,000, then 16,000 events/s, some committed late.",
 )
-_case("drain", "A backlog of 1,000,000 events. Beside a raw pipe and Debezium.")
-_case("growth", "Drains by table size, aggregates, shards, page size.")
+_case("drain", "Publish a backlog of 1,000,000 events. Compared with a raw pipe and Debezium.")
+_case("growth", "Backlogs by table size, aggregates, shards and page size.")
 _case("idle", "CPU and queries with nothing to publish.")
-_case("latency", "create_time to consumer at 100 to 16,000 events/s.")
+_case("latency", "Latency from create_time to the consumer, at 100 to 16,000 events/s.")
 _case("bursts", "Bursts, hot keys, and one aggregate with 1,000,000 events.")
-_case("restart", "Time to recover. After kill -9 under load, until it publishes and has caught up.")
-_case("large", "Large transactions. Of 3,000 rows, a tenth of them held open: COMMIT to consumer.")
+_case("restart", "Time to recover from kill -9 under load: until it publishes, and has caught up.")
+_case(
+    "large",
+    "Large transactions: 3,000 rows each, a tenth held open; latency from COMMIT to consumer.",
+)
 
 
 @bench.command("report")
 @_out
 @reports
 def report(out: Path) -> Report:
-    """Draw again from existing results. Table, plots and page."""
+    """Make table, plots and page again from existing results."""
     main = _module("main")
     results: list[dict[str, Any]] = main.draw(out, _say)
     return _answer("bench report", results, out)

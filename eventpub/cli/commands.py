@@ -43,7 +43,7 @@ def migrate(request: Request, sql: bool) -> Report:
 @reports
 @configured("app.id", "app.state_dir", *_STORE, *_SINK, "spark.shards", "ops.log")
 def doctor(request: Request) -> Report:
-    """Check your setup and print the fix. Everything that `run` needs; changes nothing."""
+    """Check your setup and print the fix. Checks everything that `run` needs; changes nothing."""
     loaded = request.load(logging.WARNING)  # what the clients log, the checks say
     from eventpub.ops import doctor as examination
 
@@ -121,10 +121,12 @@ def run(request: Request, available_now: bool) -> Report:
     "--from",
     "from_",
     metavar="TIME",
-    help="Events created at or after (RFC 3339); default: the publisher's start.",
+    help="Compare events created at or after this (RFC 3339); default: the publisher's start.",
 )
 @click.option(
-    "--to", metavar="TIME", help="Events created at or before; default: the publisher's position."
+    "--to",
+    metavar="TIME",
+    help="Compare events created at or before this; default: the publisher's position.",
 )
 @reports
 @configured("app.id", "app.state_dir", *_STORE, *_SINK, "read.start", "read.delay", "ops.log")
@@ -151,7 +153,7 @@ def _time(text: str | None, flag: str) -> int | None:
 
 @click.group()
 def gaps() -> None:
-    """List missing versions, or act on one. Holds wait for a version, skips have given one up."""
+    """List missing versions, or act on one. A hold waits for a version; a skip has given it up."""
 
 
 @gaps.command("list")
@@ -160,7 +162,7 @@ def gaps() -> None:
     type=click.IntRange(1),
     default=50,
     show_default=True,
-    help="Most holds and most skips.",
+    help="Show at most so many holds, and so many skips.",
 )
 @reports
 @configured("app.id", "app.state_dir", *_SINK, "ops.log")
@@ -238,7 +240,7 @@ _later = click.option(
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
-    """Look up a missing version now. Of an aggregate that waits for it, or where it was skipped."""
+    """Look up an aggregate's missing version now. It is waited for, or was skipped."""
     loaded = request.load()
     from eventpub.ops.gaps import act
 
@@ -253,7 +255,7 @@ def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Report:
-    """Give up missing versions now. Each is recorded, and later versions are published."""
+    """Skip an aggregate's missing versions now. Records the skip; later versions are published."""
     loaded = request.load()
     from eventpub.ops.gaps import Answer, act, given_up
     from eventpub.state import StateDir
@@ -283,7 +285,7 @@ def _agrees(question: str) -> bool:
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def gaps_cancel(request: Request, request_or_aggregate_id: str) -> Report:
-    """Withdraw waiting requests. One by its id, or all of an aggregate."""
+    """Withdraw requests kept by --later. One by its id, or all of an aggregate."""
     loaded = request.load()
     from eventpub.ops.gaps import cancel
 
@@ -388,7 +390,9 @@ def _show_keys(console: Console, keys: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(1), help="Stop after so long; default: at Ctrl-C.")
+@click.option(
+    "--seconds", type=click.FloatRange(1), help="Stop after so many seconds; default: at Ctrl-C."
+)
 @click.option(
     "--rate", type=click.IntRange(1), default=500, show_default=True, help="Events/s to write."
 )

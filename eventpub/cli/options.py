@@ -19,20 +19,38 @@ if TYPE_CHECKING:
 
 FLAGS: dict[str, tuple[str, str]] = {
     "app.id": ("--app-id", "Name of this publisher."),
-    "app.state_dir": ("--state-dir", "Folder of index and position."),
+    "app.state_dir": ("--state-dir", "Folder of the index and the position; kept between runs."),
     "store.url": ("--store-url", "The database: mysql+pymysql://user@host:3306/database."),
     "store.table": ("--table", "The event table."),
-    "read.start": ("--start", "Publish from: 'beginning', 'now' or an RFC 3339 time."),
-    "read.delay": ("--delay", "Age at which events are read ('1s')."),
-    "read.page_rows": ("--page-rows", "Most rows read at once."),
-    "gaps.max_backoff": ("--max-backoff", "Attempts before a missing version is skipped."),
-    "gaps.late": ("--late", "Events of skipped versions: publish, divert or drop."),
+    "read.start": (
+        "--start",
+        "Publish events created after: 'beginning', 'now' or an RFC 3339 time.",
+    ),
+    "read.delay": (
+        "--delay",
+        "Age at which events are read, such as '1s': until then transactions may commit.",
+    ),
+    "read.page_rows": ("--page-rows", "Largest number of rows read at once."),
+    "gaps.max_backoff": (
+        "--max-backoff",
+        "Attempts to find a missing version before it is skipped.",
+    ),
+    "gaps.late": (
+        "--late",
+        "Events that appear after their version was skipped: publish, divert or drop.",
+    ),
     "sink.bootstrap_servers": ("--bootstrap-servers", "Brokers: host:port, comma-separated."),
     "sink.topic": ("--topic", "The topic."),
-    "sink.delivery": ("--delivery", "exactly_once, at_least_once or at_most_once."),
-    "spark.master": ("--master", "Where Spark runs ('local[*]')."),
-    "spark.shards": ("--shards", "Parallel tasks; at most the topic's partitions."),
-    "ops.log": ("--log", "Log lines on stderr: auto, text or json."),
+    "sink.delivery": (
+        "--delivery",
+        "Guarantee after a crash: exactly_once, at_least_once or at_most_once.",
+    ),
+    "spark.master": (
+        "--master",
+        "Spark's master, such as 'local[*]'; 'none': no Spark and no Java.",
+    ),
+    "spark.shards": ("--shards", "How many publish in parallel; at most the topic's partitions."),
+    "ops.log": ("--log", "Form of the log on stderr: auto, text or json."),
 }
 """Configuration key → flag and its help."""
 
@@ -93,7 +111,7 @@ def configured(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             "sets",
             multiple=True,
             metavar="SECTION.KEY=VALUE",
-            help="Any configuration key; repeatable.",
+            help="Set any configuration key; repeatable.",
         )(wrapped)
         return click.option(
             "--config",
