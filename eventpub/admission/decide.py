@@ -614,6 +614,10 @@ class Plan:
                 gap = replace(tried, seen=walk.seen, since=min(since, hold.since))
                 break
             next_there = min((v for v in available if v > version), default=None)
+            if reachable < (walk.seen if next_there is None else next_there - 1):
+                # some of what follows was not read: how far the gap goes is not known yet
+                gap = replace(hold, seen=walk.seen, since=min(since, hold.since))
+                break
             if next_there is None:
                 # What was seen above the gap is gone from the store: nothing waits any more.
                 counts.gaps_vanished += 1
