@@ -31,6 +31,7 @@ from eventpub.sink import client, topics
 from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
+from eventpub.sink.transaction import Transactions
 from eventpub.store.watermark import OpenTransactions
 from tests.simulation import broker
 from tests.simulation.channel import Connection
@@ -152,10 +153,10 @@ def no_count() -> Iterator[None]:
     """Delivery reports are not counted before a commit."""
 
     def flush(self: Any, batch: Any) -> None:
-        client.call(self._client.flush, 0.1)
+        client.call(self._owned.client.flush, 0.1)
         batch.produced = 0
 
-    with patch.object(sink.ShardSink, "_flush", flush):
+    with patch.object(Transactions, "_flush", flush):
         yield
 
 
@@ -186,7 +187,7 @@ def blame_all() -> Iterator[None]:
 
     def made(self: Any, *arguments: Any) -> None:
         make(self, *arguments)
-        self._careful = True
+        self._owned.sends_singly = True
 
     with patch.object(sink.ShardSink, "__init__", made):
         yield

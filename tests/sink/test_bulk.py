@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.local import Kafka
-from eventpub.sink import RecordRefusedError, ShardSink, bulk, check_topics
-from eventpub.sink import shard as sink_shard
+from eventpub.sink import RecordRefusedError, ShardSink, bulk, caution, check_topics
 from eventpub.sink.bulk import Bulk, bulk_of
 from eventpub.sink.records import event_columns, fixed_events, have_fixed_headers, partitions_of
 from tests.sink.helpers import (
@@ -171,8 +170,7 @@ def unknown_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def sink(kafka_server: Kafka, topic_name: str) -> config.Sink:
     made = settings(topic_name, kafka_server.bootstrap_servers)
     check_topics(made)
-    sink_shard._one_by_one.clear()  # what failed in other tests
-    sink_shard._careful.clear()
+    caution.forget_all()  # what failed in other tests
     return made
 
 
@@ -192,7 +190,7 @@ class TestOnABroker:
                 assert topic == sink.topic
                 assert behind - first == counts[partition]
                 assert batch.next_offsets[topic, partition] == behind + 1
-        assert not sink_shard._one_by_one
+        assert not any(c.reports_each for c in caution._by_owner.values())
         assert_published_once(sink.bootstrap_servers, sink.topic, *parts)
         message = next(
             m for m in read_topic(sink.bootstrap_servers, sink.topic) if m.key() == b"order-3"
