@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 from confluent_kafka import OFFSET_INVALID
 
-from eventpub.admission import Plan
+from eventpub.admission.contiguous import Contiguous
 from eventpub.channel import Report
 from eventpub.channel.lane import Received
 from eventpub.coordinator import coordinator as coordinating
@@ -54,22 +54,14 @@ def no_fold() -> Iterator[None]:
 def no_dedupe() -> Iterator[None]:
     """What is published already is not dropped, and the last check of a batch does not look."""
 
-    def keep(
-        self: Any,
-        order: np.ndarray,
-        ids: Any,
-        code: np.ndarray,
-        version: np.ndarray,
-        last: Any,
-        steady: np.ndarray,
-    ) -> np.ndarray:
-        del self, ids, steady
+    def keep(self: Any, order: np.ndarray, last: np.ndarray) -> np.ndarray:
+        _, code, version, *_ = self.columns
         for row in order:
             last[code[row]] = min(last[code[row]], version[row] - 1)
         return order
 
     with (
-        patch.object(Plan, "_drop_known", keep),
+        patch.object(Contiguous, "_drop_known", keep),
         patch.object(publishing, "_assert_order", lambda *_: None),
     ):
         yield
