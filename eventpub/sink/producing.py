@@ -12,7 +12,8 @@ import numpy.typing as npt
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from eventpub import config
-from eventpub.sink import bulk, client, faults, records
+from eventpub.private_apis import bulk
+from eventpub.sink import client, faults, records
 from eventpub.sink.batch import Batch, Events
 from eventpub.sink.caution import Caution
 from eventpub.sink.owned_producer import OwnedProducer

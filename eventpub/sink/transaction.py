@@ -159,7 +159,7 @@ class Transactions:
                     raise (self.abort() or aborted(error, self._sink)) from exception
                 raise self._indefinite(error) from exception
         self._doubt(started)
-        if not self._owned.log.shows_commits:
+        if self._owned.log.is_strange:
             self._owned.needs_replacement = True
             _say_that_the_log_is_strange()
 

@@ -15,6 +15,7 @@ from eventpub.admission import buckets
 from eventpub.coordinator import boundary, recount
 from eventpub.index import database
 from eventpub.index import reading as index_reading
+from eventpub.private_apis import bulk
 from eventpub.publisher import prepare, recovery, workers
 from eventpub.shard import (
     assignment,
@@ -27,7 +28,6 @@ from eventpub.shard import (
     runner,
 )
 from eventpub.sink import (
-    bulk,
     client,
     fencing,
     fold,

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.local import Kafka
-from eventpub.sink import RecordRefusedError, ShardSink, bulk, caution, check_topics
-from eventpub.sink.bulk import Bulk, bulk_of
+from eventpub.private_apis import SWITCHES, bulk
+from eventpub.private_apis.bulk import Bulk, bulk_of
+from eventpub.sink import RecordRefusedError, ShardSink, caution, check_topics
 from eventpub.sink.records import event_columns, fixed_events, have_fixed_headers, partitions_of
 from tests.sink.helpers import (
     APP,
@@ -204,6 +205,16 @@ class TestOnABroker:
             (name, value.encode() if isinstance(value, str) else value)
             for name, value in expected.headers
         ]
+
+    def test_one_by_one_where_it_is_switched_off(
+        self, monkeypatch: pytest.MonkeyPatch, sink: config.Sink
+    ) -> None:
+        monkeypatch.setattr(SWITCHES, "bulk", False)
+        assert bulk_of(Producer({"bootstrap.servers": "127.0.0.1:1"})) is None
+        table = some_events(WHOLE, 1_000)
+        with ShardSink(sink, APP, WHOLE) as shard:
+            assert shard.publish(table).events == 1_000
+        assert_published_once(sink.bootstrap_servers, sink.topic, table)
 
     def test_one_by_one_where_the_client_is_not_known(
         self, unknown_client: None, sink: config.Sink
