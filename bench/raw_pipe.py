@@ -28,7 +28,7 @@ import pyarrow as pa
 from confluent_kafka import Producer
 from sqlalchemy.engine import make_url
 
-from eventpub.sink.bulk import bulk_of
+from eventpub.private_apis.bulk import bulk_of
 from eventpub.sink.records import (
     Columns,
     event_columns,
