@@ -368,16 +368,20 @@ def asking_consumer(sink: config.Sink, *, committed: bool) -> tuple[Consumer, Cl
 
 def renew(sink: config.Sink) -> None:
     """Has the next questions asked by new clients: these believe for 15 minutes who leads."""
+    shared_by = _frozen(settings(sink))
     for key in list(_shared):  # which other threads may change
-        if key[1] == sink.bootstrap_servers:
+        if key[1] == shared_by:
             _shared.pop(key, None)
+
+
+def _frozen(conf: dict[str, Any]) -> frozenset[tuple[str, str]]:
+    return frozenset((k, str(v)) for k, v in conf.items())
 
 
 def _shared_client(kind: Any, sink: config.Sink, conf: dict[str, Any]) -> tuple[Any, ClientLog]:
     # one that was made with a certificate that has expired would never log in again
     files = {k: _file_version(str(v)) for k, v in conf.items() if k.endswith(".location")}
-    settings = frozenset((k, str(v)) for k, v in conf.items())
-    key = (os.getpid(), sink.bootstrap_servers, kind, settings)
+    key = (os.getpid(), _frozen(settings(sink)), kind, _frozen(conf))
     found = _shared.get(key)
     if found is None or found[0] != files:
         client_log = ClientLog()

@@ -46,7 +46,14 @@ _FIRST_PATIENCE = 2.0
 
 End = Literal["earliest", "latest"]
 
-_NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})
+_NO_ANSWER = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY_BROKER,
+    }
+)
 
 
 @dataclass(frozen=True)
