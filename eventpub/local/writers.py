@@ -651,7 +651,7 @@ def _text(source: random.Random) -> str:
     return "".join(source.choices(string.ascii_letters + string.digits, k=_TEXT_SIZE))
 
 
-def fill(
+def fill(  # noqa: PLR0913 (what a table is filled with)
     url: str,
     events: int,
     aggregates: int,

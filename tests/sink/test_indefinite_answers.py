@@ -14,12 +14,12 @@ import pytest
 from confluent_kafka import KafkaError
 
 from eventpub.errors import SinkError
+from eventpub.private_apis import bulk
 from eventpub.sink import (
     PublishedBatch,
     RecordRefusedError,
     ShardSink,
     batch,
-    bulk,
     fencing,
     transaction,
 )
