@@ -21,7 +21,7 @@ import pymysql
 from pymysql.cursors import SSCursor
 from sqlalchemy.engine import make_url
 
-from eventpub.local.writers import aggregate_name
+from eventpub.local.connections import aggregate_name
 
 from . import topic
 from .compare import Ints, Records, codes, compare, over_time, spread, stored_codes
