@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from eventpub.channel import Window
 from eventpub.coordinator import wording
+from eventpub.coordinator.fold_log import FoldLog
 from eventpub.errors import EventpubError
 
 POLLS_AGAIN = 0.25
@@ -25,6 +26,7 @@ class Plan:
     Attributes:
         planned: the end of the last window, µs.
         started_at: when the first event came; None: none has.
+        seen_at: when the last one came.
         window: the last window; None: nothing is planned yet.
         boundary: as it was polled last, µs.
         poll_at: when the next poll is of use.
@@ -38,14 +40,16 @@ class Plan:
     window: Window | None = None
     boundary: int = 0
     started_at: float | None = None
+    seen_at: float = float("-inf")
     poll_at: float = 0.0
     wait: float = POLLS_AGAIN
     is_polling: bool = False
     can_poll: bool = False
     anew: bool = False
 
-    def begin(self, now: float) -> None:
+    def happened(self, now: float) -> None:
         """An event has come."""
+        self.seen_at = now
         if self.started_at is None:
             self.started_at = now
 
@@ -65,6 +69,7 @@ class Logged:
     watermark: str = ""
     begin_above: int = MANY_BEGIN_ABOVE
     gaps_named: wording.Named = field(default_factory=wording.Named)
+    folding: FoldLog = field(default_factory=FoldLog)
 
 
 @dataclass

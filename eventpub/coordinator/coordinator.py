@@ -30,7 +30,6 @@ from eventpub.coordinator.agenda import POLLS_AGAIN, Ending, Logged, Plan
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.failures import Failures
-from eventpub.coordinator.fold_log import FoldLog
 from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
@@ -71,10 +70,8 @@ class Coordinator:
         self._requests = Requests(self.shards, begin.partitions)
         self._checks = Checks(config.sink.delivery == "exactly_once")
         self._logged = Logged()
-        self._folding = FoldLog()
         self._commands: list[e.Command] = []
         self._ending = Ending()
-        self._seen_at = float("-inf")
         self.database_seen_at: float | None = None
         for request, reply in begin.requests:
             self._requests.send(request, reply)
@@ -87,8 +84,7 @@ class Coordinator:
         Args:
             now: the machine's time, s; it only grows.
         """
-        self._seen_at = now
-        self._plan.begin(now)
+        self._plan.happened(now)
         handle = self._HANDLERS[type(event)]
         handle(self, event, now)
         if not self._ending.is_over:
@@ -106,7 +102,7 @@ class Coordinator:
         if self._plan.can_poll:
             at.append(self._plan.poll_at)
         # what was due by the last event was seen to then; a second's work waits for a tick
-        later = [t for t in at if t > self._seen_at]
+        later = [t for t in at if t > self._plan.seen_at]
         return max(0.0, min([*later, self._checks.second_at]) - now)
 
     def is_current(self, shard: int, lease: int) -> bool:
@@ -128,13 +124,13 @@ class Coordinator:
     def _received(self, event: Received, now: float) -> None:
         shard, message = self._shard_of(event.lane), event.message
         if shard is None:
-            return  # it was told to leave
+            return  # it was asked to leave
         if isinstance(message, Farewell):
             self._left(shard, event.lane, message.error, now)
         elif event.lane is not shard.lane:
             return  # of somebody whose lease was given away
         elif isinstance(message, Folding):
-            self._folding.add(shard.number, message)
+            self._logged.folding.add(shard.number, message)
         else:
             self._reported(shard, message, now)
 
@@ -171,7 +167,7 @@ class Coordinator:
         """A runner is gone; what it has left is repaired by the next one."""
         if not shard.leave(lane):
             return
-        self._folding.forget(shard.number)
+        self._logged.folding.forget(shard.number)
         if error is None:
             if shard.next_lane is None and not self._ending.is_stopping:
                 shard.failed(now, at_once=shard.failures == 0)
@@ -221,7 +217,7 @@ class Coordinator:
     # -- reports ----------------------------------------------------------------------------------
 
     def _reported(self, shard: Shard, report: Report, now: float) -> None:
-        self._folding.forget(shard.number)
+        self._logged.folding.forget(shard.number)
         is_first = shard.report is None
         held = self._held(shard)
         is_of_other_lease = shard.reported_lease != shard.lease
@@ -422,7 +418,7 @@ class Coordinator:
         ):
             self._do(command)
         self._remember()
-        if (line := self._folding.line(now)) is not None:
+        if (line := self._logged.folding.line(now)) is not None:
             self._do(line)
         self._do(e.Show())
 

@@ -116,9 +116,9 @@ class Producing:
                 deadline = time.monotonic() + self._owned.flush_timeout
             rows = rows[done:]
             if len(rows):
-                self._wait_for_room(deadline)
+                self._wait_for_space(deadline)
 
-    def _wait_for_room(self, deadline: float) -> None:
+    def _wait_for_space(self, deadline: float) -> None:
         """The producer's queue is full."""
         if time.monotonic() > deadline:
             self._owned.needs_replacement = True
@@ -184,4 +184,4 @@ class Producing:
                 )
                 return
             except BufferError:
-                self._wait_for_room(deadline)
+                self._wait_for_space(deadline)

@@ -222,7 +222,7 @@ def any_offset() -> Iterator[None]:
 
 @contextmanager
 def no_ended() -> Iterator[None]:
-    """Nobody hears of the end of a transaction that the boundary had passed by (A14)."""
+    """Nobody learns of the end of a transaction that the boundary no longer waited for (A14)."""
     with patch.object(OpenTransactions, "take_ended", lambda _: []):
         yield
 
