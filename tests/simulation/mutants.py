@@ -32,7 +32,7 @@ from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
 from eventpub.sink.transaction import Transactions
-from eventpub.store.watermark import OpenTransactions
+from eventpub.store.open_transactions import OpenTransactions
 from tests.simulation import broker
 from tests.simulation.channel import Connection
 from tests.simulation.world import world
