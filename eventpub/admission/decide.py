@@ -211,7 +211,7 @@ class Plan:
             decision.late = np.isin(rows, late)
 
 
-def plan(
+def plan(  # noqa: PLR0913 (options, by keyword)
     rows: pa.Table,
     known: Known,
     rules: Rules,

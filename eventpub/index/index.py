@@ -247,7 +247,7 @@ class Index(Facts):
             return None
         return facts
 
-    def record(
+    def record(  # noqa: PLR0913 (all that one write batch changes)
         self,
         decision: Decision,
         next_offsets: Mapping[Partition, int],
@@ -313,12 +313,13 @@ class Index(Facts):
         self._counts.prune(batch, forget_below)
         self._write(batch, {})
 
-    def fold_events(
+    def fold_events(  # noqa: PLR0913 (all that one write batch changes)
         self,
         last: Mapping[str, int],
         versions: Mapping[str, Iterable[int]],
         offsets: Mapping[Partition, int],
         now: int,
+        *,
         refused: Mapping[str, Iterable[int]] | None = None,
         times: Mapping[str, Seen] | None = None,
         rewritten: Mapping[str, Rewritten] | None = None,
@@ -429,7 +430,7 @@ class Index(Facts):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _fold(
+    def _fold(  # noqa: PLR0913 (all that one write batch changes)
         self,
         raised: Mapping[str, int],
         skipped: Mapping[str, list[tuple[int, int]]],

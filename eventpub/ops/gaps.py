@@ -133,7 +133,7 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
     return hold.first_missing, min(there, default=hold.seen) - 1
 
 
-def act(
+def act(  # noqa: PLR0913 (options, by keyword)
     config: Config,
     action: Literal["retry", "skip"],
     aggregate_id: str,

@@ -161,7 +161,7 @@ def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[s
         conf["message.send.max.retries"] = "0"
     else:
         conf["enable.idempotence"] = "true"
-    # The protocol's log lines tell each request and answer: nothing else shows an `EndTxn` that
+    # The protocol's log lines name each request and answer: nothing else shows an `EndTxn` that
     # was sent twice.
     conf["log_level"] = "7"
     conf["debug"] = ",".join({"protocol", *filter(None, str(conf.get("debug", "")).split(","))})

@@ -62,9 +62,7 @@ class Producing:
         for topic, r in batch.side:
             on_delivery = batch.reports_of(topic, r.partition).on_delivery
             try:
-                self._produce_one(
-                    topic, r.value, r.key, r.partition, on_delivery, r.timestamp, r.headers
-                )
+                self._produce_one(topic, r, on_delivery)
             except KafkaException as exception:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
@@ -118,9 +116,9 @@ class Producing:
                 deadline = time.monotonic() + self._owned.flush_timeout
             rows = rows[done:]
             if len(rows):
-                self._wait_for_room(deadline)
+                self._wait_for_space(deadline)
 
-    def _wait_for_room(self, deadline: float) -> None:
+    def _wait_for_space(self, deadline: float) -> None:
         """The producer's queue is full."""
         if time.monotonic() > deadline:
             self._owned.needs_replacement = True
@@ -159,7 +157,8 @@ class Producing:
                 # By position: keywords cost more than the call.
                 produce(topic, value, key, partition, on_delivery, on_delivery, timestamp, headers)
             except BufferError:
-                self._produce_one(topic, value, key, partition, on_delivery, timestamp, headers)
+                record = records.Record(key, value, partition, timestamp, headers)
+                self._produce_one(topic, record, on_delivery)
             except KafkaException as exception:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
@@ -173,19 +172,16 @@ class Producing:
     def _produce_one(
         self,
         topic: str,
-        value: bytes | None,
-        key: str | None,
-        partition: int,
+        r: records.Record,
         on_delivery: Callable[[KafkaError | None, Message], None],
-        timestamp: int,
-        headers: list[records.Header],
     ) -> None:
         deadline = time.monotonic() + self._owned.flush_timeout
         while True:
             try:
                 self._owned.client.produce(
-                    topic, value, key, partition, on_delivery, on_delivery, timestamp, headers
+                    *(topic, r.value, r.key, r.partition, on_delivery, on_delivery),
+                    *(r.timestamp, r.headers),
                 )
                 return
             except BufferError:
-                self._wait_for_room(deadline)
+                self._wait_for_space(deadline)

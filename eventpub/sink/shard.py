@@ -19,7 +19,7 @@ from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, fencing, records
-from eventpub.sink.batch import Batch, batch_of
+from eventpub.sink.batch import Batch, Content, batch_of
 from eventpub.sink.causes import aborted
 from eventpub.sink.caution import caution_of
 from eventpub.sink.fold import FOLD_TIMEOUT, Fold
@@ -121,7 +121,7 @@ class ShardSink:
         """
         self._owned.close()
 
-    def fold(
+    def fold(  # noqa: PLR0913 (options, by keyword)
         self,
         saved: Mapping[PartitionId, int],
         written: Mapping[PartitionId, Written] | None = None,
@@ -275,7 +275,7 @@ class ShardSink:
             raise RuntimeError("nothing was folded yet")
         return self._fold
 
-    def publish(
+    def publish(  # noqa: PLR0913 (options, by keyword)
         self,
         events: pa.Table | pa.RecordBatch,
         *,
@@ -307,22 +307,13 @@ class ShardSink:
         self.ready()
         if self.needs_replacement:
             raise SinkError("sink.fatal", "this sink had to be replaced", retriable=True)
-        if not (len(events) or gaps or dead or (diverted is not None and len(diverted))):
+        content = Content(events, late, gaps, dead, diverted, now)
+        if content.is_empty:
             return PublishedBatch(0, {}, 0.0, 0.0)
 
         started = time.perf_counter()
-        batch = batch_of(
-            self._sink,
-            self._app_id,
-            self._shard,
-            events,
-            late,
-            gaps,
-            dead,
-            diverted,
-            now=now,
-            reduced=self._caution.reduces_dead,
-        )
+        reduced = self._caution.reduces_dead
+        batch = batch_of(self._sink, self._app_id, self._shard, content, reduced=reduced)
         produced, committed = self._transactions.run(batch, crash_point, self._check_offsets)
         lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
         written = {

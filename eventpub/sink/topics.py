@@ -455,7 +455,7 @@ def _wait_for(sink: config.Sink, topics: list[str], timeout: float) -> dict[str,
         time.sleep(0.05)
 
 
-def list_offsets(
+def list_offsets(  # noqa: PLR0913 (options, by keyword)
     sink: config.Sink,
     partitions: list[tuple[str, int]],
     end: End,

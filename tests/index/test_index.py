@@ -246,7 +246,7 @@ def test_refused_versions_are_remembered_and_folded(tmp_path: Path) -> None:
         assert index.known(["a"]).refused == {}
         index.record(decided(), {}, 1, refused={"a": [0]})
         refused = {"a": [-1], "b": [0]}
-        index.fold_events({}, {}, {("orders.events.dead", 0): 5}, 0, refused)
+        index.fold_events({}, {}, {("orders.events.dead", 0): 5}, 0, refused=refused)
     with Index(tmp_path, IDENTITY) as index:
         assert index.known(["a", "b", "c"]).refused == {"a": [-1, 0], "b": [0]}
         assert index.offsets == {("orders.events.dead", 0): 5}

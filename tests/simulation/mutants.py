@@ -32,7 +32,7 @@ from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
 from eventpub.sink.transaction import Transactions
-from eventpub.store.watermark import OpenTransactions
+from eventpub.store.open_transactions import OpenTransactions
 from tests.simulation import broker
 from tests.simulation.channel import Connection
 from tests.simulation.world import world
@@ -222,7 +222,7 @@ def any_offset() -> Iterator[None]:
 
 @contextmanager
 def no_ended() -> Iterator[None]:
-    """Nobody hears of the end of a transaction that the boundary had passed by (A14)."""
+    """Nobody learns of the end of a transaction that the boundary no longer waited for (A14)."""
     with patch.object(OpenTransactions, "take_ended", lambda _: []):
         yield
 
