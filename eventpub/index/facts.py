@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from eventpub.index.database import Database, new_batch
-from eventpub.index.values import Offsets, Partition, flat_of, nested_of
+from eventpub.index.values import MISSING_MARKERS, Offsets, Partition, flat_of, nested_of
 
 _TIMES_SETTLE = 86_400_000_000
 """µs: by so much at most do times differ that are read in two zones."""
@@ -53,7 +53,7 @@ class Facts:
     @property
     def missing_markers(self) -> dict[Partition, Range]:
         """Published ranges that may be lost, to be restored before anything else is done."""
-        return self._ranges("unmarked")
+        return self._ranges(MISSING_MARKERS)
 
     @property
     def topics(self) -> dict[str, str]:
@@ -157,7 +157,7 @@ class Facts:
     def note_topics(self, ids: Mapping[str, str], made_again: Collection[str]) -> None:
         """Remember the topics' ids; of those that were made again no offset means anything."""
         facts: dict[str, Any] = {"topics": {**self.topics, **ids}}
-        for name in ("offsets", "written", "unmarked"):
+        for name in ("offsets", "written", MISSING_MARKERS):
             kept = {t: p for t, p in self._facts.get(name, {}).items() if t not in made_again}
             facts[name] = kept
         self._write(new_batch(), facts)
@@ -165,7 +165,7 @@ class Facts:
     def has_read_everywhere(self, own: Collection[Partition]) -> None:
         """From now on its own partitions are enough."""
         facts: dict[str, Any] = {"everywhere": False}
-        for name, ranges in (("written", self.written), ("unmarked", self.missing_markers)):
+        for name, ranges in (("written", self.written), (MISSING_MARKERS, self.missing_markers)):
             facts[name] = nested_of({p: r for p, r in ranges.items() if p in own})
         facts["offsets"] = nested_of({p: at for p, at in self.offsets.items() if p in own})
         self._write(new_batch(), facts)
@@ -173,7 +173,7 @@ class Facts:
     def note_missing_markers(self, written: Mapping[Partition, Range]) -> None:
         """These ranges, published and known here, have turned out to be not visible."""
         missing_markers = nested_of({**self.missing_markers, **written})
-        self._write(new_batch(), {"unmarked": missing_markers})
+        self._write(new_batch(), {MISSING_MARKERS: missing_markers})
 
     def restored(self) -> None:
         """What missed a marker is visible now: there or behind, from where it is folded again."""
@@ -182,7 +182,7 @@ class Facts:
             p: first for p, (first, _) in self.missing_markers.items() if before.get(p, 0) > first
         }
         facts = self._moved(starts)
-        self._write(new_batch(), facts | {"unmarked": {}})
+        self._write(new_batch(), facts | {MISSING_MARKERS: {}})
 
     def _moved(
         self,

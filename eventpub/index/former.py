@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from eventpub.index.values import Partition, flat_of, nested_of
+from eventpub.index.values import MISSING_MARKERS, Partition, flat_of, nested_of
 
 _FLAGS = ("skips", "unsigned", "refusals", "rewrites")
 
@@ -24,7 +24,7 @@ def merged(
     """
     there = [facts for facts in former if facts is not None]
     moved: dict[str, Any] = {}
-    for name in ("offsets", "written", "unmarked"):
+    for name in ("offsets", "written", MISSING_MARKERS):
         found = (item for facts in there for item in flat_of(facts.get(name, {})))
         moved[name] = nested_of(
             {partition: known for partition, known in found if partition in own}

@@ -19,6 +19,9 @@ Partition = tuple[str, int]
 Offsets = dict[Partition, int]
 """The offset of the next record."""
 
+MISSING_MARKERS = "unmarked"
+"""The name of this fact on the disk, as it has always been."""
+
 
 def packed(last: Mapping[str, int], times: Mapping[str, int]) -> Iterable[tuple[str, bytes]]:
     """The values to be stored of each aggregate of `last`."""

@@ -3,7 +3,7 @@
 `any` is the general one: whatever may happen to processes, clients and transactions, in any
 combination. Each of the others adds what it is about to a quieter life. A kind that is not enabled
 is of something that today's code gets wrong: a test shows that it still does, so that whoever
-mends it has to switch the kind on.
+fixes it has to switch the kind on.
 """
 
 from __future__ import annotations
