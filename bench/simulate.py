@@ -7,8 +7,8 @@
     python -m bench.simulate --mutant no_fold        # with an invariant broken: which seed tells?
 
 Prints schedules per second and what the schedules contained; on a failure the seed, the shrunk
-schedule and how to run it again, with the seed of Python's hashes (`PYTHONHASHSEED`), which is drawn
-where it is not given. See docs/simulation.md.
+schedule and how to run it again, with the seed of Python's hashes (`PYTHONHASHSEED`), which is
+drawn where it is not given. See docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the result here as well")
     given = parser.parse_args()
     if "PYTHONHASHSEED" not in os.environ:
-        # the order of sets differs from process to process, and what follows from it; so it is known
+        # the order of sets differs from process to process, and what follows from it
         os.environ["PYTHONHASHSEED"] = str(random.randrange(1, 1_000))
         os.execv(sys.executable, [sys.executable, "-m", "bench.simulate", *sys.argv[1:]])
 
