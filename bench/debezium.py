@@ -118,6 +118,6 @@ class Debezium:
         found = topic.count(servers, self._topic, PARTITIONS)
         if found != self._sent:
             raise RuntimeError(f"Debezium: {found} records, not {self._sent}")
-        return outcome("Debezium", events, started, watch.growth.last, watch.growth, usage) | {
-            "settings": {"debezium": DEBEZIUM_VERSION, "worker_heap": "-Xmx2g", **_CONNECTOR}
-        }
+        return outcome(
+            "Debezium", events, started, watch.growth.last, growth=watch.growth, usage=usage
+        ) | {"settings": {"debezium": DEBEZIUM_VERSION, "worker_heap": "-Xmx2g", **_CONNECTOR}}

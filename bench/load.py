@@ -21,7 +21,7 @@ import pymysql
 from pymysql.cursors import SSCursor
 from sqlalchemy.engine import make_url
 
-from eventpub.local.writers import aggregate_name
+from eventpub.local.connections import aggregate_name
 
 from . import topic
 from .compare import Ints, Records, codes, compare, over_time, spread, stored_codes
@@ -214,7 +214,7 @@ def commit_times(records: Records, held: list[tuple[str, int, int, int]]) -> Int
     return found
 
 
-def under_load(
+def under_load(  # noqa: PLR0913 (what a case is measured with)
     machine: Machine,
     database: str,
     phases: Sequence[Phase],

@@ -118,7 +118,9 @@ def _kind(process: psutil.Process, driver: int) -> str:
     return "source"
 
 
-def fill(machine: Machine, url: str, rows: int, size: int, aggregates: int, prefix: str) -> None:
+def fill(  # noqa: PLR0913 (what a case is measured with)
+    machine: Machine, url: str, rows: int, size: int, *, aggregates: int, prefix: str
+) -> None:
     """Rows of random bytes, which no compression makes smaller."""
     with machine.database.connect(None) as connection, connection.cursor() as cursor:
         cursor.execute(f"USE {url.rpartition('/')[2]}")
@@ -144,9 +146,9 @@ def measure(machine: Machine, given: argparse.Namespace) -> dict[str, Any]:
         cursor.execute("SET GLOBAL max_allowed_packet = 67108864")
     began = time.monotonic()
     half = given.rows // 2
-    fill(machine, url, half, given.bytes, given.aggregates, "row")
-    fill(machine, url, given.large, _LARGE_BYTES, given.aggregates, "large")
-    fill(machine, url, given.rows - half, given.bytes, given.aggregates, "other")
+    fill(machine, url, half, given.bytes, aggregates=given.aggregates, prefix="row")
+    fill(machine, url, given.large, _LARGE_BYTES, aggregates=given.aggregates, prefix="large")
+    fill(machine, url, given.rows - half, given.bytes, aggregates=given.aggregates, prefix="other")
     filled = time.monotonic() - began
     events = given.rows + given.large
     servers = machine.broker.bootstrap_servers

@@ -65,7 +65,7 @@ class Eventpub:
                 ended = time.time()
             index_bytes = publisher.index_bytes()
         self._events += events
-        run = outcome("eventpub", events, started, ended, watch.growth, usage)
+        run = outcome("eventpub", events, started, ended, growth=watch.growth, usage=usage)
         page_rows = stated.get("read", {}).get("page_rows", Read().page_rows)
         return run | {
             "page_seconds": round(page_rows / run["rate"], 3),
@@ -83,7 +83,7 @@ class Eventpub:
         topic.delete(self._machine.broker.bootstrap_servers, self._name)
 
 
-def raw_pipe(
+def raw_pipe(  # noqa: PLR0913 (what a case is measured with)
     machine: Machine,
     url: str,
     events: int,
@@ -109,7 +109,7 @@ def raw_pipe(
         usage = run_measured(command, "raw pipe", machine)
         ended = time.time()
     _must_have(events, machine, name, partitions)
-    return outcome("raw pipe", events, started, ended, watch.growth, usage) | {
+    return outcome("raw pipe", events, started, ended, growth=watch.growth, usage=usage) | {
         "settings": {
             "client": client,
             "page_rows": page_rows,
@@ -161,8 +161,8 @@ def _must_have(events: int, machine: Machine, name: str, partitions: int) -> Non
         raise RuntimeError(f"{name}: {found} records of {events} events")
 
 
-def outcome(
-    what: str, events: int, started: float, ended: float, growth: topic.Growth, usage: Usage
+def outcome(  # noqa: PLR0913 (what a case is measured with)
+    what: str, events: int, started: float, ended: float, *, growth: topic.Growth, usage: Usage
 ) -> Run:
     """The facts of one drain, the same for everybody; times are Unix, s."""
     return {

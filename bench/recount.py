@@ -22,7 +22,7 @@ from eventpub.admission.buckets import WIDTH, window_of
 from eventpub.config import Store
 from eventpub.coordinator.recount import Recount
 from eventpub.local import mysql
-from eventpub.local.writers import fill
+from eventpub.local.fill import fill
 from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table

@@ -7,13 +7,16 @@
     python -m bench.simulate --mutant no_fold        # with an invariant broken: which seed tells?
 
 Prints schedules per second and what the schedules contained; on a failure the seed, the shrunk
-schedule and how to run it again. See docs/simulation.md.
+schedule and how to run it again, with the seed of Python's hashes (`PYTHONHASHSEED`), which is
+drawn where it is not given. See docs/simulation.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
 import sys
 import time
 from collections import Counter
@@ -42,6 +45,10 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="add what failed to kept.json")
     parser.add_argument("--json", type=Path, help="write the result here as well")
     given = parser.parse_args()
+    if "PYTHONHASHSEED" not in os.environ:
+        # the order of sets differs from process to process, and what follows from it
+        os.environ["PYTHONHASHSEED"] = str(random.randrange(1, 1_000))
+        os.execv(sys.executable, [sys.executable, "-m", "bench.simulate", *sys.argv[1:]])
 
     first, count = (given.first, given.schedules) if given.seed is None else (given.seed, 1)
     started = said = time.monotonic()
@@ -102,7 +109,10 @@ def _show(failure: Failure, mutant: str | None, kept: bool) -> dict[str, object]
     for step in shrunk.steps:
         print(f"  {json.dumps(step)}")
     option = f" --mutant {mutant}" if mutant else ""
-    print(f"again: python -m bench.simulate --kind {failure.of} --seed {failure.seed}{option}")
+    seen = f"PYTHONHASHSEED={os.environ['PYTHONHASHSEED']}"
+    print(
+        f"again: {seen} python -m bench.simulate --kind {failure.of} --seed {failure.seed}{option}"
+    )
     if kept and mutant is None:
         keep(failure.seed, failure.kind, shrunk, failure.of)
     return {"kind": failure.of, "seed": failure.seed, "was": text, **shrunk.as_json()}

@@ -78,7 +78,7 @@ def idle(
     }
 
 
-def latency(
+def latency(  # noqa: PLR0913 (what a case is measured with)
     machine: Machine,
     rates: Sequence[float],
     seconds: float,
@@ -116,7 +116,7 @@ def latency(
     }
 
 
-def restart(
+def restart(  # noqa: PLR0913 (what a case is measured with)
     machine: Machine,
     rate: float,
     times: int,
@@ -196,7 +196,7 @@ def restart(
     }
 
 
-def bursts(
+def bursts(  # noqa: PLR0913 (what a case is measured with)
     machine: Machine,
     rate: float,
     seconds: float,
@@ -238,7 +238,7 @@ def bursts(
     }
 
 
-def large(
+def large(  # noqa: PLR0913 (what a case is measured with)
     machine: Machine,
     rate: float,
     seconds: float,

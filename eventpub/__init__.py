@@ -19,9 +19,9 @@ __all__ = ["NewEvent", "VersionConflict", "__version__", "append"]
 
 def __getattr__(name: str) -> Any:
     if name in {"append", "NewEvent"}:
-        from eventpub.store import appending as room
+        from eventpub.store import appending
 
-        return getattr(room, name)
+        return getattr(appending, name)
     if name == "VersionConflict":
         from eventpub.errors import VersionConflict
 

@@ -17,7 +17,10 @@ import pymysql
 import pytest
 
 from eventpub.local import Silent, mariadb
-from eventpub.local.writers import Load, Report, aggregate_name, fill
+from eventpub.local.connections import aggregate_name
+from eventpub.local.fill import fill
+from eventpub.local.load import Load, Report
+from eventpub.local.writers import run
 from tests.conftest import FreshDatabase
 
 BOTH = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
@@ -68,7 +71,7 @@ def test_leaves_versions_without_holes_and_counts_them(database: FreshDatabase) 
         rollback_fraction=0.1,
         close_all=False,
     )
-    report = load.run()
+    report = run(load)
     assert count(database) == report.events
     assert holes(database) == {}
     assert dict(
@@ -83,7 +86,7 @@ def test_leaves_versions_without_holes_and_counts_them(database: FreshDatabase) 
 def test_goes_on_from_the_versions_that_are_there(database: FreshDatabase) -> None:
     load = Load(database.url, rate=1_000, seconds=0.5, aggregates=50, events_per_transaction=5)
     fill(database.url, events=100, aggregates=50)
-    first, second = load.run(), replace(load, seed=1).run()
+    first, second = run(load), run(replace(load, seed=1))
     assert holes(database) == {}
     assert count(database) == 100 + sum(
         report.events + report.closing_events for report in (first, second)
@@ -100,7 +103,7 @@ def test_shows_late_commits_to_who_reads_meanwhile(database: FreshDatabase) -> N
         open_seconds=(0.5, 1),
     )
     database.execute("CREATE TABLE seen (latest TIMESTAMP(6), events INT)")
-    writer = threading.Thread(target=load.run)
+    writer = threading.Thread(target=run, args=(load,))
     writer.start()
     time.sleep(1.2)
     ((moment, events),) = database.execute("SELECT MAX(create_time), COUNT(*) FROM events")
@@ -111,7 +114,7 @@ def test_shows_late_commits_to_who_reads_meanwhile(database: FreshDatabase) -> N
 
 def test_makes_the_gaps_that_it_reports(database: FreshDatabase) -> None:
     load = Load(database.url, rate=200, seconds=1, aggregates=500, gap_fraction=0.5)
-    report = load.run()
+    report = run(load)
     assert report.skipped_versions > 0
     assert holes(database) == {name: len(gone) for name, gone in load.skipped.items()}
     assert sum(map(len, load.skipped.values())) == report.skipped_versions
@@ -120,7 +123,7 @@ def test_makes_the_gaps_that_it_reports(database: FreshDatabase) -> None:
 def test_commits_in_reverse_order_and_leaves_no_hole(database: FreshDatabase) -> None:
     load = Load(database.url, rate=200, seconds=1.5, aggregates=500, reversed_fraction=1)
     reports: list[Report] = []
-    writer = threading.Thread(target=lambda: reports.append(load.run()))
+    writer = threading.Thread(target=lambda: reports.append(run(load)))
     writer.start()
     seen: set[str] = set()
     while writer.is_alive():
@@ -134,7 +137,7 @@ def test_commits_in_reverse_order_and_leaves_no_hole(database: FreshDatabase) ->
 
 def test_closes_every_aggregate_with_one_more_event(database: FreshDatabase) -> None:
     load = Load(database.url, rate=500, seconds=0.5, aggregates=300)
-    report = load.run()
+    report = run(load)
     assert report.closing_events == len(load.versions) > 0
     assert count(database) == report.events + report.closing_events == sum(load.versions.values())
 
@@ -171,7 +174,7 @@ def test_knows_what_was_committed_when_connections_are_killed(database: FreshDat
         open_seconds=(0.2, 1),
     )
     reports: list[Report] = []
-    writer = threading.Thread(target=lambda: reports.append(load.run()))
+    writer = threading.Thread(target=lambda: reports.append(run(load)))
     writer.start()
     for _ in range(4):
         time.sleep(0.5)
@@ -194,7 +197,7 @@ def test_goes_on_after_the_database_was_restarted(tmp_path: Path) -> None:
         load = Load(database.url, rate=500, aggregates=1_000, open_fraction=0.3)
         stopped = threading.Event()
         reports: list[Report] = []
-        writer = threading.Thread(target=lambda: reports.append(load.run(stop=stopped.is_set)))
+        writer = threading.Thread(target=lambda: reports.append(run(load, stop=stopped.is_set)))
         writer.start()
         time.sleep(1)
         server.kill()
@@ -217,12 +220,12 @@ def test_bursts_come_at_the_end_of_each_period() -> None:
 
 def test_writes_the_bursts_that_are_asked_for(database: FreshDatabase) -> None:
     load = Load(database.url, rate=200, seconds=2, bursts=(1, 0.5, 5), close_all=False)
-    assert load.run().events == count(database)
+    assert run(load).events == count(database)
     assert 200 * 2 * 1.2 < count(database) < 1_200 * 1.1
 
 
 def test_popular_aggregates_have_more_events(database: FreshDatabase) -> None:
-    Load(database.url, rate=1_000, seconds=1, aggregates=200, zipf=1.2, close_all=False).run()
+    run(Load(database.url, rate=1_000, seconds=1, aggregates=200, zipf=1.2, close_all=False))
     popular = database.execute(
         "SELECT aggregate_id FROM events GROUP BY aggregate_id ORDER BY COUNT(*) DESC LIMIT 3"
     )

@@ -42,7 +42,7 @@ class Picture:
             f"{escape(words, quote=False)}</text>"
         )
 
-    def box(
+    def box(  # noqa: PLR0913 (what a box is drawn with)
         self, x: float, y: float, w: float, h: float, *lines: str, kind: str = "box", dim: int = 1
     ) -> None:
         """A box with lines in its middle: the first `dim` are its name, the rest are small."""

@@ -1,15 +1,7 @@
 """Which events may go out now. Pure: no I/O, no clock; time and rows are arguments."""
 
-from eventpub.admission.decide import (
-    CONFLICT,
-    Counts,
-    Decision,
-    Plan,
-    Rules,
-    plan,
-    tried_in_vain,
-    unknown,
-)
+from eventpub.admission.decide import Plan, plan
+from eventpub.admission.known_events import unknown
 from eventpub.admission.model import (
     EVENTS,
     Shard,
@@ -19,6 +11,7 @@ from eventpub.admission.model import (
     topic_partitions,
     values,
 )
+from eventpub.admission.rules import CONFLICT, Counts, Decision, Rules
 from eventpub.admission.state import (
     NO_TIME,
     Hold,
@@ -32,6 +25,7 @@ from eventpub.admission.state import (
     numbers_of,
     without,
 )
+from eventpub.admission.walk import tried_in_vain
 
 __all__ = [
     "CONFLICT",

@@ -155,13 +155,14 @@ class Server(flight.FlightServerBase):
         port: 0: any that is free.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
         host: str,
         token: str,
         post: Post,
         is_current: IsCurrent,
         answer: Answer,
+        *,
         tls: Tls | None = None,
         port: int = 0,
     ) -> None:

@@ -28,10 +28,10 @@ def compare(config: Config, *, first: int | None = None, last: int | None = None
         return verify.verify(config, first=first, last=last)
     with console(stderr=True).status("comparing store and topic") as status:
 
-        def tell(side: str, rows: int) -> None:
+        def show(side: str, rows: int) -> None:
             status.update(f"reading the {side}: {rows:,}")
 
-        return verify.verify(config, first=first, last=last, on_progress=tell)
+        return verify.verify(config, first=first, last=last, on_progress=show)
 
 
 def report(verdict: Verdict) -> Report:

@@ -1,12 +1,13 @@
-"""What is to be done when: windows, what is checked now and then, requests that wait."""
+"""How far the publisher is with its windows, with what it has said, and with its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from eventpub.channel import PartitionId, Request, Window
+from eventpub.channel import Window
 from eventpub.coordinator import wording
+from eventpub.coordinator.fold_log import FoldLog
+from eventpub.errors import EventpubError
 
 POLLS_AGAIN = 0.25
 """Seconds until a poll that has failed is tried again, twice as many each time."""
@@ -25,6 +26,7 @@ class Plan:
     Attributes:
         planned: the end of the last window, µs.
         started_at: when the first event came; None: none has.
+        seen_at: when the last one came.
         window: the last window; None: nothing is planned yet.
         boundary: as it was polled last, µs.
         poll_at: when the next poll is of use.
@@ -38,14 +40,16 @@ class Plan:
     window: Window | None = None
     boundary: int = 0
     started_at: float | None = None
+    seen_at: float = float("-inf")
     poll_at: float = 0.0
     wait: float = POLLS_AGAIN
     is_polling: bool = False
     can_poll: bool = False
     anew: bool = False
 
-    def begin(self, now: float) -> None:
+    def happened(self, now: float) -> None:
         """An event has come."""
+        self.seen_at = now
         if self.started_at is None:
             self.started_at = now
 
@@ -59,28 +63,27 @@ class Plan:
 
 
 @dataclass
-class Schedule:
-    """When what is looked at now and then is looked at next, in the machine's seconds."""
+class Logged:
+    """What was said already, so that it is not said again."""
 
-    second_at: float = 0.0
-    topic_at: float = 0.0
-    table_at: float = 0.0
-    open_at: float = 0.0
-    busy_at: float = float("-inf")
-    measures_lag: bool = False
-    samples: bool = False
-    samples_more: bool = False
-    stood: dict[PartitionId, int] = field(default_factory=dict)
-    watermark_logged: str = ""
-    begin_above_logged: int = MANY_BEGIN_ABOVE
+    watermark: str = ""
+    begin_above: int = MANY_BEGIN_ABOVE
     gaps_named: wording.Named = field(default_factory=wording.Named)
+    folding: FoldLog = field(default_factory=FoldLog)
 
 
 @dataclass
-class PendingRequest:
-    """A request that not all of its shards have answered."""
+class Ending:
+    """How far the end of the publisher is.
 
-    request: Request
-    reply: Callable[[dict[int, str]], None]
-    shards: set[int]
-    answers: dict[int, str] = field(default_factory=dict)
+    Attributes:
+        is_stopping: whether runners were asked to leave.
+        stop_by: when nobody waits for them any more, in the machine's seconds.
+        error: why; None: it was asked for, or everything is published.
+        is_over: whether nothing is done any more.
+    """
+
+    is_stopping: bool = False
+    stop_by: float = 0.0
+    error: EventpubError | None = None
+    is_over: bool = False

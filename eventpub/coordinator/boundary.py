@@ -88,7 +88,7 @@ class Boundary:
         every: seconds between two polls while rows come.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
         store: Store,
         layout: Layout,

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from eventpub.admission import topic_partition
 from eventpub.channel import (
     Comparison,
     Farewell,
     Folding,
     Lease,
     Report,
-    Request,
     Stop,
     Window,
 )
@@ -28,33 +26,19 @@ from eventpub.channel.lane import Joined, Lane, Lost, Received
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator import wording
-from eventpub.coordinator.agenda import POLLS_AGAIN, PendingRequest, Plan, Schedule
+from eventpub.coordinator.agenda import POLLS_AGAIN, Ending, Logged, Plan
 from eventpub.coordinator.boundary import PollResult
+from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.failures import Failures
-from eventpub.coordinator.fold_log import FoldLog
 from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
+from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import Shard, positions
 from eventpub.coordinator.silence import Silence
 from eventpub.coordinator.standing import DurableState, StartState
 from eventpub.errors import EventpubError, StoreError
-
-_SECOND = 1.0
-_TOPIC_EVERY = 10.0
-"""Seconds between two checks whether the topic is the same, and whether another publisher writes to
-it where this one does not."""
-
-_TABLE_EVERY = 60.0
-"""Seconds between two checks whether the event table is the same: by an altered type its times are
-read wrongly, by an altered collation no index is of use any more."""
-
-_OPEN_EVERY = 10.0
-"""Seconds without a window after which readers' ends are compared with what was published."""
-
-_IDLE_AFTER = 2.0
-"""Seconds without a report of rows after which a publisher is idle."""
 
 _LONGEST_WAIT = 30.0
 """Seconds until a poll that has failed is tried again, twice as many each time."""
@@ -84,19 +68,15 @@ class Coordinator:
         )
         self._odd = OddRows(NewestRows(config.recount.horizon, begin.start, begin.newest))
         self._failures = Failures(config)
-        self._pending: dict[str, PendingRequest] = {}
-        self._schedule = Schedule()
-        self._folding = FoldLog()
+        self._requests = Requests(self.shards, begin.partitions)
+        self._checks = Checks(config.sink.delivery == "exactly_once")
+        self._logged = Logged()
         self._silence = Silence()
         self._commands: list[e.Command] = []
-        self._is_stopping = False
-        self._stop_by = 0.0
-        self._error: EventpubError | None = None
-        self._is_over = False
-        self._seen_at = float("-inf")
+        self._ending = Ending()
         self.database_seen_at: float | None = None
         for request, reply in begin.requests:
-            self._ask(request, reply)
+            self._requests.send(request, reply)
 
     # -- the loop's side --------------------------------------------------------------------------
 
@@ -106,27 +86,26 @@ class Coordinator:
         Args:
             now: the machine's time, s; it only grows.
         """
-        self._seen_at = now
-        self._plan.begin(now)
+        self._plan.happened(now)
         handle = self._HANDLERS[type(event)]
         handle(self, event, now)
-        if not self._is_over:
+        if not self._ending.is_over:
             self._go_on(now)
         commands, self._commands = self._commands, []
         return commands
 
     def next_tick(self, now: float) -> float:
         """Seconds until the next `Tick` is of use."""
-        if self._is_stopping:
-            return max(0.0, self._stop_by - now)
+        if self._ending.is_stopping:
+            return max(0.0, self._ending.stop_by - now)
         at = [s.start_at for s in self.shards if s.lane is None]
         at += [s.handover_by for s in self.shards if s.next_lane is not None]
         at += [s.comes_by for s in self.shards if s.is_starting and s.lane is None]
         if self._plan.can_poll:
             at.append(self._plan.poll_at)
         # what was due by the last event was seen to then; a second's work waits for a tick
-        later = [t for t in at if t > self._seen_at]
-        return max(0.0, min([*later, self._schedule.second_at]) - now)
+        later = [t for t in at if t > self._plan.seen_at]
+        return max(0.0, min([*later, self._checks.second_at]) - now)
 
     def is_current(self, shard: int, lease: int) -> bool:
         """Whether a lease is in force; may be asked from any thread."""
@@ -137,7 +116,9 @@ class Coordinator:
     def _joined(self, event: Joined, now: float) -> None:
         lane, shard = event.lane, self._shard_of(event.lane)
         hello = lane.hello
-        is_ours = shard is not None and hello.run == self._begin.run and not self._is_stopping
+        is_ours = (
+            shard is not None and hello.run == self._begin.run and not self._ending.is_stopping
+        )
         if shard is None or not is_ours or hello.attempt < shard.valid_from:
             lane.send(Stop())
             return
@@ -149,7 +130,7 @@ class Coordinator:
     def _received(self, event: Received, now: float) -> None:
         shard, message = self._shard_of(event.lane), event.message
         if shard is None:
-            return  # it was told to leave
+            return  # it was asked to leave
         if isinstance(message, Farewell):
             self._left(shard, event.lane, message.error, now)
             return
@@ -157,7 +138,7 @@ class Coordinator:
             return  # of somebody whose lease was given away
         self._silence.heard(shard.number, now)
         if isinstance(message, Folding):
-            self._folding.add(shard.number, message)
+            self._logged.folding.add(shard.number, message)
         else:
             self._reported(shard, message, now)
 
@@ -180,7 +161,7 @@ class Coordinator:
     def _placement_changed(self, event: e.PlacementChanged, now: float) -> None:
         for shard in self.shards:
             shard.start_at, shard.is_starting, shard.never_came = now, False, False
-            if event.replaces_runners and not self._is_stopping:
+            if event.replaces_runners and not self._ending.is_stopping:
                 self._do(e.StartRunner(shard.number, shard.start(now, is_here=False)))
 
     def _left(
@@ -193,9 +174,9 @@ class Coordinator:
         """A runner is gone; what it has left is repaired by the next one."""
         if not shard.leave(lane):
             return
-        self._folding.forget(shard.number)
+        self._logged.folding.forget(shard.number)
         if error is None:
-            if shard.next_lane is None and not self._is_stopping:
+            if shard.next_lane is None and not self._ending.is_stopping:
                 shard.failed(now, at_once=shard.failures == 0)
             return
         self._fail(shard, error, now)
@@ -208,7 +189,7 @@ class Coordinator:
         final = self._failures.of_shard(shard.number, error, shard.failures, now)
         if final is not None:
             self._stop(final, now)
-        elif not self._is_stopping:
+        elif not self._ending.is_stopping:
             self._met(error)
 
     def _grant(self, now: float) -> None:
@@ -256,7 +237,7 @@ class Coordinator:
     # -- reports ----------------------------------------------------------------------------------
 
     def _reported(self, shard: Shard, report: Report, now: float) -> None:
-        self._folding.forget(shard.number)
+        self._logged.folding.forget(shard.number)
         is_first = shard.report is None
         held = self._held(shard)
         is_of_other_lease = shard.reported_lease != shard.lease
@@ -272,17 +253,18 @@ class Coordinator:
         has_progressed = bool(report.done or report.published)
         self._failures.is_well(shard.number, now, has_progressed=has_progressed)
         if report.counts.rows or report.published:
-            self._schedule.busy_at = now
+            self._checks.had_rows(now)
         assert shard.lane is not None
         self.progress.add(report, shard.lane.hello.where)
         self.progress.position = self._durable.position
         self._recounting.compared([s.report for s in self.shards if s.report is not None])
-        named = self._schedule.gaps_named.take(len(report.skipped), now)
+        named = self._logged.gaps_named.take(len(report.skipped), now)
         for line in wording.of_report(report, self._config.sink.gaps_topic, named):
             self._do(line)
         self._warn_of_first_versions()
         for request_id, answer in report.answers.items():
-            self._answered(request_id, shard.number, answer)
+            if (said := self._requests.answered(request_id, shard.number, answer)) is not None:
+                self._do(said)
         if is_first and all(s.report is not None for s in self.shards):
             self._all_have_reported()
         if is_first_written:  # which tells a topic that is made again from a new one
@@ -307,8 +289,8 @@ class Coordinator:
 
     def _warn_of_first_versions(self) -> None:
         found = self.progress.begin_above
-        if found >= self._schedule.begin_above_logged:
-            self._schedule.begin_above_logged = 10 * found
+        if found >= self._logged.begin_above:
+            self._logged.begin_above = 10 * found
             self._do(wording.first_versions_missing(found, self._config.store.first_version))
 
     def _remember(self) -> None:
@@ -377,8 +359,8 @@ class Coordinator:
 
     def _poll(self, now: float) -> None:
         plan = self._plan
-        if plan.is_polling or now < plan.poll_at or self._is_stopping:
-            plan.can_poll = not plan.is_polling and not self._is_stopping
+        if plan.is_polling or now < plan.poll_at or self._ending.is_stopping:
+            plan.can_poll = not plan.is_polling and not self._ending.is_stopping
             return
         live = [shard for shard in self.shards if shard.lane is not None]
         is_early = len(live) < len(self.shards) and plan.waits_for_runners(now)
@@ -405,11 +387,11 @@ class Coordinator:
 
     def _say_watermark(self, state: str) -> None:
         if state != self.progress.watermark and state in wording.WATERMARK:
-            if state != self._schedule.watermark_logged:
+            if state != self._logged.watermark:
                 self._do(wording.warning(wording.WATERMARK[state], state=state))
-            self._schedule.watermark_logged = state
+            self._logged.watermark = state
         elif state in {"open", "off"}:
-            self._schedule.watermark_logged = ""
+            self._logged.watermark = ""
         self.progress.watermark = state
 
     # -- recount ----------------------------------------------------------------------------------
@@ -446,36 +428,19 @@ class Coordinator:
 
     def _ticked(self, event: e.Tick, now: float) -> None:
         del event
-        schedule = self._schedule
-        if now < schedule.second_at or self._is_stopping:
+        if self._ending.is_stopping or not self._checks.is_second(now):
             return
-        schedule.second_at = now + _SECOND
         self._check_silence(now)
         self._recounting.second(now)
         self._count(now)
-        position = self._durable.position
-        if not schedule.measures_lag:
-            schedule.measures_lag = True
-            self._do(e.MeasureLag(position, self.progress.rows_read))
-        if not schedule.samples and self.progress.time:
-            schedule.samples = True
-            self._do(e.Sample(self.progress.time))
-        if now >= schedule.topic_at:
-            schedule.topic_at = now + _TOPIC_EVERY
-            known, stood = self._durable.acknowledged, schedule.stood
-            schedule.stood = dict(known)
-            self._do(e.CheckTopic({at: end for at, end in known.items() if stood.get(at) == end}))
-        if now >= schedule.table_at:
-            schedule.table_at = now + _TABLE_EVERY
-            self._do(e.CheckTable())
-        is_exact = self._config.sink.delivery == "exactly_once"
-        if now - schedule.busy_at < _IDLE_AFTER or not self._durable.acknowledged:
-            schedule.open_at = now + _OPEN_EVERY
-        elif now >= schedule.open_at and is_exact and all(s.is_idle() for s in self.shards):
-            schedule.open_at = now + _OPEN_EVERY
-            self._do(e.CheckOpen(self._durable.acknowledged))
+        durable, progress = self._durable, self.progress
+        position = durable.position, progress.rows_read
+        for command in self._checks.due(
+            now, progress.time, position, durable.acknowledged, self.shards
+        ):
+            self._do(command)
         self._remember()
-        if (line := self._folding.line(now)) is not None:
+        if (line := self._logged.folding.line(now)) is not None:
             self._do(line)
         self._do(e.Show())
 
@@ -483,11 +448,10 @@ class Coordinator:
         """Rows that are inserted now but say that they were created long ago, or will be."""
         newest = self._odd.newest
         above = newest.wants_more(event.rows)
-        if above is not None and not self._schedule.samples_more:
-            self._schedule.samples_more = True
+        if above is not None and self._checks.samples_more():
             self._do(e.Sample(self.progress.time, above))
             return
-        self._schedule.samples = self._schedule.samples_more = False
+        self._checks.is_sampled()
         self._failures.is_done(e.Sample)
         buckets, lines = self._odd.sample(
             self.progress.time, self._durable.position, event.rows, now
@@ -506,7 +470,7 @@ class Coordinator:
 
     def _lag_measured(self, event: e.LagMeasured, now: float) -> None:
         del now
-        self._schedule.measures_lag = False
+        self._checks.lag_is_measured()
         self._failures.is_done(e.MeasureLag)
         if event.position >= self._durable.position or event.seconds == 0.0:
             self.progress.lag_seconds, self.progress.lag_events = event.seconds, event.events
@@ -567,9 +531,9 @@ class Coordinator:
         elif isinstance(command, e.Count):
             self._recounting.not_counted(command)
         elif isinstance(command, e.Sample):
-            self._schedule.samples = self._schedule.samples_more = False
+            self._checks.is_sampled()
         elif isinstance(command, e.MeasureLag):
-            self._schedule.measures_lag = False
+            self._checks.lag_is_measured()
         elif isinstance(command, e.Remember):
             self._durable.written = None
         final = self._failures.of_command(command, error, now)
@@ -587,37 +551,11 @@ class Coordinator:
 
     def _request_received(self, event: e.RequestReceived, now: float) -> None:
         del now
-        self._ask(event.request, event.reply)
-
-    def _ask(self, request: Request, reply: Callable[[dict[int, str]], None]) -> None:
-        shards = self.shards
-        if request.action != "list":
-            partition = topic_partition(request.aggregate_id, self._begin.partitions)
-            shards = [self.shards[partition % len(self.shards)]]
-        self._pending[request.id] = PendingRequest(
-            request, reply, {shard.number for shard in shards}
-        )
-        for shard in shards:
-            shard.ask(request)
-
-    def _answered(self, request_id: str, shard: int, answer: str) -> None:
-        pending = self._pending.get(request_id)
-        if pending is None:
-            return
-        pending.answers[shard] = answer
-        if pending.answers.keys() < pending.shards:
-            return
-        del self._pending[request_id]
-        if pending.request.action != "list":
-            facts = {"aggregate_id": pending.request.aggregate_id, "outcome": answer}
-            self._do(e.Log("info", f"gaps {pending.request.action} was requested", facts))
-        pending.reply(pending.answers)
+        self._requests.send(event.request, event.reply)
 
     def _withdrawn(self, event: e.Withdrawn, now: float) -> None:
         del now
-        self._pending.pop(event.id, None)
-        for shard in self.shards:
-            shard.requests.pop(event.id, None)
+        self._requests.withdraw(event.id)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -631,25 +569,25 @@ class Coordinator:
         Args:
             error: why; None: it was asked for, or everything is published.
         """
-        if self._is_stopping:
+        if self._ending.is_stopping:
             return
-        self._is_stopping, self._error = True, error
-        self._stop_by = now + _STOPS_WITHIN
+        self._ending.is_stopping, self._ending.error = True, error
+        self._ending.stop_by = now + _STOPS_WITHIN
         for shard in self.shards:
             for lane in (shard.lane, shard.next_lane):
                 if lane is not None:
                     lane.send(Stop())
 
     def _finish(self) -> None:
-        self._is_over = True
+        self._ending.is_over = True
         self._remember()
         self._do(e.Show())
-        self._do(e.Finish(self._error))
+        self._do(e.Finish(self._ending.error))
 
     def _finish_if_done(self, now: float) -> None:
-        if self._is_stopping:
+        if self._ending.is_stopping:
             # what is cut off is aborted by the broker, and read back by the next start
-            if now >= self._stop_by or all(shard.lane is None for shard in self.shards):
+            if now >= self._ending.stop_by or all(shard.lane is None for shard in self.shards):
                 self._finish()
             return
         until, found = self._begin.until, positions(self.shards)
@@ -665,7 +603,7 @@ class Coordinator:
 
     def _go_on(self, now: float) -> None:
         """What follows from how things are, whatever has happened."""
-        if not self._is_stopping:
+        if not self._ending.is_stopping:
             self._grant(now)
             self._start_runners(now)
             self._catch_up(now)

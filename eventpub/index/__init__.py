@@ -5,7 +5,18 @@ Nothing here knows SQL or Kafka. One shard's task has its index open at a time; 
 makes sure of it.
 """
 
-from eventpub.index.rocks import Index, Summary, set_aside
+from eventpub.index.database import set_aside
+from eventpub.index.index import Index
+from eventpub.index.reading import Summary, glance, summary
 from eventpub.index.snapshots import Copying, Snapshots, folder_for
 
-__all__ = ["Copying", "Index", "Snapshots", "Summary", "folder_for", "set_aside"]
+__all__ = [
+    "Copying",
+    "Index",
+    "Snapshots",
+    "Summary",
+    "folder_for",
+    "glance",
+    "set_aside",
+    "summary",
+]

@@ -56,13 +56,14 @@ _ALONE = Node()
 class Kafka(Server):
     """A running broker."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a server is started with)
         self,
         directory: Path,
         port: int | None,
         properties: Mapping[str, str],
         progress: Progress,
         version: str = VERSION,
+        *,
         node: Node = _ALONE,
     ) -> None:
         super().__init__(directory, port, progress)

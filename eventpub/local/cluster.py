@@ -142,7 +142,7 @@ class KafkaCluster:
             time.sleep(0.2)
 
 
-def kafka_cluster(
+def kafka_cluster(  # noqa: PLR0913 (what a server is started with)
     directory: Path,
     *,
     brokers: int = 3,
@@ -187,7 +187,7 @@ def kafka_cluster(
             {**_copies(brokers), **own, **(properties or {})},
             Silent(),
             version,
-            Node(n, cluster_id, (160, 384)),
+            node=Node(n, cluster_id, (160, 384)),
         )
     if network is not None:
         for n in numbers:

@@ -132,7 +132,7 @@ class Database(Server):
         return True
 
 
-def mariadb(
+def mariadb(  # noqa: PLR0913 (what a server is started with)
     directory: Path,
     *,
     version: MariaDBVersion = "11.4",
@@ -158,10 +158,10 @@ def mariadb(
     else:
         name = f"MariaDB {version}"
         programs = _mariadb_of_packages(name, _MARIADB[version], progress)
-    return _started(_Native(directory, port, options, time_zone, progress, programs))
+    return _started(_Native(directory, port, options, time_zone, progress, programs=programs))
 
 
-def mysql(
+def mysql(  # noqa: PLR0913 (what a server is started with)
     directory: Path,
     *,
     version: MySQLVersion = "9",
@@ -178,9 +178,9 @@ def mysql(
     """
     if _container_engine_answers():
         image = f"mysql:{version}"
-        return _started(_MySQLContainer(directory, port, options, time_zone, progress, image))
+        return _started(_MySQLContainer(directory, port, options, time_zone, progress, image=image))
     programs = _mysql_of_packages(f"MySQL {version}", _MYSQL[version], progress)
-    return _started(_Native(directory, port, options, time_zone, progress, programs))
+    return _started(_Native(directory, port, options, time_zone, progress, programs=programs))
 
 
 DATABASES: dict[str, tuple[Callable[..., Database], Sequence[str]]] = {
@@ -216,13 +216,14 @@ class _Programs:
 class _Native(Database):
     """One whose program runs as the child."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a server is started with)
         self,
         directory: Path,
         port: int | None,
         options: Sequence[str],
         time_zone: str | None,
         progress: Progress,
+        *,
         programs: _Programs,
     ) -> None:
         super().__init__(directory, port, options, time_zone, progress)
@@ -231,7 +232,9 @@ class _Native(Database):
 
     def another(self, directory: Path, *, options: Sequence[str] = ()) -> Database:
         programs = self._programs
-        return _started(_Native(directory, None, options, self._zone, self._progress, programs))
+        return _started(
+            _Native(directory, None, options, self._zone, self._progress, programs=programs)
+        )
 
     def _command(self) -> Sequence[str]:
         data = self.directory / "data"
@@ -305,7 +308,7 @@ def _mariadb_of_packages(name: str, packages: Packages, progress: Progress) -> _
             text=first + "\n".join(scripts),
         )
 
-    return _of_packages(name, packages, progress, command, make_data, _MARIADB_OPTIONS)
+    return _of_packages(name, packages, progress, command, make_data, options=_MARIADB_OPTIONS)
 
 
 def _mysql_of_packages(name: str, packages: Packages, progress: Progress) -> _Programs:
@@ -323,15 +326,16 @@ def _mysql_of_packages(name: str, packages: Packages, progress: Progress) -> _Pr
         _run_once([*command(folder), f"--datadir={data}", "--initialize-insecure"])
         (data / "auto.cnf").unlink()  # the server's own id, to be made anew by each copy
 
-    return _of_packages(name, packages, progress, command, make_data, _MYSQL_OPTIONS)
+    return _of_packages(name, packages, progress, command, make_data, options=_MYSQL_OPTIONS)
 
 
-def _of_packages(
+def _of_packages(  # noqa: PLR0913 (what a server is started with)
     name: str,
     packages: Packages,
     progress: Progress,
     command: Callable[[Path], list[str]],
     make_data: Callable[[Path, Path], None],
+    *,
     options: Sequence[str],
 ) -> _Programs:
     if not (cache_folder() / packages.cached).is_dir():
@@ -401,13 +405,14 @@ def _unpack_mariadb(folder: Path) -> None:
 class _MySQLContainer(Database):
     """MySQL's official image; its data are in the folder, its client process is the child."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a server is started with)
         self,
         directory: Path,
         port: int | None,
         options: Sequence[str],
         time_zone: str | None,
         progress: Progress,
+        *,
         image: str,
     ) -> None:
         super().__init__(directory, port, options, time_zone, progress)

@@ -175,7 +175,7 @@ def _proxy_options() -> list[str]:
     return [f"-Dhttps.proxyHost={parts.hostname}", f"-Dhttps.proxyPort={parts.port or 3128}"]
 
 
-def run(
+def run(  # noqa: PLR0913 (how a download is watched)
     command: Sequence[str],
     *,
     what: str,

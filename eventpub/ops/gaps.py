@@ -16,7 +16,7 @@ from typing import Literal
 from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges, values
 from eventpub.channel import Request
 from eventpub.config import Config
-from eventpub.index import Index
+from eventpub.index import glance
 from eventpub.ops.asking import ask_shards
 from eventpub.sink import Fold
 from eventpub.sink.topics import partition_counts
@@ -109,7 +109,7 @@ def _pending(config: Config) -> tuple[list[Hold], dict[str, list[tuple[int, int]
     holds: list[Hold] = []
     missing: dict[str, list[tuple[int, int]]] = {}
     for number in range(shards):
-        of_shard, skipped = Index.glance(state.shard_index(shards, number))
+        of_shard, skipped = glance(state.shard_index(shards, number))
         holds += of_shard
         missing |= skipped
     return holds, missing
@@ -133,7 +133,7 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
     return hold.first_missing, min(there, default=hold.seen) - 1
 
 
-def act(
+def act(  # noqa: PLR0913 (options, by keyword)
     config: Config,
     action: Literal["retry", "skip"],
     aggregate_id: str,

@@ -189,7 +189,7 @@ def verify(
                 *(n for n in former if n != reader.topic.partitions),
                 reader.topic.partitions,
             ]
-            _compare_all(rows, records, numbers, config, store, verdict)
+            _compare_all(rows, records, numbers, config, store, verdict=verdict)
         except OSError as e:
             raise StateError(
                 "verify.no_space",
@@ -343,12 +343,13 @@ def _spill_topic(
 # --- comparing
 
 
-def _compare_all(
+def _compare_all(  # noqa: PLR0913 (both sides, and how they are compared)
     rows: Buckets,
     records: Buckets,
     numbers: Sequence[int],
     config: Config,
     store: EventStore,
+    *,
     verdict: Verdict,
 ) -> None:
     checks_left = _SECOND_CHECKS
@@ -373,7 +374,7 @@ def _compare_all(
         records.remove(number)
 
 
-def compare(
+def compare(  # noqa: PLR0913 (both sides, and how they are compared)
     rows: pa.Table,
     records: pa.Table,
     verdict: Verdict,
@@ -391,17 +392,25 @@ def compare(
         late_policy: `gaps.late`.
         still_there: which of some events the store has now; asked for those it did not have.
     """
-    _Comparison(rows, records, verdict, numbers, late_policy, still_there).run()
+    _Comparison(
+        rows,
+        records,
+        verdict,
+        numbers=numbers,
+        late_policy=late_policy,
+        still_there=still_there,
+    ).run()
 
 
 class _Comparison:
     """One bucket: every event has a number, `key`, that ascends by aggregate, then by version."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (both sides, and how they are compared)
         self,
         rows: pa.Table,
         records: pa.Table,
         verdict: Verdict,
+        *,
         numbers: Sequence[int],
         late_policy: str,
         still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]],

@@ -328,7 +328,7 @@ def _serve(
     tls = None
     if channel.certificate_file is not None and channel.key_file is not None:
         tls = Tls(_text(channel.certificate_file), _text(channel.key_file))
-    return Server(bound, token, events.put, is_current, answer, tls, channel.port)
+    return Server(bound, token, events.put, is_current, answer, tls=tls, port=channel.port)
 
 
 def _authority(config: Config) -> str | None:

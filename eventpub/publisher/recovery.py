@@ -14,7 +14,7 @@ import structlog
 
 from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
-from eventpub.index import Index, Summary
+from eventpub.index import Summary, summary
 from eventpub.state import StateDir
 
 BEGINNING = 0
@@ -115,4 +115,4 @@ def kept_progress(state: StateDir, shards: int, start: int) -> dict[str, Any]:
 
 
 def _summaries(state: StateDir, shards: int) -> list[Summary | None]:
-    return [Index.summary(state.shard_index(shards, number)) for number in range(shards)]
+    return [summary(state.shard_index(shards, number)) for number in range(shards)]

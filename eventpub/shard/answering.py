@@ -49,7 +49,7 @@ class Answering:
         known = index.known([a])
         skipped = known.skipped.get(a, ())
         if version is not None and version <= known.last.get(a, version - 1):
-            # now, or before a crash that nobody was told of: no other gap is given up for it
+            # now, or before a crash that nobody saw: no other gap is given up for it
             return "skipped" if admission.in_ranges(version, skipped) else "found"
         if request.action == "retry" and skipped:
             ranges = [VersionRange(a, first, last) for first, last in skipped]

@@ -1,4 +1,4 @@
-"""What a runner is told before it connects: the same for every shard of a run."""
+"""What a runner gets before it connects: the same for every shard of a run."""
 
 from __future__ import annotations
 

@@ -64,11 +64,11 @@ class Refusals:
             ) from refusal
 
     def forget(self) -> None:
-        """The batch was published, and its letters with it: they do not come again."""
+        """The batch was published, and its dead letters with it: they do not come again."""
         self._reasons.clear()
 
     def split(self, events: pa.Table) -> tuple[pa.Table, npt.NDArray[np.bool_], list[DeadRow]]:
-        """The events without those that were refused, which of them were, and their letters."""
+        """The events without the refused ones, which those were, and their dead letters."""
         keys = zip(values(events, "aggregate_id"), values(events, "version"), strict=True)
         reasons = [self._reasons.get(key) for key in keys]
         is_dead = np.array([reason is not None for reason in reasons], bool)

@@ -130,7 +130,9 @@ class Fold:
         created = np.where(created > 0, created, now)  # a record that does not say
         times = _times(part, last, created)
         rewritten = self._rewritten(part, [*versions], created)
-        index.fold_events(last, versions, part.offsets, now, below, times, rewritten)
+        index.fold_events(
+            last, versions, part.offsets, now, refused=below, times=times, rewritten=rewritten
+        )
 
     def _rewritten(self, part: Folded, ids: list[str], created: np.ndarray) -> dict[str, Rewritten]:
         """What is known of versions that were written anew, with the rows of a chunk."""

@@ -154,20 +154,28 @@ class Batch:
         return rows
 
 
+@dataclass(frozen=True)
+class Content:
+    """What a batch is made of; see `ShardSink.publish`."""
+
+    events: pa.Table | pa.RecordBatch
+    late: npt.NDArray[np.bool_] | None = None
+    gaps: Sequence[SkippedGap] = ()
+    dead: Sequence[DeadRow] = ()
+    diverted: pa.Table | None = None
+    now: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to publish."""
+        is_diverted = self.diverted is not None and len(self.diverted)
+        return not (len(self.events) or self.gaps or self.dead or is_diverted)
+
+
 def batch_of(
-    sink: config.Sink,
-    app: str,
-    shard: Shard,
-    events: pa.Table | pa.RecordBatch,
-    late: npt.NDArray[np.bool_] | None,
-    gaps: Sequence[SkippedGap],
-    dead: Sequence[DeadRow],
-    diverted: pa.Table | None,
-    *,
-    now: int | None = None,
-    reduced: bool = False,
+    sink: config.Sink, app: str, shard: Shard, content: Content, *, reduced: bool = False
 ) -> Batch:
-    """The records of a shard, with their partitions; the arguments are those of `publish`.
+    """The records of a shard, with their partitions.
 
     With `reduced`, dead letters have key, version and reason alone.
 
@@ -181,16 +189,17 @@ def batch_of(
 
     count = shard.partitions
     limit = int(time.time() * 1e6) + AHEAD_OF_CLOCK
-    limit = limit if now is None else min(now, limit)
+    limit = limit if content.now is None else min(content.now, limit)
 
-    by_topic = {sink.topic: of(events, late)}
+    by_topic = {sink.topic: of(content.events, content.late)}
+    diverted = content.diverted
     if diverted is not None and len(diverted):
         by_topic[sink.late_topic] = of(diverted, np.ones(len(diverted), np.bool_))
     first = shard.topic_partitions()[0]
-    side = [(sink.gaps_topic, records.gap_record(g, app, count, limit)) for g in gaps]
+    side = [(sink.gaps_topic, records.gap_record(g, app, count, limit)) for g in content.gaps]
     side += [
         (sink.dead_topic, records.dead_record(d, app, count, first, limit, reduced=reduced))
-        for d in dead
+        for d in content.dead
     ]
     partitions = np.concatenate(
         [e.partitions for e in by_topic.values()]

@@ -42,7 +42,7 @@ class Written:
     partitions: int | None = None
 
 
-def checks(
+def checks(  # noqa: PLR0913 (options, by keyword)
     sink: config.Sink,
     app_id: str,
     shards: int,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from eventpub import config
 from eventpub.errors import ConfigError
+from eventpub.private_apis.client_log import TransactionLog
 from eventpub.sink import faults
 from eventpub.tokens import TokenProvider
 
@@ -161,7 +161,7 @@ def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[s
         conf["message.send.max.retries"] = "0"
     else:
         conf["enable.idempotence"] = "true"
-    # The protocol's log lines tell each request and answer: nothing else shows an `EndTxn` that
+    # The protocol's log lines name each request and answer: nothing else shows an `EndTxn` that
     # was sent twice.
     conf["log_level"] = "7"
     conf["debug"] = ",".join({"protocol", *filter(None, str(conf.get("debug", "")).split(","))})
@@ -193,8 +193,6 @@ def _admin_settings(sink: config.Sink) -> dict[str, Any]:
     return {**conf, "log_level": _QUIET}
 
 
-_LOST_ANSWER = frozenset({"REQTMOUT", "FAIL"})
-_NAME_AT_END = re.compile(r"\((\w+)[^()]*\)\s*$")
 T = TypeVar("T")
 
 
@@ -227,26 +225,18 @@ _ASKS_FOR_A_TOKEN_WITHIN = 15.0
 """Seconds; librdkafka asks again 10 s after it was given none."""
 
 
-class ClientLog:
+class ClientLog(TransactionLog):
     """Receives librdkafka's log lines and errors during `poll()`, and remembers what matters.
 
     Attributes:
-        in_doubt: True after a line that says that an answer of the transaction coordinator was
-            lost, or when an `EndTxn` was sent that no answer has come to: librdkafka repeats such a
-            request by itself and reports nothing.
-        transaction_error: why the transaction cannot be committed any more; nothing else says it
-            before the commit is tried.
-        last_error: what `error_cb` heard last, such as a refused authentication.
+        last_error: what `error_cb` was given last, such as a refused authentication.
         tokens: where the client's tokens come from.
     """
 
     def __init__(self) -> None:
-        self._lost_answer = False
-        self._ends_sent = 0
-        self._ends_answered = 0
-        self.transaction_error: KafkaError | None = None
+        super().__init__()
         self.last_error: KafkaError | None = None
-        self._heard_at = 0.0
+        self._error_at = 0.0
         self.tokens: TokenProvider | None = None
 
     def forget(self) -> None:
@@ -254,41 +244,16 @@ class ClientLog:
 
         That there was no token is kept for a while: the client says it once, and then nothing.
         """
+        super().forget()
         if self.last_error is None or not (
             faults.NO_TOKEN in self.last_error.str()
-            and time.monotonic() - self._heard_at < _ASKS_FOR_A_TOKEN_WITHIN
+            and time.monotonic() - self._error_at < _ASKS_FOR_A_TOKEN_WITHIN
         ):
             self.last_error = None
-        self._lost_answer = False
-        self._ends_sent = self._ends_answered = 0
-        self.transaction_error = None
-
-    @property
-    def shows_commits(self) -> bool:
-        """Whether an `EndTxn` was seen since `forget`: each commit sends one.
-
-        False after a commit: the log is not worded as it was when this was written, so what it
-        does not say proves nothing.
-        """
-        return self._ends_sent > 0
-
-    @property
-    def in_doubt(self) -> bool:
-        """See the class; True only of what was logged since `forget`."""
-        return self._lost_answer or self._ends_sent > self._ends_answered
 
     def log(self, level: int, _format: str, facility: str, name: str, text: str) -> None:
         """Called by the client in place of `logging.Logger.log`."""
-        if facility == "SEND":
-            self._ends_sent += "Sent EndTxnRequest" in text
-        elif facility == "RECV":
-            self._ends_answered += "Received EndTxnResponse" in text
-        elif facility in _LOST_ANSWER and ("TxnCoordinator" in text or "EndTxn" in text):
-            self._lost_answer = True
-        elif facility == "TXNERR" and (name_at_end := _NAME_AT_END.search(text)):
-            code = getattr(KafkaError, name_at_end[1], KafkaError._FAIL)
-            # the first is the cause; an abort that fails in turn tells less
-            self.transaction_error = self.transaction_error or KafkaError(code, text)
+        self.note(facility, text)
         log.log(min(level, logging.INFO), "%s %s %s", facility, name, text)
 
     def error(self, error: KafkaError) -> None:
@@ -298,7 +263,7 @@ class ClientLog:
             error = KafkaError(error.code(), f"{faults.NO_TOKEN}: {failure}")
         if self.last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last_error = error  # "all are down" does not say why
-            self._heard_at = time.monotonic()
+            self._error_at = time.monotonic()
         log.info("client error %s: %s", error.name(), error.str())
 
 
@@ -383,7 +348,7 @@ _shared: dict[tuple[Any, ...], tuple[dict[str, str], Any, ClientLog]] = {}
 """This process's clients that ask questions."""
 
 
-def _edition_of(file: str) -> str:
+def _file_version(file: str) -> str:
     """What changes with a file that a property names: certificates are renewed."""
     try:
         return str(Path(file).stat().st_mtime_ns)
@@ -403,16 +368,20 @@ def asking_consumer(sink: config.Sink, *, committed: bool) -> tuple[Consumer, Cl
 
 def renew(sink: config.Sink) -> None:
     """Has the next questions asked by new clients: these believe for 15 minutes who leads."""
+    shared_by = _frozen(settings(sink))
     for key in list(_shared):  # which other threads may change
-        if key[1] == sink.bootstrap_servers:
+        if key[1] == shared_by:
             _shared.pop(key, None)
+
+
+def _frozen(conf: dict[str, Any]) -> frozenset[tuple[str, str]]:
+    return frozenset((k, str(v)) for k, v in conf.items())
 
 
 def _shared_client(kind: Any, sink: config.Sink, conf: dict[str, Any]) -> tuple[Any, ClientLog]:
     # one that was made with a certificate that has expired would never log in again
-    files = {k: _edition_of(str(v)) for k, v in conf.items() if k.endswith(".location")}
-    settings = frozenset((k, str(v)) for k, v in conf.items())
-    key = (os.getpid(), sink.bootstrap_servers, kind, settings)
+    files = {k: _file_version(str(v)) for k, v in conf.items() if k.endswith(".location")}
+    key = (os.getpid(), _frozen(settings(sink)), kind, _frozen(conf))
     found = _shared.get(key)
     if found is None or found[0] != files:
         client_log = ClientLog()

@@ -136,7 +136,7 @@ def says(error: KafkaError) -> str:
 
 
 def unreachable(sink: config.Sink, doing: str, waited: float, last: KafkaError | None) -> SinkError:
-    """No answer within the time that we give a broker; `last` is what the client heard instead."""
+    """No answer within the time that we give a broker; `last` is what the client met instead."""
     if last is not None and (
         last.code() in _HANDSHAKE
         or re.search(r"SSL_HANDSHAKE|SSL routines|SSL alert|SSL transport", last.str())

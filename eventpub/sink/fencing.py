@@ -81,7 +81,7 @@ def take_over(
             if not error.retriable():
                 raise faults.fault(error, doing, sink) from exception
             try:
-                client.call(producer.poll, 0)  # hands over what the client has heard
+                client.call(producer.poll, 0)  # hands over what the client has met
             except KafkaException as fatal:
                 raise faults.fault(faults.kafka_error(fatal), doing, sink) from fatal
             last_error = client_log.last_error

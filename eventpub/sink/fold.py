@@ -93,7 +93,7 @@ class Fold(Iterator[Folded]):
             one than they would be written to today.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
         sink: config.Sink,
         shard: Shard,

@@ -198,7 +198,7 @@ def partitions_of(events: pa.Table | pa.RecordBatch, partitions: int) -> npt.NDA
     return placed
 
 
-def event_columns(
+def event_columns(  # noqa: PLR0913 (options, by keyword)
     events: pa.Table | pa.RecordBatch,
     source: str,
     partitions: int,
@@ -411,7 +411,7 @@ def is_unsigned_gap(gap: SkippedGap, message: Any, headers: Mapping[str, Any]) -
     )
 
 
-def dead_record(
+def dead_record(  # noqa: PLR0913 (options, by keyword)
     row: DeadRow,
     source: str,
     partitions: int,

@@ -46,7 +46,14 @@ _FIRST_PATIENCE = 2.0
 
 End = Literal["earliest", "latest"]
 
-_NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})
+_NO_ANSWER = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY_BROKER,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -448,7 +455,7 @@ def _wait_for(sink: config.Sink, topics: list[str], timeout: float) -> dict[str,
         time.sleep(0.05)
 
 
-def list_offsets(
+def list_offsets(  # noqa: PLR0913 (options, by keyword)
     sink: config.Sink,
     partitions: list[tuple[str, int]],
     end: End,

@@ -37,7 +37,7 @@ class NewEvent:
     metadata: Mapping[str, str] | None = None
 
 
-def append(
+def append(  # noqa: PLR0913 (options, by keyword)
     connection: Any,
     aggregate_id: str,
     expected_version: int,

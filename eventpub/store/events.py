@@ -21,6 +21,7 @@ import pyarrow as pa
 from eventpub.admission.model import EVENTS, Shard, VersionRange
 from eventpub.config import Store
 from eventpub.errors import StoreError
+from eventpub.private_apis.packets import Columns, stream
 from eventpub.store import server, statements
 from eventpub.store.connection import (
     ASKED_AFTER,
@@ -32,7 +33,6 @@ from eventpub.store.connection import (
 )
 from eventpub.store.failures import mapped
 from eventpub.store.layout import Layout, discover
-from eventpub.store.rows import Columns, stream
 
 T = TypeVar("T")
 

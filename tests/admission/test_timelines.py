@@ -7,9 +7,10 @@ window that the reader passes, `later` lets the database's clock go on and tries
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from eventpub import admission
-from eventpub.admission import Known, Rules, values
+from eventpub.admission import EVENTS, Hold, Known, Rules, VersionRange, values
 from tests.admission.world import World, table
 
 
@@ -524,3 +525,24 @@ def test_rows_of_a_time_that_was_not_kept_are_no_conflicts() -> None:
     without = Rules(times_last=False)
     decided = admission.plan(rows, known, without, now=0).decide(empty)
     assert decided.counts.conflicts == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "rest"),
+    [
+        ([], [VersionRange("a", 2, 3)]),  # of nothing above the gap is known whether it is there
+        ([("a", 4, 9)], [VersionRange("a", 2, 3)]),  # nor what lies between
+    ],
+)
+def test_how_far_a_gap_goes_is_not_known_while_what_follows_was_not_read(
+    rows: list[tuple[str, int, int]], rest: list[VersionRange]
+) -> None:
+    """It was forgotten with the versions above it, or skipped together with some of them."""
+    rules = Rules(max_backoff=1)
+    hold = Hold("a", 1, 4, first_seen=5, attempts=9, next_attempt=5, since=5)
+    known = Known(holds={"a": hold})
+    planned = admission.plan(table(rows), known, rules, 1_000_000_000, due=["a"])
+    decision = planned.decide(EVENTS.empty_table(), rest)
+    assert decision.holds == {"a": hold}
+    assert not decision.gaps
+    assert decision.counts.gaps_vanished == 0

@@ -244,7 +244,7 @@ class Life:
 
     def is_ending(self) -> bool:
         """Whether it has, or waits for its runners before it does."""
-        return self._is_over or self.coordinator._is_stopping
+        return self._is_over or self.coordinator._ending.is_stopping
 
     def ends(self) -> EventpubError | None:
         """What it ends with, when its runners have had a moment to leave."""

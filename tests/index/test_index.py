@@ -15,7 +15,7 @@ from rocksdict import Options, Rdict
 
 from eventpub.admission import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
 from eventpub.errors import StateError
-from eventpub.index import Index
+from eventpub.index import Index, glance
 
 IDENTITY = {"app": "orders", "topic": "orders.events", "partitions": 8, "shard": [0, 2]}
 HOLD = Hold("ä 'b' ", 3, 9, first_seen=100, attempts=2, next_attempt=300, since=50)
@@ -234,10 +234,10 @@ def test_a9_very_many_holds_are_opened_fast_and_asked_for_in_their_order(tmp_pat
 def test_a_hold_that_an_earlier_version_wrote_as_json_is_read(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
-        index._db.put(b"h" + HOLD.aggregate_id.encode(), json.dumps(asdict(HOLD)).encode())
+        index._db._db.put(b"h" + HOLD.aggregate_id.encode(), json.dumps(asdict(HOLD)).encode())
     with Index(tmp_path, IDENTITY) as index:
         assert index.holds == {HOLD.aggregate_id: HOLD}
-    assert Index.glance(tmp_path)[0] == [HOLD]
+    assert glance(tmp_path)[0] == [HOLD]
 
 
 def test_refused_versions_are_remembered_and_folded(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_refused_versions_are_remembered_and_folded(tmp_path: Path) -> None:
         assert index.known(["a"]).refused == {}
         index.record(decided(), {}, 1, refused={"a": [0]})
         refused = {"a": [-1], "b": [0]}
-        index.fold_events({}, {}, {("orders.events.dead", 0): 5}, 0, refused)
+        index.fold_events({}, {}, {("orders.events.dead", 0): 5}, 0, refused=refused)
     with Index(tmp_path, IDENTITY) as index:
         assert index.known(["a", "b", "c"]).refused == {"a": [-1, 0], "b": [0]}
         assert index.offsets == {("orders.events.dead", 0): 5}
@@ -338,10 +338,10 @@ def test_where_one_of_the_former_indexes_is_gone_there_is_no_position(tmp_path: 
 def test_holds_and_skips_are_seen_beside_the_process_that_has_the_index(tmp_path: Path) -> None:
     fill(tmp_path / "0", ["a", "b"], 1, {})
     with Index(tmp_path / "0", IDENTITY):
-        holds, skipped = Index.glance(tmp_path / "0")
+        holds, skipped = glance(tmp_path / "0")
     assert [hold.aggregate_id for hold in holds] == ["a"]
     assert skipped == {"a": [(2, 2)]}
-    assert Index.glance(tmp_path / "none") == ([], {})
+    assert glance(tmp_path / "none") == ([], {})
 
 
 def test_a_moved_index_has_read_only_as_far_as_all_that_it_came_from(tmp_path: Path) -> None:

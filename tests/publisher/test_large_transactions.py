@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from eventpub.local.writers import Load, Report
+from eventpub.local.load import Load, Report
+from eventpub.local.writers import run
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import compare, create_table, eventually, insert, transaction
@@ -48,7 +49,7 @@ def test_f5_large_transactions_xa_locks_ddl_and_a_dump(
         lambda: changes_of_the_table(database),
     ]
     with ThreadPoolExecutor(len(parts) + 1) as pool:
-        written: Future[Report] = pool.submit(load.run)
+        written: Future[Report] = pool.submit(run, load)
         for done in [pool.submit(part) for part in parts]:
             done.result()
         report = written.result()

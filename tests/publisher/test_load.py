@@ -17,7 +17,7 @@ import psutil
 import pytest
 from pymysql.cursors import DictCursor
 
-from eventpub.local.writers import fill
+from eventpub.local.fill import fill
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, compare, create_table, eventually

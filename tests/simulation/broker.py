@@ -451,7 +451,7 @@ class Producer:
 
 
 class Bulk:
-    """eventpub.sink.bulk.Bulk of such a producer."""
+    """eventpub.private_apis.bulk.Bulk of such a producer."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer

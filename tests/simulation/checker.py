@@ -313,7 +313,7 @@ def _was_seen_open(world: World, row: Row, skip: Skip) -> bool:
         0 < row.seen < skip.looked < row.committed
         and row.begun <= skip.first_seen
         and skip.reason != "requested"
-        and not world.counts["looks in vain"]
+        and not world.counts["polls in vain"]
     )
 
 

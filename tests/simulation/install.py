@@ -13,19 +13,31 @@ from unittest.mock import patch
 
 from eventpub.admission import buckets
 from eventpub.coordinator import boundary, recount
-from eventpub.index import rocks
+from eventpub.index import database
+from eventpub.index import reading as index_reading
+from eventpub.private_apis import bulk
 from eventpub.publisher import prepare, recovery, workers
 from eventpub.shard import (
     assignment,
     context,
     folding,
+    key_prefetch,
     pace,
-    prefetch,
     publishing,
     reading,
     runner,
 )
-from eventpub.sink import bulk, client, fencing, fold, missing_markers, shard, topics
+from eventpub.sink import (
+    client,
+    fencing,
+    fold,
+    missing_markers,
+    owned_producer,
+    producing,
+    shard,
+    topics,
+    transaction,
+)
 from eventpub.store import watermark as real_watermark
 from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
@@ -183,20 +195,23 @@ def installed() -> Iterator[None]:
             renew=lambda _: None,
             admin_of=lambda _, servers: (broker.Admin(int(servers[-1])), client.ClientLog()),
         )
-        put(shard, time=_time, threading=SimpleNamespace(Thread=_Thread))
+        put(owned_producer, threading=SimpleNamespace(Thread=_Thread))
+        for module in producing, shard, transaction:
+            put(module, time=_time)
         put(bulk, bulk_of=broker.Bulk, WORTHWHILE=3)
         put(fencing, time=_time, ThreadPoolExecutor=_Pool)
         put(fold, time=_time)
         put(missing_markers, time=_time)
         put(topics, time=_time)
         put(
-            rocks,
+            database,
             time=_time,
             Rdict=disk.Rdict,
             WriteBatch=disk.WriteBatch,
             Options=_NoOptions,
             AccessType=SimpleNamespace(read_only=lambda: True),
         )
+        put(index_reading, time=_time)
         failpoint = _failpoint
         put(
             runner,
@@ -213,7 +228,7 @@ def installed() -> Iterator[None]:
         )
         put(assignment, index_folder=disk.index_folder)
         put(reading, read_ahead=_read_ahead)
-        put(prefetch, read_ahead=_read_ahead)
+        put(key_prefetch, read_ahead=_read_ahead)
         put(
             pace,
             CHUNK_ROWS=pace.CHUNK_ROWS,  # each schedule has its own

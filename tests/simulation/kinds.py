@@ -3,7 +3,7 @@
 `any` is the general one: whatever may happen to processes, clients and transactions, in any
 combination. Each of the others adds what it is about to a quieter life. A kind that is not enabled
 is of something that today's code gets wrong: a test shows that it still does, so that whoever
-mends it has to switch the kind on.
+fixes it has to switch the kind on.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _stale(seed: int) -> Schedule:
     for _ in range(rng.randint(2, 5)):
         steps += maker.life() + maker.batches()
         if rng.random() < 0.6:
-            # what was seen is passed by while nobody sees anything, and ends
+            # what was seen times out while nobody sees anything, and ends
             steps += [["stale", 1], ["time", 4_000_000], ["look"], *maker.life(2)]
             steps += [*maker.batches(), ["time", rng.choice([1_000_000, 12_000_000])]]
             steps += maker.some(0.5, *[["commit", number] for number in maker._open])

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 from confluent_kafka import OFFSET_INVALID
 
-from eventpub.admission import Plan
+from eventpub.admission.contiguous import Contiguous
 from eventpub.channel import Report
 from eventpub.channel.lane import Received
 from eventpub.coordinator import coordinator as coordinating
@@ -31,7 +31,8 @@ from eventpub.sink import client, topics
 from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
-from eventpub.store.watermark import OpenTransactions
+from eventpub.sink.transaction import Transactions
+from eventpub.store.open_transactions import OpenTransactions
 from tests.simulation import broker
 from tests.simulation.channel import Connection
 from tests.simulation.world import world
@@ -53,22 +54,14 @@ def no_fold() -> Iterator[None]:
 def no_dedupe() -> Iterator[None]:
     """What is published already is not dropped, and the last check of a batch does not look."""
 
-    def keep(
-        self: Any,
-        order: np.ndarray,
-        ids: Any,
-        code: np.ndarray,
-        version: np.ndarray,
-        last: Any,
-        steady: np.ndarray,
-    ) -> np.ndarray:
-        del self, ids, steady
+    def keep(self: Any, order: np.ndarray, last: np.ndarray) -> np.ndarray:
+        _, code, version, *_ = self.columns
         for row in order:
             last[code[row]] = min(last[code[row]], version[row] - 1)
         return order
 
     with (
-        patch.object(Plan, "_drop_known", keep),
+        patch.object(Contiguous, "_drop_known", keep),
         patch.object(publishing, "_assert_order", lambda *_: None),
     ):
         yield
@@ -152,10 +145,10 @@ def no_count() -> Iterator[None]:
     """Delivery reports are not counted before a commit."""
 
     def flush(self: Any, batch: Any) -> None:
-        client.call(self._client.flush, 0.1)
+        client.call(self._owned.client.flush, 0.1)
         batch.produced = 0
 
-    with patch.object(sink.ShardSink, "_flush", flush):
+    with patch.object(Transactions, "_flush", flush):
         yield
 
 
@@ -186,7 +179,7 @@ def blame_all() -> Iterator[None]:
 
     def made(self: Any, *arguments: Any) -> None:
         make(self, *arguments)
-        self._careful = True
+        self._owned.sends_singly = True
 
     with patch.object(sink.ShardSink, "__init__", made):
         yield
@@ -229,7 +222,7 @@ def any_offset() -> Iterator[None]:
 
 @contextmanager
 def no_ended() -> Iterator[None]:
-    """Nobody hears of the end of a transaction that the boundary had passed by (A14)."""
+    """Nobody learns of the end of a transaction that the boundary no longer waited for (A14)."""
     with patch.object(OpenTransactions, "take_ended", lambda _: []):
         yield
 

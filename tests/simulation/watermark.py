@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from eventpub.store import watermark
-from eventpub.store.watermark import Transaction
+from eventpub.store.open_transactions import Transaction
 from tests.simulation.world import World, world
 
 _SECOND = 1_000_000
@@ -30,12 +30,12 @@ class Watermark(watermark.Watermark):
             return
         self._now = this.clock
         if this.is_stale:
-            this.counts["looks in vain"] += 1
+            this.counts["polls in vain"] += 1
             if self._stale_since is None:
                 self._stale_since = this.monotonic
             return
         self._stale_since = None
-        this.counts["fresh looks"] += 1
+        this.counts["fresh polls"] += 1
         self._transactions.seen(this.clock, _open(this), *reached)
         this.clock += 1  # whatever is written next is newer
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.local import Kafka, kafka
-from eventpub.sink import bulk
+from eventpub.private_apis import bulk
 from tests.sink.proxy import Proxy
 
 PASSWORDS = {"owner": "owner-word", "poor": "poor-word"}

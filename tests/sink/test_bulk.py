@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.local import Kafka
-from eventpub.sink import RecordRefusedError, ShardSink, bulk, check_topics
-from eventpub.sink import shard as sink_shard
-from eventpub.sink.bulk import Bulk, bulk_of
+from eventpub.private_apis import SWITCHES, bulk
+from eventpub.private_apis.bulk import Bulk, bulk_of
+from eventpub.sink import RecordRefusedError, ShardSink, caution, check_topics
 from eventpub.sink.records import event_columns, fixed_events, have_fixed_headers, partitions_of
 from tests.sink.helpers import (
     APP,
@@ -171,8 +171,7 @@ def unknown_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def sink(kafka_server: Kafka, topic_name: str) -> config.Sink:
     made = settings(topic_name, kafka_server.bootstrap_servers)
     check_topics(made)
-    sink_shard._one_by_one.clear()  # what failed in other tests
-    sink_shard._careful.clear()
+    caution.forget_all()  # what failed in other tests
     return made
 
 
@@ -192,7 +191,7 @@ class TestOnABroker:
                 assert topic == sink.topic
                 assert behind - first == counts[partition]
                 assert batch.next_offsets[topic, partition] == behind + 1
-        assert not sink_shard._one_by_one
+        assert not any(c.reports_each for c in caution._by_owner.values())
         assert_published_once(sink.bootstrap_servers, sink.topic, *parts)
         message = next(
             m for m in read_topic(sink.bootstrap_servers, sink.topic) if m.key() == b"order-3"
@@ -206,6 +205,16 @@ class TestOnABroker:
             (name, value.encode() if isinstance(value, str) else value)
             for name, value in expected.headers
         ]
+
+    def test_one_by_one_where_it_is_switched_off(
+        self, monkeypatch: pytest.MonkeyPatch, sink: config.Sink
+    ) -> None:
+        monkeypatch.setattr(SWITCHES, "bulk", False)
+        assert bulk_of(Producer({"bootstrap.servers": "127.0.0.1:1"})) is None
+        table = some_events(WHOLE, 1_000)
+        with ShardSink(sink, APP, WHOLE) as shard:
+            assert shard.publish(table).events == 1_000
+        assert_published_once(sink.bootstrap_servers, sink.topic, table)
 
     def test_one_by_one_where_the_client_is_not_known(
         self, unknown_client: None, sink: config.Sink

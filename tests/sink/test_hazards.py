@@ -512,7 +512,7 @@ class TestErrorsThatOnlyTheLogShows:
                 with pytest.raises(SinkError):
                     sink.publish(FIRST)
                 assert sink.needs_replacement
-                sink.needs_replacement = False
+                sink._owned.needs_replacement = False
 
     @pytest.mark.parametrize("when", ["after_begin", "before_commit"])
     def test_a_topic_that_is_gone_in_the_middle(self, cluster: MockCluster, when: str) -> None:

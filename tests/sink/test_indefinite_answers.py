@@ -14,7 +14,15 @@ import pytest
 from confluent_kafka import KafkaError
 
 from eventpub.errors import SinkError
-from eventpub.sink import PublishedBatch, RecordRefusedError, ShardSink, batch, bulk, fencing, shard
+from eventpub.private_apis import bulk
+from eventpub.sink import (
+    PublishedBatch,
+    RecordRefusedError,
+    ShardSink,
+    batch,
+    fencing,
+    transaction,
+)
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings, some_events
 from tests.sink.mock_cluster import (
     ADD_PARTITIONS,
@@ -124,7 +132,7 @@ def test_a_commit_that_times_out_is_asked_again_and_the_sink_replaced(
 def test_a_commit_that_is_never_answered_is_indefinite(
     sink: ShardSink, cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard, "COMMIT_TIMEOUT", 0.8)
+    monkeypatch.setattr(transaction, "COMMIT_TIMEOUT", 0.8)
     cluster.answer(END_TXN, *[(0, 10_000)] * 5)
     error = refused(sink)
     assert (error.code, error.retriable) == ("sink.indefinite", True)

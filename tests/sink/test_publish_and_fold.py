@@ -535,7 +535,7 @@ class TestRivals:
             sink.close()
             sink = ShardSink(sink_config, APP, WHOLE)
         else:
-            sink.needs_replacement = False
+            sink._owned.needs_replacement = False
 
         def late(point: str) -> None:
             if point == "before_commit":

@@ -470,7 +470,7 @@ def test_a20_a_log_that_is_worded_differently_counts_as_a_doubt(
         receive(self, level, form, facility, name, text.replace("EndTxnRequest", "EndTxn"))
 
     monkeypatch.setattr(client.ClientLog, "log", other_words)
-    monkeypatch.setattr("eventpub.sink.shard._log_is_strange.is_set", lambda: False)
+    monkeypatch.setattr("eventpub.sink.transaction._log_is_strange.is_set", lambda: False)
     owner = new_sink()
     owner.publish(some_events(WHOLE, 40))
     assert owner.needs_replacement

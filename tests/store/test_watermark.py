@@ -17,13 +17,8 @@ import pytest
 from eventpub.config import Store
 from eventpub.local import Database, mariadb, mysql
 from eventpub.store import Watermark, watermark
-from eventpub.store.watermark import (
-    OpenTransactions,
-    Transaction,
-    _found,
-    only_reads,
-    started_at,
-)
+from eventpub.store.open_transactions import OpenTransactions, Transaction
+from eventpub.store.transaction_list import found_in, only_reads, started_at
 from tests.conftest import FreshDatabase, fresh_database
 from tests.store.tables import create
 
@@ -208,7 +203,7 @@ def test_what_the_engine_does_not_know_of_counts_where_it_appends_or_waits(
     now = 1_700_000_000 * SECOND
     processes = [(now, 7, 3 * SECOND, waits, statement), (now, None, None, None, None)]
     own = (now, PSEUDO, 1, now // SECOND, now // SECOND, "", 0, 0, 1, 0)
-    found = _found(now, processes, own, [own])
+    found = found_in(now, processes, own, [own])
     assert [(t.thread, t.is_waiting) for t in found] == ([(7, True)] if counts else [])
 
 
@@ -222,7 +217,7 @@ def test_what_a_function_appends_is_as_old_as_the_statement_that_calls_it() -> N
         text = "SELECT append_event(id) FROM orders"
         processes = [(at, 7, age * SECOND, 0, text), (at, None, None, None, None)]
         row = (at, 8, 7, now // SECOND, now // SECOND, text, modified, 0, 0, 0)
-        found.seen(at, _found(at, processes, own, [own, row]), reached=at - SECOND)
+        found.seen(at, found_in(at, processes, own, [own, row]), reached=at - SECOND)
     assert found.hidden_since == now
     found.seen(now + 602 * SECOND, [], reached=now + 601 * SECOND)
     assert found.take_ended() == [(now, now + 601 * SECOND)]
@@ -258,7 +253,7 @@ def test_a_session_that_sets_its_own_time_hides_nothing_for_longer_than_a_day() 
     own = (now, PSEUDO, 1, now // SECOND, now // SECOND, "", 0, 0, 1, 0)
     for age in (400 * 86_400, 1_699_999_999, 2**32 - 1):
         processes = [(now, 7, age * SECOND, 1, "INSERT INTO events VALUES (1)")]
-        [found] = _found(now, [*processes, (now, None, None, None, None)], own, [own])
+        [found] = found_in(now, [*processes, (now, None, None, None, None)], own, [own])
         assert found.started == found.statement == now - 86_400 * SECOND
 
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 import numpy as np
@@ -31,7 +31,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from eventpub.sink.records import FixedEvents
+from eventpub.private_apis import SWITCHES
+
+if TYPE_CHECKING:
+    from eventpub.sink.records import FixedEvents
 
 WORTHWHILE = 64
 """Rows from which on the arrays are worth to be set up."""
@@ -171,7 +174,7 @@ def _text(text: str) -> Any:
 
 def bulk_of(producer: Any) -> Bulk | None:
     """The way into this producer; None where it is not known to be safe."""
-    library = _library()
+    library = _library() if SWITCHES.bulk else None
     if library is None or type(producer) is not Producer:
         return None
     handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__).value

@@ -1,0 +1,220 @@
+"""One aggregate that is not plainly contiguous: version after version, as far as they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from eventpub.admission.batch import Batch
+from eventpub.admission.model import SkippedGap
+from eventpub.admission.rules import Decision, Rules
+from eventpub.admission.state import NO_TIME, Hold, Seen, Versions
+
+
+@dataclass
+class Walk:
+    """One aggregate that is not plainly contiguous: the rows of the window that concern it."""
+
+    aggregate_id: str
+    last: int | None
+    hold: Hold | None
+    rows: dict[int, int]
+    """version → row of the window, only above `last`"""
+    seen: int
+    since: int
+    asks_store: bool
+    """whether the store is asked for what is missing in this batch"""
+    is_first_sight: bool = False
+    """whether nothing is known of it where a baseline exists"""
+    newest_below: int = NO_TIME >> 1
+    """the newest `create_time` known of what is baseline of it, µs"""
+    fetched: list[Versions] = field(default_factory=list)
+
+
+class Walker:
+    """Walks the aggregates of one batch.
+
+    Args:
+        batch: takes what is decided.
+        decision: takes holds and skips.
+        open_since, skip_now: as of `plan`.
+        created: of the batch's rows and of those that were fetched.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        decision: Decision,
+        open_since: int | None,
+        skip_now: Collection[str],
+        created: np.ndarray,
+    ) -> None:
+        self._batch = batch
+        self._decision = decision
+        self._open_since = open_since
+        self._skip_now = skip_now
+        self._created = created
+        self._steady = batch.rules.steady(created)
+
+    def decide(self, walk: Walk, fetched: dict[int, tuple[int, int]], reachable: int) -> None:
+        """Decide one aggregate.
+
+        Args:
+            walk: it.
+            fetched: version → row and `create_time` of what the store had of its missing ones.
+            reachable: up to which version the store's answer is whole.
+        """
+        hold, last = walk.hold, walk.last
+        assert last is not None, "settle was not called"
+        if not walk.asks_store:
+            assert hold is not None
+            self._batch.counts.held += len(walk.rows)
+            self._decision.holds[walk.aggregate_id] = replace(
+                hold, seen=walk.seen, since=walk.since
+            )
+            return
+
+        available = {v: row for v, (row, _) in fetched.items()} | walk.rows
+        taken: list[int] = []
+        gap: Hold | None = None
+        version = last + 1
+        while version <= walk.seen:
+            row = available.get(version) if version <= reachable else None
+            if row is not None:
+                taken.append(row)
+                version += 1
+                continue
+            gap, behind = self._meet(walk, version, available, reachable)
+            if behind is None:
+                break
+            version = behind
+        self._note(walk, version, gap)
+        if version - 1 != last or walk.is_first_sight:
+            self._remember(walk, version - 1, available.get(version - 1), taken)
+        self._batch.counts.held += sum(1 for v in walk.rows if v >= version)
+        self._take(taken)
+
+    def _meet(
+        self, walk: Walk, version: int, available: dict[int, int], reachable: int
+    ) -> tuple[Hold | None, int | None]:
+        """A version is missing.
+
+        Returns:
+            The hold for it, if it is waited for; and the version to go on with, if it is skipped.
+        """
+        aggregate_id, hold = walk.aggregate_id, walk.hold
+        rules, now, counts = self._batch.rules, self._batch.now, self._batch.counts
+        since = min(
+            (int(self._created[r]) for v, r in available.items() if v > version),
+            default=walk.since,
+        )
+        waited = hold is not None and hold.first_missing == version and not hold.catching_up
+        if version > reachable:
+            if waited and hold is not None:  # it is due as before
+                return replace(hold, seen=walk.seen, since=min(since, hold.since)), None
+            catching_up = Hold(
+                aggregate_id, version, walk.seen, now, 0, now, since, catching_up=True
+            )
+            return catching_up, None
+        if not waited:
+            counts.gaps_opened += 1
+            due = rules.next_attempt(now, 0)
+            return Hold(aggregate_id, version, walk.seen, now, 0, due, since), None
+        assert hold is not None
+        requested = aggregate_id in self._skip_now
+        tried: Hold | None = None
+        if not requested:
+            is_early = hold.next_attempt > now  # looked for before its time
+            tried = hold if is_early else tried_in_vain(hold, rules, now, self._open_since)
+        behind = min((v for v in available if v > version), default=None)
+        if tried is None and reachable < (walk.seen if behind is None else behind - 1):
+            tried = hold  # what follows was not read: how far the gap goes is not known yet
+        if tried is not None:
+            return replace(tried, seen=walk.seen, since=min(since, hold.since)), None
+        if behind is None:
+            # What was seen above the gap is gone from the store: nothing waits any more.
+            counts.gaps_vanished += 1
+            return None, None
+        self._skip(hold, version, behind, "requested" if requested else "max_backoff")
+        return None, behind
+
+    def _skip(self, hold: Hold, version: int, behind: int, reason: str) -> None:
+        batch, aggregate_id = self._batch, hold.aggregate_id
+        batch.counts.gaps_skipped += 1
+        self._decision.gaps.append(
+            SkippedGap(
+                aggregate_id,
+                version,
+                behind - 1,
+                hold.first_seen,
+                batch.now,
+                hold.attempts + 1,
+                reason,
+            )
+        )
+        before = batch.known.skipped.get(aggregate_id, ())
+        # none may be left of them: a late event of this batch was the last
+        ranges = batch.skipped.get(aggregate_id, before)
+        batch.skipped[aggregate_id] = [*ranges, (version, behind - 1)]
+
+    def _note(self, walk: Walk, version: int, gap: Hold | None) -> None:
+        """Holds, and gaps that were filled, after all below a version is decided."""
+        counts, gaps, hold = self._batch.counts, self._decision.gaps, walk.hold
+        if hold is None:
+            at_once = sum(1 for _, end in walk.fetched if end < version)
+            counts.gaps_opened += at_once
+            counts.gaps_filled += at_once
+        elif version > hold.first_missing and not hold.catching_up:
+            skipped = gaps and gaps[-1].aggregate_id == walk.aggregate_id
+            counts.gaps_filled += not skipped
+        if gap is not None or hold is not None:
+            self._decision.holds[walk.aggregate_id] = gap
+
+    def _remember(self, walk: Walk, last: int, row: int | None, taken: list[int]) -> None:
+        """The last version, the row of which is `row`, and when its rows were created."""
+        batch, a = self._batch, walk.aggregate_id
+        batch.last[a] = last
+        seen = batch.seen(a)
+        newest = max([seen.newest, walk.newest_below, *self._steady[taken].tolist()])
+        is_of_last = bool(taken) and row is not None and int(self._steady[row]) == newest
+        batch.times[a] = Seen(newest, is_of_last).packed()
+
+    def _take(self, taken: list[int]) -> None:
+        if not taken:
+            return
+        batch, own = self._batch, self._batch.rows.num_rows
+        rows = np.array(taken, dtype=np.int64)
+        if batch.known.baseline is not None:
+            old = self._created[rows] <= batch.known.baseline
+            batch.counts.baseline += int((old & (rows < own)).sum())
+            rows = rows[~old]
+            if not len(rows):
+                return
+        batch.counts.backtracked += int((rows >= own).sum())
+        batch.admitted.append((rows, np.maximum.accumulate(self._created[rows])))
+
+
+def tried_in_vain(hold: Hold, rules: Rules, now: int, open_since: int | None) -> Hold | None:
+    """A hold after its missing version was looked for when it was due, and is not there.
+
+    Returns:
+        None where its gap is given up now: what waits above it is to be published.
+    """
+    attempts = hold.attempts + 1
+    # A transaction that was open when the gap was seen may still fill it.
+    alive = open_since is not None and open_since <= hold.first_seen
+    if attempts >= rules.max_backoff and not alive:
+        return None
+    due = rules.next_attempt(now, min(attempts, rules.max_backoff - 1))
+    return Hold(  # `replace` takes three times as long, and there may be hundreds of thousands
+        hold.aggregate_id,
+        hold.first_missing,
+        hold.seen,
+        hold.first_seen,
+        attempts,
+        due,
+        hold.since,
+        hold.catching_up,
+    )

@@ -1,0 +1,51 @@
+"""How many rows of each time bucket were accounted for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eventpub.index.database import NUMBER, Database
+from eventpub.index.values import LAST
+
+_PRUNED_AT_ONCE = 10_000
+
+
+class BucketCounts:
+    """By the bucket's number.
+
+    Args:
+        database: of the index.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._pruned_below = 0
+
+    def since(self, first: int) -> dict[int, int]:
+        """Of the buckets from one on."""
+        found = self._db.items(b"c", NUMBER.pack(max(first, 0)))
+        return {NUMBER.unpack(key[1:])[0]: LAST.unpack(value)[0] for key, value in found}
+
+    def of(self, bucket: int) -> int:
+        """Of one."""
+        found = self._db.get(b"c" + NUMBER.pack(bucket))
+        return 0 if found is None else int(LAST.unpack(found)[0])
+
+    def put(self, batch: Any, bucket: int, rows: int) -> None:
+        """Set one."""
+        batch.put(b"c" + NUMBER.pack(bucket), LAST.pack(rows))
+
+    def prune(self, batch: Any, forget_below: int) -> None:
+        """Delete buckets; some of them where there are very many, as an earlier version left."""
+        since = self._pruned_below  # what was deleted before is not passed over again
+        if forget_below <= since:
+            return
+        found = self._db.items(b"c", NUMBER.pack(since))
+        for _ in range(_PRUNED_AT_ONCE):
+            key, _value = next(found, (b"", b""))
+            number = NUMBER.unpack(key[1:])[0] if key else forget_below
+            if number >= forget_below:
+                self._pruned_below = forget_below
+                return
+            batch.delete(key)
+        self._pruned_below = number + 1

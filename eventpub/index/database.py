@@ -1,0 +1,229 @@
+"""One RocksDB directory: opened, read and written, with each of its errors mapped to one of ours.
+
+What belongs together is written in one write batch, so that after a kill the index is either before
+or after a publication, never in between. The write-ahead log is not synced: after a crash of the
+machine an older index comes up, and the fold brings it up to the topic. What must not happen is
+that offsets come up newer than the versions that were read up to there: a manifest that was cut
+short makes RocksDB leave out a part in the middle, and say nothing. So a mark, `g` and a number (8
+bytes, big-endian), is written now and then: where a part is missing, the marks are not numbered
+without a gap.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
+
+from eventpub.errors import StateError
+
+NUMBER = struct.Struct(">q")
+"""A number in a key: in this order RocksDB has them."""
+_MARKED_EVERY = 1 << 20
+"""Bytes between two marks: fewer than RocksDB keeps in one file."""
+
+
+def new_batch() -> Any:
+    """Of writes that belong together."""
+    return WriteBatch(raw_mode=True)
+
+
+class Database:
+    """Open for writing; nobody else has it.
+
+    Args:
+        directory: made when absent.
+        lock_timeout: seconds to wait while another process has it open.
+
+    Raises:
+        StateError: index.locked, index.corrupt, index.disk_full.
+    """
+
+    def __init__(self, directory: Path, lock_timeout: float) -> None:
+        self.directory = directory
+        self._db = _open(directory, lock_timeout)
+        self._session = os.urandom(8)
+        self._marks = self._since_mark = 0
+        try:
+            self._old_marks = checked_marks(self._db, directory)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close it and release the lock."""
+        self._db.close()
+
+    def copy_to(self, folder: Path) -> None:
+        """Make a consistent copy beside publishing: links to files, where the disk has them.
+
+        Raises:
+            StateError: index.disk_full, ….
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            Checkpoint(self._db).create_checkpoint(str(folder))
+        except Exception as error:
+            raise mapped(error, self.directory) from error
+
+    def write(self, batch: Any) -> None:
+        """All of it or nothing."""
+        size = self._since_mark + batch.size_in_bytes()
+        is_marked = not self._marks or size >= _MARKED_EVERY
+        if is_marked:
+            for key in self._old_marks:
+                batch.delete(key)
+            batch.put(b"g" + NUMBER.pack(self._marks), self._session)
+        try:
+            self._db.write(batch)
+        except Exception as error:
+            raise mapped(error, self.directory) from error
+        if is_marked:
+            self._old_marks = []
+        self._marks += is_marked
+        self._since_mark = 0 if is_marked else size
+
+    def get(self, keys: Any) -> Any:
+        """The value of a key, or the values of some; None: there is none."""
+        try:
+            return self._db.get(keys)
+        except Exception as error:
+            raise mapped(error, self.directory) from error
+
+    def get_all(self, prefix: bytes, aggregate_ids: list[str]) -> list[bytes | None]:
+        """The values of aggregates; one multi-get."""
+        if not aggregate_ids:
+            return []
+        return list(self.get([prefix + a.encode() for a in aggregate_ids]))
+
+    def items(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """As `items_of`."""
+        return items_of(self._db, prefix, self.directory, start)
+
+
+def items_of(
+    db: Any, prefix: bytes, directory: Path, start: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
+    """All keys with a prefix; unlike `Rdict.items`, it does not end where a block is damaged."""
+    items = db.iter()
+    if prefix:
+        items.seek(prefix + start)
+    else:
+        items.seek_to_first()
+    while items.valid():
+        key = items.key()
+        if key[: len(prefix)] != prefix:
+            return
+        yield key, items.value()
+        items.next()
+    try:
+        items.status()
+    except Exception as error:
+        raise mapped(error, directory) from error
+
+
+def checked_marks(db: Any, directory: Path) -> list[bytes]:
+    """The keys of the marks.
+
+    Raises:
+        StateError: index.corrupt: some are missing, and what was written between them.
+    """
+    marks = list(items_of(db, b"g", directory))
+    numbers = [NUMBER.unpack(key[1:])[0] for key, _ in marks]
+    if numbers != list(range(len(marks))) or len({session for _, session in marks}) > 1:
+        raise _corrupt("a part of what was written is missing", directory)
+    return [key for key, _ in marks]
+
+
+def set_aside(directory: Path) -> Path:
+    """Move a damaged index out of the way of a new one; where to. An older one there is removed."""
+    aside = directory.with_name(f"{directory.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        directory.rename(aside)
+    return aside
+
+
+def open_read_only(directory: Path) -> Rdict | None:
+    """An index beside whoever has it open; None where there is none."""
+    if not (directory / "CURRENT").exists():
+        return None
+    try:
+        return Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only())
+    except Exception as error:
+        raise mapped(error, directory) from error
+
+
+def _open(directory: Path, lock_timeout: float) -> Rdict:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_keep_log_file_num(2)
+    options.set_max_open_files(256)
+    options.set_write_buffer_size(16 << 20)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + lock_timeout
+    while True:
+        try:
+            return Rdict(str(directory), options)
+        except Exception as error:
+            found = mapped(error, directory)
+            if found.code != "index.locked" or time.monotonic() > deadline:
+                raise found from error
+        time.sleep(0.05)
+
+
+def mapped(error: Exception, directory: Path) -> StateError:
+    """An error of RocksDB as one of ours."""
+    text = str(error)
+    where = str(directory)
+    if "lock" in text.lower() and ("LOCK" in text or "No locks" in text):
+        return StateError(
+            "index.locked",
+            "another process has the index open",
+            where=where,
+            suggestion="stop the other publisher, or give this one another app.state_dir",
+            retriable=True,
+        )
+    if "No space left" in text or "Disk quota" in text:
+        return StateError(
+            "index.disk_full",
+            "no space is left for the index",
+            where=where,
+            suggestion="free space on the disk of app.state_dir; publishing goes on after it",
+            retriable=True,
+        )
+    if "Permission denied" in text or "Read-only file system" in text:
+        return StateError(
+            "index.not_writable",
+            "the index cannot be written",
+            where=where,
+            suggestion="give the publisher's user write access to app.state_dir",
+        )
+    if "Corruption" in text or "No such file" in text:
+        return _corrupt(text, directory)
+    return StateError(
+        "index.unusable",
+        f"the index cannot be used: {text}",
+        where=where,
+        suggestion="check the disk and the permissions of this directory; if the error stays, "
+        "stop the publisher and delete it: it is rebuilt from the topic",
+    )
+
+
+def _corrupt(text: str, directory: Path) -> StateError:
+    return StateError(
+        "index.corrupt",
+        f"the index is damaged: {text}",
+        where=str(directory),
+        suggestion="start the publisher: it sets a damaged index aside and rebuilds it from the "
+        "topic",
+    )

@@ -1,0 +1,61 @@
+"""What the indexes of another number of shards or partitions have known, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from eventpub.index.values import MISSING_MARKERS, Partition, flat_of, nested_of
+
+_FLAGS = ("skips", "unsigned", "refusals", "rewrites")
+
+
+def merged(
+    former: Sequence[Mapping[str, Any] | None],
+    own: Collection[Partition],
+    baseline: int | None,
+) -> dict[str, Any]:
+    """The facts of an index that takes over what all of these know of its shard.
+
+    Args:
+        former: the facts of each; None: it is gone, and what it knew is read back from the topic.
+        own: partitions that are the shard's.
+        baseline: of a new index.
+    """
+    there = [facts for facts in former if facts is not None]
+    moved: dict[str, Any] = {}
+    for name in ("offsets", "written", MISSING_MARKERS):
+        found = (item for facts in there for item in flat_of(facts.get(name, {})))
+        moved[name] = nested_of(
+            {partition: known for partition, known in found if partition in own}
+        )
+    topics = [facts["topics"] for facts in there if "topics" in facts]
+    if topics:
+        moved["topics"] = {name: known for of in topics for name, known in of.items()}
+    for name in _FLAGS:
+        said = [facts[name] for facts in there if name in facts]
+        if said:
+            moved[name] = any(said)
+    baselines = [facts["baseline"] for facts in there if facts.get("baseline") is not None]
+    moved["baseline"] = max([*baselines, baseline or 0]) if baselines else baseline
+    positions = [None if facts is None else facts.get("position") for facts in former]
+    known = [position for position in positions if position is not None]
+    if known and len(known) == len(positions):
+        moved["position"] = min(known)
+    times = _times(there)
+    if times is not None:
+        moved["times"] = times
+    return moved
+
+
+def _times(there: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Since when times are kept, and how they are read; None: `Facts.keep_times` begins now."""
+    kept_by = [facts["times"] for facts in there if facts.get("times") is not None]
+    if len(kept_by) < len(there):
+        return None
+    since = [t["since"] for t in kept_by if t["since"] is not None]
+    read_as = {t["read_as"] for t in kept_by} or {None}
+    return {
+        "read_as": read_as.pop() if len(read_as) == 1 else "several",
+        "since": max(since, default=None),
+    }

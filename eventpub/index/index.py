@@ -1,0 +1,492 @@
+"""A shard's index in one RocksDB directory.
+
+Keys are one letter and the aggregate's UTF-8 bytes:
+
+    v  last version          8 bytes, little-endian, signed; and as many: when the aggregate's rows
+                             were created, as `admission.Seen` packs it. Without: written before
+                             it was kept
+    h  open hold             packed, see `holds` (JSON in indexes of earlier versions)
+    s  skipped versions      JSON, list of [first, last]
+    r  refused versions      JSON, list: below the first version, on the topic of dead letters
+    x  written anew          JSON: `since`, `last` and `decided` of `admission.Rewritten`
+    m  facts of the shard    JSON, by name: offsets, position, baseline, undecided, skips, refusals,
+                             rewrites, unsigned, dead_run, chunk_bytes, times, identity
+
+and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian): how many rows of
+it have been accounted for (8 bytes, little-endian); `g` and a number: a mark, see `database`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from eventpub.admission import (
+    NO_TIME,
+    Decision,
+    Hold,
+    Known,
+    Rewritten,
+    Seen,
+    SkippedGap,
+    after_fold,
+    without,
+)
+from eventpub.errors import StateError
+from eventpub.index.bucket_counts import BucketCounts
+from eventpub.index.database import Database, checked_marks, items_of, new_batch, open_read_only
+from eventpub.index.facts import Facts, Range
+from eventpub.index.former import merged
+from eventpub.index.holds import Holds
+from eventpub.index.reading import Pending, skipped_in
+from eventpub.index.values import LAST, LAST_SEEN, Partition, last_and_times, packed
+
+FORMAT = 2
+_READ = {1, FORMAT}
+"""Formats that can be read. 1, of versions before the first release, has neither times nor packed
+holds; such a version refuses an index of another number, instead of failing over what is in it."""
+_MOVED_AT_ONCE = 10_000
+
+
+class Index(Facts):
+    """One shard's index, open. A context manager: `close` gives the lock back.
+
+    Args:
+        directory: made when absent.
+        identity: what the index belongs to (application, topic, shard); an index of something
+            else is refused, because its versions would make this topic lose events.
+        adopts: says of the identity that an index was made with whether it may become this one, as
+            where the application was renamed.
+        lock_timeout: seconds to wait while another process has it open: a worker that was killed
+            may need a moment to be gone.
+
+    Raises:
+        StateError: index.locked, index.foreign, index.corrupt, index.disk_full.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: Mapping[str, Any],
+        *,
+        adopts: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+        lock_timeout: float = 10.0,
+    ) -> None:
+        self.directory = directory
+        database = Database(directory, lock_timeout)
+        try:
+            super().__init__(database)
+            self._counts = BucketCounts(database)
+            self.holds = Holds()
+            for key, value in database.items(b"h"):
+                self.holds.load(key[1:].decode(), value)
+            self._require(identity, adopts)
+        except BaseException:
+            database.close()
+            raise
+
+    def _require(
+        self, identity: Mapping[str, Any], adopts: Callable[[Mapping[str, Any]], bool]
+    ) -> None:
+        required = {"format": FORMAT, **identity}
+        found = self._facts.setdefault("identity", required)
+        is_read = found.get("format") in _READ
+        is_older = is_read and found == {**required, "format": found["format"]}
+        if found != required and (is_older or (is_read and adopts(found))):
+            self._write(new_batch(), {"identity": required})
+        elif found != required:
+            raise StateError(
+                "index.foreign",
+                f"the index belongs to {found}, not to {required}",
+                where=str(self.directory),
+                suggestion="use another app.state_dir, or delete this directory: "
+                "it is rebuilt from the topic; where app.id was changed, name the former one in"
+                " app.former_ids; where sink.topic was changed, and what was published before shall"
+                " not be published there, set sink.accept_topic_id to the new topic's id, which"
+                " `eventpub doctor` shows",
+            )
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it and release the lock."""
+        self._db.close()
+
+    def copy_to(self, folder: Path) -> None:
+        """Make a consistent copy beside publishing: links to files, where the disk has them.
+
+        Raises:
+            StateError: index.disk_full, ….
+        """
+        self._db.copy_to(folder)
+
+    def pending(self) -> Pending:
+        """As `glance`, of the open index."""
+        return [self.holds[a] for a in self.holds], skipped_in(self._db.items(b"s"))
+
+    @property
+    def buckets(self) -> dict[int, int]:
+        """How many rows of each time bucket were accounted for; see `record`."""
+        return self._counts.since(0)
+
+    def buckets_from(self, first: int) -> dict[int, int]:
+        """The same of the buckets from one on."""
+        return self._counts.since(first)
+
+    def rows_of(self, bucket: int) -> int:
+        """How many rows of a time bucket were accounted for."""
+        return self._counts.of(bucket)
+
+    # -- what it knows ---------------------------------------------------------------------------
+
+    def known(self, aggregate_ids: list[str]) -> Known:
+        """What is known of these aggregates; one multi-get."""
+        found = self._db.get_all(b"v", aggregate_ids)
+        last, times = last_and_times(aggregate_ids, found)
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        if self._facts.get("skips"):
+            found = self._db.get_all(b"s", aggregate_ids)
+            skipped = {
+                a: [tuple(r) for r in json.loads(value)]
+                for a, value in zip(aggregate_ids, found, strict=True)
+                if value is not None
+            }
+        refused: dict[str, list[int]] = {}
+        if self._facts.get("refusals"):
+            found = self._db.get_all(b"r", aggregate_ids)
+            refused = {
+                a: json.loads(value)
+                for a, value in zip(aggregate_ids, found, strict=True)
+                if value is not None
+            }
+        since = self._facts.get("times", {}).get("since")
+        rewritten = self.rewritten(aggregate_ids)
+        return Known(last, self.holds, skipped, self.baseline, refused, times, since, rewritten)
+
+    def rewritten(self, aggregate_ids: list[str]) -> dict[str, Rewritten]:
+        """Those of these aggregates of which versions were written anew."""
+        if not self._facts.get("rewrites"):
+            return {}
+        found = zip(aggregate_ids, self._db.get_all(b"x", aggregate_ids), strict=True)
+        read = {a: json.loads(value) for a, value in found if value is not None}
+        return {
+            a: Rewritten(since, last, tuple((first, end) for first, end in decided))
+            for a, (since, last, decided) in read.items()
+        }
+
+    # -- writes ----------------------------------------------------------------------------------
+
+    def move_from(
+        self,
+        directories: Iterable[Path],
+        belongs: Callable[[str], bool],
+        partitions: Iterable[Partition],
+        baseline: int | None,
+        *,
+        everywhere: bool = False,
+    ) -> None:
+        """Take over what indexes of another number of shards or partitions know of this shard's.
+
+        To be called instead of `begin`. Until it has returned, the index counts as new. Where one
+        of them is gone, what it knew is read back from the topic.
+
+        Args:
+            directories: of all the former indexes.
+            belongs: whether an aggregate is this shard's.
+            partitions: those that are this shard's; with `everywhere`, all.
+            baseline: as in `begin`.
+            everywhere: see `reads_everywhere`.
+        """
+        former = [self._copy(directory, belongs) for directory in directories]
+        facts = merged(former, set(partitions), baseline)
+        self._write(new_batch(), facts | {"everywhere": everywhere, "undecided": [False, 0]})
+
+    def _copy(self, directory: Path, belongs: Callable[[str], bool]) -> dict[str, Any] | None:
+        """Take over what another index knows of this shard's aggregates; its facts.
+
+        None where it is gone or damaged: what was copied of it is true all the same, but how far it
+        had read says nothing.
+        """
+        facts: dict[str, Any] = {}
+        try:
+            former = open_read_only(directory)
+            if former is None:
+                return None
+            try:
+                checked_marks(former, directory)
+                batch, size = new_batch(), 0
+                for key, value in items_of(former, b"", directory):
+                    if key[:1] == b"m":
+                        facts[key[1:].decode()] = json.loads(value)
+                    elif key[:1] in {b"v", b"h", b"s", b"r", b"x"} and belongs(key[1:].decode()):
+                        batch.put(key, value)
+                        size += 1
+                        if key[:1] == b"h":
+                            self.holds.load(key[1:].decode(), value)
+                    if size >= _MOVED_AT_ONCE:
+                        self._db.write(batch)
+                        batch, size = new_batch(), 0
+                self._db.write(batch)
+            finally:
+                former.close()
+        except StateError as error:
+            if error.code != "index.corrupt" or error.where != str(directory):
+                raise
+            return None
+        return facts
+
+    def record(  # noqa: PLR0913 (all that one write batch changes)
+        self,
+        decision: Decision,
+        next_offsets: Mapping[Partition, int],
+        position: int | None,
+        *,
+        written: Mapping[Partition, Range] | None = None,
+        refused: Mapping[str, Sequence[int]] | None = None,
+        dead_run: int | None = None,
+        counted: Mapping[int, int] | None = None,
+        forget_below: int | None = None,
+    ) -> None:
+        """Remember a decision after it was published, in one write batch.
+
+        Args:
+            decision: what was published and is pending.
+            next_offsets: of the partitions that were written.
+            position: see the property; never moved back here.
+            written: see the property; of the same partitions.
+            refused: all refused versions of the aggregates that have new ones.
+            dead_run: see the property; None: nothing was published.
+            counted: rows of each time bucket that were accounted for since the last call.
+            forget_below: buckets of smaller numbers are not needed any more.
+        """
+        batch = new_batch()
+        if counted and forget_below is not None:
+            self._counts.prune(batch, forget_below)
+        for bucket, more in (counted or {}).items():
+            if forget_below is not None and bucket < forget_below:
+                continue
+            self._counts.put(batch, bucket, self._counts.of(bucket) + more)
+        put = batch.put
+        for aggregate_id, value in packed(decision.last, decision.times):
+            put(b"v" + aggregate_id.encode(), value)
+        self._put_skipped(batch, decision.skipped)
+        self._put_holds(batch, decision.holds)
+        facts: dict[str, Any] = {}
+        if next_offsets:
+            facts |= self._moved(next_offsets, written or {})
+        if position is not None and (self.position is None or position > self.position):
+            facts["position"] = position
+        if decision.skipped:
+            facts["skips"] = True
+        if refused:
+            self._put_refused(batch, refused)
+            facts["refusals"] = True
+        if decision.rewritten:
+            self._put_rewritten(batch, decision.rewritten)
+            facts["rewrites"] = True
+        if dead_run is not None and dead_run != self.dead_run:
+            facts["dead_run"] = dead_run
+        self._write(batch, facts)
+
+    def set_buckets(self, rows: Mapping[int, int], forget_below: int) -> None:
+        """Note how many rows time buckets have, all of which are accounted for.
+
+        Args:
+            rows: per bucket.
+            forget_below: buckets of smaller numbers are not needed any more.
+        """
+        batch = new_batch()
+        for bucket, count in rows.items():
+            self._counts.put(batch, bucket, count)
+        self._counts.prune(batch, forget_below)
+        self._write(batch, {})
+
+    def fold_events(  # noqa: PLR0913 (all that one write batch changes)
+        self,
+        last: Mapping[str, int],
+        versions: Mapping[str, Iterable[int]],
+        offsets: Mapping[Partition, int],
+        now: int,
+        *,
+        refused: Mapping[str, Iterable[int]] | None = None,
+        times: Mapping[str, Seen] | None = None,
+        rewritten: Mapping[str, Rewritten] | None = None,
+    ) -> None:
+        """Take over published events that were read back from the topic.
+
+        Args:
+            last: per aggregate the highest version read.
+            versions: per aggregate the versions read; they may fill a skipped gap.
+            offsets: next offsets after what was read.
+            now: the database's time.
+            refused: per aggregate the dead letters read whose version is below the first.
+            times: per aggregate of `last` when the rows read were created; `is_of_last` means the
+                highest version read.
+            rewritten: per aggregate what is known of it with the rows read, where that is more.
+        """
+        known = self.known(list(last))
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        for aggregate_id, ranges in known.skipped.items():
+            left = list(ranges)
+            for version in versions[aggregate_id]:
+                left = without(version, left)
+            if left != list(ranges):
+                skipped[aggregate_id] = left
+        raised = {a: v for a, v in last.items() if v > known.last.get(a, v - 1)}
+        seen: dict[str, int] = {}
+        for aggregate_id, read in (times or {}).items():
+            packed = known.times.get(aggregate_id)
+            if packed is None and aggregate_id in known.last:
+                continue  # of what was published before, nothing is known
+            after = read if packed is None else Seen.unpacked(packed).raised(read.newest)
+            if aggregate_id in raised and after.newest == read.newest:
+                after = read
+            elif aggregate_id in raised or (
+                last[aggregate_id] == known.last.get(aggregate_id) and not read.is_of_last
+            ):
+                after = Seen(after.newest, False)
+            if after.packed() != packed or aggregate_id in raised:
+                seen[aggregate_id] = after.packed()
+        for aggregate_id in seen.keys() - raised.keys():
+            raised[aggregate_id] = known.last[aggregate_id]
+        self._fold(raised, skipped, offsets, now, refused=refused, times=seen, rewritten=rewritten)
+
+    def fold_gaps(
+        self,
+        gaps: Iterable[SkippedGap],
+        offsets: Mapping[Partition, int],
+        now: int,
+    ) -> None:
+        """Take over recorded skips that were read back from the topic of gaps.
+
+        They come before the events of the same fold: once the events above a skip have raised the
+        last version, a skip below it could not be distinguished from one that was filled.
+        """
+        raised: dict[str, int] = {}
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        gaps = list(gaps)
+        self._facts["skips"] = self._facts.get("skips") or bool(gaps)
+        known = self.known(sorted({g.aggregate_id for g in gaps}))
+        for gap in gaps:
+            a, run = gap.aggregate_id, (gap.from_version, gap.to_version)
+            if run[1] > known.last.get(a, run[1] - 1):
+                raised[a] = max(run[1], raised.get(a, run[1]))
+                skipped.setdefault(a, list(known.skipped.get(a, ())))
+                if run not in skipped[a]:
+                    skipped[a].append(run)
+        times = {  # what was skipped has no row
+            a: known.times.get(a, NO_TIME) & ~1
+            for a in raised
+            if a in known.times or a not in known.last
+        }
+        self._fold(raised, skipped, offsets, now, skips=bool(gaps), times=times)
+
+    def fold_unsigned(self, gaps: Iterable[SkippedGap]) -> None:
+        """Take over recorded skips that do not say who has written them, before those that do.
+
+        Versions before the first release wrote none other. What follows a skip was published with
+        it: these raise no last version, and those above it at the end of the fold are forgotten.
+        """
+        gaps = list(gaps)
+        self._facts["skips"] = True  # for `known`; on the disk with what follows
+        known = self.known(sorted({g.aggregate_id for g in gaps}))
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        for gap in gaps:
+            a, run = gap.aggregate_id, (gap.from_version, gap.to_version)
+            if run[1] > known.last.get(a, run[1] - 1):
+                runs = skipped.setdefault(a, list(known.skipped.get(a, ())))
+                if run not in runs:
+                    runs.append(run)
+        batch = new_batch()
+        self._put_skipped(batch, skipped)
+        self._write(batch, {"skips": True, "unsigned": True})
+
+    def settle_unsigned(self) -> None:
+        """That fold has ended: forget the skips that nothing follows."""
+        if not self._facts.get("unsigned"):
+            return
+        kept: dict[str, list[tuple[int, int]]] = {}
+        skips = {k[1:].decode(): json.loads(value) for k, value in self._db.items(b"s")}
+        last = self.known([*skips]).last
+        for aggregate_id, runs in skips.items():
+            below = [(first, end) for first, end in runs if end <= last.get(aggregate_id, end - 1)]
+            if len(below) < len(runs):
+                kept[aggregate_id] = below
+        batch = new_batch()
+        self._put_skipped(batch, kept)
+        self._write(batch, {"unsigned": False})
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _fold(  # noqa: PLR0913 (all that one write batch changes)
+        self,
+        raised: Mapping[str, int],
+        skipped: Mapping[str, list[tuple[int, int]]],
+        offsets: Mapping[Partition, int],
+        now: int,
+        *,
+        skips: bool = False,
+        refused: Mapping[str, Iterable[int]] | None = None,
+        times: Mapping[str, int] | None = None,
+        rewritten: Mapping[str, Rewritten] | None = None,
+    ) -> None:
+        batch = new_batch()
+        if refused:
+            before = self.known(list(refused)).refused
+            self._put_refused(batch, {a: {*before.get(a, ()), *v} for a, v in refused.items()})
+        for aggregate_id, last in raised.items():
+            seen = (times or {}).get(aggregate_id)
+            value = LAST.pack(last) if seen is None else LAST_SEEN.pack(last, seen)
+            batch.put(b"v" + aggregate_id.encode(), value)
+        self._put_skipped(batch, skipped)
+        holds = {
+            a: after_fold(self.holds[a], last, now) for a, last in raised.items() if a in self.holds
+        }
+        self._put_holds(batch, holds)
+        facts: dict[str, Any] = self._moved(offsets)
+        if skips:
+            facts["skips"] = True
+        if refused:
+            facts["refusals"] = True
+        if rewritten:
+            self._put_rewritten(batch, rewritten)
+            facts["rewrites"] = True
+        self._write(batch, facts)
+
+    def _put_holds(self, batch: Any, holds: Mapping[str, Hold | None]) -> None:
+        for aggregate_id, hold in holds.items():
+            key = b"h" + aggregate_id.encode()
+            if hold is None:
+                batch.delete(key)
+                self.holds.remove(aggregate_id)
+            else:
+                batch.put(key, self.holds.put(hold))
+
+    def _put_skipped(self, batch: Any, skipped: Mapping[str, list[tuple[int, int]]]) -> None:
+        for aggregate_id, ranges in skipped.items():
+            key = b"s" + aggregate_id.encode()
+            if ranges:
+                batch.put(key, json.dumps(ranges).encode())
+            else:
+                batch.delete(key)
+
+    def _put_refused(self, batch: Any, refused: Mapping[str, Iterable[int]]) -> None:
+        for aggregate_id, versions in refused.items():
+            batch.put(b"r" + aggregate_id.encode(), json.dumps(sorted(versions)).encode())
+
+    def _put_rewritten(self, batch: Any, rewritten: Mapping[str, Rewritten]) -> None:
+        for aggregate_id, of in rewritten.items():
+            value = json.dumps([of.since, of.last, of.decided]).encode()
+            batch.put(b"x" + aggregate_id.encode(), value)

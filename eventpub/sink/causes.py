@@ -1,0 +1,137 @@
+"""Why a transaction was undone: the rows that can never be published, else what failed first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from eventpub import config
+from eventpub.errors import SinkError
+from eventpub.sink import faults
+from eventpub.sink.batch import Batch
+from eventpub.sink.caution import Caution
+from eventpub.sink.owned_producer import OwnedProducer
+
+
+def aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
+    """Nothing was published, and the same may be tried again."""
+    why = "" if error is None else f" ({faults.says(error)})"
+    return SinkError(
+        "sink.aborted",
+        f"the transaction was aborted, nothing was published{why}",
+        where=f"topic {sink.topic}",
+        retriable=True,
+    )
+
+
+class Causes:
+    """Finds them, and what the next sink of the shard has to do because of them.
+
+    Args:
+        sink: the configuration.
+        partitions: of the topic.
+        owned: the producer, and what it has said of the transaction.
+        caution: for the next one.
+        fault: of an error of the client, by what it was doing.
+    """
+
+    def __init__(
+        self,
+        sink: config.Sink,
+        partitions: int,
+        owned: OwnedProducer,
+        caution: Caution,
+        fault: Callable[[KafkaError, str], SinkError],
+    ) -> None:
+        self._sink = sink
+        self._partitions = partitions
+        self._owned = owned
+        self._caution = caution
+        self._fault = fault
+
+    def find(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
+        """What to raise.
+
+        Args:
+            error: which the client has raised; None: none.
+            doing: what it was doing.
+            batch: what came of it.
+        """
+        if not self._owned.is_transactional:
+            # What is still queued must not be sent after the caller has begun again.
+            self._owned.needs_replacement = True
+        failed = batch.failed()
+        if batch.has_unreported:  # the next try, one by one, tells all that is refused
+            by_broker = [
+                e for e in (self._owned.log.transaction_error, *(e for _, e, _ in failed)) if e
+            ]
+            if any(e.code() in faults.REFUSED_RECORD for e in by_broker):
+                self._caution.sends_singly = True
+            failed = [f for f in failed if f[1].code() not in faults.REFUSED_RECORD]
+        if batch.refused or failed:
+            refusal = self._refusal(batch, failed)
+            if refusal is not None:
+                return refusal
+            topic, error, _ = failed[0]
+            if error.code() in faults.MISSING:
+                return faults.topic_missing(self._sink, topic, self._partitions)
+        # What was said about the transaction as a whole explains more than what a call met.
+        error = self._owned.log.transaction_error or error
+        if error is None and batch.has_unreported:
+            return aborted(None, self._sink)
+        if error is None:
+            self._owned.needs_replacement = True
+            return SinkError(
+                "sink.delivery_lost",
+                f"{batch.produced} records were produced, but"
+                f" {sum(r.count for r in batch.reports.values())} delivery reports came within"
+                f" {self._owned.flush_timeout:.0f} s; nothing was committed",
+                where=f"sink.bootstrap_servers = {self._sink.bootstrap_servers}",
+                retriable=True,
+            )
+        mapped = self._fault(error, doing)
+        if mapped.code == "sink.fatal" and not error.fatal():
+            return aborted(error, self._sink)
+        return mapped
+
+    def _refusal(self, batch: Batch, failed: list[tuple[str, KafkaError, Any]]) -> SinkError | None:
+        """The rows that can never be published, if that is what went wrong."""
+        refused = list(batch.refused)
+        by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]
+        if by_broker and not refused:
+            if len(by_broker) > 1 and not self._owned.sends_singly:
+                # The broker refuses a batch of records as one; alone, only the guilty one fails.
+                self._caution.sends_singly = True
+                self._owned.needs_replacement = True
+                return aborted(by_broker[0][1], self._sink)
+            refused = batch.rows_of(by_broker)
+        if not refused:
+            return None
+        of_events = [row for row in refused if row[0] in batch.events]
+        if not of_events:
+            topic, _, reason = refused[0]
+            if topic == self._sink.dead_topic and not self._caution.reduces_dead:
+                self._caution.reduces_dead = True
+                self._owned.needs_replacement = True
+                return aborted(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason), self._sink)
+            return SinkError(
+                "sink.side_record_refused",
+                f"{topic} does not take a record, though it has been made as small as it can be:"
+                f" {reason}",
+                where=f"topic {topic}",
+                suggestion=f"kafka-configs.sh --bootstrap-server {self._sink.bootstrap_servers}"
+                f" --alter --entity-type topics --entity-name {topic} --add-config"
+                " max.message.bytes=1048588 (more, where it has that), and message.max.bytes in"
+                " [sink.properties] where it is set; where the reason is the timestamp:"
+                " --delete-config message.timestamp.before.max.ms; nothing was published",
+            )
+        refused = of_events
+        topic, _, reason = refused[0]
+        return faults.RecordRefusedError(
+            rows=[row for t, row, _ in refused if t == self._sink.topic],
+            diverted_rows=[row for t, row, _ in refused if t == self._sink.late_topic],
+            reason=reason,
+            topic=topic,
+        )

@@ -1,0 +1,225 @@
+"""The transactions of one shard's producer: begin, produce, count what was delivered, commit.
+
+What must hold: the delivery reports counted before a commit equal the records produced; after an
+answer that leaves a doubt (the T-rule: an error, more than a second, a lost answer of the
+coordinator) the producer is never used again, because the client may have sent its `EndTxn` twice
+and the first may still arrive and end a later transaction.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
+from eventpub import config
+from eventpub.errors import SinkError
+from eventpub.sink import client, faults
+from eventpub.sink.batch import Batch
+from eventpub.sink.causes import Causes, aborted
+from eventpub.sink.caution import Caution
+from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.sink.producing import CrashPoint, Producing, no_crash
+
+COMMIT_TIMEOUT = 30.0
+"""Seconds until a commit without an answer is given up as indefinite."""
+ABORT_TIMEOUT = 5.0
+"""Seconds for an abort; what it leaves open, the next owner's `init_transactions` aborts."""
+DOUBT_AFTER = 1.0
+"""A commit or abort that took longer leaves a doubt (T-rule)."""
+
+_log_is_strange = threading.Event()
+
+
+def _say_that_the_log_is_strange() -> None:
+    if not _log_is_strange.is_set():
+        _log_is_strange.set()
+        client.log.warning(
+            "librdkafka's log does not show commits as it did when this version of eventpub was"
+            " made (confluent-kafka %s): each transaction counts as in doubt, and is followed by a"
+            " new producer and a read of the topic. Nothing is lost or repeated by that; it costs"
+            " some 60 ms a transaction",
+            confluent_kafka.__version__,
+        )
+
+
+class Transactions:
+    """Runs them, one after the other; without exactly once, what is left of them.
+
+    Args:
+        sink: the configuration.
+        app_id: for `ce_source`.
+        partitions: of the topic.
+        owned: the producer.
+        caution: what failures before have taught.
+    """
+
+    def __init__(
+        self,
+        sink: config.Sink,
+        app_id: str,
+        partitions: int,
+        owned: OwnedProducer,
+        caution: Caution,
+    ) -> None:
+        self._sink = sink
+        self._owned = owned
+        self._caution = caution
+        self._producing = Producing(sink, app_id, owned, caution)
+        self._causes = Causes(sink, partitions, owned, caution, self._fault)
+        self._began = 0.0
+
+    def run(
+        self, batch: Batch, crash_point: CrashPoint, check: Callable[[Batch], None]
+    ) -> tuple[float, float]:
+        """One transaction; when its records were delivered, and when it was committed.
+
+        Args:
+            check: called before the commit, when all is delivered; what it raises ends it.
+        """
+        crash_point("before_begin")
+        self._begin()
+        crash_point("after_begin")
+        self._produce(batch, crash_point)
+        crash_point("after_produce")
+        self._flush(batch)
+        check(batch)
+        crash_point("before_commit")
+        produced = time.perf_counter()
+        self._commit()
+        self._caution.forget()
+        crash_point("after_commit")
+        return produced, time.perf_counter()
+
+    def run_in_vain(self, batch: Batch) -> None:
+        """One transaction that is aborted, which ends what the broker has left open of this id."""
+        self._begin()
+        self._produce(batch, no_crash)
+        self._flush(batch)
+        error = self.abort()
+        if error is not None:
+            raise error
+
+    def _begin(self) -> None:
+        self._owned.serve()
+        self._owned.log.forget()
+        self._began = time.monotonic()
+        if not self._owned.is_transactional:
+            return
+        try:
+            client.call(self._owned.client.begin_transaction)
+        except KafkaException as exception:
+            self._owned.needs_replacement = True
+            error = faults.kafka_error(exception)
+            raise faults.fault(error, "beginning a transaction", self._sink) from exception
+
+    def _produce(self, batch: Batch, crash_point: CrashPoint) -> None:
+        try:
+            self._producing.produce(batch, crash_point)
+        except KafkaException as exception:
+            raise self._undo(faults.kafka_error(exception), "producing", batch) from exception
+        if batch.refused and self._sink.delivery != "at_most_once":
+            raise self._undo(None, "producing", batch)
+
+    def _flush(self, batch: Batch) -> None:
+        deadline = time.monotonic() + self._owned.flush_timeout
+        try:
+            while (
+                client.call(self._owned.client.flush, 0.1)
+                and not batch.failed()
+                and self._owned.log.transaction_error is None
+                and time.monotonic() < deadline
+            ):
+                pass
+        except KafkaException as exception:
+            raise self._undo(faults.kafka_error(exception), "producing", batch) from exception
+        if self._sink.delivery == "at_most_once":
+            return
+        delivered = sum(r.count for r in batch.reports.values())
+        if delivered != batch.produced or not all(r.is_whole for r in batch.reports.values()):
+            raise self._undo(None, "producing", batch)
+
+    def _commit(self) -> None:
+        if not self._owned.is_transactional:
+            return
+        started = time.monotonic()
+        while True:
+            try:
+                client.call(self._owned.client.commit_transaction, self._owned.commit_slice)
+                break
+            except KafkaException as exception:
+                self._owned.needs_replacement = True
+                error = faults.kafka_error(exception)
+                if error.retriable() and time.monotonic() - started < COMMIT_TIMEOUT:
+                    continue
+                if error.txn_requires_abort():
+                    raise (self.abort() or aborted(error, self._sink)) from exception
+                raise self._indefinite(error) from exception
+        self._doubt(started)
+        if self._owned.log.is_strange:
+            self._owned.needs_replacement = True
+            _say_that_the_log_is_strange()
+
+    def abort(self) -> SinkError | None:
+        """Aborts the transaction; the error is None unless it tells more than what led here."""
+        if not self._owned.is_transactional:
+            return None
+        started = time.monotonic()
+        while True:
+            try:
+                client.call(
+                    self._owned.client.abort_transaction,
+                    min(self._owned.commit_slice, ABORT_TIMEOUT),
+                )
+                break
+            except KafkaException as exception:
+                self._owned.needs_replacement = True
+                error = faults.kafka_error(exception)
+                if not error.retriable():
+                    mapped = self._fault(error, "aborting")
+                    return None if mapped.code == "sink.fatal" else mapped
+                if time.monotonic() - started > ABORT_TIMEOUT:
+                    return None
+        self._doubt(started)
+        return None
+
+    def _undo(self, error: KafkaError | None, doing: str, batch: Batch) -> SinkError:
+        """Aborts, and names the cause: the refused rows, else what failed first."""
+        worse = None if error is not None and error.fatal() else self.abort()
+        # An abort that the broker leaves open would be undone by the next commit, and one that
+        # ends more than this transaction must be found out: only a fold sees either.
+        self._owned.needs_replacement = True
+        if batch.has_unreported:
+            self._caution.reports_each = True
+        # An abort brings the last delivery reports.
+        self._owned.serve()
+        return worse or self._causes.find(error, doing, batch)
+
+    def _doubt(self, started: float) -> None:
+        self._owned.serve()
+        if time.monotonic() - started > DOUBT_AFTER or self._owned.log.in_doubt:
+            self._owned.needs_replacement = True
+
+    def _indefinite(self, error: KafkaError) -> SinkError:
+        mapped = self._fault(error, "committing")
+        if mapped.code in {"sink.unreachable", "sink.fatal"}:
+            return SinkError(
+                "sink.indefinite",
+                f"the broker has not said whether it committed ({faults.says(error)})",
+                where=f"topic {self._sink.topic}",
+                suggestion="nothing to do: the topic is read back before anything is published",
+                retriable=True,
+            )
+        return mapped
+
+    def _fault(self, error: KafkaError, doing: str) -> SinkError:
+        """As `faults.fault`; not fenced is who has merely let a transaction become too old."""
+        mapped = faults.fault(error, doing, self._sink)
+        waited = time.monotonic() - self._began
+        if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:
+            self._owned.needs_replacement = True
+            return faults.stalled(self._sink, error, waited)
+        return mapped
