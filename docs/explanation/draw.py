@@ -102,7 +102,7 @@ def event() -> str:
     p.arrow((490, 218), (490, 144))
     p.text(482, 185, "what is known", "small dim", "end")
     p.arrow((735, 144), (735, 238), (590, 238))
-    p.text(728, 185, "remember, after", "small dim", "end")
+    p.text(728, 185, "record, after", "small dim", "end")
     p.text(728, 201, "the commit", "small dim", "end")
     p.arrow((900, 144), (900, 268), (590, 268), dashed=True)
     p.text(706, 284, "fold: what the index does not know", "small dim")
@@ -142,7 +142,7 @@ def parts() -> str:
     for x, number in ((210, 0), (480, 1)):
         where = "a thread, or a Spark task" if number == 0 else "perhaps on another machine"
         p.box(x, 330, 230, 70, f"runner of shard {number}", "fold, then: read, admit, backtrack,",
-              "publish, remember, report", kind="strong")  # fmt: skip
+              "publish, record, report", kind="strong")  # fmt: skip
         p.text(x + 115, 420, where, "small dim")
         p.arrow((x + 80, 220), (x + 80, 330))
         p.arrow((x + 150, 330), (x + 150, 220))
