@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -41,6 +42,9 @@ _SPARK_AFTER = 10.0
 
 _WORKERS_END = 0.3
 """Seconds for a thread to finish what it does when the publisher stops."""
+
+_STOP_SEEN_WITHIN = 0.2
+"""Seconds until a signal is seen while the start still checks its servers."""
 
 _ANSWER_TIMEOUT = 60.0
 
@@ -103,8 +107,8 @@ class Publisher:
                 from eventpub.spark.jvm import find_java
 
                 find_java()
-            prepared = prepare(self._config, self._state, available_now=self._available_now)
-            if self._stopped_by is not None:
+            prepared = self._prepare()
+            if prepared is None:
                 return Progress(stopped_by=self._stopped_by)
             tune_garbage_collector()
             return self._publish(prepared)
@@ -112,6 +116,32 @@ class Publisher:
             restore()
             self._state.unlock()
             os.umask(mask)
+
+    def _prepare(self) -> Prepared | None:
+        """None: it was asked to stop meanwhile.
+
+        In a thread: a server that does not answer is waited for some 10 s. Nothing is open before
+        it is prepared, so who is asked to stop leaves at once, as if killed.
+        """
+        outcomes: queue.SimpleQueue[Prepared | BaseException] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                outcomes.put(prepare(self._config, self._state, available_now=self._available_now))
+            except BaseException as error:  # raised by the main thread
+                outcomes.put(error)
+
+        threading.Thread(target=work, name="eventpub-prepare", daemon=True).start()
+        while True:
+            with suppress(queue.Empty):
+                outcome = outcomes.get(timeout=_STOP_SEEN_WITHIN)
+                if self._stopped_by is not None:
+                    return None
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                return outcome
+            if self._stopped_by is not None:
+                return None
 
     def _publish(self, prepared: Prepared) -> Progress:
         requests = tuple((r, self._forget(r)) for r in self._kept_requests())

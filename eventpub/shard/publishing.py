@@ -1,4 +1,4 @@
-"""A chunk of rows on its way: admit, backtrack, publish, remember.
+"""A chunk of rows on its way: admit, backtrack, publish, record.
 
 In the transaction is the one atomic point. What the index says of it is written behind it, and is
 what a fold would find: a process may die between any two lines.
@@ -174,7 +174,7 @@ class Publishing:
         self._publish(decision, known, position, now)
         return whole
 
-    # -- publish, remember -----------------------------------------------------------------------
+    # -- publish, record -----------------------------------------------------------------------
 
     def _publish(self, decision: Decision, known: Known, position: int | None, now: int) -> None:
         context, report = self._context, self._context.report
@@ -204,7 +204,7 @@ class Publishing:
             )
             failpoint("before_index")
         report.begin_above += self._begin_above(decision, known)
-        self._remember(decision, position, published, refused, kept.run)
+        self._record(decision, position, published, refused, kept.run)
         if decision.publishes:
             failpoint("after_index")
             context.sink.check_between()
@@ -256,7 +256,7 @@ class Publishing:
             for a, hold in decision.holds.items()
         )
 
-    def _remember(
+    def _record(
         self,
         decision: Decision,
         position: int | None,

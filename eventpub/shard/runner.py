@@ -1,4 +1,4 @@
-"""One shard's way through its work: fold, read, admit, backtrack, publish, remember, report.
+"""One shard's way through its work: fold, read, admit, backtrack, publish, record, report.
 
 A runner lives as long as its lease. It relies on nothing that an earlier one left in memory: the
 index is opened here and the producer made here, which fences every older one. At any point the

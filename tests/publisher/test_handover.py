@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -142,3 +143,17 @@ def test_f12_sigterm_while_the_jvm_starts_does_not_wait_for_it(
         assert publisher.stop(timeout=30) == 143
         assert publisher.family() == []
     assert_whole(database, publisher)
+
+
+def test_f12_sigterm_while_a_start_waits_for_a_broker_that_says_nothing(
+    new_publisher: NewPublisher, database: FreshDatabase
+) -> None:
+    """The start gives up after 10 s, with an error; whoever asks it to stop does not wait."""
+    create_table(database)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        publisher = new_publisher(database, sink={"bootstrap_servers": address})
+        publisher.start()
+        silent.settimeout(60)
+        silent.accept()
+        assert publisher.stop(timeout=8) == 143
