@@ -5,11 +5,13 @@ Packages are imported inside the commands that need them: `eventpub --help` load
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import IO
 
 import click
@@ -54,6 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     """
     is_whole_process = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
+    if is_whole_process:
+        # should a library written in C crash, stderr says what each thread was doing
+        with suppress(RuntimeError, ValueError, OSError):
+            faulthandler.enable()
     threading.excepthook = _report_thread
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stop)

@@ -327,3 +327,16 @@ def test_a_broker_that_is_away_says_so_a_few_times_a_minute() -> None:
     now = 61.0
     assert shown() == "away: x (95 lines before it were left out)"
     assert shown() == "away: x"
+
+
+def test_a_crash_in_a_library_says_where() -> None:
+    program = (
+        "import os, sys, faulthandler\n"
+        "from eventpub.cli import main\n"
+        "sys.argv = ['eventpub', '--version']\n"
+        "main()\n"
+        "os.abort()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGABRT
+    assert b"most recent call first" in done.stderr
