@@ -77,7 +77,7 @@ def configured(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_help_loads_no_room(tmp_path: Path) -> None:
+def test_help_loads_no_package_of_a_command(tmp_path: Path) -> None:
     code = (
         "import sys; from eventpub.cli import main; main(['--help']); main(['run', '--help']);"
         f"print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
