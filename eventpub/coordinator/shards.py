@@ -140,7 +140,7 @@ class Shard:
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
 
     def outdate(self) -> None:
-        """Who was started and has no lease yet does not get it: it was told what is not so now."""
+        """Runners that have no lease yet do not get it: what they were started with is out of date."""
         self.valid_from, self.is_starting = self.attempt + 1, False
         if self.next_lane is not None:
             self.next_lane.send(Stop())

@@ -123,7 +123,7 @@ class Snapshots:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
                 try:
-                    is_whole = self._fetch_again_and_again(name, partial, meanwhile)
+                    is_whole = self._fetch_with_retries(name, partial, meanwhile)
                 except (OSError, ValueError, KeyError) as error:  # not complete, or just removed
                     source = f"{self._root}/{name}"
                     log.info("a copy of the index cannot be used", copy=source, reason=str(error))
@@ -140,9 +140,7 @@ class Snapshots:
             _remove(partial)
         return None
 
-    def _fetch_again_and_again(
-        self, name: str, folder: Path, meanwhile: Callable[[], None]
-    ) -> bool:
+    def _fetch_with_retries(self, name: str, folder: Path, meanwhile: Callable[[], None]) -> bool:
         """As `_fetch`: reading the topic back instead costs more than a second try."""
         for _ in range(_TRIES - 1):
             try:
