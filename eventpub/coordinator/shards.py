@@ -140,7 +140,7 @@ class Shard:
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
 
     def outdate(self) -> None:
-        """Runners that have no lease yet do not get it: what they were started with is out of date."""
+        """Runners without a lease do not get it: what they were started with is out of date."""
         self.valid_from, self.is_starting = self.attempt + 1, False
         if self.next_lane is not None:
             self.next_lane.send(Stop())
