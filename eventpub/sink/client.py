@@ -54,6 +54,8 @@ _LINGER_MS = 200
 _CONSUMER: dict[str, Any] = {
     "fetch.wait.max.ms": "50",
     "fetch.error.backoff.ms": "50",
+    # by default 1 s, each time that the queue has been full, or the little that `_FEW` fetches
+    "fetch.queue.backoff.ms": "10",
     "queued.min.messages": "100000",
     "queued.max.messages.kbytes": "16384",
     "check.crcs": "true",
