@@ -153,7 +153,9 @@ class Publisher:
             except psutil.NoSuchProcess:
                 continue
         self.process.wait(30)
-        psutil.wait_procs(family, timeout=30)
+        deadline = time.monotonic() + 30
+        while any(_is_alive(process) for process in family) and time.monotonic() < deadline:
+            time.sleep(0.002)
 
     def index_bytes(self) -> int:
         """Size of the index of all shards on disk."""
@@ -169,6 +171,14 @@ class Publisher:
     def words(self) -> str:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Not so is a zombie: who inherits it may take a second to see that it has ended."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _environment() -> dict[str, str]:
