@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -104,22 +105,67 @@ def lost_records(
         sink, {p: (firsts[p], end) for p, (_, end) in written.items()}, committed=False
     )
     visible = read_ranges(sink, {p: (firsts[p], ends[p]) for p in written}, committed=True)
-    seen = Counter(_identity(message) for message in visible)
-    lost = []
-    for message in raw:
-        if not records.is_ours(message.headers(), app_ids):
-            continue
-        identity = _identity(message)
-        if seen[identity]:
-            seen[identity] -= 1
-        else:
-            lost.append((message.topic(), _again(message)))
-    return lost
+    seen = _Seen(sink, (m for m in visible if records.is_ours(m.headers(), app_ids)))
+    return [
+        (message.topic(), _again(message))
+        for message in raw
+        if records.is_ours(message.headers(), app_ids) and not seen.take(message)
+    ]
 
 
-def _identity(message: Any) -> tuple[Any, ...]:
-    headers = tuple(message.headers() or ())
-    return message.topic(), message.partition(), message.key(), message.value(), headers
+class _Seen:
+    """What readers have of our records.
+
+    A record need not be there as it was: where another owner of the shard, which has not known of
+    the lost transaction, has come in between, it has decided anew of the same rows.
+
+    Args:
+        sink: the configuration.
+        visible: our records that readers see.
+    """
+
+    def __init__(self, sink: config.Sink, visible: Iterable[Any]) -> None:
+        self._sink = sink
+        self._count: Counter[tuple[Any, ...]] = Counter()
+        self._versions: dict[bytes, list[tuple[int, int]]] = {}
+        """By aggregate: first and last of what is published or skipped."""
+        for message in visible:
+            self._count[self._identity(message)] += 1
+            if (versions := self._versions_of(message)) is not None:
+                self._versions.setdefault(message.key(), []).append(versions)
+
+    def take(self, message: Any) -> bool:
+        """Whether this one is among them; each counts once."""
+        if message.topic() == self._sink.gaps_topic:
+            versions = self._versions_of(message)
+            if versions is not None:
+                first, last = versions
+                others = self._versions.get(message.key(), ())
+                return any(low <= last and first <= high for low, high in others)
+        identity = self._identity(message)
+        self._count[identity] -= 1
+        return self._count[identity] >= 0
+
+    def _identity(self, message: Any) -> tuple[Any, ...]:
+        headers = tuple(message.headers() or ())
+        place, key = (message.topic(), message.partition()), message.key()
+        sequence = dict(headers).get(records.SEQUENCE)
+        if key is None or sequence is None:
+            return *place, key, message.value(), headers
+        is_event = message.topic() in {self._sink.topic, self._sink.late_topic}
+        return "event" if is_event else place[0], place[1], key, sequence
+
+    def _versions_of(self, message: Any) -> tuple[int, int] | None:
+        """Of an event or a skip."""
+        if message.topic() == self._sink.topic:
+            sequence = dict(message.headers() or ()).get(records.SEQUENCE)
+            if sequence is not None:
+                return int(sequence), int(sequence)
+        elif message.topic() == self._sink.gaps_topic:
+            with suppress(ValueError):
+                gap = records.read_gap(message.value())
+                return gap.from_version, gap.to_version
+        return None
 
 
 def _again(message: Any) -> records.Record:
