@@ -223,6 +223,7 @@ def under_load(  # noqa: PLR0913 (what a case is measured with)
     quiet: float = QUIET,
     verify: bool = False,
     warm_up: float = 0.0,
+    backlog: int = 0,
     meanwhile: Callable[[Publisher], None] | None = None,
     examine: Callable[[Records], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
@@ -233,10 +234,13 @@ def under_load(  # noqa: PLR0913 (what a case is measured with)
         verify: also ask `eventpub verify`.
         quiet: seconds without a new record that end it.
         warm_up: see `facts`.
+        backlog: so many events are there before the publisher starts.
         meanwhile: what is done to the publisher while the writers write; they end with it.
         examine: more facts from what was read.
     """
     url = machine.table(database)
+    if backlog:
+        machine.fill(url, backlog, 100_000, prefix="backlog")
     servers = machine.broker.bootstrap_servers
     name = machine.name(database)
     folder = machine.folder / name

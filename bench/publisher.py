@@ -48,7 +48,7 @@ class Publisher:
         self._config = folder / "eventpub.toml"
         self._config.write_text(
             "".join(
-                f"[{section}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items())
+                f"[{section}]\n" + "".join(f"{k} = {_toml(v)}\n" for k, v in keys.items())
                 for section, keys in sections.items()
             )
         )
@@ -171,6 +171,12 @@ class Publisher:
     def words(self) -> str:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import pyspark
 import pytest
 
+from bench.cluster import SHARDS, Standalone, kill
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -31,7 +29,6 @@ from tests.publisher.harness import (
     transaction,
 )
 
-SHARDS = 4
 TURNS = 4 if "EVENTPUB_LONG" in os.environ else 2
 SPARK = {
     "shards": SHARDS,
@@ -52,7 +49,7 @@ def commit(database: FreshDatabase, version: int) -> None:
         cursor.connection.commit()
 
 
-def executors(parents: list[psutil.Process]) -> list[psutil.Process]:
+def executors(parents: Sequence[psutil.Process]) -> list[psutil.Process]:
     """The JVMs of executors below these processes."""
     found = {}
     for parent in parents:
@@ -62,14 +59,6 @@ def executors(parents: list[psutil.Process]) -> list[psutil.Process]:
                     if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
                         found[process.pid] = process
     return list(found.values())
-
-
-def kill(process: psutil.Process) -> None:
-    """`kill -9` of it and of the Python workers that it has."""
-    with suppress(psutil.Error):
-        for each in [process, *process.children(recursive=True)]:
-            with suppress(psutil.Error):
-                each.kill()
 
 
 def lose_index(publisher: Publisher, shard: int) -> None:
@@ -112,90 +101,31 @@ def test_c12_executors_of_a_local_cluster_are_killed(
 
 HERE = {"host": "127.0.0.1"}
 
-HIDE = """
-for folder in "$1"/*; do mkdir -p "$folder/state"; mount -t tmpfs none "$folder/state"; done
-shift; exec "$@"
-"""
-"""Gives a process an empty state directory in the place of each publisher's: another machine's."""
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[Standalone]:
+    """A cluster whose workers see the publisher's disk."""
+    with Standalone(tmp_path, cores=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
-    """A master and two workers that see the publisher's disk: its URL, and the workers."""
-    yield from _standalone(tmp_path, [])
-
-
-@pytest.fixture
-def apart(tmp_path: Path) -> Iterator[tuple[str, list[psutil.Process]]]:
+def apart(tmp_path: Path) -> Iterator[Standalone]:
     """As `standalone`, but nobody sees another's state directory."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("to hide a folder from a process needs root and unshare(1)")
-    (tmp_path / "publisher-0").mkdir()
-    hide = ["unshare", "--mount", "sh", "-c", HIDE, "sh", str(tmp_path)]
-    yield from _standalone(tmp_path, hide, SHARDS)
-
-
-def _standalone(
-    folder: Path, hide: list[str], cores: int = 2
-) -> Iterator[tuple[str, list[psutil.Process]]]:
-    tmp_path = folder
-    home = Path(pyspark.__file__).parent
-    java = f"{os.environ['JAVA_HOME']}/bin/java" if "JAVA_HOME" in os.environ else "java"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"spark://127.0.0.1:{port}"
-    started: list[psutil.Popen] = []
-
-    def start(name: str, *arguments: str, hide: Sequence[str] = ()) -> psutil.Popen:
-        log = (tmp_path / f"{name}.log").open("wb")
-        started.append(
-            psutil.Popen(
-                [*hide, java, "-Xmx256m", "-cp", f"{home}/jars/*", *arguments],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # what Spark's own start scripts set
-                env=os.environ | {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"},
-                cwd=tmp_path,
-            )
-        )
-        log.close()
-        return started[-1]
-
-    deploy = "org.apache.spark.deploy"
-    start(
-        "master",
-        f"{deploy}.master.Master",
-        *("--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"),
-    )
-
-    def listens() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    eventually(listens, 120)
-    workers = [
-        start(
-            f"worker-{number}",
-            f"{deploy}.worker.Worker",
-            *("--host", "127.0.0.1", "--cores", str(cores), "--memory", "1g", "--webui-port", "0"),
-            *("--work-dir", str(tmp_path / f"work-{number}"), url),
-            hide=hide,
-        )
-        for number in range(2)
-    ]
-    yield url, list(workers)
-    for process in started:
-        kill(process)
-    psutil.wait_procs(started, timeout=20)
+    state = tmp_path / "publisher-0" / "state"
+    state.mkdir(parents=True)
+    with Standalone(tmp_path, hidden=state) as cluster:
+        yield cluster
 
 
 def test_c12_executors_and_a_worker_of_a_standalone_cluster_are_killed(
     database: FreshDatabase,
     new_publisher: NewPublisher,
-    standalone: tuple[str, list[psutil.Process]],
+    standalone: Standalone,
 ) -> None:
-    url, workers = standalone
+    url, workers = standalone.url, standalone.workers
     create_table(database)
     publisher = new_publisher(database, spark=SPARK | {"master": url}, channel=HERE)
     publisher.start()
@@ -220,11 +150,11 @@ def test_c12_executors_and_a_worker_of_a_standalone_cluster_are_killed(
 def test_f13_a_machine_that_is_new_to_a_shard_takes_a_copy_of_its_index(
     database: FreshDatabase,
     new_publisher: NewPublisher,
-    apart: tuple[str, list[psutil.Process]],
+    apart: Standalone,
     tmp_path: Path,
 ) -> None:
     """Machines that share no disk; one is lost for good, with the executors and indexes on it."""
-    url, workers = apart
+    url, workers = apart.url, apart.workers
     create_table(database)
     state = {"snapshots": str(tmp_path / "snapshots"), "snapshot_every": "1s"}
     publisher = new_publisher(database, spark=SPARK | {"master": url}, state=state, channel=HERE)
