@@ -34,6 +34,8 @@ import pyspark
 
 from eventpub.admission.model import topic_partition
 from eventpub.local import find_java
+from eventpub.ops.asking import ask_running
+from eventpub.state import StateDir
 
 from .compare import Records
 from .load import Phase, under_load
@@ -48,6 +50,8 @@ _DEPLOY = "org.apache.spark.deploy"
 _COMES_UP = 120.0
 _SETTLES = 15.0
 _LOST_FOR = 60.0
+_READER_RATE = 40_000
+"""Events a second that the reader has read at least: it begins with the backlog."""
 _UNTIL_STOPPED = 100_000.0
 
 
@@ -145,6 +149,22 @@ def kill(process: psutil.Process) -> None:
                 each.kill()
 
 
+def _most_busy(cluster: Standalone, publisher: Publisher) -> psutil.Process:
+    """The worker on which most shards run."""
+    status = ask_running(StateDir(publisher.state), "status")
+    assert status is not None
+    shards = status["progress"]["per_shard"].values()
+    pids = [int(shard["where"].split()[-1]) for shard in shards]
+
+    def runs(worker: psutil.Process) -> int:
+        below = {process.pid for process in worker.children(recursive=True)}
+        return sum(pid in below for pid in pids)
+
+    found: psutil.Process = max(cluster.workers, key=runs)
+    assert runs(found), "no shard runs on a worker"
+    return found
+
+
 def _spark(master: str) -> Settings:
     return {
         "spark": {
@@ -190,9 +210,10 @@ def _lost(machine: Machine, events: int, rate: float, *, copies: bool) -> dict[s
     def meanwhile(publisher: Publisher) -> None:
         nonlocal killed
         publisher.reaches(time.time_ns() // 1000)
-        time.sleep(_SETTLES)
+        time.sleep(_SETTLES + events / _READER_RATE)
+        victim = _most_busy(cluster, publisher)
         killed = time.time_ns() // 1000
-        kill(cluster.workers[0])
+        kill(victim)
         time.sleep(_LOST_FOR)
 
     def examine(records: Records) -> dict[str, Any]:
