@@ -34,6 +34,7 @@ import pyspark
 
 from eventpub.admission.model import topic_partition
 from eventpub.local import find_java
+from eventpub.local.processes import free_port
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 
@@ -78,9 +79,7 @@ class Standalone:
         self.workers: list[psutil.Popen] = []
 
     def __enter__(self) -> Self:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         try:
             here = ("--host", "127.0.0.1", "--webui-port", "0")

@@ -135,7 +135,10 @@ class _Seen:
                 self._versions.setdefault(message.key(), []).append(versions)
 
     def take(self, message: Any) -> bool:
-        """Whether this one is among them; each counts once."""
+        """Whether this one is among them; each counts once.
+
+        A skip is there, too, where any of its versions has been published or skipped.
+        """
         if message.topic() == self._sink.gaps_topic:
             versions = self._versions_of(message)
             if versions is not None:
