@@ -12,11 +12,11 @@ _MOST_FAILURES = 5
 _TAKEOVER = 20.0
 """Seconds after its first report in which a publisher leaves it to an older one to notice both."""
 
-_ONE_SIGHTING = 1.0
 _MOST_SIGHTINGS = 3
 _SIGHTINGS_WITHIN = 3600.0
-"""Times that this publisher is fenced, within so many seconds, before it stops. One may be a task
-of our own that had stalled. With little to publish, two of one id meet once in minutes."""
+"""Times that one shard is fenced, within so many seconds, before the publisher stops. A runner of
+our own that had stalled, or that a former run has left, does that once, and a shard that has little
+to publish notices late. With little to publish, two publishers of one id meet once in minutes."""
 
 _PASSES_WITHIN = {
     "sink.topic_missing": 30.0,
@@ -39,7 +39,7 @@ class Failures:
         self._config = config
         self._well_since: float | None = None
         self._wrong_since: dict[str, float] = {}
-        self._sightings: list[float] = []
+        self._sightings: dict[int, list[float]] = {}
 
     def is_well(self, shard: int, now: float, *, has_progressed: bool) -> None:
         """A shard has reported.
@@ -67,7 +67,7 @@ class Failures:
             in_a_row: how often that shard has failed without having done anything.
         """
         if error.code == "sink.fenced":
-            return self._another_publisher(error, now)
+            return self._another_publisher(shard, error, now)
         if error.code == "shard.failed":
             return error if in_a_row > _MOST_FAILURES else None
         return (
@@ -91,24 +91,21 @@ class Failures:
             return False
         return now - self._wrong_since.setdefault(who, now) < _PASSES_WITHIN[code]
 
-    def _another_publisher(self, error: EventpubError, now: float) -> EventpubError | None:
+    def _another_publisher(
+        self, shard: int, error: EventpubError, now: float
+    ) -> EventpubError | None:
         """Note it; the error to end with where it was seen so often that this one gives way."""
         if self._well_since is None or now - self._well_since < _TAKEOVER:
             return None
-        recent = [seen for seen in self._sightings if now - seen < _SIGHTINGS_WITHIN]
-        if recent and now - recent[-1] < _ONE_SIGHTING:
-            recent.pop()  # what several shards meet at once is one thing
-        self._sightings = [*recent, now]
-        if len(self._sightings) < _MOST_SIGHTINGS:
+        before = self._sightings.get(shard, [])
+        recent = [*(seen for seen in before if now - seen < _SIGHTINGS_WITHIN), now]
+        self._sightings[shard] = recent
+        if len(recent) < _MOST_SIGHTINGS:
             return None
-        return (
-            SinkError(
-                "sink.fenced",
-                "another publisher with the same app.id is publishing to this topic; nothing "
-                "was lost or repeated, and this one, the older, stops",
-                where=f"app.id = {self._config.app.id}, topic {self._config.sink.topic}",
-                suggestion="let only one publisher run for an app.id",
-            )
-            if error.code == "sink.fenced"
-            else error
+        return SinkError(
+            "sink.fenced",
+            "another publisher with the same app.id is publishing to this topic; nothing "
+            "was lost or repeated, and this one, the older, stops",
+            where=f"app.id = {self._config.app.id}, topic {self._config.sink.topic}",
+            suggestion="let only one publisher run for an app.id",
         )

@@ -90,6 +90,7 @@ class Message:
         self._error = error
         self._offset = offset
         self.looked = 0
+        """When who first wrote this had last asked the store for missing versions."""
         self.created = 0
         """Its timestamp, ms."""
         self.number = 0
@@ -166,6 +167,8 @@ class Broker:
         self._appended = 0
         self.owners: dict[str, Owner] = {}
         self.late_ends: list[tuple[str, int]] = []
+        self.looked: dict[bytes, int] = {}
+        """By what a record of a skip says: see `Message.looked`."""
         self.is_cut_off = False
         """Whether one of two brokers leads in its own view alone, until the end of the batch."""
 
@@ -285,6 +288,16 @@ class Broker:
                     end = min(end, transaction.places[place])
         return end
 
+    def kept_from_readers(self) -> list[Message]:
+        """Records of transactions that were left open."""
+        return [
+            message
+            for owner in self.owners.values()
+            for place, left_open in owner.left_open.items()
+            for transaction, message in self.log[place]
+            if message is not None and transaction is left_open
+        ]
+
     def read(self, place: PartitionId, start: int, committed: bool = True) -> list[Message]:
         """The records from an offset on: the committed ones up to the last stable, or all."""
         end = self.stable(place) if committed else self.high(place)
@@ -348,7 +361,7 @@ class Producer:
         if value is not None and value.endswith(_BY_CLIENT):
             raise _error(KafkaError.MSG_SIZE_TOO_LARGE)
         message = Message((topic, partition), key, value, headers)
-        message.looked = self._world.process.looked
+        message.looked = self._broker.looked.setdefault(value or b"", self._world.process.looked)
         message.created = timestamp
         self._queue.append((message, on_delivery))
         if self._world.setup.eager_send:

@@ -44,12 +44,12 @@ from tests.simulation.world import world
 
 
 def _sleep(seconds: float) -> None:
-    world().monotonic += max(seconds, 2.0)  # whoever waits, waits in few steps
+    world().process.waited += max(seconds, 2.0)  # whoever waits, waits in few steps
     world().broker.settle()
 
 
 _time = SimpleNamespace(
-    monotonic=lambda: world().monotonic,
+    monotonic=lambda: world().monotonic + world().process.waited,
     perf_counter=lambda: 0.0,
     time_ns=lambda: int(world().monotonic * 1e9) + world().moment,
     sleep=_sleep,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from eventpub.channel import Request
 
 if TYPE_CHECKING:
-    from tests.simulation.broker import Broker
+    from tests.simulation.broker import Broker, Message
     from tests.simulation.channel import Connection
     from tests.simulation.disk import Disk
 
@@ -121,6 +121,8 @@ class Process:
         self.executor = executor
         self.dead = False
         self.worker: Worker | None = None
+        self.waited = 0.0
+        """Seconds for which it has slept; that holds up no other."""
         self.looked = 0
         """When it last asked the store for missing versions, by `World.moment`."""
 
@@ -294,6 +296,8 @@ class World:
         """Whether retention has cut the topic."""
         self.lost: set[int] = set()
         """Executors whose indexes are lost, and not made anew since."""
+        self.unrecorded: list[Message] = []
+        """What the broker kept from readers when the index was lost that knew it as committed."""
         self.baseline = 0
         """What was created at or before counts as published: index and topic have forgotten it."""
         self.repeats_after: int | None = None
@@ -490,6 +494,7 @@ class World:
     def _do_lose(self, executor: int) -> None:
         self.counts["lost indexes"] += 1
         self.lost.add(executor)
+        self.unrecorded += self.broker.kept_from_readers()
         self.disk.lose(executor)
 
     def _do_power(self, writes: int, is_cut: int) -> None:
@@ -506,6 +511,7 @@ class World:
     def _do_older(self, executor: int, writes: int) -> None:
         self.counts["older indexes"] += 1
         self.lost.add(executor)  # what it lacks, if the topic is cut, too
+        self.unrecorded += self.broker.kept_from_readers()
         self.disk.set_back(executor, writes)
 
     def _do_timeout(self) -> None:
