@@ -3,13 +3,16 @@
 A window ends at the database's *now − delay*, or at the `page_rows`-th row while the store is
 ahead, and below what open transactions may still hide, where they can be seen. Nobody else asks for
 open transactions: two that ask at the same pace see nothing new (see `store.Watermark`).
+
+While the store is ahead, one reads the rows for all shards: each of them would have the database
+find every row, to be sent a part of them. A page's rows are as old as the answer: what commits
+later into its window is found like any other row that commits behind the reader.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +41,7 @@ _SOON = 1_000_000
 """µs; `read.max_wait` where that is more."""
 
 _MOST_PAGE_BYTES = 32 << 20
-"""Of a page that is read for all shards; of a larger one each shard reads its own rows."""
+"""Of a page that is read for all shards, about."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class PollResult:
         ended: ``(after, upto]``, µs, in which transactions wrote that have ended since, and whose
             rows the reader may have passed.
         pause: seconds until the next poll is of use.
-        rows: of the page, for each shard its own; None: the shards read themselves.
+        rows: of the window, for each shard its own; None: the shards read themselves.
     """
 
     now: int
@@ -86,6 +89,7 @@ class Boundary:
         until: nothing behind is read, µs; None: there is no end.
         hidden_since: as of `store.Watermark`.
         every: seconds between two polls while rows come.
+        shards: how many there are, and the topic's partitions, where rows are read for them.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -98,14 +102,17 @@ class Boundary:
         until: int | None = None,
         hidden_since: int | None = None,
         every: float = 0.05,
+        shards: tuple[int, int] = (1, 1),
     ) -> None:
         self._every = every
+        self._shards = shards
         self._config = store
         self._read = read
         self._until = until
         self._store = EventStore(store, layout)
         self._server: str | None = None
         self._is_first = True
+        self._is_behind = False
         self._found_at = float("-inf")
         self._watermark: Watermark | None = None
         if read.watermark == "auto":
@@ -131,35 +138,39 @@ class Boundary:
         since = None if self._watermark is None else self._watermark.hidden_since
         return None if since is None else since - _SHOWS_AT_LAST
 
-    def poll(self, after: int, next_due: int | None = None) -> PollResult:
+    def poll(
+        self, after: int, next_due: int | None = None, *, with_rows: bool = False
+    ) -> PollResult:
         """How far the window behind `after` reaches.
 
         Args:
             after: the end of the last window, µs.
             next_due: when the next hold is due, µs; None: none is. A skip needs a poll of the open
                 transactions that is newer than the hold.
+            with_rows: read the rows of a full page, too, and of what is behind one.
 
         Raises:
             StoreError: also store.moved: this one, and all that reads, must connect anew.
         """
-        poll, is_due = self._poll(after, next_due)
-        end: int | None = poll.upper if poll.page_end is None else poll.page_end
-        assert end is not None
-        is_last = False
-        if self._until is not None:
-            end = min(end, self._until)
-            is_last = poll.upper >= self._until
-        if end <= after or not (poll.has_rows or is_last or self._is_first):
-            end = None
-        if end is not None:
+        reads = with_rows and self._is_behind
+        poll, is_due = self._poll(after, next_due, None if reads else self._read.page_rows)
+        upto = poll.upper if self._until is None else min(poll.upper, self._until)
+        is_last = self._until is not None and poll.upper >= self._until
+        end = upto if poll.page_end is None else min(poll.page_end, upto)
+        is_page, rows = poll.page_end is not None, None
+        if (reads or (with_rows and is_page)) and poll.has_rows and upto > after:
+            rows, end, is_page = self._page(after, upto)
+        is_new = end > after and (poll.has_rows or is_last or self._is_first)
+        self._is_behind = is_new and is_page
+        if is_new:
             self._is_first = False
             self._found_at = time.monotonic()
         watermark = self._watermark
         return PollResult(
             now=poll.now,
             upper=poll.upper,
-            end=end,
-            is_page=end is not None and poll.page_end is not None,
+            end=end if is_new else None,
+            is_page=is_new and is_page,
             is_due=is_due,
             server=poll.server,
             open_since=None if watermark is None else watermark.open_since,
@@ -168,38 +179,29 @@ class Boundary:
             timed_out=0 if watermark is None else watermark.timed_out,
             ended=self._ended(),
             pause=self._pause(poll),
+            rows=rows,
         )
 
-    def page(
-        self, after: int, upto: int, shards: int, partitions: int
-    ) -> tuple[pa.Table, ...] | None:
-        """The rows of ``after < create_time <= upto``, for each shard its own.
-
-        The shards of one publisher would each have the database find every row, to be sent a part
-        of them. A page's rows are as old as the answer: what commits later into its window is found
-        like any other row that commits behind the reader.
-
-        Returns:
-            None where they are too large to be held here.
-        """
+    def _page(self, after: int, upto: int) -> tuple[tuple[pa.Table, ...] | None, int, bool]:
+        """The rows of a page, for each shard its own; where it ends; whether more is behind it."""
+        page = self._store.page(after, upto, self._read.page_rows, _MOST_PAGE_BYTES)
+        end, is_full = (upto, False) if page.end is None else (page.end, True)
+        if is_full and not page.batches:
+            return None, end, is_full
+        shards, partitions = self._shards
         parts: list[list[pa.RecordBatch]] = [[] for _ in range(shards)]
-        size = 0
-        with closing(self._store.window(after, upto, None)) as batches:
-            for batch in batches:
-                size += batch.nbytes
-                if size > _MOST_PAGE_BYTES:
-                    return None
-                for part, rows in zip(parts, _of_shards(batch, shards, partitions), strict=True):
-                    part.append(rows)
-        return tuple(pa.Table.from_batches(part, EVENTS) for part in parts)
+        for batch in page.batches:
+            for part, rows in zip(parts, _of_shards(batch, shards, partitions), strict=True):
+                part.append(rows)
+        return tuple(pa.Table.from_batches(part, EVENTS) for part in parts), end, is_full
 
-    def _poll(self, after: int, next_due: int | None) -> tuple[Poll, bool]:
-        delay, rows = self._read.delay, self._read.page_rows
+    def _poll(self, after: int, next_due: int | None, rows: int | None) -> tuple[Poll, bool]:
+        delay = self._read.delay
         if self._watermark is None:
             poll = self._of_one_server(self._store.poll(after, delay, rows))
             return poll, next_due is not None and next_due <= poll.now
         # the rows of a page are counted only up to the boundary
-        poll = self._of_one_server(self._store.poll(after, delay, 1))
+        poll = self._of_one_server(self._store.poll(after, delay, None))
         is_due = next_due is not None and next_due <= poll.now
         must_poll = self._is_first or self._until is not None or is_due
         # Not only when the delay of the first rows has passed: whatever is open at the first poll

@@ -178,7 +178,7 @@ class Poll:
     Attributes:
         after: the end of the last window, µs.
         next_due: when a hold is due, µs; None: none is.
-        with_rows: read the rows of a full page, too.
+        with_rows: read the rows of a full page, too, and of what is behind one.
         anew: over new connections, since the address may lead to another server.
     """
 

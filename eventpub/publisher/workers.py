@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from eventpub.admission.buckets import window_of
 from eventpub.config import Config
@@ -127,12 +126,9 @@ class BoundaryWork:
                 until=self._until,
                 hidden_since=command.hidden_since,
                 every=config.spark.trigger / 2e6,
+                shards=(config.spark.shards, self._partitions),
             )
-        result = self._boundary.poll(command.after, command.next_due)
-        if result.is_page and result.end is not None and command.with_rows:
-            shards = self._config.spark.shards
-            rows = self._boundary.page(command.after, result.end, shards, self._partitions)
-            result = replace(result, rows=rows)
+        result = self._boundary.poll(command.after, command.next_due, with_rows=command.with_rows)
         return e.Polled(command.after, result)
 
     def close(self) -> None:

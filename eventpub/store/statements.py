@@ -37,12 +37,15 @@ def columns(layout: Layout) -> str:
     )
 
 
-def window(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
-    """Rows of a `local_range`, by time."""
+def window(
+    layout: Layout, first: int, last: int, shard: Shard | None, most: int | None = None
+) -> str:
+    """Rows of a `local_range`, by time, at most `most`."""
     order = layout.create_time + (f", {layout.id}" if layout.ties_by_id and layout.id else "")
+    limit = "" if most is None else f" LIMIT {most:d}"
     return (
         f"SELECT {columns(layout)} FROM {layout.table} FORCE INDEX ({layout.time_index})"
-        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)} ORDER BY {order}"
+        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)} ORDER BY {order}{limit}"
     )
 
 

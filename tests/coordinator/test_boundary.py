@@ -23,6 +23,7 @@ from eventpub.store import EventStore, Watermark
 from eventpub.store.connection import connect_for_reading
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table, insert, transaction
+from tests.store.tables import utc
 from tests.tcp_proxy import TcpProxy
 
 HOUR = 3_600_000_000
@@ -39,6 +40,7 @@ def opened() -> Iterator[Open]:
         def make(url: str, *, horizon: int = 0, **settings: Any) -> Boundary:
             store = Store(url=SecretStr(url))
             given = {name: settings.pop(name, None) for name in ("until", "hidden_since")}
+            given["shards"] = settings.pop("shards", (1, 1))
             boundary = Boundary(
                 store, EventStore.discover(store), Read(**settings), horizon=horizon, **given
             )
@@ -54,11 +56,16 @@ def now(database: FreshDatabase) -> int:
 
 
 def polled_until(
-    boundary: Boundary, after: int, found: Callable[[PollResult], bool], seconds: float = 60.0
+    boundary: Boundary,
+    after: int,
+    found: Callable[[PollResult], bool],
+    seconds: float = 60.0,
+    *,
+    rows: bool = False,
 ) -> PollResult:
     """Polls from one position until something is found; others may look at this moment."""
     deadline = time.monotonic() + seconds
-    while not found(result := boundary.poll(after)):
+    while not found(result := boundary.poll(after, with_rows=rows)):
         assert time.monotonic() < deadline, result
         time.sleep(0.02)
     return result
@@ -110,36 +117,53 @@ def test_nothing_is_read_behind_the_end_of_a_run_and_a_window_reaches_it(
     assert boundary.poll(until).end is None
 
 
-def test_the_rows_of_a_page_go_each_to_its_shard(database: FreshDatabase, opened: Open) -> None:
+@pytest.mark.parametrize("watermark", ["off", "auto"])
+def test_pages_give_each_shard_its_rows_and_so_does_what_is_behind_the_last(
+    database: FreshDatabase, opened: Open, watermark: str
+) -> None:
     create_table(database)
     with transaction(database) as cursor:
         for number in range(40):
             insert(cursor, f"a-{number}", 1)
-        cursor.connection.commit()
-    boundary = opened(database.url, watermark="off", delay="0")
-    end = boundary.poll(0).end
-    assert end is not None
-    parts = boundary.page(0, end, 3, 6)
-    assert parts is not None
-    for number, part in enumerate(parts):
-        ids = values(part, "aggregate_id")
-        assert ids
-        assert {topic_partition(aggregate_id, 6) % 3 for aggregate_id in ids} == {number}
-    assert sum(part.num_rows for part in parts) == 40
+            cursor.connection.commit()
+    time.sleep(0.2)
+    boundary = opened(database.url, watermark=watermark, delay="100ms", page_rows=15, shards=(3, 6))
+    after, pages = 0, []
+    found: list[set[str]] = [set(), set(), set()]
+    while sum(map(len, found)) < 40:
+        result = polled_until(boundary, after, lambda result: result.end is not None, rows=True)
+        assert result.end is not None
+        after = result.end
+        if result.rows is None:  # the first poll may still wait for what was open
+            assert not result.is_page
+            continue
+        pages.append(result.is_page)
+        for number, part in enumerate(result.rows):
+            ids = set(values(part, "aggregate_id"))
+            assert {topic_partition(aggregate_id, 6) % 3 for aggregate_id in ids} <= {number}
+            assert not ids & found[number]
+            found[number] |= ids
+    assert pages == [True, True, False]
+    assert polled_until(boundary, after, lambda result: result.end is None, rows=True).rows is None
 
 
-def test_a_page_of_very_large_rows_is_left_to_the_shards(
-    database: FreshDatabase, opened: Open, monkeypatch: pytest.MonkeyPatch
+def test_a_moment_that_is_more_than_a_page_is_left_to_the_shards(
+    database: FreshDatabase, opened: Open
 ) -> None:
-    monkeypatch.setattr("eventpub.coordinator.boundary._MOST_PAGE_BYTES", 1_000)
     create_table(database)
+    at = "2026-03-01 12:00:00"
     with transaction(database) as cursor:
-        insert(cursor, "a", 1, b"x" * 5_000)
+        for number in range(5):
+            insert(cursor, f"a-{number}", 1, create_time=at)
+        insert(cursor, "b", 1)
         cursor.connection.commit()
-    boundary = opened(database.url, watermark="off", delay="0")
-    end = boundary.poll(0).end
-    assert end is not None
-    assert boundary.page(0, end, 2, 2) is None
+    boundary = opened(database.url, watermark="off", delay="0", page_rows=3)
+    result = boundary.poll(0, with_rows=True)
+    assert (result.end, result.is_page, result.rows) == (utc(at), True, None)
+    last = boundary.poll(utc(at), with_rows=True)
+    assert not last.is_page
+    assert last.rows is not None
+    assert [values(part, "aggregate_id") for part in last.rows] == [["b"]]
 
 
 def test_the_next_poll_comes_less_often_where_nothing_has_come(

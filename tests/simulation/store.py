@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from eventpub.admission import EVENTS, Shard, VersionRange
 from eventpub.errors import StoreError
-from eventpub.store.events import Poll
+from eventpub.store.events import Page, Poll
 from eventpub.store.server import Server
 from tests.simulation.world import Row, world
 
@@ -92,7 +92,9 @@ class EventStore:
         self._statement("now")
         return self._world.clock
 
-    def poll(self, after: int, delay: int, page_rows: int, at_most: int | None = None) -> Poll:
+    def poll(
+        self, after: int, delay: int, page_rows: int | None, at_most: int | None = None
+    ) -> Poll:
         """As there."""
         self._statement("poll")
         now = self._world.clock
@@ -100,8 +102,9 @@ class EventStore:
         times = sorted(
             r.create_time for r in self._world.committed.values() if after < r.create_time <= upper
         )
-        page_rows = max(page_rows, self._world.page_rows)
-        page_end = times[page_rows - 1] if len(times) >= page_rows else None
+        page_end = None
+        if page_rows is not None and len(times) >= (most := max(page_rows, self._world.page_rows)):
+            page_end = times[most - 1]
         newer = [
             r.create_time
             for r in self._world.committed.values()
@@ -129,10 +132,28 @@ class EventStore:
         self._statement("window")
         return self._window(after, upto, shard, batch_rows or self._world.setup.batch_rows)
 
+    def page(self, after: int, upto: int, rows: int, size: int) -> Page:
+        """As there; the size is left to the tests of the store itself."""
+        del size
+        self._statement("page")
+        self._world.reached = max(self._world.reached, upto)
+        found = self._rows(after, upto, None)
+        if len(found) < (most := max(rows, self._world.page_rows)):
+            return Page([record_batch(found)] if found else [], None)
+        last = found[most - 1].create_time
+        kept = [r for r in found if r.create_time < last]
+        return Page([record_batch(kept)], kept[-1].create_time) if kept else Page([], last)
+
     def _window(
         self, after: int, upto: int, shard: Shard | None, size: int
     ) -> Iterator[pa.RecordBatch]:
         self._world.reached = max(self._world.reached, upto)
+        rows = self._rows(after, upto, shard)
+        for at in range(0, len(rows), size):
+            self._statement("rows")
+            yield record_batch(rows[at : at + size])
+
+    def _rows(self, after: int, upto: int, shard: Shard | None) -> list[Row]:
         rows = [
             r
             for r in self._world.committed.values()
@@ -142,10 +163,7 @@ class EventStore:
                 or crc(r.aggregate_id) % shard.partitions % shard.shards == shard.number
             )
         ]
-        rows.sort(key=lambda r: (r.create_time, r.payload))
-        for at in range(0, len(rows), size):
-            self._statement("rows")
-            yield record_batch(rows[at : at + size])
+        return sorted(rows, key=lambda r: (r.create_time, r.payload))
 
     def fetch(
         self, ranges: Sequence[VersionRange], rows: int, size: int, seconds: float | None = None

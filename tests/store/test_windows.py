@@ -75,6 +75,44 @@ def test_pages_of_tied_rows_neither_lose_nor_repeat_nor_loop(
 
 
 @both
+def test_a_page_ends_before_the_moment_that_it_may_have_cut(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    rows = [(f"t{n:02}", 1, f"2026-03-01 12:00:0{n // 3}") for n in range(1, 12)]
+    insert(database, rows)
+    after, found, ends = NOON - 1, [], []
+    while True:
+        page = store.page(after, NOON + 60 * SECOND, 7, 1 << 20)
+        found += keys(pa.Table.from_batches(page.batches, EVENTS))
+        if page.end is None:
+            break
+        after = page.end
+        ends.append(after)
+    assert sorted(found) == [(a, v) for a, v, _ in rows]
+    assert ends == [NOON + 1 * SECOND]
+
+
+@both
+def test_a_moment_with_more_rows_than_a_page_is_not_cut(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    insert(database, [(f"t{n:02}", 1, "2026-03-01 12:00:01") for n in range(5)])
+    page = store.page(NOON, NOON + 60 * SECOND, 3, 1 << 20)
+    assert (page.batches, page.end) == ([], NOON + SECOND)
+
+
+@both
+def test_a_page_of_large_rows_has_few(database: FreshDatabase) -> None:
+    store = open_store(create(database))
+    insert(database, [("t", n, f"2026-03-01 12:00:{n:02}") for n in range(1, 21)])
+    database.execute("UPDATE events SET payload = REPEAT('x', 1048576)")
+    page = store.page(NOON, NOON + 60 * SECOND, 1_000, 6 << 20)
+    versions = [v for batch in page.batches for v in batch.column("version").to_pylist()]
+    assert versions == [*range(1, len(versions) + 1)]
+    assert 4 <= len(versions) <= 12
+    assert page.end == NOON + len(versions) * SECOND
+    assert store.page(page.end, NOON + 60 * SECOND, 1_000, 1 << 30).end is None
+
+
+@both
 def test_the_boundary_is_the_database_time_less_the_delay(database: FreshDatabase) -> None:
     store = open_store(create(database))
     poll = store.poll(0, 5 * SECOND, 10)
