@@ -42,6 +42,7 @@ from eventpub.index.facts import Facts, Range
 from eventpub.index.former import merged
 from eventpub.index.holds import Holds
 from eventpub.index.reading import Pending, skipped_in
+from eventpub.index.recent import Recent
 from eventpub.index.values import LAST, LAST_SEEN, Partition, last_and_times, packed
 
 FORMAT = 2
@@ -76,6 +77,7 @@ class Index(Facts):
         lock_timeout: float = 10.0,
     ) -> None:
         self.directory = directory
+        self._recent = Recent()
         database = Database(directory, lock_timeout)
         try:
             super().__init__(database)
@@ -153,7 +155,7 @@ class Index(Facts):
 
     def known(self, aggregate_ids: list[str]) -> Known:
         """What is known of these aggregates; one multi-get."""
-        found = self._db.get_all(b"v", aggregate_ids)
+        found = self._recent.values_of(aggregate_ids, lambda ids: self._db.get_all(b"v", ids))
         last, times = last_and_times(aggregate_ids, found)
         skipped: dict[str, list[tuple[int, int]]] = {}
         if self._facts.get("skips"):
@@ -279,7 +281,8 @@ class Index(Facts):
                 continue
             self._counts.put(batch, bucket, self._counts.of(bucket) + more)
         put = batch.put
-        for aggregate_id, value in packed(decision.last, decision.times):
+        values = dict(packed(decision.last, decision.times))
+        for aggregate_id, value in values.items():
             put(b"v" + aggregate_id.encode(), value)
         self._put_skipped(batch, decision.skipped)
         self._put_holds(batch, decision.holds)
@@ -298,7 +301,8 @@ class Index(Facts):
             facts["rewrites"] = True
         if dead_run is not None and dead_run != self.dead_run:
             facts["dead_run"] = dead_run
-        self._write(batch, facts)
+        with self._recent.replaced_by(values):
+            self._write(batch, facts)
 
     def set_buckets(self, rows: Mapping[int, int], forget_below: int) -> None:
         """Note how many rows time buckets have, all of which are accounted for.
@@ -311,7 +315,8 @@ class Index(Facts):
         for bucket, count in rows.items():
             self._counts.put(batch, bucket, count)
         self._counts.prune(batch, forget_below)
-        self._write(batch, {})
+        with self._recent.replaced_by({}):
+            self._write(batch, {})
 
     def fold_events(  # noqa: PLR0913 (all that one write batch changes)
         self,
@@ -429,6 +434,10 @@ class Index(Facts):
         self._write(batch, {"unsigned": False})
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _write(self, batch: Any, facts: Mapping[str, Any]) -> None:
+        self._recent.forget()
+        super()._write(batch, facts)
 
     def _fold(  # noqa: PLR0913 (all that one write batch changes)
         self,

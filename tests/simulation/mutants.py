@@ -21,6 +21,7 @@ from eventpub.coordinator.shards import positions
 from eventpub.coordinator.standing import DurableState
 from eventpub.errors import StateError
 from eventpub.index import Index
+from eventpub.index.recent import Recent
 from eventpub.publisher import prepare, recovery, workers
 from eventpub.shard import folding, publishing
 from eventpub.shard.answering import Answering
@@ -344,6 +345,13 @@ def no_confirm() -> Iterator[None]:
 
 
 @contextmanager
+def no_forget() -> Iterator[None]:
+    """What the index keeps in memory stays as it was when the topic is read back."""
+    with patch.object(Recent, "forget", lambda _: None):
+        yield
+
+
+@contextmanager
 def some_reports() -> Iterator[None]:
     """The position is that of the shards that have reported, whether all of them have or not."""
     take = DurableState.take
@@ -406,6 +414,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         no_halving,
         no_older,
         no_confirm,
+        no_forget,
         some_reports,
         any_report,
     )

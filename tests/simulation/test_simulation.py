@@ -26,7 +26,7 @@ OF_A_KIND = 150 if LONG else 60
 """Schedules of each kind beside the general one."""
 SHOWS_WITHIN = 500
 """Seeds of a kind that is not enabled."""
-CAUGHT_WITHIN = 2_000
+CAUGHT_WITHIN = 2_500
 """Seeds that a mutant may survive."""
 
 
