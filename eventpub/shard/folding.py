@@ -91,8 +91,8 @@ class Fold:
         """What of the topic the index does not know; all that it knows is visible at the end."""
         context, index = self._context, self._context.index
         while True:
-            if index.missing_markers:
-                context.report.restored += context.sink.restore(index.missing_markers)
+            if lost := self._missing_markers():
+                context.report.restored += context.sink.restore(lost)
                 index.restored()
             try:
                 yield from context.sink.fold(
@@ -107,6 +107,21 @@ class Fold:
                 index.note_missing_markers(lost.written)
             else:
                 return
+
+    def _missing_markers(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """What is to be restored: as the index knows it, and what others have published behind it.
+
+        They may have been left open in turn, and whoever ends a transaction ends all of these.
+        """
+        index, acknowledged = self._context.index, self._context.lease.acknowledged
+        noted = index.missing_markers
+        lost = {
+            place: (first, max(end, acknowledged.get(place, 0) - 1))
+            for place, (first, end) in noted.items()
+        }
+        if lost != noted:
+            index.note_missing_markers(lost)
+        return lost
 
     def _take(self, part: Folded, now: int, jumps: Jumps | None) -> None:
         context, index = self._context, self._context.index

@@ -16,7 +16,6 @@ the index counts as published is visible, or about to be.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -109,7 +108,7 @@ def lost_records(
     return [
         (message.topic(), _again(message))
         for message in raw
-        if records.is_ours(message.headers(), app_ids) and not seen.take(message)
+        if records.is_ours(message.headers(), app_ids) and not seen.has(message)
     ]
 
 
@@ -126,16 +125,16 @@ class _Seen:
 
     def __init__(self, sink: config.Sink, visible: Iterable[Any]) -> None:
         self._sink = sink
-        self._count: Counter[tuple[Any, ...]] = Counter()
+        self._there: set[tuple[Any, ...]] = set()
         self._versions: dict[bytes, list[tuple[int, int]]] = {}
         """By aggregate: first and last of what is published or skipped."""
         for message in visible:
-            self._count[self._identity(message)] += 1
+            self._there.add(self._identity(message))
             if (versions := self._versions_of(message)) is not None:
                 self._versions.setdefault(message.key(), []).append(versions)
 
-    def take(self, message: Any) -> bool:
-        """Whether this one is among them; each counts once.
+    def has(self, message: Any) -> bool:
+        """Whether this one is among them, as it was or as it was published again.
 
         A skip is there, too, where any of its versions has been published or skipped.
         """
@@ -145,9 +144,7 @@ class _Seen:
                 first, last = versions
                 others = self._versions.get(message.key(), ())
                 return any(low <= last and first <= high for low, high in others)
-        identity = self._identity(message)
-        self._count[identity] -= 1
-        return self._count[identity] >= 0
+        return self._identity(message) in self._there
 
     def _identity(self, message: Any) -> tuple[Any, ...]:
         headers = tuple(message.headers() or ())
@@ -156,7 +153,8 @@ class _Seen:
         if key is None or sequence is None:
             return *place, key, message.value(), headers
         is_event = message.topic() in {self._sink.topic, self._sink.late_topic}
-        return "event" if is_event else place[0], place[1], key, sequence
+        # the value, since a version may have been written anew
+        return "event" if is_event else place[0], place[1], key, sequence, message.value()
 
     def _versions_of(self, message: Any) -> tuple[int, int] | None:
         """Of an event or a skip."""
