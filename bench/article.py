@@ -2,12 +2,14 @@
 
 6,000 events a second for 100 s, then 16,000 for 100 s, 10% of the transactions open for 0 to 5 s.
 Three publishers of the same code with mechanisms switched off, and a poller as it is usually
-written, each on a table of its own.
+written, each on a table of its own. And once more, with nothing switched off, in transactions that
+are larger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from .load import QUIET, Phase, under_load
@@ -24,26 +26,35 @@ COLUMNS: dict[str, Settings | None] = {
         "read": {"delay": "1s", "watermark": "off"},
         "recount": {"horizon": "0"},
     },
-    "with recount and watermark": {},
     "timestamp poller": None,
+    "with recount and watermark": {},
 }
 """By name: what is set in `eventpub.toml`; None: the poller of `bench.poller`."""
 
 
-def article(
+def article(  # noqa: PLR0913 (what a case is measured with)
     machine: Machine,
     phases: list[Phase],
     *,
     columns: dict[str, Settings | None] | None = None,
+    rows: int | None = None,
     quiet: float = QUIET,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """All columns, one after the other."""
+    """All columns, one after the other.
+
+    Args:
+        rows: of the transactions that are larger; None: there are none.
+    """
+    runs = [(name, settings, phases) for name, settings in (columns or COLUMNS).items()]
+    if rows is not None:
+        larger = [replace(phase, events_per_transaction=rows) for phase in phases]
+        runs.append((f"the same, {rows} rows a transaction", {}, larger))
     found: dict[str, Any] = {}
-    for number, (name, settings) in enumerate((columns or COLUMNS).items()):
+    for number, (name, settings, load) in enumerate(runs):
         database = f"article{number}"
         found[name] = under_load(
-            machine, database, phases, settings, quiet=quiet, verify=settings == {}
+            machine, database, load, settings, quiet=quiet, verify=settings == {}
         )
         machine.drop(database)
         verdict = found[name]["verdict"]

@@ -125,7 +125,7 @@ def _article(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
         return article(machine, phases, columns=columns, quiet=6, say=say)
     rates = plan.rates or (6_000, 16_000)
     phases = [Phase(rate, plan.seconds(100), open_fraction=0.1) for rate in rates]
-    return article(machine, phases, say=say)
+    return article(machine, phases, rows=100, say=say)
 
 
 def _drain(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
