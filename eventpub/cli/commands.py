@@ -339,7 +339,10 @@ def config() -> None:
 @reports
 @configured()
 def config_check(request: Request) -> Report:
-    """Validate the configuration, without connecting to anything."""
+    """Validate the configuration.
+
+    It does not connect to the database or the brokers; with OIDC it requests a token.
+    """
     loaded = request.load()
     from eventpub import sink
 

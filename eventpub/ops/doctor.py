@@ -200,7 +200,7 @@ def pyspark() -> Check:
         return Check(
             "pyspark",
             "wrong",
-            f"version {version} has no admission control for Python sources",
+            f"version {version} is too old; eventpub needs 4.2 or newer",
             "pip install 'pyspark>=4.2'",
             "spark.too_old",
         )

@@ -387,7 +387,12 @@ class TopicReader:
                     suggestion="check sink.bootstrap_servers, and that the broker runs",
                     retriable=True,
                 )
-        return SinkError("sink.read_failed", f"reading failed: {error.str()}", where=where)
+        return SinkError(
+            "sink.read_failed",
+            f"reading failed: {error.str()}",
+            where=where,
+            suggestion="run it again; if it goes on, see the log of the broker",
+        )
 
 
 _NOTHING = object()

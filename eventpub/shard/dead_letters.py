@@ -58,7 +58,8 @@ class Refusals:
         if len(self._reasons) == before:
             raise StateError(
                 "publish.refused_twice",
-                "a record was refused that had been taken out of the batch",
+                "a record was refused that had been taken out of the batch:"
+                f" {sorted(self._reasons)[:3]} ({reason})",
                 where=refusal.where,
                 suggestion="please report this: it is a defect of eventpub",
             ) from refusal

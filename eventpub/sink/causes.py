@@ -123,8 +123,8 @@ class Causes:
                 where=f"topic {topic}",
                 suggestion=f"kafka-configs.sh --bootstrap-server {self._sink.bootstrap_servers}"
                 f" --alter --entity-type topics --entity-name {topic} --add-config"
-                " max.message.bytes=1048588 (more, where it has that), and message.max.bytes in"
-                " [sink.properties] where it is set; where the reason is the timestamp:"
+                " max.message.bytes=1048588 (or more), and set message.max.bytes in"
+                " [sink.properties] to as much, if it is there; where the reason is the timestamp:"
                 " --delete-config message.timestamp.before.max.ms; nothing was published",
             )
         refused = of_events

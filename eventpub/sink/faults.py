@@ -221,7 +221,7 @@ def not_authorized(sink: config.Sink, error: KafkaError, doing: str) -> SinkErro
         " (CREATE to create them), and WRITE and DESCRIBE on the transactional ids 'eventpub.*':"
         f" {acls} --operation Write --operation Read --topic {sink.topic}"
         f" --resource-pattern-type prefixed; {acls} --operation Write"
-        " --transactional-id eventpub. --resource-pattern-type prefixed",
+        " --transactional-id 'eventpub.<app.id>.' --resource-pattern-type prefixed",
     )
 
 
@@ -261,7 +261,8 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
             f"the broker refuses transactions like these ({says(error)})",
             where="sink.transaction_timeout",
             suggestion="keep sink.transaction_timeout at or below the broker's"
-            ' transaction.max.timeout.ms, or set sink.delivery = "at_least_once"',
+            ' transaction.max.timeout.ms, or set sink.delivery = "at_least_once" (events may then'
+            " be repeated after a crash)",
         )
     if code in MISSING:
         return topic_missing(sink, sink.topic)

@@ -306,7 +306,13 @@ class ShardSink:
         """
         self.ready()
         if self.needs_replacement:
-            raise SinkError("sink.fatal", "this sink had to be replaced", retriable=True)
+            raise SinkError(
+                "sink.fatal",
+                "the Kafka producer is not used again after an answer that leaves a doubt",
+                where=f"topic {self._sink.topic}",
+                suggestion="nothing to do: the shard starts again with a new one",
+                retriable=True,
+            )
         content = Content(events, late, gaps, dead, diverted, now)
         if content.is_empty:
             return PublishedBatch(0, {}, 0.0, 0.0)

@@ -79,8 +79,8 @@ class Server:
         if self.cluster is not None and not self.read_only:
             raise StoreError(
                 "store.multi_primary",
-                f"this server {self.what_it_is}: rows that others take appear on it later than they"
-                " were created, and transactions that are open there are not seen",
+                f"this server {self.what_it_is}: rows written to other servers appear on it later"
+                " than they were created, and transactions that are open there are not seen",
                 where=where,
                 suggestion="have every writer of the event table use the server in store.url, then"
                 " set store.takes_all_writes = true; to read this one all the same:"
