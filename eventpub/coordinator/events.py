@@ -346,3 +346,6 @@ Command: TypeAlias = (
     | Log
     | Finish
 )
+
+Do: TypeAlias = Callable[[Command], None]
+"""Takes what is to be done, in order."""

@@ -8,6 +8,8 @@ from eventpub.admission.buckets import bucket_of
 from eventpub.coordinator import wording
 from eventpub.coordinator.events import Log
 from eventpub.coordinator.newest import NewestRows
+from eventpub.errors import StoreError
+from eventpub.store import Layout
 from eventpub.store.events import NewRow
 
 _ENDED_FOR = 60.0
@@ -25,10 +27,12 @@ class OddRows:
 
     Args:
         newest: takes the samples.
+        is_fatal: whether rows of the past that keep coming end the publisher.
     """
 
-    def __init__(self, newest: NewestRows) -> None:
+    def __init__(self, newest: NewestRows, *, is_fatal: bool) -> None:
         self.newest = newest
+        self._is_fatal = is_fatal
         self.ahead_seconds = 0.0
         self._ended: dict[tuple[int, int], float] = {}
         self._said_of_past = self._said_of_future = float("-inf")
@@ -73,3 +77,15 @@ class OddRows:
             yield wording.rows_of_the_future(after)
         elif before and not after:
             yield Log("info", "no event lies in the future any more", {})
+
+    def error(self, now: int, layout: Layout) -> StoreError | None:
+        """The one to end with, where rows of the past keep coming.
+
+        Args:
+            now: the database's time, µs.
+            layout: of the event table.
+        """
+        if not (self._is_fatal and self.newest.trips):
+            return None
+        zone = None if layout.zone is None else layout.zone.name
+        return self.newest.error(now, layout.where, zone)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventpub.channel import PartitionId, Report, Request
-from eventpub.config import Config
+from eventpub.channel import Lease, PartitionId, Report, Request
+from eventpub.coordinator.events import ForgetFormer
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.shards import Shard
@@ -64,6 +64,7 @@ class DurableState:
     """
 
     def __init__(self, begin: StartState) -> None:
+        self._begin = begin
         self.position = begin.start if begin.position is None else begin.position
         self.low = begin.low
         self.shards_hidden_since = begin.hidden_since
@@ -105,10 +106,43 @@ class DurableState:
         since = [self.shards_hidden_since, self.uncounted_since, self.position]
         return min(at for at in since if at is not None)
 
-    def document(
-        self, config: Config, begin: StartState, progress: Progress, recounting: Recounting
-    ) -> dict[str, Any]:
-        """What must outlive the process."""
+    def held(self, shard: Shard) -> tuple[int, int] | None:
+        """Between which times a shard may hold events, as it or the former run has said last."""
+        begin, last = self._begin, shard.report
+        if last is not None:
+            return (last.low, last.position) if last.holds else None
+        return None if begin.position is None else (begin.low, begin.position)
+
+    def lease(self, number: int, uncounted_since: int | None) -> Lease:
+        """A lease that is given now.
+
+        Args:
+            uncounted_since: as of `channel.Lease`.
+        """
+        return Lease(
+            number,
+            low=self.low,
+            position=self.position,
+            acknowledged=dict(self.acknowledged),
+            is_placed=self.is_placed,
+            uncounted_since=uncounted_since,
+            former_shards=self.former_shards,
+            former_indexes=self.former_indexes,
+        )
+
+    def take_over_former(self) -> ForgetFormer | None:
+        """All shards have what former indexes knew; what to do about these, if there are any."""
+        former, indexes = self.former_shards, self.former_indexes
+        self.former_shards, self.former_indexes = None, ()
+        return ForgetFormer(former) if former is not None or indexes else None
+
+    def document(self, shards: int, progress: Progress, recounting: Recounting) -> dict[str, Any]:
+        """What must outlive the process.
+
+        Args:
+            shards: how many there are.
+        """
+        begin = self._begin
         since = [self.shards_hidden_since, recounting.uncounted_since]
         return {
             **begin.kept,
@@ -119,7 +153,7 @@ class DurableState:
             "holds": progress.holds_open,
             "newest": self.newest,
             "ends": [[*place, end] for place, end in self.acknowledged.items()],
-            "shards": config.spark.shards if self.former_shards is None else self.former_shards,
+            "shards": shards if self.former_shards is None else self.former_shards,
             "partitions": begin.partitions,
             "placed": self.is_placed,
             "server": progress.server,

@@ -197,7 +197,7 @@ class Life:
 
     def poll(self) -> e.Poll | None:
         """The poll that is asked for and has no answer yet."""
-        return self.last(e.Poll) if self.coordinator._plan.is_polling else None
+        return self.last(e.Poll) if self.coordinator._windows.polling.is_under_way else None
 
     def polled(self, end: int | None = None, **result: Any) -> None:
         """The boundary was polled; where nothing is asked for yet, its time is waited for."""

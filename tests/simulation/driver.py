@@ -296,7 +296,7 @@ class Driver:
             worker.link.lose()
         self._begins = True
         idle = [s for s in coordinator.shards if s.lane is None]
-        waits = [coordinator._plan.poll_at, *(s.start_at for s in idle)]
+        waits = [coordinator._windows.polling.at, *(s.start_at for s in idle)]
         this.monotonic = max(this.monotonic, *waits)
         for request in this.requests:
             if request.id not in run.asked:
@@ -410,9 +410,9 @@ class Driver:
             self._has_failed = True
         elif isinstance(event, e.Polled) and event.result.end is None:
             self._vain_polls += 1
-        before = run.coordinator._plan.window
+        before = run.coordinator._windows.last
         commands = run.coordinator.on(event, this.monotonic)
-        window = run.coordinator._plan.window
+        window = run.coordinator._windows.last
         if window is not None and window is not before:
             self._windows += 1
             self._did_something = True

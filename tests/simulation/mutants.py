@@ -13,7 +13,6 @@ from confluent_kafka import OFFSET_INVALID
 
 from eventpub.admission.contiguous import Contiguous
 from eventpub.channel import Report
-from eventpub.channel.lane import Received
 from eventpub.coordinator import coordinator as coordinating
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.recount import Recount
@@ -379,8 +378,7 @@ def any_report() -> Iterator[None]:
         else:
             self._reported(shard, event.message, now)
 
-    handlers = {**Coordinator._HANDLERS, Received: believed}
-    with patch.object(Coordinator, "_HANDLERS", handlers):
+    with patch.object(Coordinator, "_received", believed):
         yield
 
 

@@ -1,0 +1,163 @@
+"""Who runs which shard: runners are started, get the lease, leave, and are replaced.
+
+A runner connects (`joined`) and gets the lease of its shard (`grant`) when the runner before it has
+left, or has had its time to. A shard without a runner is given one (`start_runners`), later each
+time that it fails. Pure: times are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from eventpub.channel import Folding, Stop
+from eventpub.channel.lane import Joined, Lane, Received
+from eventpub.coordinator import wording
+from eventpub.coordinator.ending import Ending
+from eventpub.coordinator.events import Do, EndRunner, PlacementChanged, RunnerEnded, StartRunner
+from eventpub.coordinator.fold_log import FoldLog
+from eventpub.coordinator.shards import MakeLease, Shard
+from eventpub.coordinator.silence import Silence
+from eventpub.errors import EventpubError
+
+
+class Leases:
+    """See the module. Times are the machine's, s.
+
+    Args:
+        shards: of the publisher.
+        run: its number; runners of another run do not get a lease.
+        ending: judges the errors that runners have met.
+        do: takes commands.
+    """
+
+    def __init__(self, shards: Sequence[Shard], run: int, ending: Ending, do: Do) -> None:
+        self._shards = shards
+        self._run = run
+        self._ending = ending
+        self._do = do
+        self._silence = Silence()
+        self._folding = FoldLog()
+
+    # -- runners come -----------------------------------------------------------------------------
+
+    def joined(self, event: Joined, now: float) -> None:
+        """A runner wants the lease of its shard."""
+        lane, shard = event.lane, self._shard_of(event.lane)
+        hello = lane.hello
+        is_ours = shard is not None and hello.run == self._run and not self._ending.is_stopping
+        if shard is None or not is_ours or hello.attempt < shard.valid_from:
+            lane.send(Stop())
+            return
+        shard.join(lane, now)
+
+    def grant(self, make: MakeLease, now: float) -> list[Shard]:
+        """Give each lease that is free to the runner that waits for it; whose were given."""
+        granted = [shard for shard in self._shards if shard.is_free(now)]
+        for shard in granted:
+            self._silence.heard(shard.number, now)
+            shard.grant(make(shard.lease + 1))
+        return granted
+
+    def start_runners(self, now: float) -> None:
+        """Start one for each shard that wants one."""
+        for shard in self._shards:
+            if shard.wants_runner(now):
+                is_here = shard.starts_here(now)
+                attempt = shard.start(now, is_here=is_here)
+                self._do(StartRunner(shard.number, attempt, is_here))
+
+    def placement_changed(self, event: PlacementChanged, now: float) -> None:
+        """Runners are to move."""
+        for shard in self._shards:
+            shard.start_at, shard.is_starting, shard.never_came = now, False, False
+            if event.replaces_runners and not self._ending.is_stopping:
+                self._do(StartRunner(shard.number, shard.start(now, is_here=False)))
+
+    def due_at(self) -> Iterator[float]:
+        """When a runner is to be started, or is not waited for any more."""
+        for shard in self._shards:
+            if shard.lane is None:
+                yield shard.start_at
+            if shard.next_lane is not None:
+                yield shard.handover_by
+            if shard.is_starting and shard.lane is None:
+                yield shard.comes_by
+
+    # -- what is heard of them --------------------------------------------------------------------
+
+    def heard(self, event: Received, now: float) -> bool:
+        """A runner has said something; whether it has the lease, so that it counts."""
+        shard, message = self._shard_of(event.lane), event.message
+        if shard is None or event.lane is not shard.lane:
+            return False  # it was asked to leave, or its lease was given away
+        self._silence.heard(shard.number, now)
+        if isinstance(message, Folding):
+            self._folding.add(shard.number, message)
+        else:
+            self._folding.forget(shard.number)
+        return True
+
+    def check_silence(self, now: float) -> None:
+        """Warn of runners that have work and say nothing, and end them at last."""
+        for shard, seconds, is_over in self._silence.check(self._shards, now):
+            assert shard.lane is not None
+            hello = shard.lane.hello
+            text = "nothing is heard of the runner of a shard, which has work"
+            if is_over:
+                text += "; it is ended, and another one is started (where it is a thread of the"
+                text += " publisher itself: start that again)"
+                self._do(EndRunner(shard.number, hello.attempt))
+            facts = {"shard": shard.number, "where": hello.where, "seconds": round(seconds)}
+            self._do(wording.warning(text, **facts))
+
+    def log_folding(self, now: float) -> None:
+        """Say now and then how far runners have read their topics back."""
+        if (line := self._folding.line(now)) is not None:
+            self._do(line)
+
+    # -- runners go -------------------------------------------------------------------------------
+
+    def left(self, lane: Lane, error: EventpubError | None, now: float) -> None:
+        """A runner is gone; what it has left is repaired by the next one.
+
+        Args:
+            error: that it has failed with; None: it says of none, or its connection was lost.
+        """
+        shard = self._shard_of(lane)
+        if shard is None or not shard.leave(lane):
+            return
+        self._folding.forget(shard.number)
+        if error is None:
+            if shard.next_lane is None and not self._ending.is_stopping:
+                shard.failed(now, at_once=shard.failures == 0)
+            return
+        self._fail(shard, error, now)
+
+    def runner_ended(self, event: RunnerEnded, now: float) -> None:
+        """The thread or task of a runner is over."""
+        shard = self._shards[event.shard]
+        if shard.has_ended(event.attempt, now):
+            if event.error is not None:
+                self._ending.wait_out(event.error)
+        elif shard.lane is not None and event.attempt == shard.lane.hello.attempt:
+            # of a machine that is gone the connection may say nothing for a quarter of an hour
+            lane = shard.lane
+            lane.close()
+            self.left(lane, event.error, now)
+
+    def end_all(self, now: float) -> None:
+        """Have all runners leave; the next ones come at once."""
+        for shard in self._shards:
+            shard.start_at = now
+            if shard.lane is not None:
+                shard.lane.send(Stop())
+
+    def _fail(self, shard: Shard, error: EventpubError, now: float) -> None:
+        if error.code in {"run.superseded", "run.disconnected"}:
+            shard.failed(now, at_once=shard.failures == 0)
+            return
+        shard.failed(now)
+        self._ending.judge_shard(shard, error, now)
+
+    def _shard_of(self, lane: Lane) -> Shard | None:
+        return self._shards[lane.shard] if 0 <= lane.shard < len(self._shards) else None

@@ -1,0 +1,178 @@
+"""Which windows there are: when the boundary is polled, and what each shard is sent because of it.
+
+A window's way: `Poll` → `Polled` → `Window` to each shard → `Report` of each → position. One window
+is the same for all shards, and none waits for another: a shard that is slow, or has no runner, is
+sent one large window instead of many small ones when it is ready, and reads it itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from eventpub.channel import Window
+from eventpub.coordinator.boundary import PollResult
+from eventpub.coordinator.events import Do, Poll, Polled
+from eventpub.coordinator.shards import Shard
+from eventpub.coordinator.standing import DurableState
+
+_FIRST_WAIT = 0.25
+_LONGEST_WAIT = 30.0
+"""Seconds until a poll that has failed is tried again, twice as many each time."""
+
+_STARTS_WITHIN = 2.0
+"""Seconds for which the first window waits for all shards to have a runner."""
+
+
+@dataclass
+class Polling:
+    """When the boundary is polled; the machine's times are seconds.
+
+    Attributes:
+        at: when the next poll is of use.
+        wait: until the one after it, if it fails.
+        is_under_way: whether there is one now.
+        waits_for_time: whether nothing but time is waited for.
+        anew: whether the next one connects anew.
+    """
+
+    at: float = 0.0
+    wait: float = _FIRST_WAIT
+    is_under_way: bool = False
+    waits_for_time: bool = False
+    anew: bool = False
+
+    def begin(self) -> bool:
+        """One begins; whether it is to connect anew."""
+        self.is_under_way, self.waits_for_time = True, False
+        anew, self.anew = self.anew, False
+        return anew
+
+    def done(self, pause: float, now: float) -> None:
+        """It has an answer."""
+        self.is_under_way, self.wait = False, _FIRST_WAIT
+        self.at = now + pause
+
+    def failed(self, now: float) -> None:
+        """It has none. Whatever the reason is, nothing is concluded from two servers."""
+        self.is_under_way, self.anew = False, True
+        self.at = now + self.wait
+        self.wait = min(2 * self.wait, _LONGEST_WAIT)
+
+
+class Windows:
+    """See the module. Pure: times are the machine's, s, and arguments, where nothing else is said.
+
+    Args:
+        shards: of the publisher.
+        durable: has the position behind which windows begin.
+        with_rows: whether the rows of full pages are read for the shards.
+        do: takes commands.
+
+    Attributes:
+        polling: when the boundary is polled.
+        last: the last window; None: nothing is planned yet.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], durable: DurableState, with_rows: bool, do: Do
+    ) -> None:
+        self._shards = shards
+        self._durable = durable
+        self._with_rows = with_rows
+        self._do = do
+        self._planned = durable.position
+        self._boundary = 0
+        self._began_at: float | None = None
+        self.polling = Polling()
+        self.last: Window | None = None
+
+    # -- polls ------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> None:
+        """Poll the boundary, where that is due and shards can take what comes of it."""
+        if self._began_at is None:
+            self._began_at = now
+        polling = self.polling
+        if polling.is_under_way or now < polling.at:
+            polling.waits_for_time = not polling.is_under_way
+            return
+        live = [shard for shard in self._shards if shard.lane is not None]
+        is_early = len(live) < len(self._shards) and now < self._began_at + _STARTS_WITHIN
+        if not live or is_early or any(shard.is_full(now) for shard in live):
+            polling.waits_for_time = False
+            return
+        dues = [due for shard in live if (due := shard.next_due()) is not None]
+        next_due, hidden_since = min(dues, default=None), self._durable.hidden()
+        anew = polling.begin()
+        self._do(Poll(self._planned, next_due, self._with_rows, anew, hidden_since))
+
+    def polled(self, event: Polled, uncounted_since: int | None, now: float) -> None:
+        """The boundary was polled: send the window that there is now, if any.
+
+        Args:
+            uncounted_since: as of `channel.Lease`.
+        """
+        result = event.result
+        self.polling.done(result.pause, now)
+        self._boundary = result.upper
+        window = Window(
+            0,
+            self._planned if result.end is None else max(result.end, self._planned),
+            # what has begun since the poll is not known: a gap that is seen later is not skipped
+            open_since=result.now if result.open_since is None else result.open_since,
+            hidden_since=result.hidden_since,
+            uncounted_since=uncounted_since,
+        )
+        if result.end is not None and event.after == self._planned:
+            self._send(window, result, event.after, now)
+        elif result.is_due or self.last is None:
+            self._send_for_holds(window, result, now)
+
+    def due_at(self) -> list[float]:
+        """When the next poll is to be made, where nothing but time is waited for."""
+        return [self.polling.at] if self.polling.waits_for_time else []
+
+    def connect_anew(self) -> None:
+        """The next poll does so."""
+        self.polling.anew = True
+
+    # -- what shards are sent ---------------------------------------------------------------------
+
+    def begin(self, shard: Shard, now: float) -> None:
+        """A shard has a new runner: it reads up to where all are to read."""
+        if self.last is not None:
+            shard.send(self.last, now)
+
+    def catch_up(self, now: float) -> None:
+        """One window for what was left out, where a shard has done what it was sent."""
+        for shard in self._shards:
+            if shard.is_behind and not shard.sent and self.last is not None:
+                shard.send(self.last, now)
+
+    def _send(self, window: Window, result: PollResult, after: int, now: float) -> None:
+        self._planned, self.last = window.upto, window
+        if result.is_page:
+            self.polling.at = now
+        for shard in self._shards:
+            rows = None if result.rows is None else result.rows[shard.number]
+            sent = window if rows is None else replace(window, after=after)
+            shard.send(sent, now, rows=rows, is_page=result.is_page)
+
+    def _send_for_holds(self, window: Window, result: PollResult, now: float) -> None:
+        """A window without rows for the shards whose holds are due."""
+        for shard in self._shards:
+            due = shard.next_due()
+            if due is not None and due <= result.now:
+                shard.due_sent_for = shard.report
+                shard.send(window, now)
+
+    # -- how far it is ----------------------------------------------------------------------------
+
+    def is_reached(self, position: int) -> bool:
+        """Whether everything up to the boundary is published.
+
+        Args:
+            position: everything created at or before is, µs.
+        """
+        return bool(self._boundary) and position >= self._boundary
