@@ -104,10 +104,11 @@ class Index(Facts):
                 "index.foreign",
                 f"the index belongs to {found}, not to {required}",
                 where=str(self.directory),
-                suggestion="app.id was changed: name the former one in app.former_ids; sink.topic"
-                " was changed, and only new events are to be published there: set"
+                suggestion="app.id was changed: name the former one in app.former_ids;"
+                " sink.topic was changed, and only new events are to be published there: set"
                 " sink.accept_topic_id to the new topic's id, which `eventpub doctor` shows;"
-                " otherwise use another app.state_dir, or delete this directory: it is rebuilt from the topic",
+                " otherwise use another app.state_dir, or delete this directory: it is"
+                " rebuilt from the topic",
             )
 
     def __enter__(self) -> Index:
