@@ -237,7 +237,7 @@ class Coordinator:
         Args:
             at_most: the database's time, where it is less than at the last poll, µs.
         """
-        found = positions(self.shards)
+        found = self._read_upto()
         if found is None or not self.progress.time:
             return
         hidden = self._durable.shards_hidden_since
@@ -245,6 +245,15 @@ class Coordinator:
         count = self._recounting.next_count(time, *found, hidden, now)
         if count is not None:
             self._do(count)
+
+    def _read_upto(self) -> tuple[int, int] | None:
+        """Up to where all shards have read, and any of them, or the database for them; µs.
+
+        Rows may be as old as their window when a shard comes to them: what was young when that
+        was planned is counted, however long it takes.
+        """
+        found = positions(self.shards)
+        return None if found is None else (found[0], max(found[1], self._windows.planned))
 
     def _compare(self) -> None:
         comparison = self._recounting.next_comparison()
@@ -335,7 +344,7 @@ class Coordinator:
                 self._remember()
                 self._ending.finish()
             return
-        found = positions(self.shards)
+        found = self._read_upto()
         if found is None or not self._ending.has_published_all(found[0]):
             return
         hidden = self._durable.shards_hidden_since

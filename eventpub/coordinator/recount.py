@@ -191,8 +191,8 @@ class Recount:
         Args:
             now: the database's time.
             position: up to where all shards have read.
-            reached: up to where any of them has; None: the same. Where a shard waits for longer
-                than the horizon, what the others have passed meanwhile is still counted once.
+            reached: up to where any of them has, or the database was asked for their rows; None:
+                the same. Where a shard needs longer than the horizon for that, it is still counted.
             hidden_since: nothing that open transactions hide was created at or before, µs.
         """
         if not self._horizon:

@@ -71,6 +71,7 @@ class Windows:
 
     Attributes:
         polling: when the boundary is polled.
+        planned: the end of the last window, or where the first begins, µs.
         last: the last window; None: nothing is planned yet.
     """
 
@@ -81,7 +82,7 @@ class Windows:
         self._durable = durable
         self._with_rows = with_rows
         self._do = do
-        self._planned = durable.position
+        self.planned = durable.position
         self._boundary = 0
         self._began_at: float | None = None
         self.polling = Polling()
@@ -105,7 +106,7 @@ class Windows:
         dues = [due for shard in live if (due := shard.next_due()) is not None]
         next_due, hidden_since = min(dues, default=None), self._durable.hidden()
         anew = polling.begin()
-        self._do(Poll(self._planned, next_due, self._with_rows, anew, hidden_since))
+        self._do(Poll(self.planned, next_due, self._with_rows, anew, hidden_since))
 
     def polled(self, event: Polled, uncounted_since: int | None, now: float) -> None:
         """The boundary was polled: send the window that there is now, if any.
@@ -118,13 +119,13 @@ class Windows:
         self._boundary = result.upper
         window = Window(
             0,
-            self._planned if result.end is None else max(result.end, self._planned),
+            self.planned if result.end is None else max(result.end, self.planned),
             # what has begun since the poll is not known: a gap that is seen later is not skipped
             open_since=result.now if result.open_since is None else result.open_since,
             hidden_since=result.hidden_since,
             uncounted_since=uncounted_since,
         )
-        if result.end is not None and event.after == self._planned:
+        if result.end is not None and event.after == self.planned:
             self._send(window, result, event.after, now)
         elif result.is_due or self.last is None:
             self._send_for_holds(window, result, now)
@@ -151,7 +152,7 @@ class Windows:
                 shard.send(self.last, now)
 
     def _send(self, window: Window, result: PollResult, after: int, now: float) -> None:
-        self._planned, self.last = window.upto, window
+        self.planned, self.last = window.upto, window
         if result.is_page:
             self.polling.at = now
         for shard in self._shards:

@@ -37,6 +37,7 @@ class Fold:
     def __init__(self, context: ShardContext) -> None:
         self._context = context
         self._reads_all = False
+        self._shown = time.monotonic()
 
     def run(self) -> None:
         """Do it.
@@ -78,21 +79,29 @@ class Fold:
 
     def _read(self, jumps: Jumps | None) -> None:
         context = self._context
-        shown = time.monotonic()
         for part in self._visible():
             self._take(part, context.now, jumps)
             failpoint("during_fold")
-            context.require_going_on()
-            if time.monotonic() - shown > _SHOWN_EVERY:
-                shown = time.monotonic()
-                context.link.send(Folding(context.report.folded, context.sink.unread))
+            self._go_on(context.sink.unread)
+
+    def _go_on(self, left: int) -> None:
+        """Leave where the runner is to; else say once a second that it is alive.
+
+        Args:
+            left: records to read, as far as that is known.
+        """
+        context = self._context
+        context.require_going_on()
+        if time.monotonic() - self._shown > _SHOWN_EVERY:
+            self._shown = time.monotonic()
+            context.link.send(Folding(context.report.folded, left))
 
     def _visible(self) -> Iterator[Folded]:
         """What of the topic the index does not know; all that it knows is visible at the end."""
         context, index = self._context, self._context.index
         while True:
             if lost := self._missing_markers():
-                context.report.restored += context.sink.restore(lost)
+                context.report.restored += context.sink.restore(lost, lambda: self._go_on(0))
                 index.restored()
             try:
                 yield from context.sink.fold(

@@ -16,13 +16,15 @@ the index counts as published is visible, or about to be.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from eventpub import config
+from eventpub.admission import SkippedGap
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
 from eventpub.sink.topics import list_offsets, tail_gone
@@ -84,11 +86,21 @@ def are_left_open(sink: config.Sink, ends: Mapping[PartitionId, int], timeout: f
 
 
 def lost_records(
-    sink: config.Sink, app_ids: Collection[str], written: Mapping[PartitionId, Written]
+    sink: config.Sink,
+    app_ids: Collection[str],
+    written: Mapping[PartitionId, Written],
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, records.Record]]:
     """What eventpub has written in these ranges that is visible neither there nor behind them.
 
-    To be called when no transaction is open there. In the order of each partition.
+    To be called when no transaction is open there. In the order of each partition. Memory holds
+    what is lost, and a few numbers of each record that is not.
+
+    Args:
+        sink: the configuration.
+        app_ids: whose records count.
+        written: the ranges.
+        meanwhile: called again and again; what it raises ends the reading.
 
     Raises:
         SinkError: `sink.topic_recreated` where what was written there is not there any more;
@@ -101,19 +113,20 @@ def lost_records(
             raise tail_gone(sink, place, end, ends[place])
     lows = list_offsets(sink, places, "earliest")
     firsts = {place: max(first, lows[place]) for place, (first, _) in written.items()}
-    raw = read_ranges(
-        sink, {p: (firsts[p], end) for p, (_, end) in written.items()}, committed=False
-    )
-    visible = read_ranges(sink, {p: (firsts[p], ends[p]) for p in written}, committed=True)
-    seen = _Seen(sink, (m for m in visible if records.is_ours(m.headers(), app_ids)))
-    return [
-        (message.topic(), _again(message))
-        for message in raw
-        if records.is_ours(message.headers(), app_ids) and not seen.has(message)
-    ]
+
+    def ours(ends: Mapping[PartitionId, int], *, committed: bool) -> Iterator[Any]:
+        ranges = {place: (firsts[place], end) for place, end in ends.items()}
+        for message in iter_ranges(sink, ranges, committed=committed):
+            meanwhile()
+            if records.is_ours(message.headers(), app_ids):
+                yield message
+
+    visible = _Visible(sink, ours({place: ends[place] for place in written}, committed=True))
+    raw = ours({place: end for place, (_, end) in written.items()}, committed=False)
+    return [(message.topic(), record) for message in raw for record in visible.lacks(message)]
 
 
-class _Seen:
+class _Visible:
     """What readers have of our records.
 
     A record need not be there as it was: where another owner of the shard, which has not known of
@@ -121,53 +134,70 @@ class _Seen:
 
     Args:
         sink: the configuration.
-        visible: our records that readers see.
+        messages: our records that readers see.
     """
 
-    def __init__(self, sink: config.Sink, visible: Iterable[Any]) -> None:
+    def __init__(self, sink: config.Sink, messages: Iterable[Any]) -> None:
         self._sink = sink
         self._there: set[tuple[Any, ...]] = set()
-        self._versions: dict[bytes, list[tuple[int, int]]] = {}
-        """By aggregate: first and last of what is published or skipped."""
-        for message in visible:
+        self._decided: dict[bytes, list[tuple[int, int]]] = {}
+        """By aggregate: first and last of what is published, refused or skipped."""
+        for message in messages:
             self._there.add(self._identity(message))
-            if (versions := self._versions_of(message)) is not None:
-                self._versions.setdefault(message.key(), []).append(versions)
+            gap = self._gap(message)
+            sequence = dict(message.headers() or ()).get(records.SEQUENCE)
+            if gap is not None:
+                versions = gap.from_version, gap.to_version
+            elif sequence is not None:
+                versions = int(sequence), int(sequence)
+            else:
+                continue
+            self._decided.setdefault(message.key(), []).append(versions)
 
-    def has(self, message: Any) -> bool:
-        """Whether this one is among them, as it was or as it was published again.
+    def lacks(self, message: Any) -> list[records.Record]:
+        """What is to be published of a record: nothing, all of it, or some versions of a skip."""
+        gap = self._gap(message)
+        if gap is None:
+            return [] if self._identity(message) in self._there else [_again(message)]
+        versions = gap.from_version, gap.to_version
+        left = undecided(versions, self._decided.get(message.key(), ()))
+        if left == [versions]:
+            return [_again(message)]
+        gaps = [replace(gap, from_version=first, to_version=last) for first, last in left]
+        values = [records.gap_record(each, "", 1).value for each in gaps]
+        return [replace(_again(message), value=value) for value in values]
 
-        A skip is there, too, where any of its versions has been published or skipped.
-        """
+    def _gap(self, message: Any) -> SkippedGap | None:
         if message.topic() == self._sink.gaps_topic:
-            versions = self._versions_of(message)
-            if versions is not None:
-                first, last = versions
-                others = self._versions.get(message.key(), ())
-                return any(low <= last and first <= high for low, high in others)
-        return self._identity(message) in self._there
+            with suppress(ValueError):
+                return records.read_gap(message.value())
+        return None
 
     def _identity(self, message: Any) -> tuple[Any, ...]:
         headers = tuple(message.headers() or ())
         place, key = (message.topic(), message.partition()), message.key()
-        sequence = dict(headers).get(records.SEQUENCE)
-        if key is None or sequence is None:
+        told = dict(headers)
+        sequence, time = told.get(records.SEQUENCE), told.get(records.TIME)
+        if key is None or sequence is None or time is None:
             return *place, key, message.value(), headers
         is_event = message.topic() in {self._sink.topic, self._sink.late_topic}
-        # the value, since a version may have been written anew
-        return "event" if is_event else place[0], place[1], key, sequence, message.value()
+        # the time, since a version may have been written anew
+        return "event" if is_event else place[0], place[1], key, sequence, time
 
-    def _versions_of(self, message: Any) -> tuple[int, int] | None:
-        """Of an event or a skip."""
-        if message.topic() == self._sink.topic:
-            sequence = dict(message.headers() or ()).get(records.SEQUENCE)
-            if sequence is not None:
-                return int(sequence), int(sequence)
-        elif message.topic() == self._sink.gaps_topic:
-            with suppress(ValueError):
-                gap = records.read_gap(message.value())
-                return gap.from_version, gap.to_version
-        return None
+
+def undecided(
+    versions: tuple[int, int], decided: Iterable[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """What of a range of versions no other range has, each as its first and last."""
+    left = [versions]
+    for low, high in decided:
+        left = [
+            part
+            for first, last in left
+            for part in ((first, min(last, low - 1)), (max(first, high + 1), last))
+            if part[0] <= part[1]
+        ]
+    return left
 
 
 def _again(message: Any) -> records.Record:
@@ -206,7 +236,7 @@ def iter_ranges(
     Args:
         committed: leave out what is not.
         few: fetch little at once.
-        timeout: seconds for all of it.
+        timeout: seconds without a record after which it gives up.
 
     Raises:
         SinkError: `sink.unreachable`, ….
@@ -240,6 +270,7 @@ def iter_ranges(
             _, end = unread[place]
             if error is None and message.offset() < end:
                 yield message
+                deadline = time.monotonic() + timeout
             if message.offset() >= end - (error is None):
                 del unread[place]
                 # or what is behind its range would be fetched before the others

@@ -168,11 +168,19 @@ class ShardSink:
         )
         return self._fold
 
-    def restore(self, written: Mapping[PartitionId, Written]) -> int:
+    def restore(
+        self,
+        written: Mapping[PartitionId, Written],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> int:
         """Publishes again what was committed in these ranges and got lost; see `missing_markers`.
 
         May be repeated after any error, by another sink, too, until it has returned; nothing else
         must be published in between.
+
+        Args:
+            written: the ranges.
+            meanwhile: called again and again while it reads; what it raises ends that.
 
         Returns:
             How many records it has published again.
@@ -186,7 +194,7 @@ class ShardSink:
         while True:
             # until it is seen: the marker of what is published here may be left out as well
             self._end_all(list(written))
-            lost = lost_records(self._sink, self._sources.own, written)
+            lost = lost_records(self._sink, self._sources.own, written, meanwhile)
             if not lost:
                 return restored
             if self.needs_replacement:

@@ -886,6 +886,28 @@ class TestRecount:
         life.reports(fresh, position=at(2_000), compared=1)
         assert fresh.comparisons[-1] == Comparison(2, (901,))
 
+    @pytest.mark.parametrize("seconds", [5, 320])
+    def test_what_was_young_when_its_window_was_planned_is_counted_however_long_that_takes(
+        self, seconds: int
+    ) -> None:
+        life, [lane] = begun(1, position=at(1_000), low=at(1_000))
+        life.reports(lane, position=at(1_000), low=at(1_000))
+        begin, end = at(1_000), life.database - SECOND
+        life.polled(end)
+        answered = 0
+        for second in range(seconds + 20):
+            read = begin + (end - begin) * min(second, seconds) // seconds
+            life.reports(lane, position=read, low=read)
+            for count in life.all(e.Count)[answered:]:
+                answered += 1
+                rows = dict.fromkeys(count.buckets, 0)
+                life.on(e.Counted(life.database, rows, rows, count.in_turn))
+            life.waits(1.0)
+            if life.poll() is not None:
+                life.polled(None)
+        asked = {bucket for count in life.all(e.Count) for bucket in count.buckets}
+        assert {*range(end // SECOND - 200, end // SECOND)} <= asked
+
     def test_what_has_ended_is_counted_at_once_however_old_it_is(self) -> None:
         life, _ = streaming()
         counted_with(life)
