@@ -35,6 +35,7 @@ from eventpub.sink import (
     owned_producer,
     producing,
     shard,
+    stable_ends,
     topics,
     transaction,
 )
@@ -201,6 +202,7 @@ def installed() -> Iterator[None]:
         put(bulk, bulk_of=broker.Bulk, WORTHWHILE=3)
         put(fencing, time=_time, ThreadPoolExecutor=_Pool)
         put(fold, time=_time)
+        put(stable_ends, time=_time)
         put(missing_markers, time=_time)
         put(topics, time=_time)
         put(
