@@ -22,6 +22,7 @@ from eventpub.shard import (
     context,
     folding,
     key_prefetch,
+    own_index,
     pace,
     publishing,
     reading,
@@ -220,7 +221,8 @@ def installed() -> Iterator[None]:
             failpoint=failpoint,
             traceback=SimpleNamespace(print_exc=_unexpected),
         )
-        put(context, time=_time, EventStore=store.EventStore, set_aside=disk.set_aside)
+        put(context, time=_time, EventStore=store.EventStore)
+        put(own_index, time=_time, set_aside=disk.set_aside)
         put(folding, time=_time, failpoint=failpoint, index_folder=disk.index_folder)
         put(
             publishing,
