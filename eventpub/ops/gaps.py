@@ -18,7 +18,7 @@ from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.index import glance
 from eventpub.ops.asking import ask_shards
-from eventpub.sink import Fold
+from eventpub.sink import Fold, Scope
 from eventpub.sink.topics import partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
@@ -72,7 +72,7 @@ def find(config: Config) -> Gaps:
     partitions = partition_counts(config.sink).get(config.sink.gaps_topic)
     recorded: list[SkippedGap] = []
     if partitions:
-        fold = Fold(config.sink, Shard(0, 1, partitions), {}, only="gaps")
+        fold = Fold(Scope(config.sink, Shard(0, 1, partitions), only="gaps"))
         recorded = [gap for part in fold for gap in part.gaps]
     recorded.sort(key=lambda gap: -gap.skipped_at)
     return Gaps(

@@ -31,6 +31,7 @@ from eventpub.ops.topic import (
     GAP,
     LATE,
     NO_TIME,
+    Topic,
     TopicReader,
     hash_of_metadata,
 )
@@ -199,7 +200,14 @@ def verify(
             ) from e
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    topic = reader.topic
+    _note_topic(reader.topic, verdict)
+    if layout.zone is None and (twice := rows.rows - verdict.events):
+        verdict.notes.append(f"{twice} rows repeat an (aggregate_id, version) within the store")
+    return verdict
+
+
+def _note_topic(topic: Topic, verdict: Verdict) -> None:
+    """What can be said of the topic alone: what nobody of us has written, and what is gone."""
     if topic.foreign_count:
         verdict.found(
             "extra",
@@ -214,9 +222,6 @@ def verify(
             f"{len(topic.truncated)} partitions of the topic no longer have their first records"
             " (retention): what was published there counts as missing unless --from is later"
         )
-    if layout.zone is None and (twice := rows.rows - verdict.events):
-        verdict.notes.append(f"{twice} rows repeat an (aggregate_id, version) within the store")
-    return verdict
 
 
 # --- the range

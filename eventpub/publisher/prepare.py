@@ -15,7 +15,6 @@ from eventpub.coordinator.standing import StartState
 from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
 from eventpub.shard.assignment import Assignment
 from eventpub.sink import (
-    TopicLayout,
     check_sample,
     check_topics,
     check_written,
@@ -26,8 +25,8 @@ from eventpub.sink import (
     visible_ends,
 )
 from eventpub.state import StateDir
-from eventpub.store import EventStore
-from eventpub.store.server import UNGUARDED
+from eventpub.store import EventStore, Layout
+from eventpub.store.server import UNGUARDED, Server
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -54,6 +53,56 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         StoreError, SinkError, StateError: what is wrong.
     """
     server = EventStore.server(config.store)
+    layout = _check_store(config, server)
+    before = state.read(state.progress_file) or {}
+    topics = _check_topics(config, before)
+    with EventStore(config.store, layout) as store:
+        started = _start(config, state, store.now)
+        now = store.now()
+    start = int(started["position"])
+    before = kept_progress(state, config.spark.shards, start)
+    former = before.get("shards", config.spark.shards)
+    # before fencing: a runner of a former run takes its shard before that, and is fenced, or after
+    # it, and finds nobody who gives it the lease
+    run = _begin_run(state, started, now)
+    # whatever number of shards has run last: that it did may not have come to be remembered
+    for app_id in (config.app.id, *config.app.former_ids):
+        fence_all(config.sink, app_id, max(former, topics.partitions))
+    numbers, is_placed = _take_over(state, before, former, topics)
+    if former != config.spark.shards:
+        # of an earlier run with this number: what the former run knows is newer
+        state.forget_shards(config.spark.shards)
+    start_state = StartState(
+        run=run,
+        now=now,
+        layout=layout,
+        partitions=topics.partitions,
+        start=start,
+        low=before.get("low", start),
+        position=before.get("position"),
+        hidden_since=before.get("hidden_since"),
+        acknowledged=topics.acknowledged,
+        is_placed=is_placed,
+        former_shards=None if former == config.spark.shards else former,
+        former_indexes=tuple(str(folder) for folder in state.former_indexes()),
+        newest=_pair(before.get("newest")),
+        server=before.get("server") or server.identity,
+        until=now if available_now else None,
+        kept={"topics": topics.ids, "numbers": numbers, "start": started},
+    )
+    assignment = Assignment(
+        config,
+        layout,
+        topics.partitions,
+        None if start == BEGINNING else start,
+        run,
+        accepts_topic=topics.ids.get(config.sink.topic) == config.sink.accept_topic_id,
+    )
+    return Prepared(start_state, assignment, topics.ids)
+
+
+def _check_store(config: Config, server: Server) -> Layout:
+    """What the event table looks like; what is not guaranteed with it is said."""
     if config.store.allow_replica and server.is_replica(config.store):
         log.warning(
             f"the database server {server.what_it_is}, and store.allow_replica = true",
@@ -67,9 +116,34 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
             " `id` (eventpub doctor says how to add it)",
             time_zone=layout.zone.name,
         )
-    before = state.read(state.progress_file) or {}
+    return layout
+
+
+@dataclass(frozen=True)
+class _Topics:
+    """What a start has found out about the topics.
+
+    Attributes:
+        partitions: of each.
+        ids: by topic.
+        acknowledged: next offsets that were reached, as far as they still mean something.
+        is_placed: whether all that is on the topic was written with `partitions`.
+    """
+
+    partitions: int
+    ids: dict[str, str]
+    acknowledged: dict[PartitionId, int]
+    is_placed: bool
+
+
+def _check_topics(config: Config, before: dict[str, Any]) -> _Topics:
+    """Whether they are there, are those that were written, and are this publisher's.
+
+    Args:
+        before: what progress.json says.
+    """
     ends: dict[PartitionId, int] = {(t, p): end for t, p, end in before.get("ends", ())}
-    topics = check_topics(
+    layout = check_topics(
         config.sink,
         shards=config.spark.shards,
         late=config.gaps.late == "divert",
@@ -79,49 +153,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
     acknowledged = check_written(config.sink, ids, before.get("topics", {}), ends)
     is_placed = _is_placed(config, before, ids)
     check_sample(config.sink, sources_of(config.sink, config.app.id, config.app.former_ids))
-    with EventStore(config.store, layout) as store:
-        started = _start(config, state, store.now)
-        now = store.now()
-    start = int(started["position"])
-    before = kept_progress(state, config.spark.shards, start)
-    former = before.get("shards", config.spark.shards)
-    # before fencing: a runner of a former run takes its shard before that, and is fenced, or after
-    # it, and finds nobody who gives it the lease
-    run = _begin_run(state, started, now)
-    # whatever number of shards has run last: that it did may not have come to be remembered
-    for app_id in (config.app.id, *config.app.former_ids):
-        fence_all(config.sink, app_id, max(former, topics.partitions))
-    numbers, is_placed = _take_over(state, before, former, topics, is_placed)
-    if former != config.spark.shards:
-        # of an earlier run with this number: what the former run knows is newer
-        state.forget_shards(config.spark.shards)
-    start_state = StartState(
-        run=run,
-        now=now,
-        layout=layout,
-        partitions=topics.partitions,
-        start=start,
-        low=before.get("low", start),
-        position=before.get("position"),
-        hidden_since=before.get("hidden_since"),
-        acknowledged=acknowledged,
-        is_placed=is_placed,
-        former_shards=None if former == config.spark.shards else former,
-        former_indexes=tuple(str(folder) for folder in state.former_indexes()),
-        newest=_pair(before.get("newest")),
-        server=before.get("server") or server.identity,
-        until=now if available_now else None,
-        kept={"topics": ids, "numbers": numbers, "start": started},
-    )
-    assignment = Assignment(
-        config,
-        layout,
-        topics.partitions,
-        None if start == BEGINNING else start,
-        run,
-        accepts_topic=ids.get(config.sink.topic) == config.sink.accept_topic_id,
-    )
-    return Prepared(start_state, assignment, ids)
+    return _Topics(layout.partitions, ids, acknowledged, is_placed)
 
 
 def _pair(found: Any) -> tuple[int, int] | None:
@@ -138,14 +170,14 @@ def _is_placed(config: Config, before: dict[str, Any], ids: dict[str, str]) -> b
 
 
 def _take_over(
-    state: StateDir, before: dict[str, Any], shards: int, topics: TopicLayout, is_placed: bool
+    state: StateDir, before: dict[str, Any], shards: int, topics: _Topics
 ) -> tuple[list[int], bool]:
     """What the indexes know is taken over where partitions were added since."""
     now = topics.partitions
     former = before.get("partitions", now)
     numbers: list[int] = before.get("numbers", [])
     if former == now:
-        return numbers, is_placed
+        return numbers, topics.is_placed
     state.set_aside(shards, former)
     log.warning(
         "the topic's number of partitions has changed: events of one aggregate may stand in"

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from eventpub.admission.buckets import WIDTH, oldest_needed
-from eventpub.channel import Folding, Lease, Report
+from eventpub.channel import Lease, Report
 from eventpub.channel.lane import Link
-from eventpub.errors import StateError
-from eventpub.index import Copying, Index, Snapshots, folder_for, set_aside
 from eventpub.shard.assignment import Assignment
+from eventpub.shard.own_index import IndexCopies, open_index, require_going_on
 from eventpub.shard.pace import Pace
 from eventpub.sink import ShardSink
 from eventpub.store import EventStore
 
 _COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
-
-_SAID_EVERY = 1.0
-"""Seconds after which a runner that fetches says that it is alive."""
 
 
 class ShardContext:
@@ -62,12 +56,12 @@ class ShardContext:
         self.hidden_since: int | None = None
         self.uncounted_since = lease.uncounted_since
         self._open = ExitStack()
-        self._copying: Copying | None = None
-        self._said_at = 0.0
+        self._copies = IndexCopies(assignment, self.shard, link)
         self.sink = self._new_sink()
         try:
-            self._find_copy(takes_copy)
-            self.index = self._open.enter_context(self._open_index())
+            self.report.copied_from = self._copies.find(lease, takes_copy=takes_copy)
+            index = open_index(assignment, self.shard, self.report)
+            self.index = self._open.enter_context(index)
             self.pace = Pace(config.sink.transaction_timeout / 1e6, self.index.chunk_bytes)
             self.reader = self._open.enter_context(EventStore(config.store, assignment.layout))
             self.lookup = self._open.enter_context(EventStore(config.store, assignment.layout))
@@ -86,76 +80,14 @@ class ShardContext:
         self.sink.close()
         self._open.close()
 
-    def _find_copy(self, takes_copy: bool) -> None:
-        """Where this machine has no index of the shard, the newest copy is one.
-
-        Not where what another number of shards or partitions knows, which is newer, is taken over.
-        """
-        state, app = self.assignment.config.state, self.assignment.config.app
-        if not state.snapshots:
-            return
-        number, folder = self.shard.number, self.assignment.index(self.shard.number)
-        shard, lease = self.shard, self.lease
-        snapshots = Snapshots(state.snapshots, app.id, shard.partitions, shard.shards, number)
-        supersedes_others = lease.former_shards is not None or bool(lease.former_indexes)
-        if takes_copy and not supersedes_others and not folder.exists():
-            self.report.copied_from = snapshots.get(folder, self._fetches)
-        self._copying = Copying(snapshots, state.snapshot_every / 1e6)
-
-    def _fetches(self) -> None:
-        self.require_going_on()
-        if time.monotonic() - self._said_at > _SAID_EVERY:
-            self._said_at = time.monotonic()
-            self.link.send(Folding(0, 0))
-
-    def _open_index(self) -> Index:
-        config, number = self.assignment.config, self.shard.number
-        folder = self.assignment.index(number)
-        identity = {
-            "app": config.app.id,
-            "topic": config.sink.topic,
-            "partitions": self.assignment.partitions,
-            "shard": [number, config.spark.shards],
-        }
-        was: dict[str, Any] = {}
-
-        def adopts(found: Mapping[str, Any]) -> bool:
-            was.update(found)
-            return self._adopts(found)
-
-        try:
-            return Index(folder, identity, adopts=adopts)
-        except StateError as error:
-            has_grown = bool(was) and was["partitions"] != self.assignment.partitions
-            if error.code != "index.foreign" or not (self.report.copied_from or has_grown):
-                raise
-        if self.report.copied_from:  # of another topic, say: it is as if there were no copy
-            self.report.copied_from = None
-            shutil.rmtree(folder)
-        else:  # on the publisher's own disk it was moved to `former_indexes`; here, nobody did
-            self.report.rebuilt = (
-                f"the topic had {was['partitions']} partitions; it was moved to {set_aside(folder)}"
-            )
-        return Index(folder, identity, adopts=self._adopts)
-
     @property
     def keeps_copies(self) -> bool:
         """Whether copies of the index are kept."""
-        return self._copying is not None
+        return self._copies.are_kept
 
     def keep_copy(self) -> None:
         """Keep a copy of the index, where one is due."""
-        copying, index = self._copying, self.index
-        if copying is not None and copying.due(offsets := dict(index.offsets)):
-            folder = folder_for(index.directory)
-            try:
-                index.copy_to(folder)
-            except StateError as error:
-                copying.failed(folder, error)
-                if error.code == "index.corrupt":
-                    raise
-            else:
-                copying.begin(folder, offsets)
+        self._copies.keep(self.index)
 
     def _new_sink(self) -> ShardSink:
         config = self.assignment.config
@@ -166,18 +98,6 @@ class ShardContext:
         self.report.replaced += 1
         self.sink.close()
         self.sink = self._new_sink()
-
-    def _adopts(self, identity: Mapping[str, Any]) -> bool:
-        """Whether an index was this one before application or topic were renamed."""
-        config, shard = self.assignment.config, self.shard
-        app, topic = identity["app"], identity["topic"]
-        former = {
-            "app": app if app in config.app.former_ids else config.app.id,
-            "topic": topic if self.assignment.accepts_topic else config.sink.topic,
-            "partitions": shard.partitions,
-            "shard": [shard.number, shard.shards],
-        }
-        return dict(identity) == {**identity, **former}
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
@@ -200,8 +120,7 @@ class ShardContext:
         Raises:
             StateError: run.stopping
         """
-        if self.is_stopping:
-            raise StateError("run.stopping", "stopped while it read the topic back", retriable=True)
+        require_going_on(self.link)
 
     def own_places(self) -> set[tuple[str, int]]:
         """The partitions of all topics that only this shard writes."""

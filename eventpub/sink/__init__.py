@@ -8,7 +8,8 @@ from eventpub.sink.checks import Written, checks
 from eventpub.sink.client import check_properties
 from eventpub.sink.faults import RecordRefusedError, topic_remade
 from eventpub.sink.fencing import fence_all
-from eventpub.sink.fold import Fold, Folded
+from eventpub.sink.fold import Fold
+from eventpub.sink.folded import Folded
 from eventpub.sink.missing_markers import MissingMarkerError, are_left_open
 from eventpub.sink.origin import (
     Sources,
@@ -18,6 +19,7 @@ from eventpub.sink.origin import (
     sources_of,
 )
 from eventpub.sink.records import DeadRow, Record
+from eventpub.sink.scope import Scope
 from eventpub.sink.shard import PublishedBatch, ShardSink
 from eventpub.sink.topics import (
     TopicLayout,
@@ -36,6 +38,7 @@ __all__ = [
     "PublishedBatch",
     "Record",
     "RecordRefusedError",
+    "Scope",
     "ShardSink",
     "Sources",
     "TopicLayout",

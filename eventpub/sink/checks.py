@@ -5,7 +5,7 @@ A broker that cannot be reached is said once; what this account may not read is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,94 +233,86 @@ def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -
     ]
 
 
+_Fault = tuple[str, str]
+"""What the topic does, and the fix: in it ``{alter}`` stands for the command up to the setting, and
+``{delete}`` for the one that removes it."""
+
+
 def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Check]:
     name = "topic settings"
     if not settings:
         return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
+    limit = int(settings.get("max.message.bytes", 1_048_588))
+    found = [
+        *_removed_events(settings),
+        *_altered_times(settings),
+        *_refused_batches(limit, int(client.producer_settings(sink, None)["batch.size"])),
+    ]
     alter = _alter(sink, sink.topic)
-    found = []
+    delete = alter.replace("--add-config", "--delete-config")
+    return [
+        Check(name, "warn", f"{sink.topic} {fault}", fix.format(alter=alter, delete=delete))
+        for fault, fix in found
+    ] or [Check(name, "ok", f"kept for good, records up to {limit} bytes")]
+
+
+def _removed_events(settings: Mapping[str, str]) -> Iterator[_Fault]:
+    """Settings by which events do not stay on the topic."""
     if "compact" in settings.get("cleanup.policy", ""):
-        found.append(
-            Check(
-                name,
-                "warn",
-                f"{sink.topic} is compacted: of each aggregate only its last event is kept, and"
-                " nothing of one whose last event has a NULL payload; with a lost index those are"
-                " published again",
-                f"{alter} cleanup.policy=delete",
-            )
+        yield (
+            "is compacted: of each aggregate only its last event is kept, and nothing of one whose"
+            " last event has a NULL payload; with a lost index those are published again",
+            "{alter} cleanup.policy=delete",
         )
     retention = int(settings.get("retention.ms", -1))
     if retention >= 0:
-        found.append(
-            Check(
-                name,
-                "warn",
-                f"{sink.topic} keeps events for {format_duration(retention * 1000)} after their"
-                " create_time (retention.ms): of an older store most are removed as they arrive",
-                f"{alter} retention.ms=-1",
-            )
+        yield (
+            f"keeps events for {format_duration(retention * 1000)} after their create_time"
+            " (retention.ms): of an older store most are removed as they arrive",
+            "{alter} retention.ms=-1",
         )
     size = int(settings.get("retention.bytes", -1))
     if size >= 0:
-        found.append(
-            Check(
-                name,
-                "warn",
-                f"{sink.topic} keeps {size} bytes of each partition (retention.bytes): older events"
-                " are removed, whether or not they were read",
-                f"{alter} retention.bytes=-1",
-            )
+        yield (
+            f"keeps {size} bytes of each partition (retention.bytes): older events are removed,"
+            " whether or not they were read",
+            "{alter} retention.bytes=-1",
         )
+
+
+def _altered_times(settings: Mapping[str, str]) -> Iterator[_Fault]:
+    """Settings by which events are refused for their time, or get another one."""
     ahead = int(settings.get("message.timestamp.after.max.ms", 3_600_000))
     if ahead * 1000 < AHEAD_OF_CLOCK:
-        found.append(
-            Check(
-                name,
-                "warn",
-                f"{sink.topic} refuses records that are {format_duration(ahead * 1000)} ahead of"
-                " the broker's clock (message.timestamp.after.max.ms), which a database's clock"
-                " may be",
-                f"{alter} message.timestamp.after.max.ms=3600000",
-            )
+        yield (
+            f"refuses records that are {format_duration(ahead * 1000)} ahead of the broker's clock"
+            " (message.timestamp.after.max.ms), which a database's clock may be",
+            "{alter} message.timestamp.after.max.ms=3600000",
         )
     behind = int(settings.get("message.timestamp.before.max.ms", _LONGEST))
     if behind < _LONGEST:
-        found.append(
-            Check(
-                name,
-                "warn",
-                f"{sink.topic} refuses records that are older than"
-                f" {format_duration(behind * 1000)} (message.timestamp.before.max.ms): older events"
-                " become dead letters",
-                alter.replace("--add-config", "--delete-config")
-                + " message.timestamp.before.max.ms",
-            )
+        yield (
+            f"refuses records that are older than {format_duration(behind * 1000)}"
+            " (message.timestamp.before.max.ms): older events become dead letters",
+            "{delete} message.timestamp.before.max.ms",
         )
     if settings.get("message.timestamp.type", "CreateTime") != "CreateTime":
-        found.append(
-            Check(
-                name,
-                "warn",
-                f"{sink.topic} gives records the broker's time (message.timestamp.type):"
-                " create_time stands in ce_time only, and `verify` calls every record altered",
-                f"{alter} message.timestamp.type=CreateTime",
-            )
+        yield (
+            "gives records the broker's time (message.timestamp.type): create_time stands in"
+            " ce_time only, and `verify` calls every record altered",
+            "{alter} message.timestamp.type=CreateTime",
         )
-    limit = int(settings.get("max.message.bytes", 1_048_588))
-    batch = int(client.producer_settings(sink, None)["batch.size"])
+
+
+def _refused_batches(limit: int, batch: int) -> Iterator[_Fault]:
+    """Where what is sent at once may have more bytes than the topic takes."""
     if limit < batch:
-        found.append(
-            Check(
-                name,
-                "warn",
-                f"{sink.topic} takes {limit} bytes at once, batches may have {batch}: those that"
-                " are refused are sent again record by record",
-                f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {alter}'
-                f" max.message.bytes={batch * 12 // 10}",
-            )
+        yield (
+            f"takes {limit} bytes at once, batches may have {batch}: those that are refused are"
+            " sent again record by record",
+            f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {{alter}}'
+            f" max.message.bytes={batch * 12 // 10}",
         )
-    return found or [Check(name, "ok", f"kept for good, records up to {limit} bytes")]
 
 
 def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Check]:

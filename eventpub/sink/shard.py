@@ -22,7 +22,7 @@ from eventpub.sink import client, faults, fencing, records
 from eventpub.sink.batch import Batch, Content, batch_of
 from eventpub.sink.causes import aborted
 from eventpub.sink.caution import caution_of
-from eventpub.sink.fold import FOLD_TIMEOUT, Fold
+from eventpub.sink.fold import FOLD_TIMEOUT, Fold, Known
 from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
     PartitionId,
@@ -35,6 +35,7 @@ from eventpub.sink.origin import check_between, sources_of
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.producing import CrashPoint, no_crash
 from eventpub.sink.records import DeadRow
+from eventpub.sink.scope import Scope
 from eventpub.sink.topics import list_offsets
 from eventpub.sink.transaction import Transactions
 
@@ -153,17 +154,12 @@ class ShardSink:
         """
         self.ready()
         self._published, self._between = {}, {}
-        end_open = self._end_open if self._owned.is_transactional else None
+        is_transactional = self._owned.is_transactional
         self._fold = Fold(
-            self._sink,
-            self._shard,
-            saved,
-            written,
-            acknowledged=acknowledged if self._owned.is_transactional else None,
-            end_open=end_open,
+            Scope(self._sink, self._shard, self._sources, everywhere=everywhere),
+            Known(saved, written or {}, (acknowledged if is_transactional else None) or {}),
+            end_open=self._end_open if is_transactional else None,
             timeout=timeout,
-            sources=self._sources,
-            everywhere=everywhere,
             meanwhile=meanwhile,
         )
         return self._fold

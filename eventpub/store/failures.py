@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pymysql.err
 
 from eventpub.errors import StoreError
 
-_UNREACHABLE = {1129, 2002, 2003, 2005, 3032}  # 3032: offline mode, as while a role changes
-_OF_PROXIES = range(9000, 10_000)
-"""Numbers that no server has: ProxySQL, RDS Proxy and others say with them that none is behind."""
-_FULL = {1040, 1203, 1226}
-_REFUSED = {1045, 1130, 1698, 1820, 1862, 2061, 3118, 3955, 4151}
-_NO_SUCH_LOGIN = {1251, 2059}
-_NO_TLS = {2026, 3159}  # CR_SSL_CONNECTION_ERROR, ER_SECURE_TRANSPORT_REQUIRED
 _LOST = {1053, 1077, 1079, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2055, 3169, 4031}
-_TIMEOUT = {1205, 1969, 3024}
-_INTERRUPTED = {1213, 1317, 1412, 1615}
-_PRIVILEGE = {1044, 1142, 1143, 1227, 1290, 1370}
 
 
 @contextmanager
@@ -50,7 +41,7 @@ def error_number(error: BaseException) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def store_error(error: BaseException, where: str | None = None) -> StoreError:  # noqa: PLR0911, PLR0912 (one case an error of the server)
+def store_error(error: BaseException, where: str | None = None) -> StoreError:
     """The `StoreError` of a library's error: code, retriable or not, how to fix it."""
     original = getattr(error, "orig", None)
     if isinstance(original, BaseException):
@@ -59,98 +50,13 @@ def store_error(error: BaseException, where: str | None = None) -> StoreError:  
     text = str(error) or type(error).__name__
     if len(error.args) > 1 and not isinstance(error, OSError):
         text = str(error.args[1])
-
-    def say(
-        code: str, message: str, *, suggestion: str | None = None, retriable: bool = False
-    ) -> StoreError:
-        return StoreError(code, message, where=where, suggestion=suggestion, retriable=retriable)
-
-    if number in _NO_TLS or _is_about_tls(error, text):
-        return say(
-            "store.tls_failed",
-            f"no secure connection to the database: {text}",
-            suggestion=_tls_fix(number, text),
-        )
-    if number in _NO_SUCH_LOGIN or isinstance(error, RuntimeError):
-        return say(
-            "store.auth_unsupported",
-            f"the client does not support the account's authentication: {text}",
-            suggestion=(
-                "pip install pynacl"
-                if "pynacl" in text
-                else "ALTER USER … IDENTIFIED WITH caching_sha2_password BY …; on MariaDB "
-                "IDENTIFIED VIA mysql_native_password, or ed25519 with: pip install pynacl"
-            ),
-        )
-    if number in _REFUSED:
-        return say(
-            "store.auth_failed",
-            f"the database refused the login: {text}",
-            suggestion="check the user in store.url, from which hosts it may connect, and "
-            "EVENTPUB_STORE__PASSWORD or store.password_file; an account that REQUIREs a "
-            "certificate needs ssl_cert and ssl_key in store.url",
-        )
-    if number in _FULL:
-        return say(
-            "store.too_many_connections",
-            f"the database takes no more connections: {text}",
-            suggestion="raise max_connections or the account's limit, or close some of what "
-            "others hold; a publisher uses some three connections and two for each shard",
-            retriable=True,
-        )
-    if number in _LOST and "timed out" in text:
-        return say("store.timeout", f"the database did not answer in time: {text}", retriable=True)
-    if number in _UNREACHABLE or number in _OF_PROXIES:
-        return say(
-            "store.unreachable",
-            f"the database cannot be reached: {text}",
-            suggestion="check host and port in store.url, and that the server runs",
-            retriable=True,
-        )
-    if number in _TIMEOUT:
-        return say("store.timeout", f"the database gave up waiting: {text}", retriable=True)
-    if number in _LOST or isinstance(error, pymysql.err.InterfaceError | pymysql.err.InternalError):
-        return say(
-            "store.connection_lost",
-            f"the connection to the database was lost: {text}",
-            suggestion="if each connection ends like this, the server's log says why, for example "
-            "because it does not accept the certificate of ssl_cert",
-            retriable=True,
-        )
-    if number == 1049:
-        return say(
-            "store.database_missing",
-            f"there is no such database: {text}",
-            suggestion="name the database of the event table at the end of store.url",
-        )
-    if number in {1059, 1103, 1146}:
-        return say(
-            "store.table_missing",
-            f"there is no such table: {text}",
-            suggestion="set store.table, or create it with: eventpub migrate",
-        )
-    if number == 1054:
-        return say(
-            "store.column_missing",
-            f"the event table lacks a column: {text}",
-            suggestion="map the names in [store.columns]",
-        )
-    if number == 1176:
-        return say(
-            "store.index_missing",
-            f"an index has gone: {text}",
-            suggestion="start again; if that fails, `eventpub doctor` names the statement",
-        )
-    if number in _PRIVILEGE:
-        return say(
-            "store.privilege_missing",
-            f"the account lacks a privilege: {text}",
-            suggestion=_grant(text) or "the publisher's account needs SELECT on the event table",
-        )
-    return say(
-        "store.query_failed",
-        f"the database refused a statement: {text}",
-        retriable=number in _INTERRUPTED,
+    meaning = next((m for m in _MEANINGS if m.is_of(error, number, text)), _OTHER)
+    return StoreError(
+        meaning.code,
+        meaning.message.replace("…", text),
+        where=where,
+        suggestion=meaning.fix(number, text) or meaning.suggestion,
+        retriable=meaning.retriable,
     )
 
 
@@ -204,3 +110,135 @@ def _tls_fix(number: int | None, text: str) -> str:  # noqa: PLR0911 (one case a
             "has signed, and its key"
         )
     return "check the files of ssl_ca, ssl_cert and ssl_key in store.url, and the server's TLS"
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What an error is called, and which errors are called so.
+
+    Args:
+        code: of the `StoreError`.
+        message: in it ``…`` stands for what the server or the library has said.
+        numbers: of the errors that mean it.
+        also: given error and text: whether it is one whatever its number.
+        suggestion: the fix.
+        fix: given number and text: a fix that says more, where there is one.
+        retriable: whether waiting may fix it.
+    """
+
+    code: str
+    message: str
+    numbers: Collection[int] = ()
+    also: Callable[[BaseException, str], bool] = lambda _error, _text: False
+    suggestion: str | None = None
+    fix: Callable[[int | None, str], str | None] = lambda _number, _text: None
+    retriable: bool = False
+
+    def is_of(self, error: BaseException, number: int | None, text: str) -> bool:
+        """Whether an error means this."""
+        return number in self.numbers or self.also(error, text)
+
+
+_MEANINGS = (
+    _Meaning(
+        "store.tls_failed",
+        "no secure connection to the database: …",
+        {2026, 3159},  # CR_SSL_CONNECTION_ERROR, ER_SECURE_TRANSPORT_REQUIRED
+        also=_is_about_tls,
+        fix=_tls_fix,
+    ),
+    _Meaning(
+        "store.auth_unsupported",
+        "the client does not support the account's authentication: …",
+        {1251, 2059},
+        also=lambda error, _: isinstance(error, RuntimeError),
+        suggestion="ALTER USER … IDENTIFIED WITH caching_sha2_password BY …; on MariaDB "
+        "IDENTIFIED VIA mysql_native_password, or ed25519 with: pip install pynacl",
+        fix=lambda _, text: "pip install pynacl" if "pynacl" in text else None,
+    ),
+    _Meaning(
+        "store.auth_failed",
+        "the database refused the login: …",
+        {1045, 1130, 1698, 1820, 1862, 2061, 3118, 3955, 4151},
+        suggestion="check the user in store.url, from which hosts it may connect, and "
+        "EVENTPUB_STORE__PASSWORD or store.password_file; an account that REQUIREs a "
+        "certificate needs ssl_cert and ssl_key in store.url",
+    ),
+    _Meaning(
+        "store.too_many_connections",
+        "the database takes no more connections: …",
+        {1040, 1203, 1226},
+        suggestion="raise max_connections or the account's limit, or close some of what "
+        "others hold; a publisher uses some three connections and two for each shard",
+        retriable=True,
+    ),
+    _Meaning(
+        "store.timeout",
+        "the database did not answer in time: …",
+        also=lambda error, text: error_number(error) in _LOST and "timed out" in text,
+        retriable=True,
+    ),
+    _Meaning(
+        "store.unreachable",
+        "the database cannot be reached: …",
+        # 3032: offline mode, as while a role changes. From 9000 on are numbers that no server has:
+        # ProxySQL, RDS Proxy and others say with them that none is behind.
+        {1129, 2002, 2003, 2005, 3032, *range(9000, 10_000)},
+        suggestion="check host and port in store.url, and that the server runs",
+        retriable=True,
+    ),
+    _Meaning(
+        "store.timeout", "the database gave up waiting: …", {1205, 1969, 3024}, retriable=True
+    ),
+    _Meaning(
+        "store.connection_lost",
+        "the connection to the database was lost: …",
+        _LOST,
+        also=lambda error, _: isinstance(
+            error, pymysql.err.InterfaceError | pymysql.err.InternalError
+        ),
+        suggestion="if each connection ends like this, the server's log says why, for example "
+        "because it does not accept the certificate of ssl_cert",
+        retriable=True,
+    ),
+    _Meaning(
+        "store.database_missing",
+        "there is no such database: …",
+        {1049},
+        suggestion="name the database of the event table at the end of store.url",
+    ),
+    _Meaning(
+        "store.table_missing",
+        "there is no such table: …",
+        {1059, 1103, 1146},
+        suggestion="set store.table, or create it with: eventpub migrate",
+    ),
+    _Meaning(
+        "store.column_missing",
+        "the event table lacks a column: …",
+        {1054},
+        suggestion="map the names in [store.columns]",
+    ),
+    _Meaning(
+        "store.index_missing",
+        "an index has gone: …",
+        {1176},
+        suggestion="start again; if that fails, `eventpub doctor` names the statement",
+    ),
+    _Meaning(
+        "store.privilege_missing",
+        "the account lacks a privilege: …",
+        {1044, 1142, 1143, 1227, 1290, 1370},
+        suggestion="the publisher's account needs SELECT on the event table",
+        fix=lambda _, text: _grant(text),
+    ),
+    _Meaning(
+        "store.query_failed",
+        "the database refused a statement: …",
+        {1213, 1317, 1412, 1615},  # which was interrupted
+        retriable=True,
+    ),
+)
+"""The first that an error means counts."""
+
+_OTHER = _Meaning("store.query_failed", "the database refused a statement: …")

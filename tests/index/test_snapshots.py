@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 
-from eventpub.channel import Lease
+from eventpub.admission import Shard
+from eventpub.channel import Lease, Report
 from eventpub.channel.lane import Link
 from eventpub.config import Sink
 from eventpub.errors import EventpubError, StateError
 from eventpub.index import Copying, Index, Snapshots, folder_for
 from eventpub.shard import folding, runner
-from eventpub.shard.context import ShardContext
+from eventpub.shard.own_index import IndexCopies, open_index
 from eventpub.state import StateDir
+
+SHARD = Shard(0, 2, 4)
 
 
 def snapshots(context: Path, partitions: int = 4, shards: int = 2) -> Snapshots:
@@ -39,20 +42,14 @@ def put(context: Path, text: str = "of an index") -> str:
 
 def fetches(root: Path, *, takes_copy: bool = True, **lease: Any) -> str | None:
     """Which copy a shard's runner takes that has no index."""
-    context: Any = object.__new__(ShardContext)
-    context.shard = SimpleNamespace(number=0, partitions=4, shards=2)
     config = SimpleNamespace(
         state=SimpleNamespace(snapshots=str(root / "copies"), snapshot_every=1_000_000),
         app=SimpleNamespace(id="orders"),
     )
-    context.assignment = SimpleNamespace(config=config, index=lambda _: root / "index" / "0")
-    context.lease = Lease(1, low=0, position=0, **lease)
-    context.report = SimpleNamespace(copied_from=None)
-    context.link = SimpleNamespace(is_stopping=False, send=lambda _: None)
-    context._said_at = 0.0
-    context._find_copy(takes_copy)
-    found: str | None = context.report.copied_from
-    return found
+    assignment: Any = SimpleNamespace(config=config, index=lambda _: root / "index" / "0")
+    link: Any = SimpleNamespace(is_stopping=False, send=lambda _: None)
+    copies = IndexCopies(assignment, SHARD, link)
+    return copies.find(Lease(1, low=0, position=0, **lease), takes_copy=takes_copy)
 
 
 def test_a_copy_of_another_number_of_partitions_or_shards_is_none(tmp_path: Path) -> None:
@@ -163,10 +160,8 @@ def test_a_copy_that_cannot_be_made_is_made_later(
 ) -> None:
     """On a disk without links, say: the publisher ended, at each start, when the first was due."""
     with Index(tmp_path / "0", {"app": "orders"}) as index:
-        context: Any = object.__new__(ShardContext)
-        context.index = index
-        copying = Copying(snapshots(tmp_path / "copies"), every=0.0)
-        context._copying = copying
+        copies: Any = object.__new__(IndexCopies)
+        copies._copying = copying = Copying(snapshots(tmp_path / "copies"), every=0.0)
 
         def refuses(self: Index, folder: Path) -> None:
             folder.mkdir()
@@ -175,29 +170,27 @@ def test_a_copy_that_cannot_be_made_is_made_later(
         index.begin(None)
         with monkeypatch.context() as patched:
             patched.setattr(Index, "copy_to", refuses)
-            context.keep_copy()
+            copies.keep(index)
         assert [path.name for path in tmp_path.iterdir()] == ["0"]
         index.moved_to({("events", 0): 1})
-        context.keep_copy()
+        copies.keep(index)
         copying.end(10.0)
     assert snapshots(tmp_path / "copies").get(tmp_path / "1") is not None
 
 
 def opens(folder: Path, topic: str, copied_from: str | None) -> tuple[bool, Any]:
     """Whether a runner begins a new index where there is one of something else, and its report."""
-    context: Any = object.__new__(ShardContext)
-    context.report = SimpleNamespace(copied_from=copied_from, rebuilt=None)
+    report = Report(0, copied_from=copied_from)
     config = SimpleNamespace(
         app=SimpleNamespace(id="orders", former_ids=()),
         sink=SimpleNamespace(topic=topic),
         spark=SimpleNamespace(shards=2),
     )
-    context.assignment = SimpleNamespace(
+    assignment: Any = SimpleNamespace(
         config=config, index=lambda _: folder, partitions=4, accepts_topic=False
     )
-    context.shard = SimpleNamespace(number=0, partitions=4, shards=2)
-    with context._open_index() as index:
-        return index.is_new, context.report
+    with open_index(assignment, SHARD, report) as index:
+        return index.is_new, report
 
 
 OF = {"app": "orders", "topic": "former", "partitions": 4, "shard": [0, 2]}

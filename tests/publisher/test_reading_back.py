@@ -71,9 +71,9 @@ def test_a15_one_lost_index_of_a_former_version_s_state_is_enough_to_read_all_pa
     everywhere: list[bool] = []
     make = fold.Fold.__init__
 
-    def made(self: Any, *arguments: Any, **options: Any) -> None:
-        everywhere.append(options["everywhere"])
-        make(self, *arguments, **options)
+    def made(self: Any, scope: Any, *arguments: Any, **options: Any) -> None:
+        everywhere.append(scope.everywhere)
+        make(self, scope, *arguments, **options)
 
     monkeypatch.setattr(fold.Fold, "__init__", made)
     create_table(database)

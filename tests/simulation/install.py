@@ -22,6 +22,7 @@ from eventpub.shard import (
     context,
     folding,
     key_prefetch,
+    own_index,
     pace,
     publishing,
     reading,
@@ -35,6 +36,7 @@ from eventpub.sink import (
     owned_producer,
     producing,
     shard,
+    stable_ends,
     topics,
     transaction,
 )
@@ -201,6 +203,7 @@ def installed() -> Iterator[None]:
         put(bulk, bulk_of=broker.Bulk, WORTHWHILE=3)
         put(fencing, time=_time, ThreadPoolExecutor=_Pool)
         put(fold, time=_time)
+        put(stable_ends, time=_time)
         put(missing_markers, time=_time)
         put(topics, time=_time)
         put(
@@ -218,7 +221,8 @@ def installed() -> Iterator[None]:
             failpoint=failpoint,
             traceback=SimpleNamespace(print_exc=_unexpected),
         )
-        put(context, time=_time, EventStore=store.EventStore, set_aside=disk.set_aside)
+        put(context, time=_time, EventStore=store.EventStore)
+        put(own_index, time=_time, set_aside=disk.set_aside)
         put(folding, time=_time, failpoint=failpoint, index_folder=disk.index_folder)
         put(
             publishing,

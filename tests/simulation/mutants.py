@@ -31,6 +31,9 @@ from eventpub.sink import client, topics
 from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
+from eventpub.sink.folded import Decoder
+from eventpub.sink.scope import Scope
+from eventpub.sink.stable_ends import StableEnds
 from eventpub.sink.transaction import Transactions
 from eventpub.store.open_transactions import OpenTransactions
 from tests.simulation import broker
@@ -43,7 +46,7 @@ def no_fold() -> Iterator[None]:
     """The topic is not read back: a fold says that it has reached every end and gives nothing."""
 
     def read(self: Any) -> Iterator[Any]:
-        self.offsets = self._list("latest")
+        self.offsets = self._stable_ends._list("latest")
         yield from ()
 
     with patch.object(Fold, "_read", read):
@@ -115,18 +118,20 @@ def no_replacement() -> Iterator[None]:
 def no_restoring() -> Iterator[None]:
     """What was committed and left open by the broker counts as visible."""
 
-    def settle(self: Any) -> None:
-        self._ends = self._list("latest")
-        for place, end in self._ends.items():
-            self.offsets[place] = min(end, self.offsets.get(place, 0))
-        blocked = {
-            p for p, at in self._list("latest", committed=True).items() if at < self._ends[p]
-        }
+    def settle(self: Any, saved: dict[Any, int]) -> Any:
+        ends = self._list("latest")
+        for place, end in ends.items():
+            saved[place] = min(end, saved.get(place, 0))
+        blocked = {p for p, at in self._list("latest", committed=True).items() if at < ends[p]}
         if blocked:
             self._end_open(blocked)
-            self._ends = self._list("latest")
+            ends = self._list("latest")
+        return ends
 
-    with patch.object(Fold, "_settle", settle), patch.object(Fold, "_last", lambda *_: None):
+    with (
+        patch.object(StableEnds, "settle", settle),
+        patch.object(StableEnds, "before_marker", lambda *_: None),
+    ):
         yield
 
 
@@ -162,13 +167,12 @@ def no_recount() -> Iterator[None]:
 @contextmanager
 def no_dead_fold() -> Iterator[None]:
     """The topic of dead letters is not read back."""
-    make = Fold.__init__
+    places = vars(Scope)["places"].func
 
-    def made(self: Any, *arguments: Any, **options: Any) -> None:
-        make(self, *arguments, **options)
-        self._own = [place for place in self._own if self._kinds[place[0]] != "dead"]
+    def others(self: Any) -> Any:
+        return [place for place in places(self) if self.kind(place) != "dead"]
 
-    with patch.object(Fold, "__init__", made):
+    with patch.object(Scope, "places", property(others)):
         yield
 
 
@@ -251,15 +255,15 @@ def any_end() -> Iterator[None]:
 @contextmanager
 def any_record() -> Iterator[None]:
     """A record of which nothing can be read stops the fold (A16)."""
-    fold = Fold._fold
+    decode = Decoder.decode
 
-    def strict(self: Any, kind: Any, messages: list[Any]) -> Any:
-        folded = fold(self, kind, messages)
+    def strict(self: Any, *arguments: Any) -> Any:
+        folded = decode(self, *arguments)
         if self.not_ours["unrecognised"]:
             raise StateError("fold.garbage", "this is no record of eventpub")
         return folded
 
-    with patch.object(Fold, "_fold", strict):
+    with patch.object(Decoder, "decode", strict):
         yield
 
 
@@ -293,7 +297,7 @@ def no_day_below() -> Iterator[None]:
 @contextmanager
 def any_source() -> Iterator[None]:
     """Whoever has written a record of the topics, it counts (A16)."""
-    with patch.object(Fold, "_counts", lambda *_: True):
+    with patch.object(Decoder, "_counts", lambda *_: True):
         yield
 
 

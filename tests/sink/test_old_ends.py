@@ -21,7 +21,7 @@ from eventpub import config
 from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.errors import SinkError
 from eventpub.local import Kafka, kafka_cluster
-from eventpub.sink import DeadRow, ShardSink, check_topics, client, fold
+from eventpub.sink import DeadRow, ShardSink, check_topics, client, stable_ends
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.topics import check_leaders, list_offsets
 from tests.publisher.harness import eventually
@@ -77,7 +77,7 @@ def old_ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[Offsets], None]:
         def listed(sink: Any, places: Any, end: Any, **more: Any) -> Offsets:
             return {**list_offsets(sink, places, end, **more), **(ends if end == "latest" else {})}
 
-        monkeypatch.setattr(fold, "list_offsets", listed)
+        monkeypatch.setattr(stable_ends, "list_offsets", listed)
 
     return begin
 
@@ -152,7 +152,7 @@ def test_f4_a_skip_is_read_before_the_events_above_it_whoever_gives_its_topic_s_
         first = old.pop() if old and end == "latest" and not more.get("committed") else {}
         return {**list_offsets(sink, places, end, **more), **first}
 
-    monkeypatch.setattr(fold, "list_offsets", listed)
+    monkeypatch.setattr(stable_ends, "list_offsets", listed)
     parts = list(new_sink().fold(before))
     assert (parts[0].kind, parts[0].gaps) == ("gaps", [gap])
     assert {part.kind for part in parts[1:]} == {"events"}

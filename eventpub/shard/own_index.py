@@ -1,0 +1,151 @@
+"""A shard's index on this machine: where it comes from, that it is the right one, and its copies.
+
+What must hold: an index of anything else than this shard of this topic is never published from.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from eventpub.admission import Shard
+from eventpub.channel import Folding, Lease, Report
+from eventpub.channel.lane import Link
+from eventpub.errors import StateError
+from eventpub.index import Copying, Index, Snapshots, folder_for, set_aside
+from eventpub.shard.assignment import Assignment
+
+_SAID_EVERY = 1.0
+"""Seconds after which a runner that fetches says that it is alive."""
+
+
+def require_going_on(link: Link) -> None:
+    """Called again and again by what may take long before the shard can be published.
+
+    Raises:
+        StateError: run.stopping
+    """
+    if link.is_stopping:
+        raise StateError("run.stopping", "stopped while it read the topic back", retriable=True)
+
+
+class IndexCopies:
+    """The copies of a shard's index, where `state.snapshots` says that there are any.
+
+    Args:
+        assignment: of all shards.
+        shard: whose.
+        link: to the coordinator.
+    """
+
+    def __init__(self, assignment: Assignment, shard: Shard, link: Link) -> None:
+        self._assignment = assignment
+        self._shard = shard
+        self._link = link
+        self._said_at = 0.0
+        self._copying: Copying | None = None
+
+    def find(self, lease: Lease, *, takes_copy: bool) -> str | None:
+        """Where this machine has no index of the shard, the newest copy is one: its name.
+
+        Not where what another number of shards or partitions knows, which is newer, is taken over.
+        Called before the index is opened; copies of it are kept from then on.
+
+        Raises:
+            StateError: run.stopping, state.snapshots_unreachable
+        """
+        state, app = self._assignment.config.state, self._assignment.config.app
+        if not state.snapshots:
+            return None
+        shard, folder = self._shard, self._assignment.index(self._shard.number)
+        snapshots = Snapshots(state.snapshots, app.id, shard.partitions, shard.shards, shard.number)
+        supersedes_others = lease.former_shards is not None or bool(lease.former_indexes)
+        found = None
+        if takes_copy and not supersedes_others and not folder.exists():
+            found = snapshots.get(folder, self._fetches)
+        self._copying = Copying(snapshots, state.snapshot_every / 1e6)
+        return found
+
+    def _fetches(self) -> None:
+        require_going_on(self._link)
+        if time.monotonic() - self._said_at > _SAID_EVERY:
+            self._said_at = time.monotonic()
+            self._link.send(Folding(0, 0))
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether copies of the index are kept."""
+        return self._copying is not None
+
+    def keep(self, index: Index) -> None:
+        """Keep a copy of the index, where one is due.
+
+        Raises:
+            StateError: index.corrupt
+        """
+        copying = self._copying
+        if copying is not None and copying.due(offsets := dict(index.offsets)):
+            folder = folder_for(index.directory)
+            try:
+                index.copy_to(folder)
+            except StateError as error:
+                copying.failed(folder, error)
+                if error.code == "index.corrupt":
+                    raise
+            else:
+                copying.begin(folder, offsets)
+
+
+def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
+    """The index of a shard; a new one where the one that is there is of no use.
+
+    Args:
+        assignment: of all shards.
+        shard: whose.
+        report: says whether the index is a copy, and what became of it.
+
+    Raises:
+        StateError: index.…
+    """
+    folder = assignment.index(shard.number)
+    identity = {
+        "app": assignment.config.app.id,
+        "topic": assignment.config.sink.topic,
+        "partitions": assignment.partitions,
+        "shard": [shard.number, assignment.config.spark.shards],
+    }
+    was: dict[str, Any] = {}
+
+    def adopts(found: Mapping[str, Any]) -> bool:
+        was.update(found)
+        return _adopts(assignment, shard, found)
+
+    try:
+        return Index(folder, identity, adopts=adopts)
+    except StateError as error:
+        has_grown = bool(was) and was["partitions"] != assignment.partitions
+        if error.code != "index.foreign" or not (report.copied_from or has_grown):
+            raise
+    if report.copied_from:  # of another topic, say: it is as if there were no copy
+        report.copied_from = None
+        shutil.rmtree(folder)
+    else:  # on the publisher's own disk it was moved to `former_indexes`; here, nobody did
+        report.rebuilt = (
+            f"the topic had {was['partitions']} partitions; it was moved to {set_aside(folder)}"
+        )
+    return Index(folder, identity, adopts=adopts)
+
+
+def _adopts(assignment: Assignment, shard: Shard, identity: Mapping[str, Any]) -> bool:
+    """Whether an index was this one before application or topic were renamed."""
+    config = assignment.config
+    app, topic = identity["app"], identity["topic"]
+    former = {
+        "app": app if app in config.app.former_ids else config.app.id,
+        "topic": topic if assignment.accepts_topic else config.sink.topic,
+        "partitions": shard.partitions,
+        "shard": [shard.number, shard.shards],
+    }
+    return dict(identity) == {**identity, **former}

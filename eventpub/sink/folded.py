@@ -1,0 +1,165 @@
+"""What the records that a fold has read say, and which of them count.
+
+What must hold: nothing that this publisher has not written raises a version; a record of which
+nothing can be read is counted, and stops nobody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eventpub.admission.model import SkippedGap, topic_partition
+from eventpub.sink import records
+from eventpub.sink.missing_markers import PartitionId
+from eventpub.sink.origin import other_publisher
+from eventpub.sink.scope import Kind, Scope
+
+
+def _no_versions() -> npt.NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """One chunk of one topic: in the order of each partition.
+
+    `aggregate_ids`, `versions` and `create_times` (µs) belong to events, dead and late rows; a
+    chunk of gaps has `gaps` instead, and in `unsigned` those that do not say who has written them.
+    `published` is that of each dead letter that has one, by row.
+    `offsets` are the next offsets reached so far.
+    """
+
+    kind: Kind
+    offsets: dict[PartitionId, int]
+    aggregate_ids: list[str] = field(default_factory=list)
+    versions: npt.NDArray[np.int64] = field(default_factory=_no_versions)
+    create_times: npt.NDArray[np.int64] = field(default_factory=_no_versions)
+    gaps: list[SkippedGap] = field(default_factory=list)
+    unsigned: list[SkippedGap] = field(default_factory=list)
+    published: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class Decoder:
+    """Decodes the records of a fold.
+
+    Args:
+        scope: whose records count, and whose aggregates.
+
+    Attributes:
+        not_ours: by origin, records that this publisher has not written; they do not count.
+        misplaced: where all partitions are read, records of this publisher that stand in another
+            one than they would be written to today.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self.not_ours: Counter[str] = Counter()
+        self.misplaced = 0
+
+    def decode(self, kind: Kind, messages: list[Any], offsets: dict[PartitionId, int]) -> Folded:
+        """A chunk of one topic, and the next offsets that are reached with it.
+
+        Raises:
+            SinkError: `sink.other_publisher`.
+        """
+        if kind == "gaps":
+            gaps, unsigned = self._gaps(messages)
+            return Folded(kind, offsets, gaps=gaps, unsigned=unsigned)
+        ids: list[str] = []
+        versions: list[int] = []
+        times: list[str] = []
+        published: dict[int, tuple[int, int]] = {}
+        for message in messages:
+            try:
+                headers = dict(message.headers() or ())
+                key = message.key()
+                if not self._counts(kind, message, headers):
+                    continue
+                if kind == "dead" and records.REASON in headers and records.SEQUENCE not in headers:
+                    continue
+                version = int(headers[records.SEQUENCE])
+                if not -(2**63) <= version < 2**63:
+                    raise ValueError(version)
+                aggregate_id = key.decode()
+            except (KeyError, ValueError, TypeError, AttributeError):
+                # Not one of ours: no such header, no number, no key, no UTF-8.
+                self.not_ours["unrecognised"] += 1
+                continue
+            if not self._is_own(aggregate_id, message.partition()):
+                continue
+            conflict = records.read_conflict(headers) if kind == "dead" else None
+            if conflict is not None:
+                published[len(ids)] = conflict
+            ids.append(aggregate_id)
+            versions.append(version)
+            times.append(headers.get(records.TIME, b"").decode(errors="replace"))
+        return Folded(
+            kind,
+            offsets,
+            aggregate_ids=ids,
+            versions=np.array(versions, np.int64),
+            create_times=_times(times),
+            published=published,
+        )
+
+    def _gaps(self, messages: list[Any]) -> tuple[list[SkippedGap], list[SkippedGap]]:
+        """The skips, and apart from them those that only look like this publisher's."""
+        gaps: list[SkippedGap] = []
+        unsigned: list[SkippedGap] = []
+        for message in messages:
+            headers = dict(message.headers() or ())
+            try:
+                gap = records.read_gap(message.value() or b"")
+            except ValueError:
+                self.not_ours["unrecognised"] += 1
+                continue
+            is_signed = records.SOURCE in headers or self._scope.sources is None
+            if not is_signed and not records.is_unsigned_gap(gap, message, headers):
+                self.not_ours["unrecognised"] += 1
+            elif is_signed and not self._counts("gaps", message, headers):
+                continue
+            elif self._is_own(gap.aggregate_id, message.partition()):
+                (gaps if is_signed else unsigned).append(gap)
+        return gaps, unsigned
+
+    def _counts(self, kind: Kind, message: Any, headers: Mapping[str, Any]) -> bool:
+        """Whether this publisher has written a record."""
+        sources = self._scope.sources
+        if sources is None:
+            return True
+        origin = sources.origin(message, headers)
+        if origin == "own":
+            return True
+        if origin == "other_publisher" and kind == "events":
+            raise other_publisher(self._scope.sink, message)
+        self.not_ours["ignored" if origin == "ignored" else "unrecognised"] += 1
+        return False
+
+    def _is_own(self, aggregate_id: str, partition: int) -> bool:
+        """Whether an aggregate is this shard's; asked where partitions of others are read."""
+        if not self._scope.everywhere:
+            return True
+        shard = self._scope.shard
+        at = topic_partition(aggregate_id, shard.partitions)
+        self.misplaced += at != partition
+        return at % shard.shards == shard.number
+
+
+def _times(texts: list[str]) -> npt.NDArray[np.int64]:
+    try:
+        return records.parse_times(texts)
+    except ValueError:
+        return np.array([_time(t) for t in texts], np.int64)
+
+
+def _time(text: str) -> int:
+    try:
+        return int(records.parse_times([text])[0])
+    except ValueError:
+        return 0

@@ -1,0 +1,153 @@
+"""To where a shard's partitions are to be read: their ends, when nothing is open before them.
+
+A fold reads to the *high watermark*: a reader that trusted the last stable offset would stop before
+an open transaction and publish its events a second time. So no transaction may be open there; see
+`missing_markers` for how one may be although its producer is fenced. What must hold: ends are given
+only where everything before them is committed or aborted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from eventpub.sink.missing_markers import (
+    MARKER_TIMEOUT,
+    MissingMarkerError,
+    PartitionId,
+    Written,
+    hanging,
+)
+from eventpub.sink.scope import Scope
+from eventpub.sink.topics import End, check_leaders, list_offsets, tail_gone
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the broker has answered.
+
+    Attributes:
+        ends: high watermarks.
+        stable: last stable offsets.
+        short: partitions that end before their saved offset.
+    """
+
+    ends: dict[PartitionId, int]
+    stable: dict[PartitionId, int]
+    short: set[PartitionId]
+
+    @property
+    def blocked(self) -> set[PartitionId]:
+        """Partitions with an open transaction."""
+        return {place for place, end in self.ends.items() if self.stable[place] < end}
+
+
+class StableEnds:
+    """Waits for the ends of the partitions of a fold, and has its own transactions ended there.
+
+    Args:
+        scope: which partitions.
+        written: where a saved offset is that of a transaction's end: what it has written.
+        acknowledged: next offsets up to which all counts as committed, though the saved ones, of a
+            lost or older index, may be behind.
+        end_open: ends what the shard's own producer has open in these partitions.
+        timeout: seconds after which an open transaction is an error.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        written: Mapping[PartitionId, Written],
+        acknowledged: Mapping[PartitionId, int],
+        end_open: Callable[[set[PartitionId]], None] | None,
+        timeout: float,
+    ) -> None:
+        self._scope = scope
+        self._written = written
+        self._acknowledged = acknowledged
+        self._end_open = end_open
+        self._timeout = timeout
+
+    def settle(self, saved: Mapping[PartitionId, int]) -> dict[PartitionId, int]:
+        """The ends, once no transaction is open and none of them is before its saved offset.
+
+        Raises:
+            MissingMarkerError: something that was committed is not visible.
+            SinkError: `sink.hanging_transaction`, `sink.topic_recreated`, or as `check_topics`.
+        """
+        began: float | None = None
+        has_ended_open = False
+        kept: dict[PartitionId, int] = {}
+        while True:
+            ends = {**self._list("latest"), **kept}
+            short = {p for p, end in ends.items() if saved.get(p, 0) > end}
+            kept = {p: end for p, end in ends.items() if p in self._scope.shared - short}
+            seen = _Seen(ends, self._list("latest", committed=True), short)
+            began = began or time.monotonic()  # not before the broker answers
+            blocked = seen.blocked
+            if not blocked | short:
+                return ends
+            waited = time.monotonic() - began
+            if waited > MARKER_TIMEOUT:  # else: a commit is answered before its markers are written
+                self._check_committed(seen, saved)
+                own = blocked - self._scope.of_others
+                if not has_ended_open and self._end_open is not None and own:
+                    self._end_open(own)
+                    has_ended_open = True
+                elif waited > self._timeout:
+                    place = min(blocked | short)
+                    stable, end = seen.stable[place], ends[place]
+                    raise hanging(self._scope.sink, place, stable, end, waited)
+            time.sleep(0.02 if waited < 0.5 else 0.2)
+
+    def _check_committed(self, seen: _Seen, saved: Mapping[PartitionId, int]) -> None:
+        """Whether all that is known as committed is still there, and none of it left open."""
+        sink, ends = self._scope.sink, seen.ends
+        for place in sorted(seen.short):
+            # a marker that is missing is one offset
+            marker = self.before_marker(place, saved.get(place)) is not None
+            if ends[place] < saved[place] - marker:
+                raise tail_gone(sink, place, saved[place], ends[place])
+        missing_markers = {}
+        for place in (seen.blocked | seen.short) - self._scope.of_others:
+            first = seen.stable[place]
+            known = min(self._acknowledged.get(place, 0) - 1, ends[place])
+            written = self.before_marker(place, saved.get(place))
+            if written is not None and first <= written[0]:
+                known = max(known, written[1])
+            if known > first:
+                missing_markers[place] = (first, known)
+            elif place in seen.short:
+                raise tail_gone(sink, place, saved[place], ends[place])
+        if missing_markers:
+            raise MissingMarkerError(missing_markers)
+
+    def before_marker(self, place: PartitionId, saved: int | None) -> Written | None:
+        """What was written before the marker that a saved offset counts on; None: it does not."""
+        written = self._written.get(place)
+        return None if written is None or saved != written[1] + 1 else written
+
+    def sides_are_whole(self, ends: Mapping[PartitionId, int]) -> bool:
+        """Whether skips and dead letters are known to their ends, before events are read.
+
+        Of events that are read, and of a skip below them that is not since a broker has answered
+        that leads no more, it would follow that a late event of that skip was published: it would
+        be dropped, and nothing that is written afterwards shows that.
+        """
+        sides = [p for p in ends if self._scope.kind(p) in {"gaps", "dead"}]
+        sides = [p for p in sides if p not in self._scope.shared]
+        if not sides:
+            return True
+        check_leaders(self._scope.sink, sides)
+        now = self._list("latest")
+        return all(now[place] == ends[place] for place in sides)
+
+    def starts(self) -> dict[PartitionId, int]:
+        """Where retention has left the beginning of each partition."""
+        return self._list("earliest")
+
+    def _list(self, end: End, *, committed: bool = False) -> dict[PartitionId, int]:
+        scope = self._scope
+        optional = frozenset({scope.sink.late_topic})
+        return list_offsets(scope.sink, scope.places, end, committed=committed, optional=optional)
