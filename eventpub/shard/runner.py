@@ -54,7 +54,7 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
                     with ShardContext(
                         assignment, number, lease, link, takes_copy=takes_copy
                     ) as context:
-                        context.report.rebuilt = damage
+                        context.report.rebuilt = damage or context.report.rebuilt
                         Runner(context).run()
                     break
                 except StateError as found:
