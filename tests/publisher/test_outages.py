@@ -15,7 +15,14 @@ import pytest
 from eventpub.local import Database, Kafka, kafka, mysql
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import FAST
-from tests.publisher.harness import Publisher, compare, create_table, eventually, insert
+from tests.publisher.harness import (
+    Publisher,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
 from tests.sink.conftest import broker_with_doors
 from tests.sink.test_hazards import WRITE_TXN_MARKERS
 
@@ -204,21 +211,22 @@ def test_c6_mysql_is_away_and_comes_back(world: World, how: str) -> None:
 
 def test_c6_connections_that_die_in_the_middle_of_a_result(world: World) -> None:
     """Every connection of the publisher, again and again while it drains a backlog."""
-    database = world.database
-    for number in range(20):
-        database.execute(
-            "INSERT INTO events (aggregate_id, version, event_type, payload)"
-            " WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 1000)"
-            " SELECT CONCAT('backlog-', %s, '-', a.n %% 100),"
-            " 1 + (a.n - 1) DIV 100 + 10 * (b.n - 1), 'happened', REPEAT('x', 500)"
-            " FROM n AS a JOIN n AS b ON b.n <= 5",
-            (number,),
-        )
+    with transaction(world.database) as cursor:  # all at once, so that full pages are read
+        for number in range(20):
+            cursor.execute(
+                "INSERT INTO events (aggregate_id, version, event_type, payload)"
+                " WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 1000)"
+                " SELECT CONCAT('backlog-', %s, '-', a.n %% 100),"
+                " 1 + (a.n - 1) DIV 100 + 10 * (b.n - 1), 'happened', REPEAT('x', 500)"
+                " FROM n AS a JOIN n AS b ON b.n <= 5",
+                (number,),
+            )
+        cursor.connection.commit()
     in_the_middle = 0
     with world.server.connect() as connection, connection.cursor() as cursor:
         deadline = time.monotonic() + 12
         while time.monotonic() < deadline and in_the_middle < 5:
-            time.sleep(0.02)
+            time.sleep(0.002)
             cursor.execute(
                 "SELECT id, COALESCE(info, '') FROM information_schema.processlist"
                 " WHERE user = 'reader'"
