@@ -176,8 +176,8 @@ class _Visible:
     def _identity(self, message: Any) -> tuple[Any, ...]:
         headers = tuple(message.headers() or ())
         place, key = (message.topic(), message.partition()), message.key()
-        told = dict(headers)
-        sequence, time = told.get(records.SEQUENCE), told.get(records.TIME)
+        values = dict(headers)
+        sequence, time = values.get(records.SEQUENCE), values.get(records.TIME)
         if key is None or sequence is None or time is None:
             return *place, key, message.value(), headers
         is_event = message.topic() in {self._sink.topic, self._sink.late_topic}
