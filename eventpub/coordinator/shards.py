@@ -29,8 +29,9 @@ _COMES_WITHIN = 5.0
 it, is waited for by one in a thread of this process."""
 
 _FIRST_WAIT = 0.25
-_LONGEST_WAIT = 30.0
-"""Seconds until a runner that has failed is started again, twice as many each time."""
+_LONGEST_WAIT = 10.0
+"""Seconds until a runner that has failed is started again, twice as many each time: as long as
+librdkafka waits, at most, before it connects again."""
 
 MakeLease: TypeAlias = Callable[[int], Lease]
 """The lease of a number, as things are now."""

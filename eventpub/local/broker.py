@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import shutil
 import subprocess
+import sys
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +30,12 @@ appender.out.layout.pattern=%d %p %c{1}: %m%n
 rootLogger.level=INFO
 rootLogger.appenderRef.out.ref=out
 """
+_JVM = "-XX:+UseG1GC -XX:MaxGCPauseMillis=20"
+"""Unless $KAFKA_JVM_PERFORMANCE_OPTS says something else, as with Kafka's own scripts."""
+
+_CLASSES = "classes.jsa"
+"""Beside the jars: see `archive_classes`."""
+
 _LOGGING_3 = """\
 log4j.rootLogger=INFO, out
 log4j.appender.out=org.apache.log4j.ConsoleAppender
@@ -54,7 +63,11 @@ _ALONE = Node()
 
 
 class Kafka(Server):
-    """A running broker."""
+    """A running broker.
+
+    Attributes:
+        options: of its JVM, beside the heap.
+    """
 
     def __init__(  # noqa: PLR0913 (what a server is started with)
         self,
@@ -72,6 +85,9 @@ class Kafka(Server):
         self._properties = dict(properties)
         self._version = version
         self._jars = _jars(version, progress)
+        self.options = os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _JVM).split()
+        if (self._jars / _CLASSES).exists():
+            self.options.append(f"-XX:SharedArchiveFile={self._jars / _CLASSES}")
         self.directory.mkdir(parents=True, exist_ok=True)
         check_space(self.directory, 200 * MIB)
 
@@ -94,7 +110,7 @@ class Kafka(Server):
         first, most = self.node.heap
         return [
             *(str(find_java()), f"-Xms{first}m", f"-Xmx{most}m"),
-            *("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+            *self.options,
             f"-Dlog4j2.configurationFile={logging.as_uri()}",
             f"-Dlog4j.configuration={before_4.as_uri()}",
             *("-cp", f"{self._jars}/*", "kafka.Kafka", str(settings)),
@@ -127,6 +143,26 @@ def kafka(
     broker = Kafka(directory, port, properties or {}, progress, version)
     broker.start()
     return broker
+
+
+def archive_classes(progress: Progress = STDERR) -> Path:
+    """Makes an archive of the classes that a broker loads: halves the CPU time of every start.
+
+    A JVM that cannot use it, of another version perhaps, starts without.
+
+    Raises:
+        LocalError: as `kafka`.
+    """
+    file = _jars(VERSION, progress) / _CLASSES
+    if not file.exists():
+        partial = file.with_name(f"{_CLASSES}.{os.getpid()}")
+        with tempfile.TemporaryDirectory() as folder:
+            broker = Kafka(Path(folder), None, {}, progress)
+            broker.options.append(f"-XX:ArchiveClassesAtExit={partial}")
+            with broker:
+                broker.start()
+        partial.replace(file)
+    return file
 
 
 def _jars(version: str, progress: Progress) -> Path:
@@ -221,3 +257,7 @@ def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
         "broker.heartbeat.interval.ms": "500",
         "log.cleaner.dedupe.buffer.size": str(16 * MIB),
     }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{archive_classes()}\n")

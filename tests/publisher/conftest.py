@@ -43,6 +43,7 @@ def new_publisher(tmp_path: Path, kafka_server: Kafka, topic_name: str) -> Itera
 
     yield make
     for publisher in made:
+        publisher.topic.close()
         if publisher.process is not None:
             family = publisher.family()
             publisher.kill()

@@ -115,12 +115,66 @@ class Record:
         return self.headers.get("eventpub_late") == b"1"
 
 
-@dataclass
+class _Reader:
+    """A consumer that has read a topic up to some place."""
+
+    def __init__(self, bootstrap_servers: str, name: str) -> None:
+        self._records: list[Record] = []
+        self._name = name
+        self._reached: dict[int, int] = {}
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": "independent",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 100,
+            }
+        )
+        self.close = self._consumer.close
+
+    def read_on(self, patience: float) -> Iterator[Record]:
+        """What lies between there and the end that every partition has now."""
+        consumer, reached = self._consumer, self._reached
+        metadata = consumer.list_topics(self._name, timeout=10).topics[self._name]
+        if metadata.error is not None:
+            return
+        ends = {
+            p: _end_when_led(consumer, TopicPartition(self._name, p)) for p in metadata.partitions
+        }
+        new = {p: 0 for p, end in ends.items() if end and p not in reached}
+        consumer.incremental_assign([TopicPartition(self._name, p, 0) for p in new])
+        reached |= new
+        deadline = time.monotonic() + patience
+        while any(reached[p] < ends[p] for p in reached):
+            message: Any
+            for message in consumer.consume(10_000, 0.2):
+                error = message.error()
+                if error is None:
+                    deadline = time.monotonic() + patience
+                    yield _record(message)
+                    reached[message.partition()] = message.offset() + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    reached[message.partition()] = message.offset()
+                else:
+                    raise AssertionError(str(error))
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the end of {self._name} cannot be read: {reached}, {ends}")
+
+    def all_records(self) -> list[Record]:
+        """Those that were read before, and those up to the end now."""
+        self._records += self.read_on(60.0)
+        return self._records
+
+
 class Topic:
     """Reads a topic as `read_committed`, always to the very end of every partition."""
 
-    bootstrap_servers: str
-    name: str
+    def __init__(self, bootstrap_servers: str, name: str) -> None:
+        self.bootstrap_servers, self.name = bootstrap_servers, name
+        self._follower: _Reader | None = None
 
     def read(self) -> list[Record]:
         """All records."""
@@ -132,45 +186,30 @@ class Topic:
         A partition whose end cannot be read (an open transaction) fails, after so many seconds in
         which nothing came.
         """
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.bootstrap_servers,
-                "group.id": "independent",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-            }
-        )
+        reader = _Reader(self.bootstrap_servers, self.name)
         try:
-            metadata = consumer.list_topics(self.name, timeout=10).topics[self.name]
-            if metadata.error is not None:
-                return
-            ends = {}
-            for partition in metadata.partitions:
-                place = TopicPartition(self.name, partition, 0)
-                _, ends[partition] = _when_led(consumer, place)
-            consumer.assign([TopicPartition(self.name, p, 0) for p, end in ends.items() if end])
-            reached = {p: 0 for p, end in ends.items() if end}
-            deadline = time.monotonic() + patience
-            while any(reached[p] < ends[p] for p in reached):
-                message: Any
-                for message in consumer.consume(10_000, 0.2):
-                    error = message.error()
-                    if error is None:
-                        deadline = time.monotonic() + patience
-                        yield _record(message)
-                        reached[message.partition()] = message.offset() + 1
-                    elif error.code() == KafkaError._PARTITION_EOF:
-                        reached[message.partition()] = message.offset()
-                    else:
-                        raise AssertionError(str(error))
-                if time.monotonic() > deadline:
-                    raise AssertionError(
-                        f"the end of {self.name} cannot be read: {reached}, {ends}"
-                    )
+            yield from reader.read_on(patience)
         finally:
-            consumer.close()
+            reader.close()
+
+    def follow(self) -> list[Record]:
+        """All records, for who asks again and again: what was read before is not read again.
+
+        A topic that was made again meanwhile is not noticed.
+        """
+        if self._follower is not None:
+            try:
+                return self._follower.all_records()
+            except (AssertionError, KafkaException):  # a broker that was away meanwhile, perhaps
+                self.close()
+        self._follower = _Reader(self.bootstrap_servers, self.name)
+        return self._follower.all_records()
+
+    def close(self) -> None:
+        """No longer follow it."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
 
     def exists(self) -> bool:
         """Whether it is there."""
@@ -181,8 +220,8 @@ class Topic:
             consumer.close()
 
     def versions(self, aggregate_id: str) -> list[int]:
-        """The versions of one aggregate, in the order of the topic."""
-        return [r.version for r in self.read() if r.key == aggregate_id]
+        """The versions of one aggregate, in the order of the topic, which is followed."""
+        return [r.version for r in self.follow() if r.key == aggregate_id]
 
     def partitions(self) -> int:
         """How many partitions it has."""
@@ -202,20 +241,18 @@ _NOT_YET = {
 }
 
 
-def _when_led(consumer: Any, place: TopicPartition) -> tuple[int, int]:
-    """The watermarks of a partition, which has no leader for a moment after it was created.
+def _end_when_led(consumer: Any, place: TopicPartition) -> int:
+    """The end of a partition, which has no leader for a moment after it was created.
 
     Nor while its broker starts again.
     """
     for _ in range(50):
         try:
-            low, high = consumer.get_watermark_offsets(place, timeout=10)
+            return int(consumer.get_watermark_offsets(place, timeout=10)[1])
         except KafkaException as error:
             if error.args[0].code() not in _NOT_YET:
                 raise
             time.sleep(0.2)
-            continue
-        return low, high
     raise AssertionError(f"{place} has no leader")
 
 
@@ -324,6 +361,7 @@ class Publisher:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self.topic.close()
         if self.process is not None:
             self.kill()
 
@@ -402,7 +440,7 @@ class Publisher:
             return self.topic.versions(aggregate_id) == versions
 
         try:
-            eventually(published, timeout, every=0.3)
+            eventually(published, timeout)
         except AssertionError:
             found = self.topic.versions(aggregate_id)
             raise AssertionError(

@@ -22,7 +22,7 @@ from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
     Publisher,
-    _when_led,
+    _end_when_led,
     compare,
     create_table,
     eventually,
@@ -107,7 +107,7 @@ def test_a8_large_rows_are_published_in_bounded_memory(
         fill(database, 100, 1_000_000, 100, first=13)
         fill(database, 2000, 1024, 100, first=14)
         until_written(publisher, 8100)  # what was aborted is among it
-        eventually(lambda: len(publisher.topic.read()) >= 8100, 120, every=2.0)
+        eventually(lambda: len(publisher.topic.follow()) >= 8100, 120, every=2.0)
     publisher.kill()
     print(memory)
     assert memory.most < 1400 * MIB, str(memory)
@@ -146,7 +146,7 @@ def test_a8_a_throttled_broker_gets_smaller_transactions_until_they_end_in_time(
     publisher.start()
     began = time.monotonic()
     until_written(publisher, 250, 150)  # what was aborted is among it
-    eventually(lambda: len(publisher.topic.read()) >= 250, 150, every=1.0)
+    eventually(lambda: len(publisher.topic.follow()) >= 250, 150, every=1.0)
     print(f"25.6 MB in {time.monotonic() - began:.0f} s")
     publisher.kill()
     differences = compare(database, publisher.topic)
@@ -177,9 +177,9 @@ def test_a9_very_many_gaps_at_once_let_the_others_flow(
         print(f"lag {sorted(lags)[30]:.2f}, highest {max(lags):.2f} s; {memory}")
         assert sorted(lags)[-3] < 6, lags
         # every gap is given up in the end, and recorded once
-        eventually(lambda: len(publisher.gaps.read()) >= MANY, 200, every=2.0)
+        eventually(lambda: len(publisher.gaps.follow()) >= MANY, 200, every=2.0)
         until_written(publisher, 2 * MANY + 60)
-        eventually(lambda: len(publisher.topic.read()) >= 2 * MANY + 60, 60, every=2.0)
+        eventually(lambda: len(publisher.topic.follow()) >= 2 * MANY + 60, 60, every=2.0)
     publisher.kill()
     differences = compare(database, publisher.topic)
     assert not differences, differences
@@ -196,7 +196,7 @@ def until_seen(publisher: Publisher, aggregate_id: str, version: int) -> None:
     place = TopicPartition(publisher.topic.name, partition)
     deadline = time.monotonic() + 60
     try:
-        _, end = _when_led(consumer, place)
+        end = _end_when_led(consumer, place)
         consumer.assign([TopicPartition(place.topic, partition, max(0, end - 2000))])
         while time.monotonic() < deadline:
             for message in consumer.consume(1000, 0.1):
@@ -220,7 +220,7 @@ def until_written(publisher: Publisher, records: int, timeout: float = 240) -> N
             TopicPartition(publisher.topic.name, p)
             for p in partitions[publisher.topic.name].partitions
         ]
-        ends = [_when_led(consumer, place)[1] for place in places]
+        ends = [_end_when_led(consumer, place) for place in places]
         return sum(ends) >= records
 
     try:

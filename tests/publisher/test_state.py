@@ -186,7 +186,7 @@ def test_c9_shards_4_8_2_with_one_shard_far_behind_and_a_hold_open(
         publisher.start(environment={"EVENTPUB_FAILPOINT": f"before_begin:1:{marker}"})
         eventually(marker.exists, 240)
         assert psutil.Process(int(marker.read_text())) in publisher.family()
-        eventually(lambda: len({r.partition % 4 for r in publisher.topic.read()}) == 3, 60)
+        eventually(lambda: len({r.partition % 4 for r in publisher.topic.follow()}) == 3, 60)
         publisher.kill()
         assert len(compare(database, publisher.topic).missing) >= 25
 

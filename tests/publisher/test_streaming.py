@@ -136,7 +136,7 @@ def test_what_a_killed_worker_has_published_counts(
         publisher.until_published("steady-300", [1])
     publisher.until_published("steady-299", [1])
     events = database.execute("SELECT COUNT(*) FROM events")[0][0]
-    eventually(lambda: len(publisher.topic.read()) == events, 60)
+    eventually(lambda: len(publisher.topic.follow()) == events, 60)
     assert publisher.stop() == 143
     said = re.search(r"^published ([\d,]+) events", publisher.log.read_text(), re.MULTILINE)
     assert said, publisher.words()

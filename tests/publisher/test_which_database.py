@@ -72,7 +72,7 @@ def every(*versions: int) -> set[tuple[str, int]]:
 def last_published(publisher: Publisher, version: int) -> None:
     """Wait until all aggregates have come so far."""
     publisher.until_published(AGGREGATES[0], list(range(1, version + 1)))
-    eventually(lambda: len(publisher.topic.read()) == len(AGGREGATES) * version, 30)
+    eventually(lambda: len(publisher.topic.follow()) == len(AGGREGATES) * version, 30)
 
 
 def test_a13_f3_versions_written_anew_after_a_restore_are_dead_letters(
@@ -125,7 +125,7 @@ def test_a13_f3_two_versions_written_anew_at_one_time_are_both_dead_letters(
         shutil.rmtree(publisher.state / "index")
         publisher.start()
         write(database, [4])
-        eventually(lambda: len(publisher.topic.read()) == len(AGGREGATES) * 4, 60)
+        eventually(lambda: len(publisher.topic.follow()) == len(AGGREGATES) * 4, 60)
         for aggregate_id in AGGREGATES:
             insert(cursor, aggregate_id, 3, create_time=at)
     until_dead(publisher, every(2, 3))
@@ -380,8 +380,8 @@ def test_a3_f1_writers_whose_sessions_keep_another_zone_stop_the_publisher(
         publisher.start()
         publisher.until_published("w-0", [1])
         reached = len(written)
-        eventually(lambda: len(publisher.topic.read()) >= reached, 60)
-    eventually(lambda: len(publisher.topic.read()) == len(written), 60)
+        eventually(lambda: len(publisher.topic.follow()) >= reached, 60)
+    eventually(lambda: len(publisher.topic.follow()) == len(written), 60)
     assert not compare(database, publisher.topic)
     assert letters(publisher) == []
     publisher.kill()
