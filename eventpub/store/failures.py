@@ -112,6 +112,9 @@ def _tls_fix(number: int | None, text: str) -> str:  # noqa: PLR0911 (one case a
     return "check the files of ssl_ca, ssl_cert and ssl_key in store.url, and the server's TLS"
 
 
+_BUSY = "SHOW FULL PROCESSLIST on the server says what it does and what waits for locks"
+
+
 @dataclass(frozen=True)
 class _Meaning:
     """What an error is called, and which errors are called so.
@@ -176,6 +179,7 @@ _MEANINGS = (
         "store.timeout",
         "the database did not answer in time: …",
         also=lambda error, text: error_number(error) in _LOST and "timed out" in text,
+        suggestion=_BUSY,
         retriable=True,
     ),
     _Meaning(
@@ -188,7 +192,11 @@ _MEANINGS = (
         retriable=True,
     ),
     _Meaning(
-        "store.timeout", "the database gave up waiting: …", {1205, 1969, 3024}, retriable=True
+        "store.timeout",
+        "the database gave up waiting: …",
+        {1205, 1969, 3024},
+        suggestion=_BUSY,
+        retriable=True,
     ),
     _Meaning(
         "store.connection_lost",

@@ -64,7 +64,10 @@ def migrate(config: Store, *, sql: bool = False) -> list[str]:
             # two that start at once (containers of one deployment) take turns
             if run(connection, f"SELECT GET_LOCK('{_LOCK}', {_LOCK_SECONDS})")[0][0] != 1:
                 raise StoreError(
-                    "store.timeout", "another migration is running", where=where, retriable=True
+                    "store.timeout",
+                    "another migration is running; try again when it is done",
+                    where=where,
+                    retriable=True,
                 )
             wanted = missing(config, connection)
             for statement in wanted:

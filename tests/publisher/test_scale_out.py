@@ -29,7 +29,7 @@ from tests.publisher.harness import (
     transaction,
 )
 
-TURNS = 4 if "EVENTPUB_LONG" in os.environ else 2
+TURNS = 2
 SPARK = {
     "shards": SHARDS,
     "properties": {

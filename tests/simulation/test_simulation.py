@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -20,10 +19,11 @@ from tests.simulation.played import PLAYED
 from tests.simulation.runner import Failure, run, shrink, sweep, sweep_all
 from tests.simulation.schedule import CRASH_POINTS, Schedule
 
-LONG = "EVENTPUB_LONG" in os.environ
-SCHEDULES = 10_000 if LONG else 3_000
-OF_A_KIND = 150 if LONG else 60
+SCHEDULES = 1_000
+OF_A_KIND = 20
 """Schedules of each kind beside the general one."""
+MORE = 5
+"""Times as many, which follow those, are played by `script/test --long`."""
 SHOWS_WITHIN = 500
 """Seeds of a kind that is not enabled."""
 CAUGHT_WITHIN = 2_500
@@ -37,10 +37,14 @@ def test_what_failed_once_holds(case: Kept) -> None:
     assert [outcome.text for outcome in outcomes] == ["", ""]
 
 
-def test_every_event_once_and_in_order_whatever_happens() -> None:
+@pytest.mark.parametrize(
+    ("first", "schedules"),
+    [(0, SCHEDULES), pytest.param(SCHEDULES, SCHEDULES * MORE, marks=pytest.mark.long)],
+)
+def test_every_event_once_and_in_order_whatever_happens(first: int, schedules: int) -> None:
     counts: Counter[str] = Counter()
     failures: list[Failure] = []
-    for _, some, failed in sweep_all(0, SCHEDULES, jobs=2):
+    for _, some, failed in sweep_all(first, schedules, jobs=2):
         counts += some
         failures += failed
     assert not failures, f"{failures[:5]}: python -m bench.simulate --seed {failures[0].seed}"
@@ -69,11 +73,18 @@ def test_every_event_once_and_in_order_whatever_happens() -> None:
 NEW = {name: kind for name, kind in KINDS.items() if name != "any"}
 
 
-def test_what_is_expected_of_each_kind_comes_of_it() -> None:
+@pytest.mark.parametrize(
+    ("first", "schedules"),
+    [(0, OF_A_KIND), pytest.param(OF_A_KIND, OF_A_KIND * MORE, marks=pytest.mark.long)],
+)
+def test_what_is_expected_of_each_kind_comes_of_it(first: int, schedules: int) -> None:
     enabled = [name for name, kind in NEW.items() if kind.enabled]
+    all_of_them = len(enabled)
     failures = [
         failure
-        for _, _, failed in sweep_all(0, OF_A_KIND * len(enabled), jobs=2, kinds=enabled)
+        for _, _, failed in sweep_all(
+            first * all_of_them, schedules * all_of_them, jobs=2, kinds=enabled
+        )
         for failure in failed
     ]
     assert not failures, f"{failures[:5]}: python -m bench.simulate --kind {failures[0].of}"
@@ -90,8 +101,9 @@ def test_a_kind_that_is_not_enabled_shows_why(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MUTANTS if name not in PLAYED])
 def test_a_broken_invariant_is_caught(name: str) -> None:
-    for first in range(0, CAUGHT_WITHIN, 50):
-        if sweep(first, 50, name, [NOTICED_BY.get(name, "any")])[1]:
+    kind, seed = NOTICED_BY[name]
+    for first, count in ((seed, 1), *((n, 50) for n in range(0, CAUGHT_WITHIN, 50))):
+        if sweep(first, count, name, [kind])[1]:
             return
     pytest.fail(f"{CAUGHT_WITHIN} schedules have not noticed {name}")
 

@@ -5,7 +5,6 @@ As one does that is cut off from the others, and not from the publisher. A fold 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -222,7 +221,7 @@ def _ours(servers: str, topic: str) -> list[tuple[str, int]]:
     return [(m.key().decode(), int(h["ce_sequence"])) for m, h in found if "ce_sequence" in h]
 
 
-@pytest.mark.skipif("EVENTPUB_LONG" not in os.environ, reason="three brokers: EVENTPUB_LONG=1")
+@pytest.mark.long
 def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path) -> None:
     """Two clients of two processes: one has learnt who leads now, the other one has not."""
     with kafka_cluster(tmp_path / "kafka", relayed=True) as cluster:
