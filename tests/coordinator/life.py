@@ -305,3 +305,33 @@ def _aggregates(fits: Callable[[int], bool]) -> Iterator[str]:
 def some_rows(rows: int) -> Counts:
     """Counts of a report about so many rows."""
     return Counts(rows=rows, admitted=rows)
+
+
+def at(second: float) -> int:
+    """A time of the database, µs."""
+    return round(second * SECOND)
+
+
+def upto(lane: FakeLane) -> list[float]:
+    """Where the windows end that a runner was sent, in seconds."""
+    return [window.upto / SECOND for window in lane.windows]
+
+
+def counted_with(life: Life, differs: set[int] = frozenset()) -> set[int]:  # type: ignore[assignment]
+    """All counts that are wanted are made; these buckets are found to have a row more.
+
+    They are noted first, as where rows have come behind the reader.
+    """
+    life.coordinator._recounting.note(sorted(differs))
+    found: set[int] = set()
+    answered = life.coordinator.__dict__.setdefault("answered", [])
+    for _ in range(8):
+        life.waits(1.0)
+        for count in life.all(e.Count):
+            if any(count is other for other in answered):
+                continue
+            answered.append(count)
+            rows = {b: count.expected[b] + (b in differs) for b in count.buckets}
+            found.update(count.buckets)
+            life.on(e.Counted(life.database, rows, count.expected, count.in_turn))
+    return found

@@ -1,0 +1,101 @@
+"""Another server, its clock, an altered table.
+
+Time lines of a whole coordinator, without sleeping.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from eventpub.coordinator import events as e
+from eventpub.errors import StoreError
+from tests.coordinator.life import (
+    at,
+    layout,
+    streaming,
+)
+
+GONE = StoreError("store.denied", "the account may not read the table")
+MOVED = StoreError("store.moved", "another server answers", retriable=True)
+
+
+class TestADatabaseThatChanges:
+    def test_a_poll_that_fails_is_tried_again_after_growing_waits_over_new_connections(
+        self,
+    ) -> None:
+        away = StoreError("store.unreachable", "no server answers", retriable=True)
+        life, _ = streaming()
+        life.polled()
+        waits = []
+        for _ in range(9):
+            while life.poll() is None:
+                life.waits(0.01)
+            failed_at, polls = life.now, len(life.all(e.Poll))
+            life.on(e.Failed(life.last(e.Poll), away))
+            while len(life.all(e.Poll)) == polls:
+                life.waits(0.05)
+            assert life.all(e.Poll)[-1].anew
+            waits.append(life.now - failed_at)
+        assert waits == pytest.approx([0.25, 0.5, 1, 2, 4, 8, 16, 30, 30], abs=0.1)
+        assert "no server answers" in str(life.coordinator.progress.last_error)
+        life.polled()
+        life.polled()
+        assert not life.all(e.Poll)[-1].anew
+
+    def test_one_that_waiting_does_not_fix_ends_the_run(self) -> None:
+        life, _ = streaming()
+        life.polled()
+        life.waits(0.3)
+        assert life.poll() is not None
+        life.on(e.Failed(life.last(e.Poll), GONE))
+        assert life.ends() is GONE
+
+    def test_f3_where_the_address_has_moved_everything_connects_anew(self) -> None:
+        """A name, HAProxy: the former primary lives on, and who is connected notices nothing."""
+        life, lanes = streaming()
+        life.polled()
+        life.waits(0.3)
+        assert life.poll() is not None
+        life.on(e.Failed(life.last(e.Poll), MOVED))
+        assert not life.is_ending()
+        assert all(lane.is_told_to_stop for lane in lanes)
+        for lane in lanes:
+            life.leaves(lane)
+        assert life.starts == [0, 1, 0, 1]
+        fresh = [life.joins(number) for number in range(2)]
+        life.waits(0.5)
+        assert life.all(e.Poll)[-1].anew
+        assert life.all(e.Poll)[-1].after == at(2_000)
+        assert life.all(e.Poll)[-1].hidden_since is not None
+        life.polled(server="promoted")
+        assert all(lane.leases[0].number == 2 for lane in fresh)
+
+    def test_nobody_reads_an_altered_table_as_it_was(self) -> None:
+        """Who was told how it was, and comes or waits for the lease, is told to leave."""
+        life, lanes = streaming()
+        life.on(e.PlacementChanged(replaces_runners=True))
+        waits = life.joins(0)
+        life.on(e.TableChecked(layout(unit=1000)))
+        comes = life.joins(1)
+        for task, lane in zip((waits, comes), lanes, strict=True):
+            assert task.is_told_to_stop
+            life.leaves(lane)
+            assert not task.leases
+            life.waits(0.3)
+            assert life.joins(lane.shard).leases
+
+    def test_an_altered_table_is_read_anew_by_everybody(self) -> None:
+        life, lanes = streaming()
+        life.on(e.TableChecked(layout()))
+        assert not lanes[0].is_told_to_stop
+        altered = layout(unit=1_000_000, create_time="`created`")
+        life.on(e.TableChecked(altered))
+        assert all(lane.is_told_to_stop for lane in lanes)
+        assert life.all(e.Reassign) == [e.Reassign(altered)]
+        [line] = life.lines("the event table was altered")
+        assert line.facts["changed"] == ["create_time", "unit"]
+        assert "store.table_altered" in str(life.coordinator.progress.last_error)
+        life.waits(1.0)
+        assert life.last(e.Poll).anew
+        life.on(e.TableChecked(altered))
+        assert len(life.lines("the event table was altered")) == 1
