@@ -43,13 +43,23 @@ _OF_SAMPLES = 10
 """Samples with rows of the past, of so many that had new rows, that stop the publisher."""
 
 
+_NO_ID = -(2**63)
+"""Below the ids of all rows: the last of a table without any."""
+
+
+def last_of(rows: Sequence[NewRow], now: int) -> tuple[int, int]:
+    """Highest id and time of a sample that was taken now, µs."""
+    return max((row.id for row in rows), default=_NO_ID), now
+
+
 class NewestRows:
     """What successive samples of the newest ids say. Pure: times are arguments, µs.
 
     Args:
         horizon: of the recount; 0: there is none.
         start: nothing created at or before is of interest.
-        before: highest id and time of the last sample of a former run, as of `last`.
+        before: highest id and time of a sample that was taken before anything was read, or of the
+            last one of a former run; None: it is that of the first sample.
     """
 
     def __init__(self, horizon: int, start: int, before: tuple[int, int] | None = None) -> None:
@@ -65,7 +75,7 @@ class NewestRows:
 
     @property
     def last(self) -> tuple[int, int] | None:
-        """Highest id and time of the sample before; None: there was none, or no row."""
+        """As of `last_of` the sample before; None: there was none."""
         return self._last
 
     def wants_more(self, rows: Sequence[NewRow]) -> int | None:
@@ -102,11 +112,9 @@ class NewestRows:
             if not self._continues:  # one import is one sight, however many portions it takes
                 self._samples.append(bool(unexplained))
             self.worst = max(unexplained, key=lambda row: row.id, default=self.worst)
-        before, self._last = self._last, None
-        if rows:
-            self._last = max(row.id for row in rows), now
+        before, self._last = self._last, last_of(rows, now)
         self._suspicious = []
-        highest, at = before or (max((row.id for row in rows), default=0), now)
+        highest, at = before or self._last
         known = [row.created for row in rows if row.id <= highest and row.created <= now]
         self._youngest = max([self._youngest, *known])
         if before is None:

@@ -11,6 +11,7 @@ import structlog
 
 from eventpub.channel import PartitionId
 from eventpub.config import Config, Read, format_time
+from eventpub.coordinator.newest import last_of
 from eventpub.coordinator.standing import StartState
 from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
 from eventpub.shard.assignment import Assignment
@@ -59,6 +60,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
     with EventStore(config.store, layout) as store:
         started = _start(config, state, store.now)
         now = store.now()
+        newest = last_of(store.newest(1), now)
     start = int(started["position"])
     before = kept_progress(state, config.spark.shards, start)
     former = before.get("shards", config.spark.shards)
@@ -85,7 +87,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         is_placed=is_placed,
         former_shards=None if former == config.spark.shards else former,
         former_indexes=tuple(str(folder) for folder in state.former_indexes()),
-        newest=_pair(before.get("newest")),
+        newest=_pair(before.get("newest")) or newest,
         server=before.get("server") or server.identity,
         until=now if available_now else None,
         kept={"topics": topics.ids, "numbers": numbers, "start": started},

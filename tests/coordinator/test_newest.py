@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventpub.coordinator.newest import MOST, NewestRows
+from eventpub.coordinator.newest import MOST, NewestRows, last_of
 from eventpub.store.events import NewRow
 
 SECOND = 1_000_000
@@ -50,6 +50,25 @@ def test_beside_writers_of_the_right_zone_they_do_as_well() -> None:
         watch.second(0, HOUR)
         watch.second(0)
     assert watch.newest.trips
+
+
+def test_the_first_rows_of_an_empty_table_are_news() -> None:
+    """Also where the table was empty before: whoever fills it with old rows is told."""
+    watch = Watch()
+    watch.second()
+    watch.second(HOUR)
+    assert watch.found == [1]
+    watch.second(2 * HOUR)
+    assert watch.found == [1, 2]
+
+
+def test_what_was_inserted_since_the_sample_at_the_start_is_news() -> None:
+    """A row of the past that comes right behind the first window."""
+    watch = Watch()
+    watch.newest = NewestRows(HORIZON, 0, last_of([NewRow(1, NOW)], NOW))
+    watch.rows = [NewRow(1, NOW)]
+    watch.second(HOUR)
+    assert watch.found == [2]
 
 
 def test_what_is_there_at_the_start_and_a_single_late_transaction_do_not() -> None:
