@@ -43,6 +43,7 @@ def broker(
         yield server
 
 
+@pytest.mark.long
 def test_f14_publishes_survives_a_kill_at_a_commit_folds_and_keeps_what_is_refused(
     broker: Kafka, tmp_path: Path, database: FreshDatabase, topic_name: str
 ) -> None:

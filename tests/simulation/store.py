@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from eventpub.admission import EVENTS, Shard, VersionRange
 from eventpub.errors import StoreError
-from eventpub.store.events import Page, Poll
+from eventpub.store.events import NewRow, Page, Poll
 from eventpub.store.server import Server
 from tests.simulation.world import Row, world
 
@@ -91,6 +91,11 @@ class EventStore:
         """As there."""
         self._statement("now")
         return self._world.clock
+
+    def newest(self, most: int, above: int | None = None) -> list[NewRow]:
+        """Samples of the newest ids are not simulated."""
+        del most, above
+        return []
 
     def poll(
         self, after: int, delay: int, page_rows: int | None, at_most: int | None = None

@@ -49,7 +49,7 @@ def test_every_event_once_and_in_order_whatever_happens(first: int, schedules: i
         failures += failed
     assert not failures, f"{failures[:5]}: python -m bench.simulate --seed {failures[0].seed}"
     never = [p for p in CRASH_POINTS if not counts[f"crash at {p}"]]
-    assert not never, "the schedules have crashed nowhere near these"
+    assert len(never) <= 3 * SCHEDULES / schedules, f"nothing has crashed near these: {never}"
     for what in (
         "late commits",
         "skips",

@@ -140,7 +140,8 @@ def test_makes_the_same_records(rows: list[tuple[Any, ...]]) -> None:
 def test_takes_the_rows_that_it_is_given_over_several_chunks() -> None:
     table = some_events(WHOLE, 1_700)
     rows = np.arange(3, 1_690, 2)
-    assert produced(table, rows) == [one_by_one(table)[row] for row in rows]
+    records = one_by_one(table)
+    assert produced(table, rows) == [records[row] for row in rows]
     for room in (0, 1, 499, 500, 501, 843):
         assert len(produced(table, rows, room)) == room
 

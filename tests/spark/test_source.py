@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -33,11 +34,13 @@ def run_job(database: FreshDatabase, checkpoint: Path) -> list[dict[str, Any]]:
         timeout=180,
         check=False,
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "JDK_JAVA_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.long
 def test_a_job_of_ones_own_reads_pages_and_goes_on_where_it_was(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
