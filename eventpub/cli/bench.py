@@ -41,7 +41,7 @@ def _numbers(
 
 def _sized(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--quick", is_flag=True, help="Small sizes: minutes instead of hours."),
+        click.option("--quick", is_flag=True, help="Small sizes: about three minutes."),
         click.option(
             "--scale",
             type=click.FloatRange(0, min_open=True),
