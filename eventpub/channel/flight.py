@@ -63,6 +63,10 @@ _ENDS_WITHIN = 0.5
 _CALL_TIMEOUT = 10.0
 """Seconds for an action."""
 
+_ASKS_AFTER = 10.0
+"""Seconds without a message after which a runner asks whether it is still wanted: a connection that
+a network has forgotten says nothing to who only waits."""
+
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Answers an action by its name and argument; raises LookupError for one that it does not know."""
 
@@ -362,11 +366,31 @@ class FlightLink(Link):
                 self._writer.done_writing()
 
     def _next(self) -> Lease | Work | None:
-        found = self._came.get()
+        while True:
+            try:
+                found = self._came.get(timeout=_ASKS_AFTER)
+                break
+            except queue.Empty:
+                self._ask_whether_wanted()
         if isinstance(found, StateError):
             self._came.put(found)
             raise found
         return found
+
+    def _ask_whether_wanted(self) -> None:
+        """The coordinator may be gone, or the lease another's.
+
+        Raises:
+            StateError: run.superseded, run.disconnected
+        """
+        try:
+            if self._lease:
+                self.confirm()
+            else:
+                ask(self._address, "confirm", {"shard": self._hello.shard, "lease": 0})
+        except StateError:
+            self._is_stopping = True
+            raise
 
     def wake(self) -> None:
         """As there."""

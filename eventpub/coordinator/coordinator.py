@@ -87,7 +87,7 @@ class Coordinator:
         return {
             Joined: leases.joined,
             Received: self._received,
-            Lost: lambda event, now: leases.left(event.lane, None, now),
+            Lost: lambda event, now: leases.lost(event.lane, now),
             e.RunnerEnded: leases.runner_ended,
             e.PlacementChanged: leases.placement_changed,
             e.Polled: self._polled,
@@ -174,9 +174,10 @@ class Coordinator:
         is_first = shard.report is None
         held = self._durable.held(shard)
         is_of_other_lease = shard.reported_lease != shard.lease
+        known = None if shard.report is None else shard.report.position
         shard.take_report(report)
-        if is_first and report.read_before is not None:
-            self._recounting.began(report.read_before)
+        if is_of_other_lease and report.read_before is not None:
+            self._recounting.began(report.read_before, known)
         if is_of_other_lease:
             self._recounting.account_anew(report, held)
         else:
@@ -205,6 +206,7 @@ class Coordinator:
 
     def _all_have_reported(self) -> None:
         """From now on the position is this run's; what former indexes knew was taken over."""
+        self._windows.begin_at(self._durable.position)
         forget = self._durable.take_over_former()
         self._remember()
         if forget is not None:

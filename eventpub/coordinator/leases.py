@@ -117,6 +117,12 @@ class Leases:
 
     # -- runners go -------------------------------------------------------------------------------
 
+    def lost(self, lane: Lane, now: float) -> None:
+        """The connection of a runner was lost: it may not see that, and keep its index locked."""
+        if self._shard_of(lane) is not None:
+            self._do(EndRunner(lane.shard, lane.hello.attempt))
+        self.left(lane, None, now)
+
     def left(self, lane: Lane, error: EventpubError | None, now: float) -> None:
         """A runner is gone; what it has left is repaired by the next one.
 

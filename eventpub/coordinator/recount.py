@@ -84,6 +84,7 @@ class Recount:
         self._late = Buckets()
         self._noted_meanwhile = Buckets()
         self._unfinished: set[int] = set()
+        self._in_part: set[int] = set()
         self._counted_at: dict[int, int] = {}
         if position is not None:
             self._next = max(self._start, bucket_of(min(now, position)) + 1)
@@ -99,12 +100,17 @@ class Recount:
             self._note(first, min(young, self._next))
             self._due = [(0, b) for b in range(max(first, young), self._next)]
 
-    def read_before(self, position: int) -> None:
-        """A shard of the former run had read on up to there before anybody remembered it."""
-        if not self._horizon:
+    def read_before(self, position: int, known: int | None) -> None:
+        """A shard had been read up to there by whom nobody remembers: nobody counts that in turn.
+
+        Args:
+            known: up to where this run has read the shard, µs; None: it has not.
+        """
+        since = max((at for at in (known, self._former) if at is not None), default=None)
+        if not self._horizon or (since is not None and position <= since):
             return
         last = bucket_of(position)
-        first = bucket_of(position - self._horizon if self._former is None else self._former)
+        first = bucket_of(hidden_at_most(position) if since is None else since)
         self._note(max(first, self._start, last - KEPT), last + 1)
 
     @property
@@ -206,6 +212,9 @@ class Recount:
         end = min(bucket_of(position if reached is None else reached), aged) + 1
         self._waiting.extend(range(max(self._next, oldest, end - _MOST_HIDDEN), end))
         self._next = max(self._next, end)
+        for bucket in [b for b in self._in_part if (b + 1) * WIDTH <= position]:
+            self._in_part.discard(bucket)
+            heapq.heappush(self._due, (0, bucket))
         while self._waiting and self._waiting[0] <= min(bucket_of(position), aged):
             bucket = self._waiting.popleft()
             heapq.heappush(self._due, ((bucket + 1) * WIDTH + _FIRST_AGE, bucket))
@@ -226,13 +235,18 @@ class Recount:
         expected: Mapping[int, int],
         *,
         in_turn: bool = True,
+        upto: int | None = None,
     ) -> None:
         """Compare the database's numbers of rows with what was accounted for.
 
         Args:
             expected: as of `ask`.
             in_turn: these were `due`, and are again.
+            upto: what is above it was not counted, µs: a bucket that goes on there is counted again
+                when all shards have read it; None: all was counted.
         """
+        if upto is not None:
+            self._in_part |= {bucket for bucket in rows if (bucket + 1) * WIDTH > upto}
         for bucket in rows:
             # what came after a running comparison has read them is counted when that has ended, and
             # what was noted since they were asked for may have come after they were counted

@@ -46,9 +46,9 @@ class Recounting:
 
     # -- what is learned --------------------------------------------------------------------------
 
-    def began(self, read_before: int) -> None:
-        """A shard of the former run had read on up to there before anybody remembered it."""
-        self._recount.read_before(read_before)
+    def began(self, read_before: int, known: int | None) -> None:
+        """As of `Recount.read_before`."""
+        self._recount.read_before(read_before, known)
 
     def account(self, report: Report) -> None:
         """Take over a shard's numbers."""
@@ -131,8 +131,11 @@ class Recounting:
 
     def counted(self, found: Counted) -> None:
         """The database's numbers have come."""
+        upto = None if self._counting is None else self._counting.position
         self._counting = None
-        self._recount.counted(found.now, found.rows, found.expected, in_turn=found.in_turn)
+        self._recount.counted(
+            found.now, found.rows, found.expected, in_turn=found.in_turn, upto=upto
+        )
 
     def not_counted(self, count: Count) -> None:
         """They have not: they are due again."""

@@ -138,6 +138,10 @@ class Windows:
         """The next poll does so."""
         self.polling.anew = True
 
+    def begin_at(self, position: int) -> None:
+        """All shards have read up to there, µs: windows begin no lower."""
+        self.planned = max(self.planned, position)
+
     # -- what shards are sent ---------------------------------------------------------------------
 
     def begin(self, shard: Shard, now: float) -> None:

@@ -88,8 +88,14 @@ class Spark(Placement):
     def end_runner(self, shard: int, attempt: int) -> None:
         """As there: Spark kills the worker of a task that does not end within 2 s."""
         context = self._context
-        if context is not None:
-            context.cancelJobGroup(_job_group(shard, attempt))
+        if context is None:
+            return
+
+        def cancel() -> None:  # the JVM may be gone, or answer nothing
+            with suppress(Exception):
+                context.cancelJobGroup(_job_group(shard, attempt))
+
+        threading.Thread(target=cancel, name=f"eventpub-cancel-{shard}", daemon=True).start()
 
     def _job(self, assignment: Assignment, shard: int, attempt: int) -> None:
         context, error = self._context, None

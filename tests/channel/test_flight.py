@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from eventpub.channel.messages import encode
 from eventpub.errors import StateError
 from tests.certificates import Authority, Files
 from tests.channel.ends import TOKEN, Coordinator, failure, serving, until
+from tests.tcp_proxy import TcpProxy
 
 HELLO = Hello(0, 7, "here")
 LEASE = Lease(1, low=0, position=0)
@@ -185,6 +187,34 @@ class TestNonsense:
 
 
 class TestWhoDies:
+    def test_a_runner_whose_connection_is_forgotten_on_the_way_leaves(
+        self, coordinator: Coordinator, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing comes, and nothing ends: a firewall, or a machine without power."""
+        monkeypatch.setattr("eventpub.channel.flight._ASKS_AFTER", 0.3)
+        direct = server.address("127.0.0.1", TOKEN)
+        coordinator.leases = {(0, 1)}
+        with TcpProxy(int(direct.location.rpartition(":")[2])) as proxy:
+            through = replace(direct, location=f"grpc://127.0.0.1:{proxy.port}")
+            with linked(through) as link:
+                coordinator.joined().send(LEASE)
+                assert link.lease() == LEASE
+                threading.Timer(1.5, link.wake).start()
+                assert link.receive() is None, "it is still wanted"
+                proxy.target = None
+                proxy.swallow()
+                assert failure(link.receive).code == "run.disconnected"
+                assert link.is_stopping
+
+    def test_and_one_whose_shard_is_another_s_by_now(
+        self, coordinator: Coordinator, address: Address, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("eventpub.channel.flight._ASKS_AFTER", 0.3)
+        with linked(address) as link:
+            coordinator.joined().send(LEASE)
+            assert link.lease() == LEASE
+            assert failure(link.receive).code == "run.superseded"
+
     def test_a_runner_that_is_killed_is_lost_at_once(
         self, coordinator: Coordinator, address: Address
     ) -> None:

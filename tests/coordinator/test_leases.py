@@ -163,6 +163,12 @@ class TestRunnersThatSayNothing:
 
 
 class TestRunnersThatFail:
+    def test_one_whose_connection_is_lost_is_ended(self) -> None:
+        """It may not see that, wait for work for ever, and keep its index locked."""
+        life, lanes = streaming()
+        life.loses(lanes[1])
+        assert life.last(e.EndRunner) == e.EndRunner(1, lanes[1].hello.attempt)
+
     def test_a_lost_one_is_started_again_at_once(self) -> None:
         life, lanes = streaming()
         life.waits(10.0)

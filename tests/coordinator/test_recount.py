@@ -185,8 +185,25 @@ def test_a_new_start_counts_from_where_the_former_one_stood_however_long_it_was_
         finds(recount, now, dict.fromkeys(buckets, 0), in_turn=False)
         found += buckets
     assert sorted(found) == list(range(900, 1000))
-    recount.read_before(1003 * SECOND)
+    recount.read_before(1003 * SECOND, None)
     assert recount.late(now, now - SECOND) == list(range(1000, 1003))
+    before = recount.uncounted_since
+    recount.read_before(1002 * SECOND, 1003 * SECOND)
+    assert recount.uncounted_since == before, "this run has read further"
+
+
+def test_a_bucket_that_was_counted_in_part_is_counted_when_all_of_it_is_read() -> None:
+    """Also beyond the horizon: its rows were read long ago, and are published one by one."""
+    recount = Recount(HORIZON, start=0)
+    recount.due(1000 * SECOND, 998 * SECOND, reached=1100 * SECOND)
+    position = 999 * SECOND + SECOND // 2
+    assert 999 in recount.due(1200 * SECOND, position)
+    rows = {999: 0}
+    recount.counted(1200 * SECOND, rows, recount.ask(rows), upto=position)
+    assert recount.due(1201 * SECOND, position) == []
+    assert 999 in recount.due(1202 * SECOND, 1000 * SECOND)
+    recount.counted(1202 * SECOND, rows, recount.ask(rows), upto=1000 * SECOND)
+    assert recount.due(1203 * SECOND, 1000 * SECOND) == []
 
 
 def test_a_new_start_counts_at_once_what_is_young() -> None:

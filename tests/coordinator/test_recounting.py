@@ -134,6 +134,29 @@ class TestRecount:
         life.waits(1.0)
         assert life.all(e.Count)
 
+    def test_an_index_from_elsewhere_tells_what_nobody_remembers(self) -> None:
+        """progress.json is lost; copies, or the executors' disks, know how far it was."""
+        life = begin(position=None, low=0)
+        lanes = [life.joins(number) for number in range(2)]
+        for lane, position in zip(lanes, (at(1_500), at(1_400)), strict=True):
+            life.reports(lane, position=position, low=position, read_before=position)
+        assert life.coordinator._recounting.uncounted_since == 0, "all that may have been hidden"
+        life.polled(at(100))  # which was asked for before they had reported
+        life.waits(1.0)
+        assert life.last(e.Poll).after == at(1_400), "what all have read is not read again"
+
+    def test_nor_where_the_first_runners_knew_less(self) -> None:
+        """Threads come first, with indexes of the last hand-over; then tasks, with newer ones."""
+        life = begin(position=None, low=0)
+        threads = [life.joins(number) for number in range(2)]
+        for lane in threads:
+            life.reports(lane, position=at(1_000), low=at(1_000))
+        life.polled(at(1_100))
+        task = life.joins(0, attempt=9)
+        life.leaves(threads[0])
+        life.reports(task, position=at(1_800), low=at(1_800), read_before=at(1_800))
+        assert life.coordinator._recounting.uncounted_since == at(999)
+
     def test_what_a_shard_had_read_before_anybody_wrote_it_down_is_counted(self) -> None:
         life = begin()
         lanes = [life.joins(number) for number in range(2)]
