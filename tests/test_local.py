@@ -168,6 +168,7 @@ class TestKafka:
 
 
 class TestKafkaCluster:
+    @pytest.mark.long
     def test_three_brokers_by_one_command_stopped_by_its_process_id(self, tmp_path: Path) -> None:
         from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
         from confluent_kafka.cimpl import NewTopic

@@ -129,6 +129,7 @@ def test_the_wheel_of_the_image_publishes(
     assert json.loads(done.stdout)["error"]["code"] == "bench.no_results"
 
 
+@pytest.mark.long
 def test_the_wheel_of_the_image_makes_the_archive_of_classes(
     installed: Path, tmp_path: Path
 ) -> None:

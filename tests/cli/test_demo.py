@@ -77,6 +77,7 @@ def test_it_stops_by_itself_and_finds_nothing_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.long
 def test_ctrl_c_stops_it_and_it_still_compares(tmp_path: Path) -> None:
     done = _run(tmp_path, interrupt_at=r"eventpub: +[1-9]\d* s ")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -80,7 +80,7 @@ def test_doctor_names_what_is_missing_and_the_statement(installation: Installati
     status, answer, took = installation.command("run")
     assert (status, answer["error"]["code"]) == (3, "store.index_missing")
     assert "ALTER TABLE" in answer["error"]["suggestion"]
-    assert took < 15
+    assert took < 30
 
 
 WRONG = [
@@ -92,16 +92,16 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "code"), WRONG, ids=[code for _, code in WRONG])
-def test_run_and_doctor_say_what_is_wrong_within_15_seconds(
+def test_run_and_doctor_soon_say_what_is_wrong(
     installation: Installation, change: dict[str, str], code: str
 ) -> None:
     installation.command("migrate")
     status, answer, took = installation.command("run", **change)
     assert status == 3
     assert answer["error"]["code"] == code
-    assert took < 15
+    assert took < 30
     status, answer, took = installation.command("doctor", **change)
     wrong = {c["code"] for c in answer["result"]["checks"] if c["status"] == "wrong"}
     assert code in wrong
     assert status == (3 if code in {"store.auth_failed", "sink.unreachable"} else 1)
-    assert took < 15
+    assert took < 30

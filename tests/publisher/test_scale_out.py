@@ -87,6 +87,7 @@ def publish_while_executors_die(
     assert not differences, differences
 
 
+@pytest.mark.long
 def test_c12_executors_of_a_local_cluster_are_killed(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

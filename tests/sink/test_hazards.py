@@ -422,6 +422,7 @@ class TestProducerIds:
             way.close()
             assert_published_once(broker.bootstrap_servers, topic_name, FIRST, SECOND, THIRD)
 
+    @pytest.mark.long
     def test_hundreds_of_replacements_in_a_row(self, kafka_server: Kafka, topic_name: str) -> None:
         sink = settings(topic_name, kafka_server.bootstrap_servers)
         check_topics(sink)
@@ -432,6 +433,7 @@ class TestProducerIds:
                 assert not each.needs_replacement
         assert_published_once(kafka_server.bootstrap_servers, topic_name, *batches)
 
+    @pytest.mark.long
     def test_the_epoch_wraps(self, kafka_server: Kafka, topic_name: str) -> None:
         """After 32,766 owners the broker gives the shard another producer id (KAFKA-19367)."""
         servers = kafka_server.bootstrap_servers

@@ -239,6 +239,7 @@ def test_f4_a_leader_that_hangs_is_asked_no_more_once_another_leads() -> None:
         cluster.close()
 
 
+@pytest.mark.long
 def test_f4_a_broker_that_dies_is_not_waited_for_by_who_took_it_for_the_controller(
     tmp_path: Path,
 ) -> None:
