@@ -101,7 +101,7 @@ class Recount:
             self._due = [(0, b) for b in range(max(first, young), self._next)]
 
     def read_before(self, position: int, known: int | None) -> None:
-        """A shard had been read up to there by whom nobody remembers: nobody counts that in turn.
+        """A shard's index is further than anybody remembers: what lies between is counted anew.
 
         Args:
             known: up to where this run has read the shard, µs; None: it has not.

@@ -65,8 +65,9 @@ def migrate(config: Store, *, sql: bool = False) -> list[str]:
             if run(connection, f"SELECT GET_LOCK('{_LOCK}', {_LOCK_SECONDS})")[0][0] != 1:
                 raise StoreError(
                     "store.timeout",
-                    "another migration is running; try again when it is done",
+                    "another migration is running",
                     where=where,
+                    suggestion="run it again when that is done",
                     retriable=True,
                 )
             wanted = missing(config, connection)

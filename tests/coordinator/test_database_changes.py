@@ -71,7 +71,7 @@ class TestADatabaseThatChanges:
         assert all(lane.leases[0].number == 2 for lane in fresh)
 
     def test_nobody_reads_an_altered_table_as_it_was(self) -> None:
-        """Who was told how it was, and comes or waits for the lease, is told to leave."""
+        """A runner that was started with the former layout has to leave, also one that waits."""
         life, lanes = streaming()
         life.on(e.PlacementChanged(replaces_runners=True))
         waits = life.joins(0)

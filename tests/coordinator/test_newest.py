@@ -53,7 +53,7 @@ def test_beside_writers_of_the_right_zone_they_do_as_well() -> None:
 
 
 def test_the_first_rows_of_an_empty_table_are_news() -> None:
-    """Also where the table was empty before: whoever fills it with old rows is told."""
+    """Old ones, too: before, what filled an empty table counted as known."""
     watch = Watch()
     watch.second()
     watch.second(HOUR)

@@ -142,7 +142,7 @@ class _Reader:
         if metadata.error is not None:
             return
         ends = {
-            p: _end_when_led(consumer, TopicPartition(self._name, p)) for p in metadata.partitions
+            p: end_when_led(consumer, TopicPartition(self._name, p)) for p in metadata.partitions
         }
         new = {p: 0 for p, end in ends.items() if end and p not in reached}
         consumer.incremental_assign([TopicPartition(self._name, p, 0) for p in new])
@@ -241,7 +241,7 @@ _NOT_YET = {
 }
 
 
-def _end_when_led(consumer: Any, place: TopicPartition) -> int:
+def end_when_led(consumer: Any, place: TopicPartition) -> int:
     """The end of a partition, which has no leader for a moment after it was created.
 
     Nor while its broker starts again.

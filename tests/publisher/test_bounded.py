@@ -22,9 +22,9 @@ from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
     Publisher,
-    _end_when_led,
     compare,
     create_table,
+    end_when_led,
     eventually,
     insert,
     transaction,
@@ -196,7 +196,7 @@ def until_seen(publisher: Publisher, aggregate_id: str, version: int) -> None:
     place = TopicPartition(publisher.topic.name, partition)
     deadline = time.monotonic() + 60
     try:
-        end = _end_when_led(consumer, place)
+        end = end_when_led(consumer, place)
         consumer.assign([TopicPartition(place.topic, partition, max(0, end - 2000))])
         while time.monotonic() < deadline:
             for message in consumer.consume(1000, 0.1):
@@ -220,7 +220,7 @@ def until_written(publisher: Publisher, records: int, timeout: float = 240) -> N
             TopicPartition(publisher.topic.name, p)
             for p in partitions[publisher.topic.name].partitions
         ]
-        ends = [_end_when_led(consumer, place) for place in places]
+        ends = [end_when_led(consumer, place) for place in places]
         return sum(ends) >= records
 
     try:
