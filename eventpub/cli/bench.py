@@ -119,12 +119,12 @@ _case(
 _case("drain", "Publish a backlog of 1,000,000 events. Compared with a raw pipe and Debezium.")
 _case("growth", "Backlogs by table size, aggregates, shards and page size.")
 _case("idle", "CPU and queries with nothing to publish.")
-_case("latency", "Latency from create_time to the consumer, at 100 to 16,000 events/s.")
+_case("latency", "Latency to the consumer at 100 to 16,000 events/s.")
 _case("bursts", "Bursts, hot keys, and one aggregate with 1,000,000 events.")
-_case("restart", "Time to recover from kill -9 under load: until it publishes, and has caught up.")
+_case("restart", "How long it takes to recover from kill -9 under load.")
 _case(
     "large",
-    "Large transactions: 3,000 rows each, a tenth held open; latency from COMMIT to consumer.",
+    "Latency of transactions of 3,000 rows, a tenth held open.",
 )
 
 

@@ -83,10 +83,11 @@ class Reading:
 
     def _items(self) -> Iterator[Item]:
         context = self._context
-        after = context.index.position
-        if after is None:
-            horizon = context.assignment.config.recount.horizon
-            after = max(context.assignment.start or 0, context.lease.low - horizon)
+        # what a new index, or one that is older than what other machines have published since, does
+        # not know of the time before, the fold has told
+        horizon = context.assignment.config.recount.horizon
+        after = max(context.assignment.start or 0, context.lease.low - horizon)
+        after = max(after, context.index.position or 0)
         yield from list(self._unhandled)
         # what was planned while the shard waited, or by another runner's time
         work: Work | None = self._last

@@ -38,6 +38,10 @@ T = TypeVar("T")
 
 _BATCH_BYTES = 4 * 1024 * 1024
 _BATCH_ROWS = 10_000
+_PORTION_ROWS = 100_000
+_LONG = 10_000_000
+"""µs of a window from which on it is read in portions, which costs a question each."""
+
 _RANGES_PER_STATEMENT = 500
 _UNIONS_PER_STATEMENT = 100
 _MOST_BELOW = 100_000
@@ -256,17 +260,32 @@ class EventStore:
         """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
 
         Streamed in batches of at most `batch_rows` rows and about 4 MiB, schema `EVENTS`; memory
-        stays flat however long the window is.
+        stays flat however long the window is. However few rows of a long one are the shard's, each
+        statement is one of about 100,000 rows: without a row for `connection.READ_TIMEOUT` the
+        server would count as gone, again and again.
         """
         layout = self._layout
-        values = statements.local_range(layout, after, upto)
-        if values is None:
-            return
-        statement = statements.window(layout, *values, shard)
-        for block in self._blocks(statement, batch_rows, _BATCH_BYTES):
-            batch = record_batch(layout, block, after, upto)
-            if batch.num_rows:  # none may lie in it where the clocks go back
-                yield batch
+        is_long = shard is not None and shard.shards > 1 and upto - after > _LONG
+        for end in self._portions(after, upto) if is_long else (upto,):
+            values = statements.local_range(layout, after, end)
+            if values is not None:
+                statement = statements.window(layout, *values, shard)
+                for block in self._blocks(statement, batch_rows, _BATCH_BYTES):
+                    batch = record_batch(layout, block, after, end)
+                    if batch.num_rows:  # none may lie in it where the clocks go back
+                        yield batch
+            after = end
+
+    def _portions(self, after: int, upto: int) -> Iterator[int]:
+        """Where the portions of a window end, each about `_PORTION_ROWS` rows of all shards."""
+        zone = self._layout.zone
+        back = zone.backward_changes(after + 1, upto) if zone else []
+        for stop in [*(t - 1 for t in back), upto]:
+            while after < stop:
+                with self._connection() as connection:
+                    end = self._page_end(connection, after, stop, _PORTION_ROWS)
+                after = stop if end is None else end
+                yield after
 
     def page(self, after: int, upto: int, rows: int, size: int) -> Page:
         """The first events of a window, by `create_time`, but for those of its last moment.

@@ -15,11 +15,12 @@ from eventpub.local import DATABASES, Database, Kafka
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import Publisher, compare, create_table, insert, transaction
+from tests.variants import variants
 
-SHARED = [("mysql", "9"), ("mariadb", "11.4")]
+SHARED = [("mariadb", "11.4"), ("mysql", "9")]
 """They run for other tests, too."""
 OTHERS = [("mysql", "8.4"), ("mariadb", "10.11")]
-VERSIONS = [*SHARED, *(pytest.param(v, marks=pytest.mark.long) for v in OTHERS)]
+VERSIONS = variants([*SHARED, *OTHERS])
 COLUMNS = ["TIMESTAMP(6)", "DATETIME(6)"]
 
 

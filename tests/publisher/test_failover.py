@@ -23,6 +23,7 @@ from tests.publisher.harness import (
     transaction,
 )
 from tests.tcp_proxy import TcpProxy
+from tests.variants import variants
 
 SERVERS: dict[str, tuple[Callable[..., Database], str]] = {
     "mysql": (mysql, "utf8mb4_0900_bin"),
@@ -94,7 +95,7 @@ def publisher_of(pair: Pair, new_publisher: NewPublisher) -> Publisher:
     return publisher
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", variants(SERVERS))
 def test_f3_a_promoted_replica_that_has_everything(
     kind: str, tmp_path: Path, new_publisher: NewPublisher
 ) -> None:

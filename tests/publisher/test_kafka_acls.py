@@ -22,6 +22,7 @@ from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, compare, insert
 from tests.publisher.kafka_doors import Doors, doors
 from tests.publisher.test_kafka_security import password, through
+from tests.variants import variants
 
 Right = tuple[Any, str, Any]
 
@@ -98,7 +99,7 @@ def test_everything_works_with_the_least_rights(
 
 
 @pytest.mark.parametrize(
-    "taken", ["Write", "Read", "transactional ids", "all of the topic", "Create"]
+    "taken", variants(["Write", "Read", "transactional ids", "all of the topic", "Create"], 2)
 )
 def test_each_right_that_is_taken_away_is_named_by_doctor_and_run(
     publisher: Publisher, broker: Doors, taken: str

@@ -25,6 +25,7 @@ from tests.publisher.kafka_doors import (
     renew_client,
 )
 from tests.publisher.test_set_up import ask, assert_both_say
+from tests.variants import variants
 
 ROOT = Path(__file__).parents[2]
 THIS = "tests.publisher.kafka_doors"
@@ -128,7 +129,7 @@ WAYS: dict[str, Callable[[Doors, Publisher], tuple[str, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", variants(WAYS))
 def test_d5_every_client_logs_in_and_stays_in(
     publisher: Publisher, database: FreshDatabase, broker: Doors, way: str
 ) -> None:
@@ -240,7 +241,7 @@ TOKENS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", WRONG)
+@pytest.mark.parametrize("way", variants(WRONG, 2))
 def test_d5_what_is_wrong_with_a_login_is_named_with_what_fixes_it(
     publisher: Publisher, broker: Doors, way: str
 ) -> None:

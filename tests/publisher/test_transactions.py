@@ -28,6 +28,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.variants import variants
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "recount": {"horizon": "2s"},
@@ -35,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 LONGER_THAN_THE_HORIZON = 5.0
 
-both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+both = pytest.mark.parametrize("database", variants(["mysql", "mariadb"]), indirect=True)
 
 
 def commit(database: FreshDatabase, aggregate_id: str, *versions: int) -> None:
@@ -202,7 +203,9 @@ def test_a7_a_statement_that_has_not_come_to_the_engine(
     whole(database, publisher)
 
 
-@pytest.mark.parametrize("sight", ["open transactions", "no privilege", "progress.json is lost"])
+@pytest.mark.parametrize(
+    "sight", variants(["open transactions", "progress.json is lost", "no privilege"], 2)
+)
 def test_a21_what_commits_while_the_publisher_is_down_for_longer_than_the_horizon(
     database: FreshDatabase, new_publisher: NewPublisher, sight: str
 ) -> None:

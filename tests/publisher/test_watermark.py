@@ -13,6 +13,7 @@ from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import compare, create_table, eventually, insert, transaction
 from tests.store.test_watermark import monitoring
+from tests.variants import variants
 
 SECONDS = 12
 
@@ -57,7 +58,7 @@ def test_what_was_open_for_longer_than_the_horizon_is_found_when_it_ends(
     assert not differences, differences
 
 
-@pytest.mark.parametrize("sight", ["open transactions", "no privilege", "never fresh"])
+@pytest.mark.parametrize("sight", variants(["open transactions", "no privilege", "never fresh"]))
 def test_nothing_is_lost_at_a_delay_of_50_ms(
     database: FreshDatabase, new_publisher: NewPublisher, sight: str
 ) -> None:

@@ -68,7 +68,7 @@ def reading(
         index=SimpleNamespace(position=position),
         reader=Table(*times),
         shard=None,
-        lease=SimpleNamespace(low=90),
+        lease=SimpleNamespace(low=75),
         assignment=SimpleNamespace(
             start=None, config=SimpleNamespace(recount=SimpleNamespace(horizon=0))
         ),
@@ -100,15 +100,19 @@ def test_rows_ends_and_other_work_come_in_the_order_of_the_work() -> None:
     assert context.reader.windows == [(100, 110), (110, 120)]
 
 
-def test_it_begins_where_the_index_is_and_a_new_index_from_the_lowest() -> None:
-    for position, windows in ((115, [(115, 120)]), (None, [(90, 120)])):
-        read, context = reading(Window(1, 110), Window(2, 120), position=position)
-        if position is None:
-            context.link = Link(Window(1, 120))
-        with read.prefetch() as items:
-            while shown(next(items)) != ("end", 120):
-                continue
-        assert context.reader.windows == windows
+@pytest.mark.parametrize(
+    ("position", "horizon", "begin"),
+    [(115, 0, 115), (None, 0, 75), (None, 25, 50), (60, 25, 60), (20, 25, 50), (20, 99, 20)],
+)
+def test_it_begins_where_the_index_is_but_not_below_what_all_have_published(
+    position: int | None, horizon: int, begin: int
+) -> None:
+    read, context = reading(Window(1, 120), position=position)
+    context.assignment.config.recount.horizon = horizon
+    with read.prefetch() as items:
+        while shown(next(items)) != ("end", 120):
+            continue
+    assert context.reader.windows == [(begin, 120)]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from eventpub.admission.model import Shard
 from eventpub.config import Store
 from eventpub.local import Database
-from eventpub.store import EventStore
+from eventpub.store import EventStore, events
 from tests.conftest import FreshDatabase, fresh_database
 from tests.store.tables import SECOND, create, keys, open_store, read, utc
 
@@ -92,7 +93,9 @@ def test_a_timestamp_column_is_utc_whatever_the_server_says(
 
 @pytest.mark.parametrize("zone", ["auto", "Europe/Berlin"])
 @pytest.mark.parametrize("digits", [6, 0])
-def test_a_datetime_column_holds_local_time(berlin: FreshDatabase, zone: str, digits: int) -> None:
+def test_a_datetime_column_holds_local_time(
+    berlin: FreshDatabase, zone: str, digits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     current = f"CURRENT_TIMESTAMP({digits})"
     create(berlin, create_time=f"DATETIME({digits}) NOT NULL DEFAULT {current}")
     store = open_store(Store(url=berlin.url, time_zone=zone))
@@ -104,16 +107,23 @@ def test_a_datetime_column_holds_local_time(berlin: FreshDatabase, zone: str, di
     write_at(berlin, instants)
     written = {t // SECOND for t in instants}
     for page_rows, counted in product((1, 4, 100), (True, False)):
-        found = drain(store, FORTH - 2 * HOUR, BACK + 3 * HOUR, page_rows, counted=counted)
-        assert {version for version, _, _ in found} == written
+        rows = drain(store, FORTH - 2 * HOUR, BACK + 3 * HOUR, page_rows, counted=counted)
+        assert {version for version, _, _ in rows} == written
         # apart from the hour that is lived twice, each row is read once and in the right window
         unsure = range((BACK - HOUR) // SECOND, (BACK + HOUR) // SECOND)
-        sure = [row for row in found if row[0] not in unsure]
+        sure = [row for row in rows if row[0] not in unsure]
         assert sorted(version for version, _, _ in sure) == sorted(written - set(unsure))
         assert all(after < version * SECOND <= upto for version, after, upto in sure)
-    everything = dated(read(store, FORTH - 2 * HOUR, BACK + 3 * HOUR))
-    assert set(everything) == written
-    assert all(t == v * SECOND for v, t in everything.items() if v not in unsure)
+
+    def everything(shard: Shard | None) -> dict[int, int]:
+        return dated(read(store, FORTH - 2 * HOUR, BACK + 3 * HOUR, shard))
+
+    read_at_once = everything(None)
+    monkeypatch.setattr(events, "_PORTION_ROWS", 3)
+    in_portions = everything(Shard(0, 2, 2)) | everything(Shard(1, 2, 2))
+    for found in read_at_once, in_portions:
+        assert set(found) == written
+        assert all(t == v * SECOND for v, t in found.items() if v not in unsure)
 
 
 def test_no_window_crosses_the_change_of_the_clocks_backward(berlin: FreshDatabase) -> None:

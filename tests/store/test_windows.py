@@ -11,6 +11,7 @@ import pytest
 
 from eventpub.admission.model import EVENTS, Shard
 from eventpub.errors import StoreError
+from eventpub.store import events, statements
 from tests.conftest import FreshDatabase
 from tests.store.tables import SECOND, SLICE, create, ids, insert, keys, open_store, read, utc
 
@@ -183,6 +184,30 @@ def test_shards_share_a_window_by_the_bytes_of_the_aggregate(
         assert sorted(found) == sorted(
             id for id in written if zlib.crc32(id.encode()) % partitions % 3 == number
         )
+
+
+def test_a_long_window_of_a_shard_is_read_in_portions_of_all_shards_rows(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(create(database))
+    # one aggregate has nearly all rows, seven of them at one moment; shard 1 has two
+    mine, other = (next(x for x in "abcdefgh" if zlib.crc32(x.encode()) % 2 == n) for n in (1, 0))
+    rows = [(other, n, f"2026-03-01 12:01:{max(n, 7):02d}") for n in range(1, 40)]
+    insert(database, [(mine, 1, "2026-03-01 12:00:30"), *rows, (mine, 2, "2026-03-01 12:01:40")])
+    asked: list[str] = []
+    window = statements.window
+    monkeypatch.setattr(
+        statements, "window", lambda *values: asked.append(window(*values)) or asked[-1]
+    )
+    monkeypatch.setattr(events, "_PORTION_ROWS", 5)
+    upto = NOON + 120 * SECOND
+    assert keys(read(store, NOON, upto, Shard(1, 2, 2))) == [(mine, 1), (mine, 2)]
+    assert len(asked) == 8
+    assert keys(read(store, NOON, upto, Shard(0, 2, 2))) == [(x, n) for x, n, _ in rows]
+    asked.clear()
+    assert len(read(store, NOON, upto)) == 41
+    assert len(read(store, NOON + 100 * SECOND - 1, NOON + 101 * SECOND, Shard(1, 2, 2))) == 1
+    assert len(asked) == 2  # of all shards, and of a short window
 
 
 @both
