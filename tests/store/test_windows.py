@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -195,10 +196,13 @@ def test_a_long_window_of_a_shard_is_read_in_portions_of_all_shards_rows(
     rows = [(other, n, f"2026-03-01 12:01:{max(n, 7):02d}") for n in range(1, 40)]
     insert(database, [(mine, 1, "2026-03-01 12:00:30"), *rows, (mine, 2, "2026-03-01 12:01:40")])
     asked: list[str] = []
-    window = statements.window
-    monkeypatch.setattr(
-        statements, "window", lambda *values: asked.append(window(*values)) or asked[-1]
-    )
+
+    def window(*values: Any) -> str:
+        asked.append(made(*values))
+        return asked[-1]
+
+    made = statements.window
+    monkeypatch.setattr(statements, "window", window)
     monkeypatch.setattr(events, "_PORTION_ROWS", 5)
     upto = NOON + 120 * SECOND
     assert keys(read(store, NOON, upto, Shard(1, 2, 2))) == [(mine, 1), (mine, 2)]
