@@ -8,37 +8,62 @@ line of defence: messages should not contain secrets in the first place.
 from __future__ import annotations
 
 import re
+import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 MASK = "***"
 
-_secrets: set[str] = set()
-_pattern: re.Pattern[str] | None = None
+_lock = threading.Lock()
+_lasting: set[str] = set()
+_passing: deque[str] = deque(maxlen=32)
+_forms: list[str] | None = None
+"""As of `_as_written`; None: to be made anew."""
 
 
-def remember(secret: str) -> None:
-    """From now on `mask` hides this text, also where it is quoted for a URL or escaped by repr."""
-    global _pattern  # noqa: PLW0603 - one process has one set of secrets
-    if not secret:
-        return
-    forms = {secret, quote(secret, safe=""), quote_plus(secret), unquote(secret)}
-    forms |= {repr(form)[1:-1] for form in forms}
-    _secrets.update(forms)
-    # a secret of one to three letters is hidden as a word only: it would be found everywhere
-    _pattern = re.compile(
-        "|".join(
-            re.escape(s) if len(s) > 3 else rf"(?<!\w){re.escape(s)}(?!\w)"
-            for s in sorted(_secrets, key=len, reverse=True)
-        )
-    )
+def remember(secret: str, *, passing: bool = False) -> None:
+    """From now on `mask` hides this text, also where it is quoted for a URL or escaped by repr.
+
+    Args:
+        passing: it is one of many that follow one another, as tokens do: the last 32 are kept.
+    """
+    global _forms  # noqa: PLW0603 - one process has one set of secrets
+    with _lock:
+        if not secret or secret in _lasting or secret in _passing:
+            return
+        if passing:
+            _passing.append(secret)
+        else:
+            _lasting.add(secret)
+        _forms = None
 
 
 def mask(text: str) -> str:
     """The text with every remembered secret, and every password inside a URL, hidden."""
     text = mask_url(text)
-    return _pattern.sub(MASK, text) if _pattern else text
+    for form in _as_written():
+        if len(form) > 3:
+            text = text.replace(form, MASK)
+        elif form in text:  # as a word only: it would be found everywhere
+            text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", MASK, text)
+    return text
+
+
+def _as_written() -> list[str]:
+    """The secrets, and how they look in a URL and in what repr prints, longest first."""
+    global _forms  # noqa: PLW0603
+    with _lock:
+        if _forms is None:
+            secrets = {*_lasting, *_passing}
+            forms = {how(s) for s in secrets for how in (str, _quoted, quote_plus, unquote)}
+            _forms = sorted(forms | {repr(form)[1:-1] for form in forms}, key=len, reverse=True)
+        return _forms
+
+
+def _quoted(secret: str) -> str:
+    return quote(secret, safe="")
 
 
 def mask_url(text: str) -> str:
@@ -59,6 +84,7 @@ def mask_all(value: Any) -> Any:
 
 def forget_all() -> None:
     """Forget every secret; for tests."""
-    global _pattern  # noqa: PLW0603
-    _secrets.clear()
-    _pattern = None
+    global _forms  # noqa: PLW0603
+    _lasting.clear()
+    _passing.clear()
+    _forms = None

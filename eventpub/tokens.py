@@ -54,7 +54,7 @@ class TokenProvider:
     def _call(self, properties: str) -> tuple[Any, ...]:
         try:
             token, expires, *more = self._function(properties)
-            masking.remember(token)
+            masking.remember(token, passing=True)
             answer = (token, float(expires), *more)
         except Exception as error:
             text = masking.mask(str(error))

@@ -268,8 +268,16 @@ class Recount:
             if now < last and in_turn:
                 heapq.heappush(self._due, (min(end + age, last), bucket))
 
+    def clock_went_back(self, now: int) -> None:
+        """Count everything again, and what the clock had passed when it comes to that again."""
+        here = bucket_of(now) + 1
+        self._next = min(self._next, here)
+        self._waiting = deque(bucket for bucket in self._waiting if bucket < here)
+        self._due = [(at, bucket) for at, bucket in self._due if bucket < here]
+        self.everything(now)
+
     def everything(self, now: int) -> None:
-        """Count every bucket of the horizon again, now: the clock was set, or it is the end."""
+        """Count every bucket of the horizon again, now: it may have changed, or it is the end."""
         self._counted_at = {}
         if not self._horizon:
             return

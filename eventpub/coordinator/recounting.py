@@ -94,7 +94,7 @@ class Recounting:
         self._last_time = now
         if step <= _CLOCK_STEP:
             return 0.0
-        self._recount.everything(now)
+        self._recount.clock_went_back(now)
         return step / 1e6
 
     # -- counting ---------------------------------------------------------------------------------

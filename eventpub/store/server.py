@@ -3,7 +3,7 @@
 A replica must not be read: its clock goes on while what it applies stands still, so that rows turn
 up behind the reader, however late. Nor must a primary that was demoted behind the same address. So
 every new connection and every poll asks whether the server is writable, and who it is; of a server
-that was not met before, also whether it replicates from another one.
+that was not met within the last minute, also whether it replicates from another one.
 
 Where several servers take writes (Galera, a group with several primaries, two that replicate each
 other) each is a replica of the others: their rows come late, and their open transactions do not
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import monotonic
 
 import pymysql.err
 
@@ -158,8 +159,11 @@ def cluster_of(variables: Mapping[str, str]) -> str | None:
     return None
 
 
-_primaries: set[tuple[str, str]] = set()
-"""Servers that were found to be none's replica, by place and identity."""
+_primaries: dict[tuple[str, str], float] = {}
+"""When servers were found to be none's replica, by place and identity."""
+
+_EXAMINED_EVERY = 60.0
+"""Seconds after which a server is asked again: a primary that was demoted may still take writes."""
 
 
 def require_primary(config: Store, connection: Connection) -> str:
@@ -183,11 +187,12 @@ def require_same_role(
         return
     met = (display_name(config), identity)
     if is_read_only(*flags):
-        _primaries.discard(met)
+        _primaries.pop(met, None)
         Server(identity, True, None, False).require_primary(config, retriable=True)
-    elif met not in _primaries:
+    elif monotonic() - _primaries.get(met, float("-inf")) > _EXAMINED_EVERY:
+        _primaries.pop(met, None)
         examine(config, connection).require_primary(config, retriable=True)
-        _primaries.add(met)
+        _primaries[met] = monotonic()
 
 
 def _source(connection: Connection) -> tuple[str | None, bool]:

@@ -12,6 +12,7 @@ from eventpub.config import Store
 from eventpub.errors import StoreError
 from eventpub.local import Database, mariadb, mysql
 from eventpub.store import EventStore
+from eventpub.store import server as roles
 from eventpub.store.checking import checks
 from eventpub.store.connection import connect_for_reading
 from eventpub.store.server import Server, cluster_of, examine, require_primary
@@ -115,6 +116,33 @@ def test_of_two_that_replicate_each_other_the_one_that_takes_all_writes_may_be_r
             assert "store.takes_all_writes" in str(raised.value.suggestion)
     finally:
         execute(active, "STOP SLAVE", "RESET SLAVE ALL")
+
+
+def test_a_primary_that_becomes_a_replica_and_still_takes_writes_is_noticed_within_a_minute(
+    pair: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only `read_only` was asked again, so it was read as a primary until the process ended."""
+    primary, other = pair
+    config = Store(url=primary.url())
+    connection = connect_for_reading(config)
+    clock = 1000.0
+    monkeypatch.setattr(roles, "monotonic", lambda: clock)
+    require_primary(config, connection)
+    execute(
+        primary,
+        f"CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {other.port},"
+        " MASTER_USER = 'root', MASTER_SSL = 0, MASTER_SSL_VERIFY_SERVER_CERT = 0",
+    )
+    try:
+        clock += 61
+        for _ in range(2):
+            with pytest.raises(StoreError) as raised:
+                require_primary(config, connection)
+            assert (raised.value.code, raised.value.retriable) == ("store.replica", True)
+    finally:
+        execute(primary, "RESET SLAVE ALL")
+    require_primary(config, connection)
+    connection.close()
 
 
 GALERA = {"wsrep_on": "ON", "wsrep_provider": "/usr/lib/libgalera_smm.so"}
