@@ -402,6 +402,11 @@ class Gaps(_Section):
         True, description="look missing versions up by key; false loses events, for the bench only"
     )
 
+    @property
+    def longest_wait(self) -> int:
+        """Between two attempts, µs."""
+        return self.backoff_base << (self.max_backoff - 1)
+
 
 class Recount(_Section):
     """`[recount]`"""

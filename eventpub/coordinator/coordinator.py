@@ -68,7 +68,8 @@ class Coordinator:
         self._failures = Failures(config)
         self._ending = Ending(shards, self._failures, progress, begin.until, do)
         self._leases = Leases(shards, begin.run, self._ending, do)
-        self._windows = Windows(shards, durable, config.gaps.policy != "hold_shard", do)
+        gaps = config.gaps
+        self._windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
         odd = OddRows(
             NewestRows(horizon, begin.start, begin.newest),
             is_fatal=config.recount.rows_in_past == "stop",

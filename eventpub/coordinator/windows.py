@@ -67,6 +67,7 @@ class Windows:
         shards: of the publisher.
         durable: has the position behind which windows begin.
         with_rows: whether the rows of full pages are read for the shards.
+        longest_wait: of a hold between two attempts, µs.
         do: takes commands.
 
     Attributes:
@@ -76,14 +77,20 @@ class Windows:
     """
 
     def __init__(
-        self, shards: Sequence[Shard], durable: DurableState, with_rows: bool, do: Do
+        self,
+        shards: Sequence[Shard],
+        durable: DurableState,
+        with_rows: bool,
+        longest_wait: int,
+        do: Do,
     ) -> None:
         self._shards = shards
         self._durable = durable
         self._with_rows = with_rows
+        self._longest_wait = longest_wait
         self._do = do
         self.planned = durable.position
-        self._boundary = 0
+        self._boundary = self._time = 0
         self._began_at: float | None = None
         self.polling = Polling()
         self.last: Window | None = None
@@ -103,7 +110,7 @@ class Windows:
         if not live or is_early or any(shard.is_full(now) for shard in live):
             polling.waits_for_time = False
             return
-        dues = [due for shard in live if (due := shard.next_due()) is not None]
+        dues = [due for shard in live if (due := self._next_due(shard)) is not None]
         next_due, hidden_since = min(dues, default=None), self._durable.hidden()
         anew = polling.begin()
         self._do(Poll(self.planned, next_due, self._with_rows, anew, hidden_since))
@@ -116,7 +123,7 @@ class Windows:
         """
         result = event.result
         self.polling.done(result.pause, now)
-        self._boundary = result.upper
+        self._boundary, self._time = result.upper, result.now
         window = Window(
             0,
             self.planned if result.end is None else max(result.end, self.planned),
@@ -167,10 +174,16 @@ class Windows:
     def _send_for_holds(self, window: Window, result: PollResult, now: float) -> None:
         """A window without rows for the shards whose holds are due."""
         for shard in self._shards:
-            due = shard.next_due()
+            due = self._next_due(shard)
             if due is not None and due <= result.now:
                 shard.due_sent_for = shard.report
                 shard.send(window, now)
+
+    def _next_due(self, shard: Shard) -> int | None:
+        """When a hold is due; now where the database's clock was set back since it was seen."""
+        due = shard.next_due()
+        is_wrong = due is not None and due > self._time + self._longest_wait
+        return self._time if is_wrong else due
 
     # -- how far it is ----------------------------------------------------------------------------
 

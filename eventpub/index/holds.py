@@ -97,6 +97,10 @@ class Holds(Mapping[str, Hold]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
+    def due_after(self, latest: int) -> list[Hold]:
+        """Those whose next attempt is later than that, µs."""
+        return [self[a] for a, (at, _) in self._times() if at > latest]
+
     def oldest(self) -> int | None:
         """The smallest `create_time` among the events held, µs; None: nothing is held."""
         if self._since is None or len(self._since) > 2 * len(self._packed) + 1000:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -473,6 +474,20 @@ class Index(Facts):
             self._put_rewritten(batch, rewritten)
             facts["rewrites"] = True
         self._write(batch, facts)
+
+    def see_holds_anew(self, latest: int, now: int) -> None:
+        """Holds that are due later than that were seen by a wrong clock: they are as if seen now.
+
+        Args:
+            latest, now: µs.
+        """
+        wrong = self.holds.due_after(latest)
+        if wrong:
+            batch = new_batch()
+            for hold in wrong:
+                anew = replace(hold, first_seen=now, attempts=0, next_attempt=now)
+                self._put_holds(batch, {hold.aggregate_id: anew})
+            self._write(batch, {})
 
     def _put_holds(self, batch: Any, holds: Mapping[str, Hold | None]) -> None:
         for aggregate_id, hold in holds.items():

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,28 +53,37 @@ class Snapshots:
         partitions: of the topic; an index of another number is of no use as it is.
         shards: how many there are.
         shard: the number of this one.
-
-    Raises:
-        StateError: state.snapshots_unreachable: the place is not one.
     """
 
     def __init__(self, place: str, app_id: str, partitions: int, shards: int, shard: int) -> None:
-        self._where = f"state.snapshots = {place}"
+        self._place = place
+        self._of = f"{app_id}/{partitions}-partitions/{shards}-shards/{shard}"
+
+    @cached_property
+    def _found(self) -> tuple[pafs.FileSystem, str]:
+        """What leads to the place, and where in it; to find out may ask the network."""
         try:
-            if "://" in place:
-                self._files, root = pafs.FileSystem.from_uri(place)
+            if "://" in self._place:
+                files, root = pafs.FileSystem.from_uri(self._place)
             else:
-                self._files, root = pafs.LocalFileSystem(), str(Path(place).absolute())
+                files, root = pafs.LocalFileSystem(), str(Path(self._place).absolute())
         except (OSError, ValueError) as error:
             raise self._unreachable(error) from error
-        of = f"{app_id}/{partitions}-partitions/{shards}-shards/{shard}"
-        self._root = f"{root.rstrip('/')}/{of}"
+        return files, f"{root.rstrip('/')}/{self._of}"
+
+    @property
+    def _files(self) -> pafs.FileSystem:
+        return self._found[0]
+
+    @property
+    def _root(self) -> str:
+        return self._found[1]
 
     def _unreachable(self, error: Exception) -> StateError:
         return StateError(
             "state.snapshots_unreachable",
             f"copies of the index cannot be kept or found: {error}",
-            where=self._where,
+            where=f"state.snapshots = {self._place}",
             suggestion="set it to a folder, or to s3://…, gs://… or hdfs://… that each executor"
             " may read and write",
             retriable=True,

@@ -19,6 +19,9 @@ from eventpub.shard.pace import Pace
 from eventpub.sink import ShardSink
 from eventpub.store import EventStore
 
+_CLOCK_STEP = 1_000_000
+"""µs by which the database's clock may go back without a word."""
+
 _COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
 
@@ -98,6 +101,17 @@ class ShardContext:
         self.report.replaced += 1
         self.sink.close()
         self.sink = self._new_sink()
+
+    def look_at_clock(self) -> int:
+        """The database's time, µs; also `now` from then on.
+
+        Holds are measured by it: where it went back since they were seen, they begin anew.
+        """
+        before, self.now = self.now, self.lookup.now()
+        if not before or self.now < before - _CLOCK_STEP:
+            latest = self.now + self.assignment.config.gaps.longest_wait + _CLOCK_STEP
+            self.index.see_holds_anew(latest, self.now)
+        return self.now
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:

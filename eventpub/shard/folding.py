@@ -57,7 +57,7 @@ class Fold:
                 self._begin_index()
                 self._reads_all = index.reads_everywhere and not index.offsets
             self._check_topics()
-            context.now = context.lookup.now()
+            context.look_at_clock()
             index.keep_times(context.assignment.layout.read_as, context.now)
             jumps = Jumps(index.known) if index.undecided is None else None
             self._read(jumps)

@@ -8,7 +8,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import structlog
 
 from eventpub.admission import Shard
 from eventpub.channel import Folding, Lease, Report
@@ -19,6 +22,13 @@ from eventpub.shard.assignment import Assignment
 
 _SAID_EVERY = 1.0
 """Seconds after which a runner that fetches says that it is alive."""
+
+_LOOKS_FOR = 10.0
+"""Seconds for which the place of the copies may be away; then the whole topic is read instead."""
+
+_LOOKS_AGAIN_AFTER = 1.0
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 def require_going_on(link: Link) -> None:
@@ -54,7 +64,7 @@ class IndexCopies:
         Called before the index is opened; copies of it are kept from then on.
 
         Raises:
-            StateError: run.stopping, state.snapshots_unreachable
+            StateError: run.stopping
         """
         state, app = self._assignment.config.state, self._assignment.config.app
         if not state.snapshots:
@@ -64,9 +74,27 @@ class IndexCopies:
         supersedes_others = lease.former_shards is not None or bool(lease.former_indexes)
         found = None
         if takes_copy and not supersedes_others and not folder.exists():
-            found = snapshots.get(folder, self._fetches)
+            found = self._get(snapshots, folder)
         self._copying = Copying(snapshots, state.snapshot_every / 1e6)
         return found
+
+    def _get(self, snapshots: Snapshots, folder: Path) -> str | None:
+        until = time.monotonic() + _LOOKS_FOR
+        while True:
+            try:
+                return snapshots.get(folder, self._fetches)
+            except StateError as error:
+                if error.code == "run.stopping":
+                    raise
+                if time.monotonic() > until:
+                    log.warning(
+                        "no copy of the index is found; the topic is read from its beginning",
+                        shard=self._shard.number,
+                        error=str(error),
+                    )
+                    return None
+            time.sleep(_LOOKS_AGAIN_AFTER)
+            self._fetches()
 
     def _fetches(self) -> None:
         require_going_on(self._link)

@@ -125,7 +125,7 @@ class Publishing:
         skip_now: Sequence[str],
     ) -> bool:
         context = self._context
-        context.now = now = context.lookup.now()
+        now = context.look_at_clock()
         waiting, due_now = self._still_missing(now, due) if due else ({}, [])
         with context.timed("index"):
             ids: list[Any] = rows.column("aggregate_id").unique().to_pylist()

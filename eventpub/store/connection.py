@@ -198,16 +198,19 @@ def connect_for_reading(config: Store) -> Connection:
     """A connection whose session is READ COMMITTED, read only, in UTC, and may take its time.
 
     `net_write_timeout` bounds how long the server waits for us while we stream: a consumer that is
-    waiting for its broker must not lose the rest of its window.
+    waiting for its broker must not lose the rest of its window. `lock_wait_timeout`, for how long a
+    statement waits for one that alters the table: it is over before we give the connection up, or
+    each one that was given up would take one of the server's connections until it is its turn.
     """
     connection = connect(config)
+    patience = max(1, int(0.8 * connection._read_timeout))  # type: ignore[attr-defined]
     unlimited = "max_statement_time" if is_mariadb(connection) else "max_execution_time"
     with mapped(display_name(config)):
         run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
         run(
             connection,
             "SET time_zone = '+00:00', sql_mode = '', net_write_timeout = 600, sql_big_selects = 1,"
-            f" sql_select_limit = {_NO_LIMIT}, {unlimited} = 0",
+            f" sql_select_limit = {_NO_LIMIT}, {unlimited} = 0, lock_wait_timeout = {patience}",
         )
     return connection
 

@@ -180,11 +180,27 @@ class TestHolds:
 
     def test_one_that_is_not_due_yet_is_left_alone(self) -> None:
         life, (holder, _) = streaming()
-        later = life.database + at(100)
+        later = life.database + at(20)
         life.reports(holder, done=1, position=at(2_000), holds=1, next_due=later)
         for _ in range(5):
             life.polled(is_due=True)  # another's, say
         assert len(holder.windows) == 1
+
+    def test_one_that_was_seen_before_the_clock_went_back_is_looked_at_at_once(self) -> None:
+        """It is due at a time that comes in an hour, longer than any hold waits."""
+        life, (holder, other) = streaming()
+        due = life.database + at(20)
+        life.reports(holder, done=1, position=at(2_000), holds=1, next_due=due)
+        life.polled(now=life.database - at(3_600))
+        life.polled()
+        assert (next_due := life.all(e.Poll)[-1].next_due) is not None
+        assert next_due <= life.database
+        life.polled(is_due=True)
+        assert (len(holder.windows), len(other.windows)) == (2, 1)
+        life.reports_done(holder, holds=1, next_due=life.database + at(1))
+        for _ in range(2):
+            life.polled(is_due=True)
+        assert len(holder.windows) == 2, "the shard has seen it anew"
 
     def test_what_begins_after_a_poll_may_fill_a_gap_that_is_seen_later(self) -> None:
         """The window may be used much later; a skip needs a poll that is newer than the hold."""

@@ -231,6 +231,22 @@ def test_a9_very_many_holds_are_opened_fast_and_asked_for_in_their_order(tmp_pat
         assert index.holds["a-1"] == later["a-1"]
 
 
+def test_holds_of_a_clock_that_was_ahead_are_as_if_seen_now(tmp_path: Path) -> None:
+    holds = {a: replace(HOLD, aggregate_id=a, attempts=5, next_attempt=n) for a, n in NEXT.items()}
+    with Index(tmp_path, IDENTITY) as index:
+        index.begin(None)
+        index.record(decided(holds=holds), {}, 1)
+        index.see_holds_anew(100, 60)
+        assert index.holds.next_due() == 60
+    with Index(tmp_path, IDENTITY) as index:
+        assert index.holds.due(100) == ["wrong", "right"]
+        wrong = replace(holds["wrong"], first_seen=60, attempts=0, next_attempt=60)
+        assert index.holds == {"right": holds["right"], "wrong": wrong}
+
+
+NEXT = {"right": 100, "wrong": 101}
+
+
 def test_a_hold_that_an_earlier_version_wrote_as_json_is_read(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)

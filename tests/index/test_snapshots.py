@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.fs as pafs
 import pytest
 
 from eventpub.admission import Shard
@@ -19,7 +20,7 @@ from eventpub.channel.lane import Link
 from eventpub.config import Sink
 from eventpub.errors import EventpubError, StateError
 from eventpub.index import Copying, Index, Snapshots, folder_for
-from eventpub.shard import folding, runner
+from eventpub.shard import folding, own_index, runner
 from eventpub.shard.own_index import IndexCopies, open_index
 from eventpub.state import StateDir
 
@@ -40,16 +41,46 @@ def put(context: Path, text: str = "of an index") -> str:
     return name
 
 
-def fetches(root: Path, *, takes_copy: bool = True, **lease: Any) -> str | None:
+def fetches(
+    root: Path, *, takes_copy: bool = True, copies: str | None = None, **lease: Any
+) -> str | None:
     """Which copy a shard's runner takes that has no index."""
     config = SimpleNamespace(
-        state=SimpleNamespace(snapshots=str(root / "copies"), snapshot_every=1_000_000),
+        state=SimpleNamespace(snapshots=copies or str(root / "copies"), snapshot_every=1_000_000),
         app=SimpleNamespace(id="orders"),
     )
     assignment: Any = SimpleNamespace(config=config, index=lambda _: root / "index" / "0")
     link: Any = SimpleNamespace(is_stopping=False, send=lambda _: None)
-    copies = IndexCopies(assignment, SHARD, link)
-    return copies.find(Lease(1, low=0, position=0, **lease), takes_copy=takes_copy)
+    found = IndexCopies(assignment, SHARD, link)
+    return found.find(Lease(1, low=0, position=0, **lease), takes_copy=takes_copy)
+
+
+@pytest.mark.parametrize("place", ["from_uri", "get_file_info"])
+def test_a_place_that_is_away_keeps_nobody_from_publishing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """To make out the region of a bucket is a request, too."""
+    tried: list[str] = []
+
+    def away(*_: Any) -> Any:
+        tried.append(place)
+        raise OSError("no route to host")
+
+    copies = f"file://{tmp_path / 'copies'}"
+    files = SimpleNamespace(get_file_info=away)
+    made = away if place == "from_uri" else lambda uri: (files, uri)
+    arrow = SimpleNamespace(
+        FileSystem=SimpleNamespace(from_uri=made), FileSelector=pafs.FileSelector
+    )
+    monkeypatch.setattr("eventpub.index.snapshots.pafs", arrow)
+    monkeypatch.setattr(own_index, "_LOOKS_FOR", 0.05)
+    monkeypatch.setattr(own_index, "_LOOKS_AGAIN_AFTER", 0.04)
+    assert fetches(tmp_path, copies=copies) is None
+    assert len(tried) == 3
+    tried.clear()
+    (tmp_path / "index" / "0").mkdir(parents=True)
+    assert fetches(tmp_path, copies=copies) is None
+    assert not tried, "who has an index asks nobody"
 
 
 def test_a_copy_of_another_number_of_partitions_or_shards_is_none(tmp_path: Path) -> None:

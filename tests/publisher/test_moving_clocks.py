@@ -21,7 +21,14 @@ import pytest
 from eventpub.local import mysql
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, compare, create_table, insert
+from tests.publisher.harness import (
+    Publisher,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
 
 SHIM = r"""
 #define _GNU_SOURCE
@@ -166,6 +173,30 @@ def test_b6_the_databases_clock_steps_back_by_30_seconds(
     commit(database, "goes-on", 3)
     publisher.until_published("goes-on", [1, 2, 3])
     publisher.until_published("alone", [1], timeout=90)
+    assert publisher.stop() == 143
+    differences = compare(database, publisher.topic)
+    assert not differences, differences
+
+
+def test_b6_what_is_held_when_the_clock_is_set_back_does_not_wait_until_it_is_there_again(
+    running: tuple[FreshDatabase, Clock, Publisher],
+) -> None:
+    """A hold is tried again at a time of a clock that was an hour ahead."""
+    database, clock, publisher = running
+    create_table(database)
+    publisher.start()
+    commit(database, "a", 1)
+    publisher.until_published("a", [1])
+    clock.step(3600)
+    with transaction(database) as late:
+        insert(late, "held", 1)
+        commit(database, "held", 2)
+        commit(database, "a", 2)
+        publisher.until_published("a", [1, 2])
+        eventually(lambda: publisher.command("gaps", "list").returncode == 1, 30)  # one is open
+        clock.step(-3600)
+        late.connection.commit()
+    publisher.until_published("held", [1, 2], timeout=40)
     assert publisher.stop() == 143
     differences = compare(database, publisher.topic)
     assert not differences, differences

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -242,6 +243,33 @@ def test_a_server_that_hangs_is_noticed(berlin_server: Database) -> None:
                 raise
     store.close()
     FreshDatabase(berlin_server, "hanging").execute("DROP DATABASE hanging")
+
+
+@both
+def test_what_waits_for_the_table_to_be_altered_does_not_pile_up_at_the_server(
+    database: FreshDatabase,
+) -> None:
+    """Each statement that was given up waited on, with a connection of the server's: for a year."""
+    create(database)
+    patient = open_store(Store(url=f"{database.url}?read_timeout=3"))
+    with (
+        database.connect(autocommit=False) as reading,
+        database.connect() as altering,
+        ThreadPoolExecutor() as beside,
+        reading.cursor() as cursor,
+    ):
+        cursor.execute("SELECT COUNT(*) FROM events")
+        altered = beside.submit(altering.cursor().execute, "ALTER TABLE events COMMENT = 'new'")
+        time.sleep(0.5)
+        for _ in range(2):
+            with pytest.raises(StoreError) as raised:
+                patient.poll(0, 0, 10)
+            assert (raised.value.code, raised.value.retriable) == ("store.timeout", True)
+        waiting = [row[7] for row in database.execute("SHOW FULL PROCESSLIST") if row[7]]
+        assert [sql for sql in waiting if "events" in sql] == ["ALTER TABLE events COMMENT = 'new'"]
+        reading.rollback()
+        altered.result(20)
+        assert not patient.poll(0, 0, 10).has_rows
 
 
 def test_the_options_of_tls_reach_the_connection(database: FreshDatabase) -> None:
