@@ -78,15 +78,15 @@ class Database:
         size = self._since_mark + batch.size_in_bytes()
         is_marked = not self._marks or size >= _MARKED_EVERY
         if is_marked:
-            for key in self._old_marks:
-                batch.delete(key)
-            batch.put(b"g" + NUMBER.pack(self._marks), self._session)
+            if self._old_marks:
+                batch.delete_range(_mark(0), _mark(self._old_marks))
+            batch.put(_mark(self._marks), self._session)
         try:
             self._db.write(batch)
         except Exception as error:
             raise mapped(error, self.directory) from error
         if is_marked:
-            self._old_marks = []
+            self._old_marks = 0
         self._marks += is_marked
         self._since_mark = 0 if is_marked else size
 
@@ -129,17 +129,23 @@ def items_of(
         raise mapped(error, directory) from error
 
 
-def checked_marks(db: Any, directory: Path) -> list[bytes]:
-    """The keys of the marks.
+def checked_marks(db: Any, directory: Path) -> int:
+    """How many marks there are: one for each MiB that a runner has written while it had the shard.
 
     Raises:
         StateError: index.corrupt: some are missing, and what was written between them.
     """
-    marks = list(items_of(db, b"g", directory))
-    numbers = [NUMBER.unpack(key[1:])[0] for key, _ in marks]
-    if numbers != list(range(len(marks))) or len({session for _, session in marks}) > 1:
-        raise _corrupt("a part of what was written is missing", directory)
-    return [key for key, _ in marks]
+    count, first = 0, None
+    for key, session in items_of(db, b"g", directory):
+        first = first or session
+        if key != _mark(count) or session != first:
+            raise _corrupt("a part of what was written is missing", directory)
+        count += 1
+    return count
+
+
+def _mark(number: int) -> bytes:
+    return b"g" + NUMBER.pack(number)
 
 
 def set_aside(directory: Path) -> Path:
