@@ -27,6 +27,7 @@ from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.database_changes import DatabaseChanges
+from eventpub.coordinator.durable_state import DurableState, StartState
 from eventpub.coordinator.ending import Ending
 from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.leases import Leases
@@ -37,7 +38,6 @@ from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.report_log import ReportLog
 from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import Shard, positions
-from eventpub.coordinator.standing import DurableState, StartState
 from eventpub.coordinator.windows import Windows
 from eventpub.errors import EventpubError
 
