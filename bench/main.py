@@ -28,8 +28,8 @@ class Plan:
     Attributes:
         scale: of events and seconds; 1 is what the documentation shows.
         quick: all of it as small as it makes sense, in about two minutes.
-        rates: events per second of `article` and `latency`; None: theirs.
-        rounds: of `drain` (runs of each) and `restart` (kills).
+        rates: events per second of `article`, `latency` and `large`; None: theirs.
+        rounds: of `drain` and `growth` (runs of each) and `restart` (kills).
         debezium: run it beside the drain; not in the quick run.
         sizes, aggregates, shards, pages: of `growth`; None: as in the documentation.
     """

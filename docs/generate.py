@@ -58,6 +58,9 @@ are wrong at once). `…` stands for what differs from case to case. After one t
 `run` waits and tries again by itself once it is publishing; at its start it stops. Where the table
 says *some*, it depends on the cause; `retriable` tells.
 
+Reasons of dead letters (`admission.…`) are in [operations](operations.md#dead-letters).
+`admission.version_conflict` has nothing to do with `store.version_conflict`, which `append` raises.
+
 | exit status | means |
 |---|---|
 | 0 | done |

@@ -1,4 +1,5 @@
-"""eventpub publishes a MySQL event store to Kafka: complete, exactly once, in order per aggregate.
+"""eventpub publishes the event table of MySQL or MariaDB to Kafka: complete, exactly once, in order
+per aggregate.
 
 For programs that append events: `append`, `NewEvent`, `VersionConflict`. They are loaded when they
 are first used, so that ``import eventpub`` costs nothing.

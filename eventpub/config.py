@@ -388,10 +388,15 @@ class Gaps(_Section):
         " order across the shard's aggregates)",
     )
     max_backoff: int = Field(
-        8, ge=1, le=30, description="attempts to find a missing version before it is skipped"
+        8,
+        ge=1,
+        le=30,
+        description="number of attempts (not a time) before a missing version is skipped; 8 with"
+        " backoff_base = '250ms' take 63.75 s",
     )
     backoff_base: Micros = Field(
-        250_000, description="wait before the first retry; doubles each time"
+        250_000,
+        description="wait before the first attempt after the gap was seen; doubles each time",
     )
     late: Literal["publish", "divert", "drop"] = Field(
         "publish",
@@ -414,14 +419,15 @@ class Recount(_Section):
     horizon: Micros = Field(
         300_000_000,
         le=86_400_000_000,
-        description="age up to which the rows of each second are counted again, to find events that"
-        " committed late and that no later version points to; 0 = off",
+        description="age up to which the rows of each bucket (one second of create_time) are"
+        " counted again, to find events that committed late and that no later version points to;"
+        " 0 = off",
     )
     rows_in_past: Literal["stop", "count"] = Field(
         "stop",
         description="what to do when rows keep being inserted with a create_time older than"
         " recount.horizon, because of another time zone or an import of old rows: 'stop' with the"
-        " error store.rows_in_past, or 'count' their seconds again, which publishes them when they"
+        " error store.rows_in_past, or 'count' their buckets again, which publishes them when they"
         " are seen",
     )
 
@@ -542,12 +548,12 @@ class Spark(_Section):
         ge=1,
         le=1024,
         description="parts into which the aggregates are split, published in parallel; at most the"
-        " topic's partitions",
+        " topic's partitions (also with master = 'none')",
     )
     trigger: Annotated[Micros, Field(ge=10_000)] = Field(
         100_000,
         description="while events come, the database is polled twice in this time; a longer time"
-        " makes fewer and larger transactions",
+        " makes fewer and larger transactions (also with master = 'none')",
     )
     properties: Properties = Field(
         default_factory=dict, repr=False, description="properties of Spark"

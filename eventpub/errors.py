@@ -2,7 +2,7 @@
 
     EventpubError
     ├── ConfigError      wrong use or configuration               exit status 2
-    ├── StoreError       the event store (MySQL, MariaDB)         exit status 3
+    ├── StoreError       the store (MySQL, MariaDB)               exit status 3
     ├── SinkError        the broker and its topics                exit status 3
     ├── StateError       the state directory: index, position     exit status 3
     ├── LocalError       servers that eventpub starts itself      exit status 3
@@ -85,7 +85,7 @@ class ConfigError(EventpubError):
 
 
 class StoreError(EventpubError):
-    """The event store cannot be reached, refused us, or is not set up."""
+    """The store cannot be reached, refused us, or is not set up."""
 
 
 class SinkError(EventpubError):

@@ -118,7 +118,7 @@ def parts() -> str:
     p.frame(190, 16, 560, 204, "the publisher's process")
     p.box(20, 80, 110, 90, "MySQL", "boundary, pages,", "open transactions")
     p.box(210, 60, 150, 60, "boundary worker", "Poll → Polled")
-    p.box(210, 140, 150, 60, "watch worker", "Count, Sample, …")
+    p.box(210, 140, 150, 60, "checks worker", "Count, Sample, …")
     p.box(470, 60, 260, 140, "coordinator", "pure state machine, one loop:",
           "events in, commands out", "windows, leases, recount,",
           "requests, what must last", kind="strong")  # fmt: skip
@@ -223,7 +223,7 @@ def gap() -> str:
     )
     p.arrow((470, 343), (700, 343))
     p.text(585, 334, "the recount, or a window", "small dim")
-    p.text(20, 410, "What waits above a hole is not stored: it is read again, by key, in its turn.",
+    p.text(20, 410, "What waits above a gap is not stored: it is read again, by key, in its turn.",
            "small dim", "start")  # fmt: skip
     return p.svg()
 
@@ -255,7 +255,7 @@ def fold() -> str:
             "aborts what it left open",
         ),
         (
-            "2. ask for the lease",
+            "2. confirm the lease",
             "the coordinator says",
             "whether it is still ours",
             "(run.superseded if not)",

@@ -1,9 +1,9 @@
-"""Time buckets: rows are counted, and counted again, by the second in which they were created."""
+"""Buckets, seconds of `create_time`: rows are counted, and counted again, by bucket."""
 
 from __future__ import annotations
 
 WIDTH = 1_000_000
-"""µs of a time bucket: bucket b has the rows of ``b * WIDTH < create_time <= (b + 1) * WIDTH``."""
+"""µs of a bucket: bucket b has the rows of ``b * WIDTH < create_time <= (b + 1) * WIDTH``."""
 
 KEPT = 86_400
 """Buckets, at most, whose numbers of rows are kept below the horizon: a day. What is older and is

@@ -22,7 +22,7 @@ _FIELDS: list[pa.Field[Any]] = [
 ]
 
 EVENTS: pa.Schema = pa.schema(_FIELDS)
-"""Rows of the event store on their way: `metadata` is JSON text, `create_time` UTC microseconds."""
+"""Rows of the event table on their way: `metadata` is JSON text, `create_time` UTC microseconds."""
 
 
 @dataclass(frozen=True)

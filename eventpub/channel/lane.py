@@ -28,7 +28,7 @@ class Lane(ABC):
 
     @abstractmethod
     def send(self, message: Lease | Work) -> None:
-        """Have it delivered, behind what was sent before; lost with the connection."""
+        """Have it delivered, after what was sent before; lost with the connection."""
 
     @abstractmethod
     def close(self) -> None:

@@ -34,7 +34,8 @@ class Lease:
 
     Attributes:
         number: of the lease; it grows.
-        low: from where a shard without an index reads again.
+        low: the position, or just before the oldest hold; a shard without an index reads from
+            there, minus the horizon.
         position: up to where all shards have accounted for everything.
         acknowledged: next offsets up to which shards have ever reported to be.
         is_placed: whether all that is on the topic was written with this number of partitions.
@@ -84,7 +85,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Time buckets whose keys all shards compare with their indexes.
+    """Buckets (seconds of `create_time`) whose keys all shards compare with their indexes.
 
     Attributes:
         number: grows; a shard reports which it has done last.
@@ -153,7 +154,7 @@ class Report:
         shard: its number.
         done: number of the last window that is done.
         position: everything created at or before is accounted for.
-        low: from where a reader without an index must read again.
+        low: the position, or just before the shard's oldest hold; see `Lease`.
         hidden_since: as of `Window`, of the last one.
         holds: open holds.
         next_due: when the next hold is due; None: nothing is held.
@@ -170,7 +171,7 @@ class Report:
         skipped: gaps that were given up, by the fields of `admission.SkippedGap`; not all where
             they are very many.
         dead: refused rows that were dead-lettered, by `aggregate_id`, `version`, `reason`.
-        buckets: rows of time buckets that were accounted for, where the number has changed; in the
+        buckets: rows of buckets that were accounted for, where the number has changed; in the
             first report of a lease all that may still be of use.
         read_before: up to where the index had accounted for everything when the lease began; None:
             another report than the first, or a new index.

@@ -37,7 +37,9 @@ from eventpub.masking import mask
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="eventpub %(version)s")
 def eventpub() -> None:
-    """Publish a MySQL event store to Kafka: complete, exactly once, in order per aggregate."""
+    """Publish the event table of MySQL or MariaDB to Kafka: complete, exactly once, in order per
+    aggregate.
+    """
 
 
 for _command in (migrate, doctor, run, gaps, verify, config, demo, bench):

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _ALL = ("article", "drain", "growth", "idle", "latency", "bursts", "restart", "large")
+_OF_CASES = {
+    "rates": ("article", "latency", "large"),
+    "rounds": ("drain", "growth", "restart"),
+    "debezium": ("drain",),
+}
+"""Options that the help of other cases does not show: they do nothing there."""
 
 
 def _numbers(
@@ -39,7 +45,9 @@ def _numbers(
     return numbers
 
 
-def _sized(command: Callable[..., Any]) -> Callable[..., Any]:
+def _sized(command: Callable[..., Any], case: str | None = None) -> Callable[..., Any]:
+    """Add the options of a case; None: of all cases."""
+    hidden = {name: case not in {None, *cases} for name, cases in _OF_CASES.items()}
     for option in (
         click.option("--quick", is_flag=True, help="Small sizes: about three minutes."),
         click.option(
@@ -50,17 +58,25 @@ def _sized(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Multiplies numbers of events and seconds.",
         ),
         click.option(
-            "--rates", callback=_numbers, metavar="N,N,…", help="Events/s, for article and latency."
+            "--rates",
+            callback=_numbers,
+            metavar="N,N,…",
+            hidden=hidden["rates"],
+            help="Events/s (article, latency), rows/s (large: the first number).",
         ),
         click.option(
             "--rounds",
             type=click.IntRange(1),
             default=3,
             show_default=True,
-            help="Number of runs (drain) or of kills (restart).",
+            hidden=hidden["rounds"],
+            help="Number of runs (drain, growth) or of kills (restart).",
         ),
         click.option(
-            "--debezium/--no-debezium", default=True, help="Whether drain measures Debezium, too."
+            "--debezium/--no-debezium",
+            default=True,
+            hidden=hidden["debezium"],
+            help="Whether drain measures Debezium, too.",
         ),
         _out,
         reports,
@@ -109,7 +125,7 @@ def _case(name: str, text: str) -> None:
             ("--pages", "Values of read.page_rows."),
         ):
             command = click.option(flag, callback=_numbers, metavar="N,N,…", help=what)(command)
-    bench.command(name)(_sized(command))
+    bench.command(name)(_sized(command, name))
 
 
 _case(

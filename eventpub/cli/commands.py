@@ -129,7 +129,18 @@ def run(request: Request, available_now: bool) -> Report:
     help="Compare events created at or before this; default: the publisher's position.",
 )
 @reports
-@configured("app.id", "app.state_dir", *_STORE, *_SINK, "read.start", "read.delay", "ops.log")
+@configured(
+    "app.id",
+    "app.state_dir",
+    *_STORE,
+    *_SINK,
+    "read.start",
+    "read.delay",
+    "ops.log",
+    texts={
+        "read.start": "As for run: where the publisher's range begins, if its state does not say."
+    },
+)
 def verify(request: Request, from_: str | None, to: str | None) -> Report:
     """Compare table and topic. Counts events missing, repeated, out of order, altered, extra."""
     first = _time(from_, "--from")
@@ -240,7 +251,7 @@ _later = click.option(
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
-    """Look up an aggregate's missing version now. It is waited for, or was skipped."""
+    """Look up an aggregate's missing version now, whether it is waited for or was skipped."""
     loaded = request.load()
     from eventpub.ops.gaps import act
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +49,10 @@ FLAGS: dict[str, tuple[str, str]] = {
         "--master",
         "Spark's master, such as 'local[*]'; 'none': no Spark and no Java.",
     ),
-    "spark.shards": ("--shards", "How many publish in parallel; at most the topic's partitions."),
+    "spark.shards": (
+        "--shards",
+        "Number of shards, published in parallel; at most the topic's partitions.",
+    ),
     "ops.log": ("--log", "Form of the log on stderr: auto, text or json."),
 }
 """Configuration key → flag and its help."""
@@ -80,8 +83,14 @@ class Request:
         return loaded
 
 
-def configured(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add `--config`, `--set` and the flags of these keys; the command gets a `request`."""
+def configured(
+    *keys: str, texts: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add `--config`, `--set` and the flags of these keys; the command gets a `request`.
+
+    Args:
+        texts: help of keys that mean something else for this command.
+    """
     parameters = {FLAGS[key][0].lstrip("-").replace("-", "_"): key for key in keys}
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,6 +111,7 @@ def configured(*keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
         for key in reversed(keys):
             flag, text = FLAGS[key]
+            text = (texts or {}).get(key, text)
             variable = "EVENTPUB_" + key.upper().replace(".", "__")
             wrapped = click.option(flag, metavar="VALUE", help=f"{text}  [{key}, {variable}]")(
                 wrapped

@@ -1,12 +1,12 @@
 """The dynamic boundary: how far the store may be read now.
 
-A window ends at the database's *now − delay*, or at the `page_rows`-th row while the store is
-ahead, and below what open transactions may still hide, where they can be seen. Nobody else asks for
-open transactions: two that ask at the same pace see nothing new (see `store.Watermark`).
+A window ends at the database's *now − delay*, or at the `page_rows`-th row while there is a
+backlog, and below what open transactions may still hide, where they can be seen. Nobody else asks
+for open transactions: two that ask at the same pace see nothing new (see `store.Watermark`).
 
-While the store is ahead, one reads the rows for all shards: each of them would have the database
+While there is a backlog, one reads the rows for all shards: each of them would have the database
 find every row, to be sent a part of them. A page's rows are as old as the answer: what commits
-later into its window is found like any other row that commits behind the reader.
+later into its window is found like any other row that commits below the position.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class PollResult:
         now: the database's time, µs.
         upper: the boundary, µs.
         end: of the next window, µs; None: there is nothing to read.
-        is_page: whether the window is a full page, so that more is behind it.
+        is_page: whether the window is a full page, so that more follows.
         is_due: whether a hold that was asked for is due, and open transactions were polled for it.
         server: who has answered.
         open_since, hidden_since: as of `channel.Window`.
         state, timed_out: as of `store.Watermark`.
         ended: ``(after, upto]``, µs, in which transactions wrote that have ended since, and whose
-            rows the reader may have passed.
+            rows windows may have passed.
         pause: seconds until the next poll is of use.
         rows: of the window, for each shard its own; None: the shards read themselves.
     """
@@ -86,7 +86,7 @@ class Boundary:
         layout: of the event table.
         read: the section `[read]`.
         horizon: of the recount, µs: for so long something counts as open while nobody can tell.
-        until: nothing behind is read, µs; None: there is no end.
+        until: nothing created after it is read, µs; None: there is no end.
         hidden_since: as of `store.Watermark`.
         every: seconds between two polls while rows come.
         shards: how many there are, and the topic's partitions, where rows are read for them.
@@ -141,13 +141,13 @@ class Boundary:
     def poll(
         self, after: int, next_due: int | None = None, *, with_rows: bool = False
     ) -> PollResult:
-        """How far the window behind `after` reaches.
+        """How far a window that begins after `after` reaches.
 
         Args:
             after: the end of the last window, µs.
             next_due: when the next hold is due, µs; None: none is. A skip needs a poll of the open
                 transactions that is newer than the hold.
-            with_rows: read the rows of a full page, too, and of what is behind one.
+            with_rows: read the rows of a full page, too, and of the window after one.
 
         Raises:
             StoreError: also store.moved: this one, and all that reads, must connect anew.
@@ -183,7 +183,7 @@ class Boundary:
         )
 
     def _page(self, after: int, upto: int) -> tuple[tuple[pa.Table, ...] | None, int, bool]:
-        """The rows of a page, for each shard its own; where it ends; whether more is behind it."""
+        """The rows of a page, for each shard its own; where it ends; whether more follows."""
         page = self._store.page(after, upto, self._read.page_rows, _MOST_PAGE_BYTES)
         end, is_full = (upto, False) if page.end is None else (page.end, True)
         if is_full and not page.batches:

@@ -21,7 +21,7 @@ _TABLE_EVERY = 60.0
 read wrongly, by an altered collation no index is of use any more."""
 
 _OPEN_EVERY = 10.0
-"""Seconds without a window after which readers' ends are compared with what was published."""
+"""Seconds without a window after which what consumers see is compared with what was published."""
 
 _IDLE_AFTER = 2.0
 """Seconds without a report of rows after which a publisher is idle."""

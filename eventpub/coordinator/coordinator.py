@@ -11,7 +11,7 @@ for, and then asks each part what follows (`_go_on`):
 - `Checks`: what is checked once a second;
 - `Requests`: what users ask of shards;
 - `DurableState`: what must outlive the process;
-- `Ending`: which errors end the publisher, and how it stops.
+- `Ending`: how the publisher stops; `Failures` judges which error makes it.
 
 The parts share the list of shards; what they are made with says which others they know. All else
 that one needs of another is passed here.
@@ -27,6 +27,7 @@ from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.database_changes import DatabaseChanges
+from eventpub.coordinator.durable_state import DurableState, StartState
 from eventpub.coordinator.ending import Ending
 from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.leases import Leases
@@ -37,7 +38,6 @@ from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.report_log import ReportLog
 from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import Shard, positions
-from eventpub.coordinator.standing import DurableState, StartState
 from eventpub.coordinator.windows import Windows
 from eventpub.errors import EventpubError
 
@@ -310,7 +310,7 @@ class Coordinator:
             self._connect_anew(error, now)
 
     def _open_checked(self, event: e.OpenChecked, now: float) -> None:
-        """What was published last is kept from readers: the next runners fix it."""
+        """What was published last is kept from consumers: the next runners fix it."""
         if event.is_left_open:
             self._leases.end_all(now)
 

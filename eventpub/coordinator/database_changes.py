@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from eventpub.coordinator import wording
 from eventpub.coordinator.boundary import PollResult
+from eventpub.coordinator.durable_state import DurableState
 from eventpub.coordinator.events import Do, Reassign, Sampled
 from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
-from eventpub.coordinator.standing import DurableState
 from eventpub.errors import StoreError
 from eventpub.store import Layout
 from eventpub.store.events import NewRow

@@ -1,4 +1,4 @@
-"""How a publisher comes to its end: which errors it waits out, which end it, and how it stops."""
+"""How a publisher stops; `failures` judges which error makes it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Polled:
-    """The boundary was polled behind `after`, µs."""
+    """The boundary was polled for what was created after `after`, µs."""
 
     after: int
     result: PollResult
@@ -35,7 +35,7 @@ class Polled:
 
 @dataclass(frozen=True)
 class Counted:
-    """Rows of time buckets, as the database has them.
+    """Rows of buckets, as the database has them.
 
     Attributes:
         now: the database's time, µs.
@@ -60,7 +60,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class LagMeasured:
-    """How far the reader is behind the boundary.
+    """How far the position is below the boundary.
 
     Attributes:
         position: when it was asked for, µs.
@@ -87,7 +87,7 @@ class TableChecked:
 
 @dataclass(frozen=True)
 class OpenChecked:
-    """Whether what was published last is kept from readers."""
+    """Whether what was published last is kept from consumers."""
 
     is_left_open: bool
 
@@ -178,7 +178,7 @@ class Poll:
     Attributes:
         after: the end of the last window, µs.
         next_due: when a hold is due, µs; None: none is.
-        with_rows: read the rows of a full page, too, and of what is behind one.
+        with_rows: read the rows of a full page, too, and of the window after one.
         anew: over new connections, since the address may lead to another server.
     """
 
@@ -191,7 +191,7 @@ class Poll:
 
 @dataclass(frozen=True)
 class Count:
-    """Count the rows of time buckets, each up to a position, µs; see `Counted`."""
+    """Count the rows of buckets, each up to a position, µs; see `Counted`."""
 
     buckets: tuple[int, ...]
     position: int
@@ -213,7 +213,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class MeasureLag:
-    """Measure how far the reader is behind.
+    """Measure how far the position is below the boundary.
 
     Attributes:
         position: everything created at or before is read, µs.
@@ -242,7 +242,7 @@ class CheckTable:
 
 @dataclass(frozen=True)
 class CheckOpen:
-    """Check whether readers see all up to these ends."""
+    """Check whether consumers see all up to these ends."""
 
     ends: Mapping[PartitionId, int]
 

@@ -1,4 +1,4 @@
-"""How far the reader is behind the boundary, in seconds and in events: for monitoring."""
+"""How far the position is below the boundary, in seconds and in events: for monitoring."""
 
 from __future__ import annotations
 

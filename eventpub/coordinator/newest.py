@@ -1,7 +1,7 @@
-"""Rows that are inserted now and say that they were created long ago: the reader has passed them.
+"""Rows that are inserted now and say that they were created long ago: windows have passed them.
 
-Writers whose sessions keep another time zone than the reader takes a DATETIME for, an import with
-times of its own, a replica that lags: such rows lie behind the position and beyond the horizon, no
+Writers whose sessions keep another time zone than the one a DATETIME is read in, an import with
+times of its own, a replica that lags: such rows lie below the position and beyond the horizon, no
 recount comes to them, and nothing else would show it. So the rows with the newest ids are sampled
 about once a second. The second of each one found there is counted again, which publishes it.
 
@@ -79,7 +79,7 @@ class NewestRows:
         return self._last
 
     def wants_more(self, rows: Sequence[NewRow]) -> int | None:
-        """Above which id all rows are wanted, since a sample may show but some of those behind."""
+        """Above which id all rows are wanted, since a sample may show but some of the past."""
         if self._has_more and self._last is not None:
             return self._last[0]
         if self._last is None or not rows or min(row.id for row in rows) <= self._last[0]:
@@ -94,13 +94,13 @@ class NewestRows:
         rows: Sequence[NewRow],
         ended: Collection[tuple[int, int]],
     ) -> list[NewRow]:
-        """The new rows that lie behind the reader and beyond the horizon.
+        """The new rows that lie below the position and beyond the horizon.
 
         Args:
             now: the database's time.
             position: everything created at or before has been read.
             rows: those with the highest ids, or those above `wants_more`.
-            ended: first and last time bucket in which transactions wrote that have ended late: what
+            ended: first and last bucket in which transactions wrote that have ended late: what
                 was created there is no news.
         """
         if self._suspicious:  # judged now: that its transaction has ended shows a moment later

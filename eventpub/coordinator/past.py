@@ -48,7 +48,7 @@ class OddRows:
     def sample(
         self, now: int, position: int, rows: Sequence[NewRow], at: float
     ) -> tuple[list[int], list[Log]]:
-        """The time buckets to count again, and what is to be said.
+        """The buckets to count again, and what is to be said.
 
         Args:
             now: the database's time, µs.
@@ -66,7 +66,7 @@ class OddRows:
         return [bucket_of(row.created) for row in found], said
 
     def future(self, ahead: int, at: float) -> Iterator[Log]:
-        """The newest row lies so many µs ahead."""
+        """The newest row lies so many µs in the future."""
         before, self.ahead_seconds = self.ahead_seconds, 0.0
         if ahead > _CLOCK_TOLERANCE:
             self.ahead_seconds = ahead / 1e6

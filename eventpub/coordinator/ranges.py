@@ -1,4 +1,4 @@
-"""A set of time buckets that may be a month of seconds, and costs what its ranges do."""
+"""A set of buckets that may be a month of seconds, and costs what its ranges do."""
 
 from __future__ import annotations
 

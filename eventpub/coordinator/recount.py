@@ -1,8 +1,8 @@
-"""Recount: rows that commit behind the reader, with no later version that would show a gap.
+"""Recount: rows that commit below the position, with no later version that would show a gap.
 
 An aggregate's last event, or its only one, may commit after its window was read. So the rows of
 each second (a time bucket) are counted again in the database at growing ages (2, 4, 8, … s, up to
-the horizon) and compared with how many the shards have accounted for. Where the source has seen a
+the horizon) and compared with how many the shards have accounted for. Where the watermark saw a
 transaction end that the boundary no longer waited for, the seconds in which it wrote are counted
 out of turn, however old they are. Where the numbers differ, the shards compare the bucket's keys
 with their index, and what they do not know goes through admission. The cost of a row is one index

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from eventpub.channel import Window
 from eventpub.coordinator.boundary import PollResult
+from eventpub.coordinator.durable_state import DurableState
 from eventpub.coordinator.events import Do, Poll, Polled
 from eventpub.coordinator.shards import Shard
-from eventpub.coordinator.standing import DurableState
 
 _FIRST_WAIT = 0.25
 _LONGEST_WAIT = 30.0

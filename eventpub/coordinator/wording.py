@@ -72,7 +72,7 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
     if report.restored:
         yield warning(
             "the broker had left committed transactions open; their records were published"
-            " again, before anything behind them",
+            " again, before anything after them",
             records=report.restored,
         )
     if report.rebuilt is not None:
@@ -125,7 +125,7 @@ def clock_went_back(seconds: float, position: int) -> Log:
     """The database's clock was set."""
     return warning(
         "the database's clock went back: what is created until it has caught up "
-        "lies behind the position, where the recount finds it",
+        "lies below the position, where the recount finds it",
         seconds=round(seconds, 3),
         position=format_time(position),
     )
@@ -146,7 +146,7 @@ def rows_of_the_past(rows: int, oldest: int, now: int) -> Log:
     """Rows are committed that were created before the horizon."""
     return warning(
         "rows were committed now that were created before the horizon of the recount; their"
-        " seconds are counted again, which publishes them. Only the newest ids are sampled: no"
+        " buckets are counted again, which publishes them. Only the newest ids are sampled: no"
         " such row is missed with a recount.horizon above that age, or GRANT PROCESS",
         code="store.rows_in_past",
         rows=rows,
@@ -156,7 +156,7 @@ def rows_of_the_past(rows: int, oldest: int, now: int) -> Log:
 
 
 def rows_of_the_future(seconds: float) -> Log:
-    """The newest row lies ahead."""
+    """The newest row lies in the future."""
     return warning(
         "the newest event lies in the future, and is published when its time has come; if"
         " writers' sessions keep another time zone, set store.time_zone to theirs",

@@ -121,7 +121,7 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
     None where it holds nothing.
 
     Raises:
-        StateError, StoreError: the index or the event store cannot be read.
+        StateError, StoreError: the index or the store cannot be read.
     """
     holds, _ = _pending(config)
     hold = next((h for h in holds if h.aggregate_id == aggregate_id), None)

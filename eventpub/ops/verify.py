@@ -1,4 +1,4 @@
-"""Comparing the event store with the topic: is everything published, once, in order, unaltered.
+"""Comparing the event table with the topic: is everything published, once, in order, unaltered.
 
 Both sides are read once, cut down to hashes, and spread over bucket files by aggregate; then bucket
 after bucket is compared. Memory does not grow with the number of events, but with the largest

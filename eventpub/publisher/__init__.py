@@ -1,7 +1,7 @@
 """One run of the publisher: prepare, start coordinator and runners, wait, stop cleanly.
 
-The only package that knows coordinator, shards and Spark together. What it exports is imported when
-it is asked for.
+It knows coordinator and shards; Spark comes in as a `Placement` (`eventpub.spark` implements it).
+What it exports is imported when it is asked for.
 """
 
 from __future__ import annotations

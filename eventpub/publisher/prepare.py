@@ -11,8 +11,8 @@ import structlog
 
 from eventpub.channel import PartitionId
 from eventpub.config import Config, Read, format_time
+from eventpub.coordinator.durable_state import StartState
 from eventpub.coordinator.newest import last_of
-from eventpub.coordinator.standing import StartState
 from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
 from eventpub.shard.assignment import Assignment
 from eventpub.sink import (

@@ -1,6 +1,6 @@
 """One run of the publisher: the coordinator's loop, and what carries out its commands.
 
-events ──▶ Coordinator.on ──▶ commands ──▶ boundary worker, watch worker, placement, disk, log
+events ──▶ Coordinator.on ──▶ commands ──▶ boundary worker, checks worker, placement, disk, log
    ▲                                                        │
    └────────────────────────────────────────────────────────┘
 """
@@ -230,7 +230,9 @@ class CommandRunner:
         post = events.put
         work = self._boundary_work
         self._boundary = Worker("eventpub-boundary", work.do, post, work.close)
-        self._checks = Worker("eventpub-watch", self._checks_work.do, post, self._checks_work.close)
+        self._checks = Worker(
+            "eventpub-checks", self._checks_work.do, post, self._checks_work.close
+        )
         self._threads = Threads(post, coordinator.is_current)
         self._placement: Placement = self._threads
         token = secrets.token_hex(16)

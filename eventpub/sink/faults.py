@@ -9,7 +9,7 @@
 | `sink.topic_recreated` | the topic is another one, or has lost its last records | stops |
 | `sink.other_publisher` | another application id has published to the topic | stops |
 | `sink.transactions_refused` | the broker does not do our transactions | stops |
-| `sink.fenced` | another publisher owns the shard now | fails; the driver counts and tries again |
+| `sink.fenced` | another publisher has the shard | fails; the coordinator counts, starts another |
 | `sink.indefinite` | the broker has not said whether it committed | replaces, folds, redoes |
 | `sink.transaction_expired` | a transaction was open for too long | tries again |
 | `sink.aborted` | the transaction was aborted for good | redoes the batch |
@@ -218,8 +218,8 @@ def not_authorized(sink: config.Sink, error: KafkaError, doing: str) -> SinkErro
         f"Kafka does not allow it: {doing} ({says(error)})",
         where=f"sink.topic = {sink.topic}",
         suggestion="the publisher needs WRITE, READ and DESCRIBE on the topic and its side topics"
-        " (CREATE to create them), and WRITE and DESCRIBE on the transactional ids 'eventpub.*':"
-        f" {acls} --operation Write --operation Read --topic {sink.topic}"
+        " (CREATE to create them), and WRITE and DESCRIBE on the transactional ids that begin with"
+        f" 'eventpub.<app.id>.': {acls} --operation Write --operation Read --topic {sink.topic}"
         f" --resource-pattern-type prefixed; {acls} --operation Write"
         " --transactional-id 'eventpub.<app.id>.' --resource-pattern-type prefixed",
     )

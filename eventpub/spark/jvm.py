@@ -98,7 +98,7 @@ class Jvm:
                     stdout=log,
                     stderr=log,
                     env=environment,
-                    # Ctrl-C is for the driver, which lets the running batch finish.
+                    # Ctrl-C is for the publisher, which lets open transactions finish.
                     process_group=0,
                 )
             port, secret = self._connection(info_file, log_file, stops)

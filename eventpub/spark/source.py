@@ -5,7 +5,7 @@
 
 One row an event: `aggregate_id string, version bigint, event_type string, payload binary, metadata
 string, create_time timestamp`, in windows of `create_time` that end at *database now − delay*, or
-at the `page_rows`-th row while the store is ahead. Rows that commit behind the window are not seen
+at the `page_rows`-th row while there is a backlog. Rows that commit behind the window are not seen
 by this source: the publisher finds them by their versions.
 
 Options: the keys of `[store]` (`url`, `password`, `password_file`, `table`, `first_version`,

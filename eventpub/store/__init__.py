@@ -1,10 +1,10 @@
-"""The event store: every SQL statement of eventpub stands in this package.
+"""The database with the event table: every SQL statement of eventpub stands in this package.
 
 It knows nothing of Kafka, Spark or the index: it finds out what the event table looks like
-(`EventStore.discover`), says how far it may be read (`poll`), reads it by time (`window`) and by
-key (`backtrack`, `below`), counts it again (`counts`, `keys`), follows open transactions
-(`Watermark`), appends to it for whoever wants help (`append`), makes it (`migrate`)
-and says what is wrong with it (`checks`).
+(`EventStore.discover`), says how far it may be read (`poll`), reads it by time (`window`, `page`)
+and by key (`fetch` for backtracks, `backtrack` for requests, `below`), counts it again (`counts`,
+`keys`), follows open transactions (`Watermark`), appends to it for whoever wants help (`append`),
+makes it (`migrate`) and says what is wrong with it (`checks`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `eventpub doctor` says of the event store: what `run` needs, and what could be better.
+"""What `eventpub doctor` says of the store: what `run` needs, and what could be better.
 
 Reads only. Every finding names the statement that fixes it; "wrong" carries the code of the error
 that `run` would end with.
@@ -65,7 +65,7 @@ _SOME_AGGREGATES = 1_000
 
 
 def checks(config: Store, former_server: str | None = None) -> list[Check]:
-    """Looks at everything that the publisher needs of the event store.
+    """Looks at everything that the publisher needs of the store.
 
     Args:
         former_server: identity of the server that was read last; None: not known.

@@ -1,4 +1,4 @@
-"""Reading the event store: how far it may be read, a window of it, and single versions of it.
+"""Reading the event table: how far it may be read, a window of it, and single versions of it.
 
 Each call is one statement of its own (or several that do not depend on one another's view), under
 READ COMMITTED: nothing is concluded from two reads of one snapshot. An `EventStore` holds no state

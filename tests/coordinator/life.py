@@ -25,7 +25,7 @@ from eventpub.config import App, Config, Sink, Spark, Store
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.standing import StartState
+from eventpub.coordinator.durable_state import StartState
 from eventpub.errors import EventpubError
 from eventpub.store import Layout
 

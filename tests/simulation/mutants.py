@@ -15,9 +15,9 @@ from eventpub.admission.contiguous import Contiguous
 from eventpub.channel import Report
 from eventpub.coordinator import coordinator as coordinating
 from eventpub.coordinator.coordinator import Coordinator
+from eventpub.coordinator.durable_state import DurableState
 from eventpub.coordinator.recount import Recount
 from eventpub.coordinator.shards import positions
-from eventpub.coordinator.standing import DurableState
 from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.index.recent import Recent

@@ -25,14 +25,14 @@ class StartState:
         partitions: of the topic.
         start: events created at or before are not published.
         position: up to where a former run has accounted for everything; None: there was none.
-        low: from where a shard without an index reads again.
+        low: as of `channel.Lease`.
         hidden_since: as of `channel.Window`, as the former run has left it.
         acknowledged: next offsets up to which shards have ever reported to be.
         is_placed: as of `channel.Lease`.
         former_shards, former_indexes: as of `channel.Lease`.
         newest: as of `NewestRows.last`.
         server: identity of the database server that was read last; "": not known.
-        until: nothing behind is published, and then the run is over; None: there is no end.
+        until: nothing created after it is published, and then it is over; None: there is no end.
         kept: what else is written down with the position, and does not change.
         requests: that were left for the next publisher.
     """
