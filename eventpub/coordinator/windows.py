@@ -65,7 +65,7 @@ class Windows:
 
     Args:
         shards: of the publisher.
-        durable: has the position behind which windows begin.
+        durable: has the position after which windows begin.
         with_rows: whether the rows of full pages are read for the shards.
         longest_wait: of a hold between two attempts, µs.
         do: takes commands.
