@@ -475,17 +475,18 @@ class Index(Facts):
             facts["rewrites"] = True
         self._write(batch, facts)
 
-    def see_holds_anew(self, latest: int, now: int) -> None:
+    def see_holds_anew(self, latest: int, now: int, due: int) -> None:
         """Holds that are due later than that were seen by a wrong clock: they are as if seen now.
 
         Args:
             latest, now: µs.
+            due: when what is seen now is tried first, µs.
         """
         wrong = self.holds.due_after(latest)
         if wrong:
             batch = new_batch()
             for hold in wrong:
-                anew = replace(hold, first_seen=now, attempts=0, next_attempt=now)
+                anew = replace(hold, first_seen=now, attempts=0, next_attempt=due)
                 self._put_holds(batch, {hold.aggregate_id: anew})
             self._write(batch, {})
 

@@ -110,7 +110,7 @@ class ShardContext:
         before, self.now = self.now, self.lookup.now()
         if not before or self.now < before - _CLOCK_STEP:
             latest = self.now + self.assignment.config.gaps.longest_wait + _CLOCK_STEP
-            self.index.see_holds_anew(latest, self.now)
+            self.index.see_holds_anew(latest, self.now, self.rules.next_attempt(self.now, 0))
         return self.now
 
     @contextmanager

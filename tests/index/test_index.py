@@ -236,11 +236,11 @@ def test_holds_of_a_clock_that_was_ahead_are_as_if_seen_now(tmp_path: Path) -> N
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
         index.record(decided(holds=holds), {}, 1)
-        index.see_holds_anew(100, 60)
-        assert index.holds.next_due() == 60
+        index.see_holds_anew(100, 60, 65)
+        assert index.holds.next_due() == 65
     with Index(tmp_path, IDENTITY) as index:
         assert index.holds.due(100) == ["wrong", "right"]
-        wrong = replace(holds["wrong"], first_seen=60, attempts=0, next_attempt=60)
+        wrong = replace(holds["wrong"], first_seen=60, attempts=0, next_attempt=65)
         assert index.holds == {"right": holds["right"], "wrong": wrong}
 
 
