@@ -208,16 +208,12 @@ class Coordinator:
     def _all_have_reported(self) -> None:
         """From now on the position is this run's; what former indexes knew was taken over."""
         self._windows.begin_at(self._durable.position)
-        forget = self._durable.take_over_former()
+        self._durable.take_over_former()
         self._remember()
-        if forget is not None:
-            self._do(forget)
 
     def _remember(self) -> None:
         what = self._durable.document(len(self.shards), self.progress, self._recounting)
-        if what != self._durable.written:  # else it waits for the disk each second of an idle day
-            self._durable.written = what
-            self._do(e.Remember(what))
+        self._durable.write(what, self._do)
 
     # -- windows ----------------------------------------------------------------------------------
 
@@ -336,7 +332,7 @@ class Coordinator:
         elif isinstance(command, e.MeasureLag):
             self._checks.lag_is_measured()
         elif isinstance(command, e.Remember):
-            self._durable.written = None
+            self._durable.is_not_written(command)
         self._ending.judge_command(command, error, now)
 
     # -- the end ----------------------------------------------------------------------------------

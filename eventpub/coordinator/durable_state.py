@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventpub.channel import Lease, PartitionId, Report, Request
-from eventpub.coordinator.events import ForgetFormer
+from eventpub.coordinator.events import Do, ForgetFormer, Remember
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.shards import Shard
@@ -77,6 +77,7 @@ class DurableState:
         self.has_read = begin.position is not None
         self.uncounted_since: int | None = None
         self.written: dict[str, Any] | None = None
+        self.to_forget: ForgetFormer | None = None
 
     def has_first_written(self, report: Report) -> bool:
         """Whether a report is of the first records in a partition that anybody knows of."""
@@ -130,11 +131,23 @@ class DurableState:
             former_indexes=self.former_indexes,
         )
 
-    def take_over_former(self) -> ForgetFormer | None:
-        """All shards have what former indexes knew; what to do about these, if there are any."""
+    def take_over_former(self) -> None:
+        """All shards have what former indexes knew: these are removed when that is written."""
         former, indexes = self.former_shards, self.former_indexes
         self.former_shards, self.former_indexes = None, ()
-        return ForgetFormer(former) if former is not None or indexes else None
+        if former is not None or indexes:
+            self.to_forget = ForgetFormer(former)
+
+    def write(self, what: dict[str, Any], do: Do) -> None:
+        """Have that written down, where it is new: a write waits for the disk."""
+        if what != self.written or self.to_forget is not None:
+            do(Remember(what, self.to_forget))
+            self.written, self.to_forget = what, None
+
+    def is_not_written(self, command: Remember) -> None:
+        """It could not be: it is due again."""
+        self.written = None
+        self.to_forget = command.then or self.to_forget
 
     def document(self, shards: int, progress: Progress, recounting: Recounting) -> dict[str, Any]:
         """What must outlive the process.

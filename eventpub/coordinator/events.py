@@ -286,13 +286,6 @@ class Reassign:
 
 
 @dataclass(frozen=True)
-class Remember:
-    """Write down, for good, where the publisher is."""
-
-    what: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class ForgetFormer:
     """The indexes of former numbers of shards and partitions are taken over: remove them.
 
@@ -301,6 +294,18 @@ class ForgetFormer:
     """
 
     shards: int | None
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Write down, for good, where the publisher is.
+
+    Attributes:
+        then: what nobody needs any more when that is written.
+    """
+
+    what: Mapping[str, Any]
+    then: ForgetFormer | None = None
 
 
 @dataclass(frozen=True)
@@ -341,7 +346,6 @@ Command: TypeAlias = (
     | EndRunner
     | Reassign
     | Remember
-    | ForgetFormer
     | Show
     | Log
     | Finish

@@ -286,17 +286,20 @@ class CommandRunner:
             failpoint("before_remember")
             try:
                 self._state.write(self._state.progress_file, dict(command.what), lasting=True)
+                failpoint("after_remember")
+                self._forget(command.then)
             except EventpubError as error:
                 self._events.put(e.Failed(command, error))
-            failpoint("after_remember")
-        elif isinstance(command, e.ForgetFormer):
-            if command.shards is not None:
-                self._state.forget_shards(command.shards)
-            self._state.forget_former()
         elif isinstance(command, e.Log):
             getattr(log, command.level)(command.text, **command.facts)
         else:
             self._checks.put(command)
+
+    def _forget(self, former: e.ForgetFormer | None) -> None:
+        if former is not None:
+            if former.shards is not None:
+                self._state.forget_shards(former.shards)
+            self._state.forget_former()
 
     # -- what others ask ---------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import pytest
 
 from eventpub.channel import Lease, Stop
 from eventpub.coordinator import events as e
+from eventpub.errors import StateError
 from tests.coordinator.life import (
     at,
     begin,
@@ -86,11 +87,18 @@ class TestAStart:
         life = begin(former_shards=5, former_indexes=("/of/four",))
         lanes = [life.joins(number) for number in range(2)]
         life.reports(lanes[0], position=at(1_000))
-        assert life.all(e.ForgetFormer) == []
+        assert life.last(e.Remember).then is None
         assert life.written["shards"] == 5, "until then they are what a next start begins with"
         life.reports(lanes[1], position=at(1_000))
-        assert life.all(e.ForgetFormer) == [e.ForgetFormer(5)]
+        assert life.last(e.Remember).then == e.ForgetFormer(5)
         assert life.written["shards"] == 2
+        full = StateError("state.disk_full", "no space", retriable=True)
+        life.on(e.Failed(life.last(e.Remember), full))
+        life.waits(1.5)
+        assert life.last(e.Remember).then == e.ForgetFormer(5), "only when that is written"
+        life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
+        life.waits(5.0)
+        assert [c.then for c in life.all(e.Remember)].count(e.ForgetFormer(5)) == 2
         life.loses(lanes[0])
         assert life.joins(0).leases[0].former_shards is None
 

@@ -442,9 +442,8 @@ class Driver:
         elif isinstance(command, e.Remember):
             StateDir(None).write(StateDir.progress_file, dict(command.what), lasting=True)
             self.world.point("remembered")
-        elif isinstance(command, e.ForgetFormer):
-            if command.shards is not None:
-                StateDir(None).forget_shards(command.shards)
+            if command.then is not None and command.then.shards is not None:
+                StateDir(None).forget_shards(command.then.shards)
         elif isinstance(command, e.Log):
             self._said(command)
         elif isinstance(command, e.Finish):
