@@ -110,6 +110,7 @@ class Leases:
         else:
             self._folding.forget(shard.number)
         if isinstance(message, Report) and has_got_on(message):
+            self._silence.ends(shard)
             if shard.works(now):
                 text = "the shard is published by a runner outside this process again"
                 facts = {"shard": shard.number, "where": event.lane.hello.where}

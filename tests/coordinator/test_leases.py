@@ -171,6 +171,29 @@ class TestRunnersThatSayNothing:
         life.waits(12.0)
         assert len(life.all(e.EndRunner)) == 2
 
+    def test_but_not_once_a_runner_has_done_something_in_between(self) -> None:
+        """After eight freezes of a year the next one was ended after 42 hours."""
+        life, lanes = streaming()
+        lane = lanes[0]
+        for ended in range(5):
+            life.polled(at(2_001 + ended))
+            life.reports_done(lanes[1])
+            life.waits(603.0)
+            assert len(life.all(e.EndRunner)) == ended + 1
+            life.on(e.RunnerEnded(0, lane.hello.attempt))
+            lane = life.joins(0)
+            life.reports_done(lane)
+
+    def test_what_an_ended_one_says_at_last_shortens_nothing(self) -> None:
+        """A thread, say, which cannot be ended: it takes that long for a window."""
+        life, lanes = streaming()
+        for second in range(2):
+            life.polled(at(2_001 + second))
+            life.reports_done(lanes[1])
+            life.waits(700.0)
+            life.reports_done(lanes[0])
+        assert len(life.all(e.EndRunner)) == 1
+
     def test_who_has_nothing_to_do_may_be_silent(self) -> None:
         life, lanes = streaming()
         life.polled(at(2_001))
