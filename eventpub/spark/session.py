@@ -53,6 +53,7 @@ class Session:
         local = re.fullmatch(r"local(?:\[(\*|\d+)\])?", config.spark.master)
         master = f"local[{_slots(local[1], config)}]" if local else config.spark.master
         self._is_kept = archive is not None
+        self._has_gateway = False
         self._jvm = Jvm(properties, log_file, archive=archive, stops=stops) if local else None
         try:
             self.context = self._connect(config, properties, master, log_file)
@@ -81,6 +82,8 @@ class Session:
         servers: Any = (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer)
         for server in servers:
             server.handle_error = _ignored
+        # one that is there already, of a program that runs the publisher, is left alone
+        self._has_gateway = self._jvm is None and SparkContext._gateway is None
         conf = SparkConf().setAppName(f"eventpub:{config.app.id}").setMaster(master)
         conf.setAll(list(properties.items()))
         # the JVM writes to the file already, and what others say meanwhile is for the terminal
@@ -97,10 +100,10 @@ class Session:
         self._end_jvm()  # to stop Spark's context takes a second more than to end its process
 
     def _end_jvm(self) -> None:
-        if self._jvm is None:
-            forget_gateway()
-        else:
+        if self._jvm is not None:
             self._jvm.close(at_once=not self._is_kept)
+        elif self._has_gateway:
+            forget_gateway()
 
     def is_alive(self) -> bool:
         """Whether it still takes jobs: where its master has gone, say, it stops itself."""
