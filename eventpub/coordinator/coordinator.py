@@ -302,7 +302,7 @@ class Coordinator:
         error = self._changes.altered(event.layout)
         if error is not None:
             for shard in self.shards:
-                shard.outdate()
+                shard.outdate(now)
             self._connect_anew(error, now)
 
     def _open_checked(self, event: e.OpenChecked, now: float) -> None:

@@ -49,9 +49,13 @@ class Ending:
         self.stop_by = 0.0
         self.is_over = False
 
-    def judge_shard(self, shard: Shard, error: EventpubError, now: float) -> None:
+    def judge_shard(
+        self, shard: Shard, error: EventpubError, now: float, *, is_elsewhere: bool
+    ) -> None:
         """A runner has failed: start to stop, or wait it out."""
-        final = self._failures.of_shard(shard.number, error, shard.failures, now)
+        final = self._failures.of_shard(
+            shard.number, error, shard.failures, now, is_elsewhere=is_elsewhere
+        )
         if final is not None:
             self.stop(final, now)
         elif not self.is_stopping:

@@ -2,22 +2,34 @@
 
 A runner connects (`joined`) and gets the lease of its shard (`grant`) when the runner before it has
 left, or has had its time to. A shard without a runner is given one (`start_runners`), later each
-time that it fails. Pure: times are arguments.
+time that it fails. It runs elsewhere where there are executors; where it does not come or fails
+there, one in a thread of this process takes the shard, and elsewhere is tried again after a pause.
+Pure: times are arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from eventpub.channel import Folding, Stop
-from eventpub.channel.lane import Joined, Lane, Received
+from eventpub.channel import Folding, Report, Stop
+from eventpub.channel.lane import Joined, Lane, Received, disconnected
 from eventpub.coordinator import wording
 from eventpub.coordinator.ending import Ending
-from eventpub.coordinator.events import Do, EndRunner, PlacementChanged, RunnerEnded, StartRunner
+from eventpub.coordinator.events import (
+    Do,
+    EndRunner,
+    Log,
+    PlacementChanged,
+    RunnerEnded,
+    StartRunner,
+)
 from eventpub.coordinator.fold_log import FoldLog
-from eventpub.coordinator.shards import MakeLease, Shard
+from eventpub.coordinator.shards import MakeLease, Shard, has_got_on
 from eventpub.coordinator.silence import Silence
 from eventpub.errors import EventpubError
+
+_GONE = {"run.superseded", "run.disconnected"}
+"""Errors that say nothing but that a runner has lost its lease or its connection."""
 
 
 class Leases:
@@ -35,6 +47,7 @@ class Leases:
         self._run = run
         self._ending = ending
         self._do = do
+        self._has_executors = False
         self._silence = Silence()
         self._folding = FoldLog()
 
@@ -55,7 +68,7 @@ class Leases:
         granted = [shard for shard in self._shards if shard.is_free(now)]
         for shard in granted:
             self._silence.heard(shard.number, now)
-            shard.grant(make(shard.lease + 1))
+            shard.grant(make(shard.lease + 1), now)
         return granted
 
     def start_runners(self, now: float) -> None:
@@ -63,21 +76,22 @@ class Leases:
         for shard in self._shards:
             if shard.wants_runner(now):
                 is_here = shard.starts_here(now)
-                attempt = shard.start(now, is_here=is_here)
+                is_elsewhere = self._has_executors and not is_here
+                attempt = shard.start(now, is_elsewhere=is_elsewhere)
                 self._do(StartRunner(shard.number, attempt, is_here))
 
     def placement_changed(self, event: PlacementChanged, now: float) -> None:
         """Runners are to move."""
+        self._has_executors = event.replaces_runners
         for shard in self._shards:
-            shard.start_at, shard.is_starting, shard.never_came = now, False, False
+            shard.move(now)
             if event.replaces_runners and not self._ending.is_stopping:
-                self._do(StartRunner(shard.number, shard.start(now, is_here=False)))
+                self._do(StartRunner(shard.number, shard.start(now, is_elsewhere=True)))
 
     def due_at(self) -> Iterator[float]:
         """When a runner is to be started, or is not waited for any more."""
         for shard in self._shards:
-            if shard.lane is None:
-                yield shard.start_at
+            yield shard.start_at if shard.lane is None else shard.move_at
             if shard.next_lane is not None:
                 yield shard.handover_by
             if shard.is_starting and shard.lane is None:
@@ -95,6 +109,12 @@ class Leases:
             self._folding.add(shard.number, message)
         else:
             self._folding.forget(shard.number)
+        if isinstance(message, Report) and has_got_on(message):
+            self._silence.ends(shard)
+            if shard.works(now):
+                text = "the shard is published by a runner outside this process again"
+                facts = {"shard": shard.number, "where": event.lane.hello.where}
+                self._do(Log("info", text, facts))
         return True
 
     def check_silence(self, now: float) -> None:
@@ -121,35 +141,49 @@ class Leases:
         """The connection of a runner was lost: it may not see that, and keep its index locked."""
         if self._shard_of(lane) is not None:
             self._do(EndRunner(lane.shard, lane.hello.attempt))
-        self.left(lane, None, now)
+        self.left(lane, disconnected("its process may have ended"), now)
 
     def left(self, lane: Lane, error: EventpubError | None, now: float) -> None:
         """A runner is gone; what it has left is repaired by the next one.
 
         Args:
-            error: that it has failed with; None: it says of none, or its connection was lost.
+            error: that it has failed with; None: it was asked to leave.
         """
         shard = self._shard_of(lane)
-        if shard is None or not shard.leave(lane):
+        if shard is None:
+            return
+        is_elsewhere = shard.is_elsewhere(lane)
+        if not shard.leave(lane, now):
             return
         self._folding.forget(shard.number)
-        if error is None:
-            if shard.next_lane is None and not self._ending.is_stopping:
-                shard.failed(now, at_once=shard.failures == 0)
-            return
-        self._fail(shard, error, now)
+        is_gone = error is None or error.code in _GONE
+        is_replaced = shard.next_lane is not None or self._ending.is_stopping
+        if error is not None and is_elsewhere and not is_replaced:
+            if shard.failed_elsewhere(now, at_once=is_gone):
+                self._do(_takes_over(shard, error, lane.hello.where))
+        elif not (is_gone and is_replaced):
+            shard.failed(now, at_once=is_gone)
+        if error is not None and not is_gone:
+            self._ending.judge_shard(shard, error, now, is_elsewhere=is_elsewhere)
 
     def runner_ended(self, event: RunnerEnded, now: float) -> None:
         """The thread or task of a runner is over."""
         shard = self._shards[event.shard]
-        if shard.has_ended(event.attempt, now):
-            if event.error is not None:
-                self._ending.wait_out(event.error)
-        elif shard.lane is not None and event.attempt == shard.lane.hello.attempt:
-            # of a machine that is gone the connection may say nothing for a quarter of an hour
-            lane = shard.lane
-            lane.close()
-            self.left(lane, event.error, now)
+        for lane in (shard.lane, shard.next_lane):
+            if lane is not None and event.attempt == lane.hello.attempt:
+                # of a machine that is gone the connection may say nothing for a quarter of an hour
+                lane.close()
+                self.left(lane, event.error, now)
+                return
+        if event.attempt == shard.elsewhere:
+            is_new = not shard.fails_elsewhere
+            shard.never_came(now)
+            if is_new and event.error is not None and not self._ending.is_stopping:
+                self._do(_takes_over(shard, event.error))
+        elif not shard.has_ended(event.attempt, now):
+            return
+        if event.error is not None:
+            self._ending.wait_out(event.error)
 
     def end_all(self, now: float) -> None:
         """Have all runners leave; the next ones come at once."""
@@ -158,12 +192,17 @@ class Leases:
             if shard.lane is not None:
                 shard.lane.send(Stop())
 
-    def _fail(self, shard: Shard, error: EventpubError, now: float) -> None:
-        if error.code in {"run.superseded", "run.disconnected"}:
-            shard.failed(now, at_once=shard.failures == 0)
-            return
-        shard.failed(now)
-        self._ending.judge_shard(shard, error, now)
-
     def _shard_of(self, lane: Lane) -> Shard | None:
         return self._shards[lane.shard] if 0 <= lane.shard < len(self._shards) else None
+
+
+def _takes_over(shard: Shard, error: EventpubError, where: str | None = None) -> Log:
+    """A runner elsewhere has failed so often that one here publishes the shard."""
+    text = "a shard's runners outside this process fail; a thread of this process publishes it"
+    facts = {
+        "shard": shard.number,
+        "error": f"{error.code}: {error.message}",
+        "where": where or "it did not connect",
+        "tried_again_in": f"{shard.pause:g} s",
+    }
+    return wording.warning(text, **facts)

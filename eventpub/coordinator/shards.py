@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -32,6 +33,14 @@ _FIRST_WAIT = 0.25
 _LONGEST_WAIT = 10.0
 """Seconds until a runner that has failed is started again, twice as many each time: as long as
 librdkafka waits, at most, before it connects again."""
+
+_MOST_ELSEWHERE = 2
+"""Failures in a row of runners outside this process, before one in a thread takes the shard."""
+
+_FIRST_PAUSE = 30.0
+_LONGEST_PAUSE = 300.0
+"""Seconds until one is started elsewhere again after that, twice as many each time. Each costs a
+hand-over, and the time that it takes to fail: some 10 s where it does not reach Kafka."""
 
 MakeLease: TypeAlias = Callable[[int], Lease]
 """The lease of a number, as things are now."""
@@ -66,9 +75,13 @@ class Shard:
         attempt: how often a runner was started.
         is_starting: whether the last one has not connected yet.
         comes_by: when that is to have connected.
-        never_came: whether the last one that was not started here was over before it connected.
-        absence: seconds until another such one is started.
+        elsewhere: the attempt that runs outside this process, or is on its way there; 0: none.
+        failures_elsewhere: how many of those have failed in a row.
+        pause: seconds until another one is started there, and for how long that is to publish until
+            these failures are forgotten.
+        move_at: when another one is started there though one publishes here.
         valid_from: the first attempt that may have the lease.
+        lease_at: when the lease was given.
     """
 
     number: int
@@ -85,9 +98,12 @@ class Shard:
     attempt: int = 0
     is_starting: bool = False
     comes_by: float = 0.0
-    never_came: bool = False
-    absence: float = _FIRST_WAIT
+    elsewhere: int = 0
+    failures_elsewhere: int = 0
+    pause: float = 0.0
+    move_at: float = inf
     valid_from: int = 0
+    lease_at: float = 0.0
     start_at: float = 0.0
     wait: float = _FIRST_WAIT
     handover_by: float = 0.0
@@ -98,8 +114,6 @@ class Shard:
     def join(self, lane: Lane, now: float) -> None:
         """A runner wants the lease; it gets it from `grant` when `is_free`."""
         self.is_starting = False
-        if not self.never_came:
-            self.absence = _FIRST_WAIT
         if self.next_lane is not None:
             self.next_lane.close()
         self.next_lane = lane
@@ -107,8 +121,10 @@ class Shard:
             self.lane.send(Stop())
             self.handover_by = now + _HANDOVER
 
-    def leave(self, lane: Lane) -> bool:
+    def leave(self, lane: Lane, now: float) -> bool:
         """A runner is gone; whether it was the one that had the lease."""
+        if self.is_elsewhere(lane):
+            self.elsewhere, self.move_at = 0, now
         if lane is self.next_lane:
             self.next_lane = None
         if lane is not self.lane:
@@ -122,60 +138,115 @@ class Shard:
         """Whether who waits for the lease may have it."""
         return self.next_lane is not None and (self.lane is None or now > self.handover_by)
 
-    def grant(self, lease: Lease) -> None:
+    def grant(self, lease: Lease, now: float) -> None:
         """Give the lease to who waits for it."""
         if self.lane is not None:
             self.lane.close()  # it has had its time; the new one fences it
-            self.leave(self.lane)
+            self.leave(self.lane, now)
         self.lane, self.next_lane = self.next_lane, None
         assert self.lane is not None
-        self.lease, self.window = lease.number, 0
+        self.lease, self.window, self.lease_at = lease.number, 0, now
         self.lane.send(lease)
         for request in self.requests.values():
             self.lane.send(request)
 
     def failed(self, now: float, *, at_once: bool = False) -> None:
-        """Its runner is gone: another one is started after a wait."""
+        """Its runner is gone: another one is started, after a wait unless it is the first."""
+        is_first = self.failures == 0
         self.failures += 1
+        self._wait(now, at_once=at_once and is_first)
+
+    def failed_elsewhere(self, now: float, *, at_once: bool = False) -> bool:
+        """A runner elsewhere has failed; whether one here is to take over."""
+        is_first = self.failures_elsewhere == 0
+        self._wait(now, at_once=at_once and is_first)
+        self.failures_elsewhere += 1
+        if self.fails_elsewhere:
+            self._stay(now, _FIRST_PAUSE, _LONGEST_PAUSE)
+        return self.fails_elsewhere
+
+    def never_came(self, now: float) -> None:
+        """The runner elsewhere is over and has never connected: to try again costs nothing."""
+        if self.attempt == self.elsewhere:
+            self.is_starting = False
+        self.elsewhere = 0
+        self.failures_elsewhere += _MOST_ELSEWHERE
+        self._stay(now, _FIRST_WAIT, _LONGEST_WAIT)
+
+    def works(self, now: float) -> bool:
+        """Who has the lease has got on; whether that ends failures elsewhere."""
+        assert self.lane is not None
+        if not self.is_elsewhere(self.lane) or now - self.lease_at < self.pause:
+            return False
+        has_failed = self.fails_elsewhere
+        self.failures_elsewhere, self.pause = 0, 0.0
+        return has_failed
+
+    def _stay(self, now: float, shortest: float, longest: float) -> None:
+        """Publish here at once, and try elsewhere again after a pause."""
+        self.pause = max(self.pause, shortest, min(2 * self.pause, longest))
+        self.start_at, self.move_at = now, now + self.pause
+
+    def _wait(self, now: float, *, at_once: bool) -> None:
         self.start_at = now if at_once else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
 
-    def outdate(self) -> None:
+    @property
+    def fails_elsewhere(self) -> bool:
+        """Whether runners elsewhere do not come, or fail, so that one here publishes."""
+        return self.failures_elsewhere >= _MOST_ELSEWHERE
+
+    def is_elsewhere(self, lane: Lane) -> bool:
+        """Whether it leads to the runner outside this process."""
+        return self.elsewhere != 0 and lane.hello.attempt == self.elsewhere
+
+    def outdate(self, now: float) -> None:
         """Runners without a lease do not get it: what they were started with is out of date."""
         self.valid_from, self.is_starting = self.attempt + 1, False
         if self.next_lane is not None:
             self.next_lane.send(Stop())
             self.next_lane = None
+        if self.elsewhere and (self.lane is None or not self.is_elsewhere(self.lane)):
+            self.elsewhere, self.move_at = 0, now
 
-    def start(self, now: float, *, is_here: bool) -> int:
+    def move(self, now: float) -> None:
+        """There are other places now: what has failed at those before says nothing."""
+        self.start_at, self.is_starting = now, False
+        self.elsewhere, self.failures_elsewhere = 0, 0
+        self.pause, self.move_at = 0.0, inf
+
+    def start(self, now: float, *, is_elsewhere: bool) -> int:
         """A runner is started; the number of the attempt."""
         self.attempt += 1
         self.comes_by = now + _COMES_WITHIN
-        self.is_starting, self.never_came = True, self.never_came and is_here
+        self.is_starting = True
+        if is_elsewhere:
+            self.elsewhere, self.move_at = self.attempt, inf
         return self.attempt
 
     def starts_here(self, now: float) -> bool:
-        """Whether nobody publishes the shard, and who was started elsewhere does not come."""
-        is_there = self.lane is not None or self.next_lane is not None
-        is_missed = now >= self.comes_by if self.is_starting else self.never_came
-        return is_missed and not is_there
+        """Whether nobody publishes the shard, and nobody elsewhere does soon."""
+        if self.lane is not None or self.next_lane is not None:
+            return False
+        if self.is_starting:
+            return now >= self.comes_by
+        return self.fails_elsewhere or self.elsewhere != 0
 
     def has_ended(self, attempt: int, now: float) -> bool:
-        """The thread or task of a runner is over; whether it never connected."""
+        """A runner here is over; whether it never connected."""
         if attempt != self.attempt or not self.is_starting:
             return False
-        self.is_starting, self.never_came = False, True
-        self.start_at = now + self.absence
-        self.absence = min(2 * self.absence, _LONGEST_WAIT)
+        self.is_starting = False
+        self._wait(now, at_once=False)
         return True
 
     def wants_runner(self, now: float) -> bool:
         """Whether a runner is to be started."""
         if self.is_starting:
             return self.starts_here(now)
-        is_there = self.lane is not None or self.next_lane is not None
-        is_to_move = self.never_came and self.next_lane is None
-        return (is_to_move or not is_there) and now >= self.start_at
+        if self.lane is None and self.next_lane is None:
+            return now >= self.start_at
+        return self.next_lane is None and now >= self.move_at
 
     # -- what it is sent --------------------------------------------------------------------------
 
@@ -236,7 +307,7 @@ class Shard:
             self.requests.pop(answered, None)
         self.report = report
         self.reported_lease = self.lease
-        if report.done or report.published:  # that it begins says nothing of what it fails at
+        if has_got_on(report):
             self.failures, self.wait = 0, _FIRST_WAIT
 
     def next_due(self) -> int | None:
@@ -244,6 +315,11 @@ class Shard:
         if self.lane is None or self.report is None or self.report is self.due_sent_for:
             return None
         return None if self.sent else self.report.next_due
+
+
+def has_got_on(report: Report) -> bool:
+    """Whether a runner has done something; that it begins says nothing of what it fails at."""
+    return bool(report.done or report.published)
 
 
 def positions(shards: Sequence[Shard]) -> tuple[int, int] | None:

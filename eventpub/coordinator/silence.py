@@ -13,7 +13,8 @@ from eventpub.coordinator.shards import Shard
 
 WARNED_AFTER = 60.0
 ENDED_AFTER = 600.0
-"""Seconds; doubled each time for a shard, in case that what it does takes so long."""
+"""Seconds; doubled each time for a shard until the next runner has done something, in case that
+what it does takes so long."""
 
 
 class Silence:
@@ -22,12 +23,18 @@ class Silence:
     def __init__(self) -> None:
         self._heard: dict[int, float] = {}
         self._patience: dict[int, float] = {}
+        self._ended: dict[int, int] = {}
         self._warned: dict[int, float] = {}
 
     def heard(self, shard: int, now: float) -> None:
         """A runner has said something, or has just been given the lease."""
         self._heard[shard] = now
         self._warned.pop(shard, None)
+
+    def ends(self, shard: Shard) -> None:
+        """A runner has done something: where another one was ended, what that was at is over."""
+        if self._ended.get(shard.number) != shard.lease:
+            self._patience.pop(shard.number, None)
 
     def check(self, shards: Sequence[Shard], now: float) -> Iterator[tuple[Shard, float, bool]]:
         """The shards of whose runner something is to be said, for how many seconds it has been
@@ -42,6 +49,7 @@ class Silence:
             patience = self._patience.setdefault(shard.number, ENDED_AFTER)
             if seconds >= patience:
                 self._patience[shard.number] = 2 * patience
+                self._ended[shard.number] = shard.lease
                 yield shard, seconds, True
             elif seconds >= WARNED_AFTER and self._warned.get(shard.number) != since:
                 self._warned[shard.number] = since

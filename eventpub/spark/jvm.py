@@ -65,6 +65,7 @@ class Jvm:
 
     Raises:
         StateError: run.stopping, spark.java_missing, spark.start_failed.
+        OSError: no disk, memory or file descriptor is left.
     """
 
     def __init__(
@@ -77,20 +78,20 @@ class Jvm:
     ) -> None:
         java = find_java()
         self._end_timeout = _END_TIMEOUT if archive is None else _ARCHIVE_TIMEOUT
-        folder = Path(tempfile.mkdtemp(prefix="eventpub-"))
-        info_file = folder / "connection"
-        environment = {k: v for k, v in os.environ.items() if k != "SPARK_HOME"} | {
-            "SPARK_CONNECT_MODE": "0",
-            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info_file),
-        }
-        # by files: a process's arguments can be read by everybody on the machine
-        settings, options = folder / "spark.properties", folder / "java.options"
-        settings.write_text(_as_properties(properties))
-        options.write_text(_as_arguments(properties.get("spark.driver.extraJavaOptions", "")))
-        command = [java, *_java_options(java, properties, archive), f"@{options}"]
-        command += ["org.apache.spark.deploy.SparkSubmit"]
-        command += ["--properties-file", str(settings), "--load-spark-defaults"]
-        try:
+        with tempfile.TemporaryDirectory(prefix="eventpub-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            info_file = folder / "connection"
+            environment = {k: v for k, v in os.environ.items() if k != "SPARK_HOME"} | {
+                "SPARK_CONNECT_MODE": "0",
+                "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info_file),
+            }
+            # by files: a process's arguments can be read by everybody on the machine
+            settings, options = folder / "spark.properties", folder / "java.options"
+            settings.write_text(_as_properties(properties))
+            options.write_text(_as_arguments(properties.get("spark.driver.extraJavaOptions", "")))
+            command = [java, *_java_options(java, properties, archive), f"@{options}"]
+            command += ["org.apache.spark.deploy.SparkSubmit"]
+            command += ["--properties-file", str(settings), "--load-spark-defaults"]
             with log_file.open("wb") as log:
                 self.process = subprocess.Popen(
                     [*command, "pyspark-shell"],
@@ -101,9 +102,12 @@ class Jvm:
                     # Ctrl-C is for the publisher, which lets open transactions finish.
                     process_group=0,
                 )
-            port, secret = self._connection(info_file, log_file, stops)
-        finally:
-            shutil.rmtree(folder)
+            try:
+                port, secret = self._connection(info_file, log_file, stops)
+            except BaseException:
+                self.process.kill()
+                self.process.wait()
+                raise
         os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = secret
 
@@ -113,17 +117,15 @@ class Jvm:
         deadline = time.monotonic() + _START_TIMEOUT
         while not info_file.exists():
             if stops():
-                self.process.kill()
-                self.process.wait()
                 raise StateError("run.stopping", "stopped before Spark had started")
             if self.process.poll() is not None or time.monotonic() > deadline:
-                self.process.kill()
                 words = log_file.read_text(errors="replace").strip().splitlines()
                 raise StateError(
                     "spark.start_failed",
                     f"the JVM of Spark does not start: {words[-1] if words else 'no reason given'}",
                     where=str(log_file),
                     suggestion="Java 17 or newer is needed; check JAVA_HOME and spark.properties",
+                    retriable=True,
                 )
             time.sleep(0.02)
         data = info_file.read_bytes()
@@ -136,17 +138,9 @@ class Jvm:
         Args:
             at_once: nothing in it is of any worth.
         """
-        from pyspark import SparkContext
-
         if at_once:
             self.process.kill()
-        gateway = SparkContext._gateway
-        if gateway is not None:
-            with suppress(Exception):  # it is gone
-                gateway.shutdown()
-        SparkContext._gateway = None
-        SparkContext._jvm = None
-        SparkContext._active_spark_context = None
+        forget_gateway()
         os.environ.pop("PYSPARK_GATEWAY_PORT", None)
         os.environ.pop("PYSPARK_GATEWAY_SECRET", None)
         assert self.process.stdin is not None
@@ -157,6 +151,23 @@ class Jvm:
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
+
+
+def forget_gateway() -> None:
+    """Have pyspark start, or be given, another JVM; one that it has started itself is ended."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+        if process is not None:
+            process.kill()
+            process.wait()
+        with suppress(Exception):  # it is gone
+            gateway.shutdown()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
 
 
 def archive_file(java: str) -> Path:

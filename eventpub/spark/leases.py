@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from eventpub.channel import Hello
 from eventpub.channel.flight import Address, FlightLink
 from eventpub.config import Config
 from eventpub.coordinator import events as e
-from eventpub.errors import EventpubError, StateError, words_of
+from eventpub.errors import EventpubError, StateError, from_dict, words_of
 from eventpub.publisher.placement import Placement, place_name, tune_garbage_collector
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.runner import serve
@@ -31,8 +34,11 @@ _ALIVE_EVERY = 0.5
 """Seconds between two checks whether Spark still answers."""
 
 _FIRST_WAIT = 2.0
-_LONGEST_WAIT = 60.0
-"""Seconds until Spark is started again after it was lost, twice as many each time."""
+_LONGEST_WAIT = 300.0
+"""Seconds until Spark is started again after it was lost or has not come up, twice as many each
+time, until it has lived that long: the start of a JVM costs some 10 s of CPU time."""
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class Spark(Placement):
@@ -62,7 +68,7 @@ class Spark(Placement):
         self._ended = threading.Event()
         self._context: SparkContext | None = None
         self._after = 0.0
-        self.error: EventpubError | None = None
+        self._was_up = False
         self._thread = threading.Thread(target=self._run, name="eventpub-spark", daemon=True)
 
     def begin(self, after: float = 0.0) -> None:
@@ -121,30 +127,56 @@ class Spark(Placement):
         if self._ended.wait(self._after):
             return
         while not self._ended.is_set():
+            began = time.monotonic()
             try:
                 self._session()
-                wait = _FIRST_WAIT
-            except EventpubError as error:
-                if error.code == "run.stopping":
+            except Exception as found:
+                if self._ended.is_set():
                     return
-                self.error = error
+                error = self._of(found)
                 self._post(e.Failed(e.StartSpark(), error))
+                if error.retriable:
+                    log.warning(
+                        "Spark cannot be started; threads of the publisher's process publish"
+                        " meanwhile",
+                        error=str(error),
+                        tried_again_in=f"{wait:g} s",
+                    )
+            if time.monotonic() - began >= _LONGEST_WAIT:
+                wait = _FIRST_WAIT
             if self._ended.wait(wait):
                 return
             wait = min(2 * wait, _LONGEST_WAIT)
+
+    def _of(self, found: Exception) -> EventpubError:
+        """Why Spark does not start: threads publish, so it is tried again, whatever it is.
+
+        But for what no start will get over; where one has, that is there again after an upgrade.
+        """
+        if not isinstance(found, EventpubError):
+            return StateError(
+                "spark.start_failed",
+                f"Spark does not start: {_reason(found)}",
+                suggestion="check memory, disk space (TMPDIR, too) and the limit of open files;"
+                f" Spark's own words are in {self._log_file}",
+                retriable=True,
+            )
+        return from_dict(found.to_dict() | {"retriable": True}) if self._was_up else found
 
     def _session(self) -> None:
         """One life of Spark, until it is lost or nobody wants it any more."""
         from eventpub.spark.session import Session
 
         with Session(self._config, self._log_file, stops=self._ended.is_set) as session:
-            self._context = session.context
+            self._context, self._was_up = session.context, True
             self._changed(self)
-            while not self._ended.wait(_ALIVE_EVERY) and session.is_alive():
-                continue
-            self._context = None
-            if not self._ended.is_set():
-                self._changed(None)
+            try:
+                while not self._ended.wait(_ALIVE_EVERY) and session.is_alive():
+                    continue
+            finally:
+                self._context = None
+                if not self._ended.is_set():
+                    self._changed(None)
 
 
 def _job_group(shard: int, attempt: int) -> str:

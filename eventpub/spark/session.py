@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventpub.config import Config
-from eventpub.errors import StateError
-from eventpub.spark.jvm import Jvm
+from eventpub.errors import StateError, words_of
+from eventpub.spark.jvm import Jvm, forget_gateway
 from eventpub.state import StateDir
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Session:
 
     Raises:
         StateError: run.stopping, spark.java_missing, spark.start_failed.
+        OSError: no disk, memory or file descriptor is left.
     """
 
     def __init__(
@@ -52,23 +53,25 @@ class Session:
         local = re.fullmatch(r"local(?:\[(\*|\d+)\])?", config.spark.master)
         master = f"local[{_slots(local[1], config)}]" if local else config.spark.master
         self._is_kept = archive is not None
+        self._has_gateway = False
         self._jvm = Jvm(properties, log_file, archive=archive, stops=stops) if local else None
         try:
             self.context = self._connect(config, properties, master, log_file)
+            if not os.environ.get("EVENTPUB_SPARK_LOG"):
+                self.context.setLogLevel("OFF")
         except Exception as error:
+            reason = _reason(error)  # which the JVM knows
             self._end_jvm()
             if stops():
                 raise StateError("run.stopping", "stopped before Spark had started") from error
             raise StateError(
                 "spark.start_failed",
-                f"Spark does not start: {_reason(error)}",
+                f"Spark does not start: {reason}",
                 where=f"spark.master = {config.spark.master}",
                 suggestion="check spark.master and spark.properties; Spark's own words are in "
                 f"{log_file}",
                 retriable=True,
             ) from error
-        if not os.environ.get("EVENTPUB_SPARK_LOG"):
-            self.context.setLogLevel("OFF")
 
     def _connect(
         self, config: Config, properties: dict[str, str], master: str, log_file: Path
@@ -79,6 +82,8 @@ class Session:
         servers: Any = (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer)
         for server in servers:
             server.handle_error = _ignored
+        # one that is there already, of a program that runs the publisher, is left alone
+        self._has_gateway = self._jvm is None and SparkContext._gateway is None
         conf = SparkConf().setAppName(f"eventpub:{config.app.id}").setMaster(master)
         conf.setAll(list(properties.items()))
         # the JVM writes to the file already, and what others say meanwhile is for the terminal
@@ -97,6 +102,8 @@ class Session:
     def _end_jvm(self) -> None:
         if self._jvm is not None:
             self._jvm.close(at_once=not self._is_kept)
+        elif self._has_gateway:
+            forget_gateway()
 
     def is_alive(self) -> bool:
         """Whether it still takes jobs: where its master has gone, say, it stops itself."""
@@ -121,7 +128,7 @@ def _slots(asked: str | None, config: Config) -> int:
 
 def _reason(error: Exception) -> str:
     """What the JVM says, not what called it."""
-    lines = str(error).splitlines()
+    lines = words_of(error).splitlines() or [type(error).__name__]
     return next((line[2:] for line in lines if line.startswith(": ")), lines[0])
 
 

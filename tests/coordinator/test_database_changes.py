@@ -76,7 +76,7 @@ class TestADatabaseThatChanges:
         life.on(e.PlacementChanged(replaces_runners=True))
         waits = life.joins(0)
         life.on(e.TableChecked(layout(unit=1000)))
-        comes = life.joins(1)
+        comes = life.joins(1, attempt=2)
         for task, lane in zip((waits, comes), lanes, strict=True):
             assert task.is_told_to_stop
             life.leaves(lane)

@@ -11,8 +11,11 @@ from eventpub.channel import Folding
 from eventpub.coordinator import events as e
 from eventpub.errors import EventpubError, SinkError, StateError, StoreError
 from tests.coordinator.life import (
+    FakeLane,
+    Life,
     at,
     begin,
+    layout,
     streaming,
     upto,
 )
@@ -20,6 +23,32 @@ from tests.coordinator.life import (
 AWAY = SinkError("sink.unreachable", "no broker answers", retriable=True)
 FENCED = SinkError("sink.fenced", "another producer has taken this shard")
 GONE = StoreError("store.denied", "the account may not read the table")
+LOST = StateError("spark.task_lost", "no executor", retriable=True)
+READ_ONLY = StateError("index.not_writable", "the index cannot be written")
+TAKES_OVER = "a thread of this process publishes it"
+
+
+def in_spark() -> tuple[Life, list[FakeLane]]:
+    """A run whose shards are published by tasks: the second attempt of each."""
+    life, threads = streaming()
+    life.on(e.PlacementChanged(replaces_runners=True))
+    tasks = [life.joins(0), life.joins(1)]
+    for thread, task in zip(threads, tasks, strict=True):
+        life.leaves(thread)
+        life.on(e.RunnerEnded(thread.shard, 1))
+        life.reports_done(task)
+    return life, tasks
+
+
+def until_started(life: Life, shard: int = 0, within: float = 20.0) -> e.StartRunner:
+    """The next runner of a shard that is started."""
+    known, began = len(life.all(e.StartRunner)), life.now
+    while life.now < began + within:
+        life.waits(within / 400)
+        for command in life.all(e.StartRunner)[known:]:
+            if command.shard == shard:
+                return command
+    raise AssertionError("no runner was started")
 
 
 class TestHandOver:
@@ -141,6 +170,29 @@ class TestRunnersThatSayNothing:
         assert len(life.all(e.EndRunner)) == 1
         life.waits(12.0)
         assert len(life.all(e.EndRunner)) == 2
+
+    def test_but_not_once_a_runner_has_done_something_in_between(self) -> None:
+        """After eight freezes of a year the next one was ended after 42 hours."""
+        life, lanes = streaming()
+        lane = lanes[0]
+        for ended in range(5):
+            life.polled(at(2_001 + ended))
+            life.reports_done(lanes[1])
+            life.waits(603.0)
+            assert len(life.all(e.EndRunner)) == ended + 1
+            life.on(e.RunnerEnded(0, lane.hello.attempt))
+            lane = life.joins(0)
+            life.reports_done(lane)
+
+    def test_what_an_ended_one_says_at_last_shortens_nothing(self) -> None:
+        """A thread, say, which cannot be ended: it takes that long for a window."""
+        life, lanes = streaming()
+        for second in range(2):
+            life.polled(at(2_001 + second))
+            life.reports_done(lanes[1])
+            life.waits(700.0)
+            life.reports_done(lanes[0])
+        assert len(life.all(e.EndRunner)) == 1
 
     def test_who_has_nothing_to_do_may_be_silent(self) -> None:
         life, lanes = streaming()
@@ -274,12 +326,11 @@ class TestRunnersThatFail:
 
     def test_where_tasks_end_before_they_have_come_a_thread_publishes(self) -> None:
         """A Spark that takes jobs and runs none, or whose machines do not reach this one."""
-        life, lanes = streaming()
-        lost = StateError("spark.task_lost", "stopped SparkContext", retriable=True)
-        life.loses(lanes[0])
-        life.on(e.RunnerEnded(0, 2, lost))
+        life, tasks = in_spark()
+        life.loses(tasks[0])
+        life.on(e.RunnerEnded(0, 3, LOST))
         life.waits(0.3)
-        assert life.last(e.StartRunner) == e.StartRunner(0, 3, is_here=True)
+        assert life.last(e.StartRunner) == e.StartRunner(0, 4, is_here=True)
         here = life.joins(0)
         assert here.leases
 
@@ -287,14 +338,64 @@ class TestRunnersThatFail:
         while life.now < began + 300.0:
             life.waits(0.3)
             life.reports_done(here)
-            if (command := life.last(e.StartRunner)).attempt > 3 + tries:
+            if (command := life.last(e.StartRunner)).attempt > 4 + tries:
                 assert not command.is_here, "it is tried again"
                 tries += 1
-                life.on(e.RunnerEnded(0, command.attempt, lost))
+                life.on(e.RunnerEnded(0, command.attempt, LOST))
         assert 25 <= tries <= 40, "more and more rarely, every 10 s at last"
+        assert not here.is_told_to_stop
+        (line,) = life.lines(TAKES_OVER)
+        assert "no executor" in str(line.facts["error"])
         life.loses(here)
-        life.waits(31.0)
+        life.waits(1.0)
         assert life.last(e.StartRunner).is_here
+
+    def test_one_that_ends_on_its_way_while_a_thread_publishes_is_tried_again(self) -> None:
+        """Nothing moved the shard any more, though Spark was up."""
+        life, tasks = in_spark()
+        life.loses(tasks[0])
+        life.waits(6.0)
+        assert [c.is_here for c in life.all(e.StartRunner)[-2:]] == [False, True]
+        here = life.joins(0, attempt=4)
+        life.reports_done(here)
+        life.on(e.RunnerEnded(0, 3, LOST))
+        life.waits(300.0)
+        assert life.last(e.StartRunner) == e.StartRunner(0, 5, is_here=False)
+        task = life.joins(0)
+        life.leaves(here)
+        assert task.leases
+
+    def test_while_one_is_on_its_way_a_thread_that_fails_is_followed_by_a_thread(self) -> None:
+        """A second task would wait in the cluster's queue behind the first."""
+        life, tasks = in_spark()
+        life.loses(tasks[0])
+        life.waits(6.0)
+        life.leaves(life.joins(0, attempt=4), AWAY)
+        assert until_started(life).is_here
+
+    def test_one_that_comes_together_with_the_thread_that_waits_for_it(self) -> None:
+        life, tasks = in_spark()
+        life.loses(tasks[0])
+        life.waits(6.0)
+        task = life.joins(0, attempt=3)
+        assert task.leases
+        here = life.joins(0, attempt=4)
+        life.leaves(task)
+        assert here.leases
+        assert life.last(e.StartRunner) == e.StartRunner(0, 5), "it does not stay in the thread"
+        life.on(e.RunnerEnded(0, 3))
+        life.leaves(here)
+        assert life.joins(0).leases
+
+    def test_one_that_waits_for_the_lease_and_whose_task_is_over_does_not_get_it(self) -> None:
+        life, (former, _) = streaming()
+        life.on(e.PlacementChanged(replaces_runners=True))
+        task = life.joins(0)
+        life.on(e.RunnerEnded(0, 2, LOST))
+        assert task.is_closed
+        life.leaves(former)
+        assert not task.leases
+        assert life.joins(0).leases
 
     def test_the_end_of_one_that_has_handed_over_is_no_news(self) -> None:
         life, lanes = streaming()
@@ -454,6 +555,177 @@ class TestRunnersThatFail:
             lane = life.joins(0)
             life.reports_done(lane)
         assert not life.is_ending()
+
+
+UNKNOWN = StateError("shard.failed", "no module named zstandard", retriable=True)
+NO_FILE = StoreError("store.auth_failed", "the database refuses logins from that machine")
+
+
+class TestRunnersThatFailOnlyElsewhere:
+    """Executors that do not reach Kafka, say, or whose disk is read-only; this process could."""
+
+    @pytest.mark.parametrize("error", [AWAY, READ_ONLY, UNKNOWN, NO_FILE])
+    def test_a_thread_takes_over_and_goes_on(self, error: EventpubError) -> None:
+        life, tasks = in_spark()
+        life.leaves(tasks[0], error)
+        assert not until_started(life).is_here, "once may be chance, and another node may do"
+        assert not life.lines(TAKES_OVER)
+        life.leaves(life.joins(0), error)
+        assert life.last(e.StartRunner).is_here
+        here = life.joins(0)
+        assert here.leases
+        (line,) = life.lines(TAKES_OVER)
+        assert line.level == "warning"
+        assert line.facts == {
+            "shard": 0,
+            "error": f"{error.code}: {error.message}",
+            "where": "machine of 0",
+            "tried_again_in": "30 s",
+        }
+
+        ended, handed_over, began = life.now, [], life.now
+        for number in range(20):
+            life.polled(at(2_001 + number))
+            life.reports_done(here, published=1)
+            assert not until_started(life, within=400.0).is_here
+            handed_over.append(life.now - ended)
+            task = life.joins(0)
+            assert here.is_told_to_stop
+            life.leaves(here)
+            assert task.leases
+            life.leaves(task, error)
+            ended = life.now
+            life.on(e.RunnerEnded(0, task.hello.attempt))
+            assert life.last(e.StartRunner).is_here, "at once"
+            here = life.joins(0)
+            assert here.leases
+            assert not life.is_ending()
+        assert handed_over[:5] == pytest.approx([30, 60, 120, 240, 300], abs=1.1)
+        assert handed_over[5:] == pytest.approx([300] * 15, abs=1.1)
+        assert life.now - began > 4_500
+        assert len(life.lines(TAKES_OVER)) == 21
+
+    @pytest.mark.parametrize("error", [AWAY, READ_ONLY, UNKNOWN])
+    def test_also_in_an_idle_night(self, error: EventpubError) -> None:
+        """No report says that the thread gets on."""
+        life, tasks = in_spark()
+        task = tasks[0]
+        for _ in range(20):
+            life.leaves(task, error)
+            if (command := until_started(life)).is_here:
+                here = life.joins(0)
+                life.reports(here, position=at(2_000), low=at(2_000))
+                command = until_started(life, within=400.0)
+                task = life.joins(0)
+                life.leaves(here)
+            else:
+                task = life.joins(0)
+            assert not command.is_here
+            assert not life.is_ending()
+
+    def test_what_the_thread_meets_too_ends_the_run(self) -> None:
+        life, tasks = in_spark()
+        life.leaves(tasks[0], READ_ONLY)
+        life.waits(0.3)
+        life.leaves(life.joins(0), READ_ONLY)
+        assert not life.is_ending()
+        life.leaves(life.joins(0), READ_ONLY)
+        assert life.ends() is READ_ONLY
+
+    def test_a_defect_ends_it_wherever_it_is_met(self) -> None:
+        defect = StateError("publish.order_violated", "a version twice")
+        life, tasks = in_spark()
+        life.leaves(tasks[0], defect)
+        assert life.ends() is defect
+
+    def test_another_publisher_is_noticed_there_too(self) -> None:
+        life, tasks = in_spark()
+        life.waits(21.0)
+        task = tasks[0]
+        for _ in range(2):
+            life.leaves(task, FENCED)
+            assert not life.is_ending()
+            until_started(life)
+            task = life.joins(0)
+            life.reports_done(task)
+        life.leaves(task, FENCED)
+        assert life.is_ending()
+
+    def test_one_that_publishes_for_a_while_is_a_new_beginning(self) -> None:
+        life, tasks = in_spark()
+        life.leaves(tasks[0], AWAY)
+        life.waits(0.3)
+        life.leaves(life.joins(0), AWAY)
+        here = life.joins(0)
+        life.waits(31.0)
+        task = life.joins(0)
+        life.leaves(here)
+        life.reports_done(task)
+        assert not life.lines("outside this process again"), "not yet"
+        life.waits(31.0)
+        life.polled(at(2_001))
+        life.reports_done(task)
+        (line,) = life.lines("outside this process again")
+        assert line.facts == {"shard": 0, "where": "machine of 0"}
+        life.leaves(task, AWAY)
+        assert not until_started(life).is_here
+
+    def test_one_that_publishes_a_little_and_fails_is_not(self) -> None:
+        """It reaches one broker of three, say: the thread was asked to leave again and again."""
+        life, tasks = in_spark()
+        life.leaves(tasks[0], AWAY)
+        life.waits(0.3)
+        task = life.joins(0)
+        pauses = []
+        for number in range(4):
+            life.leaves(task, AWAY)
+            here, ended = life.joins(0), life.now
+            life.polled(at(2_001 + number))
+            until_started(life, within=400.0)
+            pauses.append(life.now - ended)
+            task = life.joins(0)
+            life.leaves(here)
+            life.reports_done(task, published=1)
+        assert pauses == pytest.approx([30, 60, 120, 240], abs=1.1)
+
+    def test_a_new_spark_is_given_a_chance(self) -> None:
+        life, tasks = in_spark()
+        life.leaves(tasks[0], AWAY)
+        life.waits(0.3)
+        life.leaves(life.joins(0), AWAY)
+        here = life.joins(0)
+        life.on(e.PlacementChanged(replaces_runners=False))
+        life.waits(400.0)
+        assert not here.is_told_to_stop, "there is nowhere else"
+        life.on(e.PlacementChanged(replaces_runners=True))
+        task = life.joins(0)
+        life.leaves(here)
+        assert task.leases
+        life.leaves(task, AWAY)
+        assert not until_started(life).is_here
+
+    def test_threads_alone_stay_where_they_are(self) -> None:
+        """`spark.master = "none"`: there is nothing to hand over to."""
+        life, lanes = streaming()
+        lane = lanes[0]
+        for _ in range(5):
+            life.leaves(lane, AWAY)
+            until_started(life)
+            lane = life.joins(0)
+        life.waits(400.0)
+        assert not lane.is_told_to_stop
+        assert not life.lines(TAKES_OVER)
+
+    def test_a_task_that_was_asked_to_leave_has_not_failed(self) -> None:
+        """The table is altered twice in an idle night."""
+        life, tasks = in_spark()
+        for unit in (1_000, 1_000_000):
+            life.on(e.TableChecked(layout(unit=unit)))
+            for number, task in enumerate(tasks):
+                life.leaves(task)
+                tasks[number] = life.joins(number)
+                assert not life.last(e.StartRunner).is_here
+        assert not life.lines(TAKES_OVER)
 
 
 def test_an_error_that_spark_cannot_start_with_is_waited_out_where_it_may_pass() -> None:

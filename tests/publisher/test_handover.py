@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -128,6 +129,46 @@ def test_without_its_jvm_threads_publish_until_spark_is_back(
     publisher.until_spark_publishes()
     commit_some(database, range(5, 7))
     publisher.until_published("a-3", [1, 2, 3, 4, 5, 6])
+    stop_when_whole(database, publisher)
+
+
+_BROKEN = """#!{python}
+import sys
+from eventpub.channel import Farewell, Hello
+from eventpub.channel.flight import FlightLink
+from eventpub.cli import main
+from eventpub.errors import StateError
+from eventpub.spark import leases
+
+def run_task(assignment, address, attempt, shards):
+    for shard in shards:
+        link = FlightLink(address, Hello(shard, assignment.run, "a broken node", attempt))
+        link.lease()
+        link.send(Farewell(StateError("index.not_writable", "the index cannot be written")))
+        link.close()
+        yield shard
+
+leases.run_task = run_task
+sys.exit(main())
+"""
+
+
+def test_where_tasks_fail_that_threads_would_not_threads_publish(
+    new_publisher: NewPublisher, database: FreshDatabase, tmp_path: Path
+) -> None:
+    """The disk of a node is read-only, say: the publisher ended, and again after each restart."""
+    create_table(database)
+    program = tmp_path / "eventpub"
+    program.write_text(_BROKEN.format(python=sys.executable))
+    program.chmod(0o755)
+    publisher = new_publisher(database, spark=SPARK)
+    publisher.program = str(program)
+    commit_some(database, range(1, 3))
+    publisher.start()
+    publisher.until_said("a thread of this process publishes it")
+    publisher.until_said("a broken node")
+    commit_some(database, range(3, 5))
+    publisher.until_published("a-3", [1, 2, 3, 4], timeout=20)
     stop_when_whole(database, publisher)
 
 
