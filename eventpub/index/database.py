@@ -78,8 +78,9 @@ class Database:
         size = self._since_mark + batch.size_in_bytes()
         is_marked = not self._marks or size >= _MARKED_EVERY
         if is_marked:
-            if self._old_marks:
-                batch.delete_range(_mark(0), _mark(self._old_marks))
+            # not as a range: each read would look at that, too, until the next compaction
+            for number in range(self._old_marks):
+                batch.delete(_mark(number))
             batch.put(_mark(self._marks), self._session)
         try:
             self._db.write(batch)

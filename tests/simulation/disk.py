@@ -78,7 +78,6 @@ class WriteBatch:
     def __init__(self, raw_mode: bool = False) -> None:
         assert raw_mode
         self.changes: list[tuple[bytes, bytes | None]] = []
-        self.ranges: list[tuple[bytes, bytes]] = []
 
     def put(self, key: bytes, value: bytes) -> None:
         """As there."""
@@ -87,11 +86,6 @@ class WriteBatch:
     def delete(self, key: bytes) -> None:
         """As there."""
         self.changes.append((key, None))
-
-    def delete_range(self, first: bytes, end: bytes) -> None:
-        """As there; what was put before it is not in it."""
-        assert not any(first <= key < end for key, _ in self.changes)
-        self.ranges.append((first, end))
 
     def size_in_bytes(self) -> int:
         """About as there."""
@@ -176,9 +170,6 @@ class Rdict:
         database = self._database
         database.history.append(database.data)
         data = dict(database.data)
-        for first, end in batch.ranges:
-            for key in [key for key in data if first <= key < end]:
-                del data[key]
         for key, value in batch.changes:
             if value is None:
                 data.pop(key, None)
