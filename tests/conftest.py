@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import hypothesis
 import pytest
 
 from eventpub.errors import LocalError
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from pymysql.cursors import Cursor
 
 S = TypeVar("S", bound=Server)
+
+# No test asserts how long it takes: beside five others, a step may take seconds.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every command
 # that they start and send one.

@@ -27,7 +27,7 @@ _EVENTS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     events=_EVENTS,
     windows=st.lists(st.integers(1, 30), min_size=1, max_size=8),

@@ -79,7 +79,7 @@ def blocks(wire: Wire, width: int, rows: int, size: int) -> Iterator[list[Row]]:
 values = st.none() | st.binary(max_size=40) | st.integers(240, 300).map(lambda n: b"v" * n)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(values, min_size=n, max_size=n))),
     st.lists(st.integers(1, 50), min_size=1),

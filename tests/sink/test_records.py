@@ -158,7 +158,7 @@ def test_metadata_becomes_headers_and_never_an_error(text: str, expected: Any) -
     assert metadata_headers(text) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.dictionaries(
         st.text(),
@@ -197,7 +197,7 @@ def test_times_have_microseconds_and_a_timestamp_that_kafka_takes(
     assert (made.timestamp, dict(made.headers)["ce_time"]) == (timestamp, time)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(YEAR_1900, 253_402_300_799_999_999)))
 def test_times_are_read_back_as_they_were(micros: list[int]) -> None:
     array = np.array(micros, np.int64)
