@@ -16,6 +16,10 @@ CONFLICT = "admission.version_conflict"
 """Begins the reason of a row whose version was published as another event."""
 
 
+CLOCK_STEP = 1_000_000
+"""µs by which the database's clock may go back without a word."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """The configuration that admission depends on; durations in microseconds.

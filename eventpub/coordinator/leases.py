@@ -91,7 +91,7 @@ class Leases:
     def due_at(self) -> Iterator[float]:
         """When a runner is to be started, or is not waited for any more."""
         for shard in self._shards:
-            yield shard.start_at if shard.lane is None else shard.move_at
+            yield shard.start_at if shard.lane is None else shard.elsewhere.next_at
             if shard.next_lane is not None:
                 yield shard.handover_by
             if shard.is_starting and shard.lane is None:
@@ -111,7 +111,7 @@ class Leases:
             self._folding.forget(shard.number)
         if isinstance(message, Report) and has_got_on(message):
             self._silence.ends(shard)
-            if shard.works(now):
+            if shard.gets_on(now):
                 text = "the shard is published by a runner outside this process again"
                 facts = {"shard": shard.number, "where": event.lane.hello.where}
                 self._do(Log("info", text, facts))
@@ -160,7 +160,7 @@ class Leases:
         is_replaced = shard.next_lane is not None or self._ending.is_stopping
         if error is not None and is_elsewhere and not is_replaced:
             if shard.failed_elsewhere(now, at_once=is_gone):
-                self._do(_takes_over(shard, error, lane.hello.where))
+                self._do(_is_published_here(shard, error, lane.hello.where))
         elif not (is_gone and is_replaced):
             shard.failed(now, at_once=is_gone)
         if error is not None and not is_gone:
@@ -175,11 +175,11 @@ class Leases:
                 lane.close()
                 self.left(lane, event.error, now)
                 return
-        if event.attempt == shard.elsewhere:
-            is_new = not shard.fails_elsewhere
+        if shard.elsewhere.has(event.attempt):
+            is_new = not shard.elsewhere.is_failing
             shard.never_came(now)
             if is_new and event.error is not None and not self._ending.is_stopping:
-                self._do(_takes_over(shard, event.error))
+                self._do(_is_published_here(shard, event.error))
         elif not shard.has_ended(event.attempt, now):
             return
         if event.error is not None:
@@ -196,13 +196,13 @@ class Leases:
         return self._shards[lane.shard] if 0 <= lane.shard < len(self._shards) else None
 
 
-def _takes_over(shard: Shard, error: EventpubError, where: str | None = None) -> Log:
+def _is_published_here(shard: Shard, error: EventpubError, where: str | None = None) -> Log:
     """A runner elsewhere has failed so often that one here publishes the shard."""
     text = "a shard's runners outside this process fail; a thread of this process publishes it"
     facts = {
         "shard": shard.number,
         "error": f"{error.code}: {error.message}",
         "where": where or "it did not connect",
-        "tried_again_in": f"{shard.pause:g} s",
+        "tried_again_in": f"{shard.elsewhere.pause:g} s",
     }
     return wording.warning(text, **facts)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eventpub.admission.rules import CLOCK_STEP
 from eventpub.channel import Comparison, Report
 from eventpub.coordinator.events import Count, Counted
 from eventpub.coordinator.recount import Recount
-
-_CLOCK_STEP = 1_000_000
-"""µs by which the database's clock may go back without a word."""
 
 _LATE_SHARE = 0.5
 """Seconds of each second for what is counted out of turn."""
@@ -92,7 +90,7 @@ class Recounting:
         """Seconds by which the database's clock went back, and all is counted; 0: it did not."""
         step = self._last_time - now
         self._last_time = now
-        if step <= _CLOCK_STEP:
+        if step <= CLOCK_STEP:
             return 0.0
         self._recount.clock_went_back(now)
         return step / 1e6

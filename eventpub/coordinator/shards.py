@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from eventpub.channel import Comparison, Lease, Report, Request, Stop, Window
 from eventpub.channel.lane import Lane
+from eventpub.coordinator.elsewhere import Elsewhere
 
 MOST_PAGES = 4
 """Full pages on their way to a shard."""
@@ -33,14 +33,6 @@ _FIRST_WAIT = 0.25
 _LONGEST_WAIT = 10.0
 """Seconds until a runner that has failed is started again, twice as many each time: as long as
 librdkafka waits, at most, before it connects again."""
-
-_MOST_ELSEWHERE = 2
-"""Failures in a row of runners outside this process, before one in a thread takes the shard."""
-
-_FIRST_PAUSE = 30.0
-_LONGEST_PAUSE = 300.0
-"""Seconds until one is started elsewhere again after that, twice as many each time. Each costs a
-hand-over, and the time that it takes to fail: some 10 s where it does not reach Kafka."""
 
 MakeLease: TypeAlias = Callable[[int], Lease]
 """The lease of a number, as things are now."""
@@ -75,11 +67,7 @@ class Shard:
         attempt: how often a runner was started.
         is_starting: whether the last one has not connected yet.
         comes_by: when that is to have connected.
-        elsewhere: the attempt that runs outside this process, or is on its way there; 0: none.
-        failures_elsewhere: how many of those have failed in a row.
-        pause: seconds until another one is started there, and for how long that is to publish until
-            these failures are forgotten.
-        move_at: when another one is started there though one publishes here.
+        elsewhere: its runners outside this process.
         valid_from: the first attempt that may have the lease.
         lease_at: when the lease was given.
     """
@@ -98,10 +86,7 @@ class Shard:
     attempt: int = 0
     is_starting: bool = False
     comes_by: float = 0.0
-    elsewhere: int = 0
-    failures_elsewhere: int = 0
-    pause: float = 0.0
-    move_at: float = inf
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
     valid_from: int = 0
     lease_at: float = 0.0
     start_at: float = 0.0
@@ -124,7 +109,7 @@ class Shard:
     def leave(self, lane: Lane, now: float) -> bool:
         """A runner is gone; whether it was the one that had the lease."""
         if self.is_elsewhere(lane):
-            self.elsewhere, self.move_at = 0, now
+            self.elsewhere.end(now)
         if lane is self.next_lane:
             self.next_lane = None
         if lane is not self.lane:
@@ -157,48 +142,33 @@ class Shard:
         self._wait(now, at_once=at_once and is_first)
 
     def failed_elsewhere(self, now: float, *, at_once: bool = False) -> bool:
-        """A runner elsewhere has failed; whether one here is to take over."""
-        is_first = self.failures_elsewhere == 0
+        """A runner elsewhere has failed; whether one here is to publish the shard."""
+        is_first = self.elsewhere.failures == 0
         self._wait(now, at_once=at_once and is_first)
-        self.failures_elsewhere += 1
-        if self.fails_elsewhere:
-            self._stay(now, _FIRST_PAUSE, _LONGEST_PAUSE)
-        return self.fails_elsewhere
+        self.elsewhere.failed(now)
+        if self.elsewhere.is_failing:
+            self.start_at = now
+        return self.elsewhere.is_failing
 
     def never_came(self, now: float) -> None:
-        """The runner elsewhere is over and has never connected: to try again costs nothing."""
-        if self.attempt == self.elsewhere:
+        """The runner elsewhere is over and has never connected: one here publishes at once."""
+        if self.attempt == self.elsewhere.attempt:
             self.is_starting = False
-        self.elsewhere = 0
-        self.failures_elsewhere += _MOST_ELSEWHERE
-        self._stay(now, _FIRST_WAIT, _LONGEST_WAIT)
+        self.elsewhere.never_came(now)
+        self.start_at = now
 
-    def works(self, now: float) -> bool:
+    def gets_on(self, now: float) -> bool:
         """Who has the lease has got on; whether that ends failures elsewhere."""
         assert self.lane is not None
-        if not self.is_elsewhere(self.lane) or now - self.lease_at < self.pause:
-            return False
-        has_failed = self.fails_elsewhere
-        self.failures_elsewhere, self.pause = 0, 0.0
-        return has_failed
-
-    def _stay(self, now: float, shortest: float, longest: float) -> None:
-        """Publish here at once, and try elsewhere again after a pause."""
-        self.pause = max(self.pause, shortest, min(2 * self.pause, longest))
-        self.start_at, self.move_at = now, now + self.pause
+        return self.is_elsewhere(self.lane) and self.elsewhere.gets_on(now - self.lease_at)
 
     def _wait(self, now: float, *, at_once: bool) -> None:
         self.start_at = now if at_once else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
 
-    @property
-    def fails_elsewhere(self) -> bool:
-        """Whether runners elsewhere do not come, or fail, so that one here publishes."""
-        return self.failures_elsewhere >= _MOST_ELSEWHERE
-
     def is_elsewhere(self, lane: Lane) -> bool:
         """Whether it leads to the runner outside this process."""
-        return self.elsewhere != 0 and lane.hello.attempt == self.elsewhere
+        return self.elsewhere.has(lane.hello.attempt)
 
     def outdate(self, now: float) -> None:
         """Runners without a lease do not get it: what they were started with is out of date."""
@@ -206,14 +176,13 @@ class Shard:
         if self.next_lane is not None:
             self.next_lane.send(Stop())
             self.next_lane = None
-        if self.elsewhere and (self.lane is None or not self.is_elsewhere(self.lane)):
-            self.elsewhere, self.move_at = 0, now
+        if self.elsewhere.attempt and (self.lane is None or not self.is_elsewhere(self.lane)):
+            self.elsewhere.end(now)
 
     def move(self, now: float) -> None:
         """There are other places now: what has failed at those before says nothing."""
         self.start_at, self.is_starting = now, False
-        self.elsewhere, self.failures_elsewhere = 0, 0
-        self.pause, self.move_at = 0.0, inf
+        self.elsewhere = Elsewhere()
 
     def start(self, now: float, *, is_elsewhere: bool) -> int:
         """A runner is started; the number of the attempt."""
@@ -221,7 +190,7 @@ class Shard:
         self.comes_by = now + _COMES_WITHIN
         self.is_starting = True
         if is_elsewhere:
-            self.elsewhere, self.move_at = self.attempt, inf
+            self.elsewhere.start(self.attempt)
         return self.attempt
 
     def starts_here(self, now: float) -> bool:
@@ -230,7 +199,7 @@ class Shard:
             return False
         if self.is_starting:
             return now >= self.comes_by
-        return self.fails_elsewhere or self.elsewhere != 0
+        return self.elsewhere.is_failing or self.elsewhere.attempt != 0
 
     def has_ended(self, attempt: int, now: float) -> bool:
         """A runner here is over; whether it never connected."""
@@ -246,7 +215,7 @@ class Shard:
             return self.starts_here(now)
         if self.lane is None and self.next_lane is None:
             return now >= self.start_at
-        return self.next_lane is None and now >= self.move_at
+        return self.next_lane is None and now >= self.elsewhere.next_at
 
     # -- what it is sent --------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class Snapshots:
 
     @cached_property
     def _found(self) -> tuple[pafs.FileSystem, str]:
-        """What leads to the place, and where in it; to find out may ask the network."""
+        """The file system of the place, and the folder there; to find out may ask the network."""
         try:
             if "://" in self._place:
                 files, root = pafs.FileSystem.from_uri(self._place)

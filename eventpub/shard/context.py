@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eventpub.admission.buckets import WIDTH, oldest_needed
+from eventpub.admission.rules import CLOCK_STEP
 from eventpub.channel import Lease, Report
 from eventpub.channel.lane import Link
 from eventpub.shard.assignment import Assignment
@@ -18,9 +19,6 @@ from eventpub.shard.own_index import IndexCopies, open_index, require_going_on
 from eventpub.shard.pace import Pace
 from eventpub.sink import ShardSink
 from eventpub.store import EventStore
-
-_CLOCK_STEP = 1_000_000
-"""µs by which the database's clock may go back without a word."""
 
 _COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
@@ -108,8 +106,8 @@ class ShardContext:
         Holds are measured by it: where it went back since they were seen, they begin anew.
         """
         before, self.now = self.now, self.lookup.now()
-        if not before or self.now < before - _CLOCK_STEP:
-            latest = self.now + self.assignment.config.gaps.longest_wait + _CLOCK_STEP
+        if not before or self.now < before - CLOCK_STEP:
+            latest = self.now + self.assignment.config.gaps.longest_wait + CLOCK_STEP
             self.index.see_holds_anew(latest, self.now, self.rules.next_attempt(self.now, 0))
         return self.now
 

@@ -83,8 +83,8 @@ class Reading:
 
     def _items(self) -> Iterator[Item]:
         context = self._context
-        # what a new index, or one that is older than what other machines have published since, does
-        # not know of the time before, the fold has told
+        # what was published before that by other runners, the fold has read from the topic: neither
+        # a new index nor an old one needs the table for it
         horizon = context.assignment.config.recount.horizon
         after = max(context.assignment.start or 0, context.lease.low - horizon)
         after = max(after, context.index.position or 0)

@@ -335,3 +335,26 @@ def counted_with(life: Life, differs: set[int] = frozenset()) -> set[int]:  # ty
             found.update(count.buckets)
             life.on(e.Counted(life.database, rows, count.expected, count.in_turn))
     return found
+
+
+def in_spark() -> tuple[Life, list[FakeLane]]:
+    """A run whose shards are published by tasks: the second attempt of each."""
+    life, threads = streaming()
+    life.on(e.PlacementChanged(replaces_runners=True))
+    tasks = [life.joins(0), life.joins(1)]
+    for thread, task in zip(threads, tasks, strict=True):
+        life.leaves(thread)
+        life.on(e.RunnerEnded(thread.shard, 1))
+        life.reports_done(task)
+    return life, tasks
+
+
+def until_started(life: Life, shard: int = 0, within: float = 20.0) -> e.StartRunner:
+    """The next runner of a shard that is started."""
+    known, began = len(life.all(e.StartRunner)), life.now
+    while life.now < began + within:
+        life.waits(within / 400)
+        for command in life.all(e.StartRunner)[known:]:
+            if command.shard == shard:
+                return command
+    raise AssertionError("no runner was started")
