@@ -127,10 +127,12 @@ def lost_records(
 
 
 class _Visible:
-    """What readers have of our records.
+    """What readers have of our records, or will have when what was lost is published again.
 
-    A record need not be there as it was: where another owner of the shard, which has not known of
-    the lost transaction, has come in between, it has decided anew of the same rows.
+    A record may be lost more than once: as it was written, and as it was published again by whoever
+    had to restore it and was cut off, or had not known of it. And it need not be there as it was:
+    where another owner of the shard, which has not known of the lost transaction, has come in
+    between, it has decided anew of the same rows.
 
     Args:
         sink: the configuration.
@@ -155,12 +157,20 @@ class _Visible:
             self._decided.setdefault(message.key(), []).append(versions)
 
     def lacks(self, message: Any) -> list[records.Record]:
-        """What is to be published of a record: nothing, all of it, or some versions of a skip."""
+        """What is to be published of a record: nothing, all of it, or some versions of a skip.
+
+        That counts as there from then on.
+        """
         gap = self._gap(message)
         if gap is None:
-            return [] if self._identity(message) in self._there else [_again(message)]
+            identity = self._identity(message)
+            is_there = identity in self._there
+            self._there.add(identity)
+            return [] if is_there else [_again(message)]
         versions = gap.from_version, gap.to_version
-        left = undecided(versions, self._decided.get(message.key(), ()))
+        decided = self._decided.setdefault(message.key(), [])
+        left = undecided(versions, decided)
+        decided += left
         if left == [versions]:
             return [_again(message)]
         gaps = [replace(gap, from_version=first, to_version=last) for first, last in left]

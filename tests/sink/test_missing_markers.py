@@ -173,6 +173,21 @@ def test_an_abort_that_takes_a_committed_transaction_with_it_is_found(
     assert_ends_well(own_broker, sink, left_open, third)
 
 
+def test_what_was_lost_several_times_is_published_again_once(
+    own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink
+) -> None:
+    """As it was written, and as others have published it since, who were cut off in turn."""
+    for _ in range(3):
+        with pytest.raises(CrashError):
+            new_sink().publish(FIRST, crash_point=crash_at("before_commit"))
+    last = new_sink()
+    ends = high_watermarks(own_broker.open, sink.topic)
+    lost = {(sink.topic, partition): (0, end - 1) for partition, end in ends.items() if end}
+    assert sum(end - 3 for end in ends.values() if end) == 3 * 40, "beside the markers"
+    assert last.restore(lost) == 40
+    assert_published_once(own_broker.open, sink.topic, FIRST)
+
+
 def test_a_commit_that_takes_a_committed_transaction_with_it_is_no_loss(
     own_broker: OwnBroker,
     sink: config.Sink,
