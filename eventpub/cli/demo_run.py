@@ -90,8 +90,8 @@ def run_demo(*, seconds: float | None, rate: int, keep: str | None) -> Report:
 
 def _show(console: Console, publisher: dict[str, int], found: Any) -> None:
     console.print(
-        f"published {publisher['published']:,} events, {publisher['backtracked']:,} of them fetched"
-        f" from behind the window; gaps found {publisher['gaps_opened']:,},"
+        f"published {publisher['published']:,} events, {publisher['backtracked']:,} of them found"
+        f" by key; gaps found {publisher['gaps_opened']:,},"
         f" filled {publisher['gaps_filled']:,}, skipped {publisher['gaps_skipped']:,}"
     )
     verdict.show(console, found)
@@ -241,7 +241,7 @@ class DemoView:
         return (
             f"{now - (self._began or now):4.0f} s  written {self.written.get('events', 0):,}"
             f"  published {p.published:,} ({self._rate.at(now):,.0f}/s)  lag {p.lag_seconds:.1f} s"
-            f"  fetched from behind {p.backtracked:,}"
+            f"  found by key {p.backtracked:,}"
             f"  gaps found {p.gaps_opened:,} filled {p.gaps_filled:,} skipped {p.gaps_skipped:,}"
         )
 

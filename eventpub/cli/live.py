@@ -246,7 +246,7 @@ def facts_grid(p: Progress, rate: float) -> RenderableType:
         "events behind", count(p.lag_events),
     )  # fmt: skip
     grid.add_row(
-        "fetched from behind", count(p.backtracked, "green"), "late", count(p.late, "yellow"),
+        "found by key", count(p.backtracked, "green"), "late", count(p.late, "yellow"),
         "dead", count(p.dead, "bold red"),
     )  # fmt: skip
     outer = Table.grid()

@@ -15,12 +15,10 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub.admission.model import EVENTS, Shard, VersionRange
 from eventpub.config import Store
-from eventpub.errors import StoreError
 from eventpub.private_apis.packets import Columns, stream
 from eventpub.store import server, statements
 from eventpub.store.connection import (
@@ -33,6 +31,7 @@ from eventpub.store.connection import (
 )
 from eventpub.store.failures import mapped
 from eventpub.store.layout import Layout, discover
+from eventpub.store.rows import keys_batch, local_times, record_batch
 
 T = TypeVar("T")
 
@@ -343,7 +342,7 @@ class EventStore:
         with self._connection() as connection:
             statement = statements.keys(layout, *values, shard)
             for block in stream(connection, statement, rows=100_000, size=_BATCH_BYTES):
-                yield _keys_batch(layout, block, after, upto)
+                yield keys_batch(layout, block, after, upto)
 
     def backtrack(self, ranges: Sequence[VersionRange], limit: int | None = None) -> pa.Table:
         """The events of version ranges, whatever their `create_time`, by aggregate and version.
@@ -437,7 +436,7 @@ class EventStore:
                 some = aggregate_ids_and_versions[at : at + at_once]
                 sql = statements.lower_versions(layout, some, limit)
                 blocks = [
-                    _keys_batch(layout, block, None, None)
+                    keys_batch(layout, block, None, None)
                     for block in stream(connection, sql, rows=_MOST_BELOW, size=_BATCH_BYTES)
                 ]
                 if blocks:
@@ -550,7 +549,7 @@ def _without_last_moment(
     window: tuple[int, int],
 ) -> Page:
     """A page without the rows of the time that was read last, which may have more."""
-    zone, local = layout.zone, _times(newest)
+    zone, local = layout.zone, local_times(newest)
     last = int((zone.utc(local, *window) if zone else local)[0])
     kept = []
     for batch in batches:
@@ -560,93 +559,3 @@ def _without_last_moment(
     if not kept:
         return Page([], last)
     return Page(kept, int(kept[-1].column("create_time")[-1].as_py()))
-
-
-def _keys_batch(
-    layout: Layout, columns: Columns, after: int | None, upto: int | None
-) -> pa.RecordBatch:
-    ids, versions, times = columns
-    nothing = pa.nulls(len(ids), pa.binary())
-    rows = [ids, versions, nothing, nothing, nothing, times]
-    batch = record_batch(layout, rows, after, upto)
-    return batch.select(["aggregate_id", "version", "create_time"])
-
-
-def record_batch(
-    layout: Layout, columns: Columns, after: int | None, upto: int | None
-) -> pa.RecordBatch:
-    """A block of rows as Arrow, schema `EVENTS`; those of a window where one is given.
-
-    Raises:
-        StoreError: store.row_invalid, naming the row
-    """
-    ids, versions, types, payloads, metadata, times = columns
-    try:
-        for required in (ids, versions, times):
-            if required.null_count:
-                raise pa.ArrowInvalid("NULL")
-        local = _times(times)
-        id_text = ids.cast(pa.string())
-        numbers = versions.cast(pa.string()).cast(pa.int64())
-    except pa.ArrowInvalid as error:
-        raise _invalid_row(layout, columns) from error
-    zone = layout.zone
-    instants = pa.array(zone.utc(local, after, upto)) if zone else pa.array(local)
-    type_text = _lenient_text(types).fill_null("")
-    batch = pa.RecordBatch.from_arrays(
-        [id_text, numbers, type_text, payloads, _lenient_text(metadata), instants], schema=EVENTS
-    )
-    if zone and after is not None and upto is not None:
-        is_within = zone.is_within(local, after, upto)
-        if not is_within.all():
-            return batch.filter(pa.array(is_within))
-    return batch
-
-
-def _times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
-    """Local µs of times as the server writes them."""
-    micros = column.cast(pa.string()).cast(pa.timestamp("us")).cast(pa.int64())
-    return np.asarray(micros.to_numpy(zero_copy_only=False), np.int64)
-
-
-def _lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Text of a column that may hold bytes; what is not UTF-8 is replaced, not refused."""
-    try:
-        text: pa.Array[Any] = column.cast(pa.string())
-        return text
-    except pa.ArrowInvalid:
-        return pa.array(
-            [v if v is None else v.decode(errors="replace") for v in column.to_pylist()],
-            pa.string(),
-        )
-
-
-def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
-    """The error of the first row that cannot be an event."""
-    for aggregate_id, version, _, _, _, time in zip(
-        *(column.to_pylist() for column in columns), strict=True
-    ):
-        reason = None
-        try:
-            if aggregate_id is None:
-                reason = "has no aggregate_id"
-            elif version is None:
-                reason = "has no version"
-            elif int(version) >= 2**63:
-                reason = "has a version beyond 2^63 - 1"
-            elif time is None or time.startswith(b"0000"):
-                reason = "has no create_time"
-            elif not aggregate_id.decode():
-                pass
-        except UnicodeDecodeError:
-            reason = "has an aggregate_id that is not UTF-8"
-        if reason:
-            shown = "NULL" if aggregate_id is None else repr(aggregate_id.decode(errors="replace"))
-            number, at = ((v or b"NULL").decode() for v in (version, time))
-            return StoreError(
-                "store.row_invalid",
-                f"a row {reason}: aggregate_id {shown}, version {number}, create_time {at}",
-                where=layout.where,
-                suggestion="correct or remove the row, then start again; no event was skipped",
-            )
-    return StoreError("store.row_invalid", "a row cannot be read as an event", where=layout.where)

@@ -1,0 +1,108 @@
+"""Rows as the database sends them, as Arrow: events, with each time as an instant.
+
+What cannot be an event is an error that names the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from eventpub.admission.model import EVENTS
+from eventpub.errors import StoreError
+from eventpub.private_apis.packets import Columns
+from eventpub.store.layout import Layout
+
+
+def keys_batch(
+    layout: Layout, columns: Columns, after: int | None, upto: int | None
+) -> pa.RecordBatch:
+    """As `record_batch`, of the columns `aggregate_id`, `version` and `create_time` alone."""
+    ids, versions, times = columns
+    nothing = pa.nulls(len(ids), pa.binary())
+    rows = [ids, versions, nothing, nothing, nothing, times]
+    batch = record_batch(layout, rows, after, upto)
+    return batch.select(["aggregate_id", "version", "create_time"])
+
+
+def record_batch(
+    layout: Layout, columns: Columns, after: int | None, upto: int | None
+) -> pa.RecordBatch:
+    """A block of rows as Arrow, schema `EVENTS`; those of a window where one is given.
+
+    Raises:
+        StoreError: store.row_invalid, naming the row
+    """
+    ids, versions, types, payloads, metadata, times = columns
+    try:
+        for required in (ids, versions, times):
+            if required.null_count:
+                raise pa.ArrowInvalid("NULL")
+        local = local_times(times)
+        id_text = ids.cast(pa.string())
+        numbers = versions.cast(pa.string()).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise _invalid_row(layout, columns) from error
+    zone = layout.zone
+    instants = pa.array(zone.utc(local, after, upto)) if zone else pa.array(local)
+    type_text = _lenient_text(types).fill_null("")
+    batch = pa.RecordBatch.from_arrays(
+        [id_text, numbers, type_text, payloads, _lenient_text(metadata), instants], schema=EVENTS
+    )
+    if zone and after is not None and upto is not None:
+        is_within = zone.is_within(local, after, upto)
+        if not is_within.all():
+            return batch.filter(pa.array(is_within))
+    return batch
+
+
+def local_times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
+    """Local µs of times as the server writes them."""
+    micros = column.cast(pa.string()).cast(pa.timestamp("us")).cast(pa.int64())
+    return np.asarray(micros.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Text of a column that may hold bytes; what is not UTF-8 is replaced, not refused."""
+    try:
+        text: pa.Array[Any] = column.cast(pa.string())
+        return text
+    except pa.ArrowInvalid:
+        return pa.array(
+            [v if v is None else v.decode(errors="replace") for v in column.to_pylist()],
+            pa.string(),
+        )
+
+
+def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
+    """The error of the first row that cannot be an event."""
+    for aggregate_id, version, _, _, _, time in zip(
+        *(column.to_pylist() for column in columns), strict=True
+    ):
+        reason = None
+        try:
+            if aggregate_id is None:
+                reason = "has no aggregate_id"
+            elif version is None:
+                reason = "has no version"
+            elif int(version) >= 2**63:
+                reason = "has a version beyond 2^63 - 1"
+            elif time is None or time.startswith(b"0000"):
+                reason = "has no create_time"
+            elif not aggregate_id.decode():
+                pass
+        except UnicodeDecodeError:
+            reason = "has an aggregate_id that is not UTF-8"
+        if reason:
+            shown = "NULL" if aggregate_id is None else repr(aggregate_id.decode(errors="replace"))
+            number, at = ((v or b"NULL").decode() for v in (version, time))
+            return StoreError(
+                "store.row_invalid",
+                f"a row {reason}: aggregate_id {shown}, version {number}, create_time {at}",
+                where=layout.where,
+                suggestion="correct or remove the row, then start again; no event was skipped",
+            )
+    return StoreError("store.row_invalid", "a row cannot be read as an event", where=layout.where)
