@@ -73,10 +73,10 @@ def test_a_place_that_is_away_keeps_nobody_from_publishing(
         FileSystem=SimpleNamespace(from_uri=made), FileSelector=pafs.FileSelector
     )
     monkeypatch.setattr("eventpub.index.snapshots.pafs", arrow)
-    monkeypatch.setattr(own_index, "_LOOKS_FOR", 0.05)
-    monkeypatch.setattr(own_index, "_LOOKS_AGAIN_AFTER", 0.04)
+    monkeypatch.setattr(own_index, "_LOOKS_FOR", 0.5)
+    monkeypatch.setattr(own_index, "_LOOKS_AGAIN_AFTER", 0.2)
     assert fetches(tmp_path, copies=copies) is None
-    assert len(tried) == 3
+    assert 1 < len(tried) <= 4, "it looks again, and not for ever"
     tried.clear()
     (tmp_path / "index" / "0").mkdir(parents=True)
     assert fetches(tmp_path, copies=copies) is None

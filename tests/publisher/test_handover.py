@@ -12,7 +12,14 @@ import psutil
 
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
+from tests.publisher.harness import (
+    Publisher,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
 from tests.publisher.test_crashes import assert_whole, commit_some, stop_when_whole
 
 SPARK = {"master": "local[*]"}
@@ -180,7 +187,7 @@ def test_f12_sigterm_while_the_jvm_starts_does_not_wait_for_it(
     commit_some(database, range(1, 3))
     publisher.start()
     with stalled(publisher):
-        publisher.until_published("a-3", [1, 2])
+        eventually(lambda: not compare(database, publisher.topic))
         assert publisher.stop(timeout=30) == 143
         assert publisher.family() == []
     assert_whole(database, publisher)
