@@ -152,8 +152,7 @@ def _most_busy(cluster: Standalone, publisher: Publisher) -> psutil.Process:
     """The worker on which most shards run."""
     status = ask_running(StateDir(publisher.state), "status")
     assert status is not None
-    shards = status["progress"]["per_shard"].values()
-    pids = [int(shard["where"].split()[-1]) for shard in shards]
+    pids = [int(shard["where"].split()[-1]) for shard in status["shards"]]
 
     def runs(worker: psutil.Process) -> int:
         below = {process.pid for process in worker.children(recursive=True)}

@@ -83,8 +83,8 @@ class Publisher:
 
     def _runs_on_spark(self) -> bool:
         status = ask_running(StateDir(self.state), "status")
-        shards = {} if status is None else status["progress"]["per_shard"]
-        return bool(shards) and all(s["where"] != "this process" for s in shards.values())
+        shards = [] if status is None else status["shards"]
+        return bool(shards) and all(s["where"] not in {"", "this process"} for s in shards)
 
     def reaches(self, moment: int, timeout: float = 900) -> None:
         """Waits until everything created at or before `moment` (µs) is accounted for."""

@@ -598,11 +598,27 @@ class Ops(_Section):
 
     http: Annotated[str, AfterValidator(_is_http)] = Field(
         "127.0.0.1:8077",
-        description="no effect yet: address of metrics, health and dashboard; '' = off",
+        description="address of metrics, health and dashboard; '' = off",
     )
+    token: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="who may pause, resume, retry and skip on the dashboard; unset = nobody",
+    )
+    token_file: Path | None = Field(None, description="a file that holds the token, instead")
     log: Literal["auto", "text", "json"] = Field(
         "auto", description="form of the log on stderr; auto = text on a terminal, json otherwise"
     )
+
+    @model_validator(mode="after")
+    def _one_token(self) -> Ops:
+        if self.token is not None and self.token_file is not None:
+            _contradiction(
+                "ops.token_file",
+                "both ops.token and ops.token_file are set",
+                "keep one of the two",
+            )
+        return self
 
 
 class Config(_Section):

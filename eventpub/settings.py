@@ -41,7 +41,7 @@ _OTHER_VARIABLES = {
     "EVENTPUB_SPARK_LOG",
 }
 _TEST_PREFIX = "EVENTPUB_TEST_"
-_SECRETS = {"store.url", "store.password"}
+_SECRETS = {"store.url", "store.password", "ops.token"}
 
 
 class CombinedConfigError(ConfigError):
@@ -122,7 +122,9 @@ class _Layers:
 
     def put(self, key: str, value: Any, origin: str) -> None:
         if isinstance(value, str):
-            if key == "store.password" or (key not in KEYS and is_secret_property(key)):
+            if key in {"store.password", "ops.token"} or (
+                key not in KEYS and is_secret_property(key)
+            ):
                 masking.remember(value)
             elif key == "store.url":
                 _remember_url(value)
@@ -166,7 +168,7 @@ def load(
     if layers.problems or config is None:
         raise _joined(layers.problems)
     origins = {name: "default" for name, key in KEYS.items() if not key.is_map} | layers.origins
-    return Loaded(_with_password(config, origins), origins, path)
+    return Loaded(_with_token(_with_password(config, origins), origins), origins, path)
 
 
 def shown(loaded: Loaded) -> dict[str, Any]:
@@ -521,6 +523,17 @@ def _with_password(config: Config, origins: dict[str, str]) -> Config:
     origins["store.password"] = f"file {file}"
     store = config.store.model_copy(update={"password": SecretStr(password), "password_file": None})
     return config.model_copy(update={"store": store})
+
+
+def _with_token(config: Config, origins: dict[str, str]) -> Config:
+    """The token file's text in the token's place."""
+    file = config.ops.token_file
+    if file is None:
+        return config
+    token = _secret_of(file, "ops.token_file")
+    origins["ops.token"] = f"file {file}"
+    ops = config.ops.model_copy(update={"token": SecretStr(token), "token_file": None})
+    return config.model_copy(update={"ops": ops})
 
 
 def _secret_of(file: Path, key: str) -> str:

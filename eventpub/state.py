@@ -2,6 +2,7 @@
 
 lock            held by the running publisher; says where it is asked
 start.json      where this publisher started, resolved once; run.json and progress.json repeat it
+status.json     how the publisher stood, for `eventpub status` when none runs
 run.json        which run this is: a number that grows with every start
 progress.json   position and pending work, as the shards reported last
 requests/       what `eventpub gaps retry --later` and `skip --later` leave for the next publisher
@@ -82,6 +83,7 @@ class StateDir:
         self.progress_file = self.root / "progress.json"
         self.start_file = self.root / "start.json"
         self.run_file = self.root / "run.json"
+        self.status_file = self.root / "status.json"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
         self.spark_scratch = self.root / "spark"
@@ -157,6 +159,7 @@ class StateDir:
         """Take other users' access away; whether there was any."""
         # only from what is ours: somebody's state directory may be their home
         files = [self.progress_file, self.start_file, self.run_file, self.spark_log]
+        files.append(self.status_file)
         files.append(self.root / "lock")
         folders = [self.index, self.spark_scratch, self.requests]
         inside = [path for folder in folders for path in folder.rglob("*")]

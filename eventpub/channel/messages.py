@@ -190,6 +190,10 @@ class Report:
         rebuilt: what was wrong with its index, which is rebuilt from the topic; None: nothing was.
         copied_from: which copy the index was made of, where this machine had none; None: of none.
         seconds: by step.
+        latency: events published by their age when their transaction was committed, in the buckets
+            of `histogram.LATENCY_BOUNDS`; none: nothing was published.
+        latency_sum: of these ages, s.
+        index_bytes: what the index takes on the disk; None: it was not looked at this time.
     """
 
     shard: int
@@ -223,6 +227,9 @@ class Report:
     rebuilt: str | None = None
     copied_from: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    latency: list[int] = field(default_factory=list)
+    latency_sum: float = 0.0
+    index_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from eventpub.cli.output import (
     write_json,
     write_text,
 )
+from eventpub.cli.status import pause, resume, status
 from eventpub.masking import mask
 
 
@@ -42,7 +43,9 @@ def eventpub() -> None:
     """
 
 
-for _command in (migrate, doctor, run, gaps, verify, config, demo, bench):
+for _command in (
+    migrate, doctor, run, status, pause, resume, gaps, verify, config, demo, bench,
+):  # fmt: skip
     eventpub.add_command(_command)
 
 

@@ -11,6 +11,7 @@ for, and then asks each part what follows (`_go_on`):
 - `Checks`: what is checked once a second;
 - `Requests`: what users ask of shards;
 - `DurableState`: what must outlive the process;
+- `Health`: whether all of that works, as named checks;
 - `Ending`: how the publisher stops; `Failures` judges which error makes it.
 
 The parts share the list of shards; what they are made with says which others they know. All else
@@ -30,6 +31,7 @@ from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.durable_state import DurableState, StartState
 from eventpub.coordinator.ending import Ending
 from eventpub.coordinator.failures import Failures
+from eventpub.coordinator.health import Health
 from eventpub.coordinator.leases import Leases
 from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.past import OddRows
@@ -40,6 +42,9 @@ from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import Shard, positions
 from eventpub.coordinator.windows import Windows
 from eventpub.errors import EventpubError
+
+_LAG_IS_OLD = 5.0
+"""Seconds after which a lag that was measured has grown by its age; it is measured every second."""
 
 
 class Coordinator:
@@ -52,15 +57,22 @@ class Coordinator:
     Attributes:
         shards: each as it stands.
         progress: of the publisher as a whole.
+        health: named checks, and the last error of each shard.
+        is_paused: nothing that is not under way is published.
+        seen_at: when the last event was handled, the machine's s.
     """
 
     def __init__(self, config: Config, start_state: StartState) -> None:
         begin, horizon = start_state, config.recount.horizon
         self._commands: list[e.Command] = []
         do = self._commands.append
-        self._seen_at = float("-inf")
+        self.seen_at = float("-inf")
+        self.is_paused = begin.is_paused
         self.shards = shards = [Shard(number) for number in range(config.spark.shards)]
         self.progress = progress = Progress(server=begin.server)
+        self.health = Health(shards)
+        self._lag_measured_at: float | None = None
+        self._boundary = 0
         self._durable = durable = DurableState(begin)
         self._recounting = Recounting(
             horizon, begin.start, begin.now, begin.position, begin.hidden_since
@@ -102,6 +114,8 @@ class Coordinator:
             e.Failed: self._failed,
             e.RequestReceived: lambda event, _: requests.send(event.request, event.reply),
             e.Withdrawn: lambda event, _: requests.withdraw(event.id),
+            e.PauseAsked: self._pause,
+            e.Written: lambda _, now: self.health.written(now),
             e.StopAsked: lambda _, now: ending.stop(None, now),
         }
 
@@ -109,6 +123,38 @@ class Coordinator:
     def database_seen_at(self) -> float | None:
         """When the last poll was answered, in the machine's seconds; None: none was."""
         return self._changes.seen_at
+
+    @property
+    def state(self) -> str:
+        """What the publisher does: starting, running, paused or stopping."""
+        if self._ending.is_stopping:
+            return "stopping"
+        if any(shard.report is None for shard in self.shards):
+            return "starting"
+        return "paused" if self.is_paused else "running"
+
+    def lag_seconds(self, now: float) -> float:
+        """Age below the boundary of the oldest event that is not published, held ones included.
+
+        While it cannot be measured it grows with time. May be asked from any thread.
+        """
+        lag = self.progress.lag_seconds
+        if self.progress.holds_open and self._boundary:
+            lag = max(lag, (self._boundary - self._durable.low) / 1e6)
+        measured_at = self._lag_measured_at
+        if measured_at is not None and now - measured_at > _LAG_IS_OLD:
+            lag += now - measured_at
+        return lag
+
+    def shard_lag_seconds(self, shard: Shard, now: float) -> float:
+        """The same of one shard; at most that of the publisher."""
+        lag, report = self.lag_seconds(now), shard.report
+        if report is None or not lag:
+            return lag
+        is_read = not shard.sent and report.position >= self._windows.planned
+        if is_read and not report.holds and not self.is_paused:
+            return 0.0
+        return min(lag, max(0.0, (self._boundary - report.low) / 1e6))
 
     # -- the loop's side --------------------------------------------------------------------------
 
@@ -118,7 +164,10 @@ class Coordinator:
         Args:
             now: the machine's time, s; it only grows.
         """
-        self._seen_at = now
+        self.seen_at = now
+        if self._lag_measured_at is None:
+            self._lag_measured_at = now
+        self.health.observe(event, now)
         self._handlers[type(event)](event, now)
         if not self._ending.is_over:
             self._go_on(now)
@@ -132,7 +181,7 @@ class Coordinator:
             return max(0.0, self._ending.stop_by - now)
         due = [*self._leases.due_at(), *self._windows.due_at()]
         # what was due by the last event was seen to then; a second's work waits for a tick
-        later = [at for at in due if at > self._seen_at]
+        later = [at for at in due if at > self.seen_at]
         return max(0.0, min([*later, self._checks.second_at]) - now)
 
     def is_current(self, shard: int, lease: int) -> bool:
@@ -144,9 +193,10 @@ class Coordinator:
         if not self._ending.is_stopping:
             self._grant(now)
             self._leases.start_runners(now)
-            self._windows.catch_up(now)
-            self._compare()
-            self._windows.poll(now)
+            if not self.is_paused:
+                self._windows.catch_up(now)
+                self._compare()
+            self._windows.poll(now, is_paused=self.is_paused)
         self._finish_if_done(now)
 
     # -- runners ----------------------------------------------------------------------------------
@@ -162,12 +212,34 @@ class Coordinator:
         """Give leases, and with each what its runner is to do now."""
         comparison = self._recounting.comparison
         for shard in self._leases.grant(self._lease, now):
+            if self.is_paused:
+                continue  # `_pause` catches up
             self._windows.begin(shard, now)
             if comparison.buckets and shard.lane is not None:
                 shard.lane.send(comparison)
 
     def _lease(self, number: int) -> Lease:
         return self._durable.lease(number, self._recounting.uncounted_since)
+
+    def _pause(self, event: e.PauseAsked, now: float) -> None:
+        if event.is_paused != self.is_paused:
+            self.is_paused = event.is_paused
+            text = "the publisher is paused: eventpub resume goes on"
+            self._do(e.Log("info", text if self.is_paused else "the publisher goes on", {}))
+            if not self.is_paused:
+                self._resume(now)
+            self._remember()
+        event.reply(sum(len(shard.sent) for shard in self.shards))
+
+    def _resume(self, now: float) -> None:
+        """Who has got the lease meanwhile begins."""
+        comparison = self._recounting.comparison
+        for shard in self.shards:
+            if shard.lane is not None and shard.window == 0:
+                self._windows.begin(shard, now)
+                if comparison.buckets:
+                    shard.lane.send(comparison)
+        self._windows.polling.at = now
 
     # -- reports ----------------------------------------------------------------------------------
 
@@ -204,6 +276,7 @@ class Coordinator:
             self._remember()
         if self._windows.is_reached(self._durable.position):
             self.progress.lag_seconds, self.progress.lag_events = 0.0, 0
+            self._lag_measured_at = now
 
     def _all_have_reported(self) -> None:
         """From now on the position is this run's; what former indexes knew was taken over."""
@@ -213,14 +286,16 @@ class Coordinator:
 
     def _remember(self) -> None:
         what = self._durable.document(len(self.shards), self.progress, self._recounting)
+        what["is_paused"] = self.is_paused
         self._durable.write(what, self._do)
 
     # -- windows ----------------------------------------------------------------------------------
 
     def _polled(self, event: e.Polled, now: float) -> None:
         self._failures.is_done(e.Poll)
+        self._boundary = event.result.upper
         self._changes.polled(event.result, now)
-        self._windows.polled(event, self._recounting.uncounted_since, now)
+        self._windows.polled(event, self._recounting.uncounted_since, now, is_paused=self.is_paused)
 
     # -- recount ----------------------------------------------------------------------------------
 
@@ -292,11 +367,15 @@ class Coordinator:
             self._ending.stop(error, now)
 
     def _lag_measured(self, event: e.LagMeasured, now: float) -> None:
-        del now
         self._checks.lag_is_measured()
         self._failures.is_done(e.MeasureLag)
+        self._boundary, self._lag_measured_at = max(self._boundary, event.upper), now
         if event.position >= self._durable.position or event.seconds == 0.0:
             self.progress.lag_seconds, self.progress.lag_events = event.seconds, event.events
+        else:  # the position has moved on meanwhile: what is left is younger than that
+            left = max(0.0, (event.upper - self._durable.position) / 1e6)
+            self.progress.lag_seconds = min(event.seconds, left)
+            self.progress.lag_events = event.events if left else 0
 
     def _table_checked(self, event: e.TableChecked, now: float) -> None:
         error = self._changes.altered(event.layout)

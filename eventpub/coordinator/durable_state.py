@@ -33,6 +33,7 @@ class StartState:
         newest: as of `NewestRows.last`.
         server: identity of the database server that was read last; "": not known.
         until: nothing created after it is published, and then it is over; None: there is no end.
+        is_paused: whether the former run was.
         kept: what else is written down with the position, and does not change.
         requests: that were left for the next publisher.
     """
@@ -52,6 +53,7 @@ class StartState:
     newest: tuple[int, int] | None = None
     server: str = ""
     until: int | None = None
+    is_paused: bool = False
     kept: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[tuple[Request, Callable[[dict[int, str]], None]], ...] = ()
 

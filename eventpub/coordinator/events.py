@@ -145,6 +145,23 @@ class Withdrawn:
 
 
 @dataclass(frozen=True)
+class PauseAsked:
+    """Somebody wants nothing to be published for now, or that to end.
+
+    Attributes:
+        reply: takes how many windows are on their way, which are finished.
+    """
+
+    is_paused: bool
+    reply: Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was to be remembered is."""
+
+
+@dataclass(frozen=True)
 class StopAsked:
     """The publisher is to stop."""
 
@@ -164,6 +181,8 @@ Event: TypeAlias = (
     | PlacementChanged
     | RequestReceived
     | Withdrawn
+    | PauseAsked
+    | Written
     | StopAsked
 )
 

@@ -7,9 +7,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventpub.channel import Report
+from eventpub.channel.histogram import LATENCY_BOUNDS, STEP_BOUNDS, Histogram
 
 _LAST = ("holds", "low", "next_due", "position")
 """What of a report is shown of each shard as it stands."""
+
+_TOTALS = (
+    "rows_read",
+    "published",
+    "duplicates",
+    "backtracked",
+    "gaps_opened",
+    "gaps_filled",
+    "gaps_skipped",
+    "gaps_vanished",
+    "late",
+    "dead",
+    "conflicts",
+    "recount_found",
+    "comparisons",
+    "begin_above",
+    "passed",
+    "folded",
+    "replaced",
+    "restored",
+    "reports",
+)
 
 
 @dataclass
@@ -38,6 +61,8 @@ class Progress:
         report_seconds: what the last report with rows took, by step; `total` is their sum.
         per_shard: where each shard is and what it has published.
         conflicts: rows whose version was published as another event, dead-lettered.
+        latency: from `create_time` to the commit of its transaction, of each event published.
+        steps: what each step of a transaction took, by its name.
         server: identity of the database server that is read.
         last_error: the last error that was met and waited out.
         stopped_by: number of the signal that ended it; None: it ended by itself or runs.
@@ -72,6 +97,8 @@ class Progress:
     holds_open: int = 0
     report_seconds: dict[str, float] = field(default_factory=dict)
     per_shard: dict[int, dict[str, Any]] = field(default_factory=dict)
+    latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
+    steps: dict[str, Histogram] = field(default_factory=dict)
     server: str = ""
     last_error: str | None = None
     stopped_by: int | None = None
@@ -102,9 +129,14 @@ class Progress:
         self.recount_found += report.recount_found
         if counts.rows or not self.report_seconds:
             self.report_seconds = {**report.seconds, "total": sum(report.seconds.values())}
-        before = self.per_shard.get(report.shard, {}).get("published", 0)
+        if counts.rows or report.published:
+            for step, seconds in report.seconds.items():
+                self.steps.setdefault(step, Histogram(STEP_BOUNDS)).observe(seconds)
+        self.latency.add(report.latency, report.latency_sum)
+        before = self.per_shard.get(report.shard, {})
         shown = {name: getattr(report, name) for name in _LAST}
-        shown |= {"published": before + report.published, "where": where}
+        shown |= {"published": before.get("published", 0) + report.published, "where": where}
+        shown["index_bytes"] = report.index_bytes or before.get("index_bytes")
         self.per_shard[report.shard] = shown
         self.holds_open = sum(int(shard["holds"]) for shard in self.per_shard.values())
 
@@ -113,6 +145,10 @@ class Progress:
         before = self.timed_out_seen
         self.passed += timed_out - before if timed_out >= before else timed_out
         self.timed_out_seen = timed_out
+
+    def counters(self) -> dict[str, int]:
+        """The totals, by name."""
+        return {name: getattr(self, name) for name in _TOTALS}
 
     def at(self, positions: Iterable[int]) -> None:
         """Where the shards are."""

@@ -24,6 +24,10 @@ _STARTS_WITHIN = 2.0
 """Seconds for which the first window waits for all shards to have a runner."""
 
 
+_PAUSED_EVERY = 1.0
+"""Seconds between two polls while the publisher is paused: they find the same window each time."""
+
+
 @dataclass
 class Polling:
     """When the boundary is polled; the machine's times are seconds.
@@ -97,8 +101,12 @@ class Windows:
 
     # -- polls ------------------------------------------------------------------------------------
 
-    def poll(self, now: float) -> None:
-        """Poll the boundary, where that is due and shards can take what comes of it."""
+    def poll(self, now: float, *, is_paused: bool = False) -> None:
+        """Poll the boundary, where that is due and shards can take what comes of it.
+
+        Args:
+            is_paused: only how far the boundary is, and what is open, is of use.
+        """
         if self._began_at is None:
             self._began_at = now
         polling = self.polling
@@ -110,20 +118,27 @@ class Windows:
         if not live or is_early or any(shard.is_full(now) for shard in live):
             polling.waits_for_time = False
             return
-        dues = [due for shard in live if (due := self._next_due(shard)) is not None]
+        shards = [] if is_paused else live
+        dues = [due for shard in shards if (due := self._next_due(shard)) is not None]
         next_due, hidden_since = min(dues, default=None), self._durable.hidden()
         anew = polling.begin()
-        self._do(Poll(self.planned, next_due, self._with_rows, anew, hidden_since))
+        with_rows = self._with_rows and not is_paused
+        self._do(Poll(self.planned, next_due, with_rows, anew, hidden_since))
 
-    def polled(self, event: Polled, uncounted_since: int | None, now: float) -> None:
+    def polled(
+        self, event: Polled, uncounted_since: int | None, now: float, *, is_paused: bool = False
+    ) -> None:
         """The boundary was polled: send the window that there is now, if any.
 
         Args:
             uncounted_since: as of `channel.Lease`.
+            is_paused: nothing is sent; the window is there again at the next poll.
         """
         result = event.result
-        self.polling.done(result.pause, now)
+        self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
         self._boundary, self._time = result.upper, result.now
+        if is_paused:
+            return
         window = Window(
             0,
             self.planned if result.end is None else max(result.end, self.planned),

@@ -61,6 +61,12 @@ class Database:
         """Close it and release the lock."""
         self._db.close()
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, on the disk and in memory for what is to come there."""
+        sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+        return sum(int(self._db.property_int_value(name) or 0) for name in sizes)
+
     def copy_to(self, folder: Path) -> None:
         """Make a consistent copy beside publishing: links to files, where the disk has them.
 

@@ -91,6 +91,11 @@ class Index(Facts):
             database.close()
             raise
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, on the disk and in memory for what is to come there."""
+        return self._db.size
+
     def _require(
         self, identity: Mapping[str, Any], adopts: Callable[[Mapping[str, Any]], bool]
     ) -> None:

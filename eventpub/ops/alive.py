@@ -28,7 +28,7 @@ def alive(folder: Path) -> tuple[bool, str]:
     status = ask_running(state, "status")
     if status is None:
         return False, "the publisher is starting, or does not answer"
-    age = status["database_age"]
+    age = status["poll_age_seconds"]
     if age is None:
         return False, "the publisher has not seen the database yet"
     return age < _SILENT, f"the publisher has seen the database {age:.0f} s ago"

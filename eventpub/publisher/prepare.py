@@ -90,6 +90,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         newest=_pair(before.get("newest")) or newest,
         server=before.get("server") or server.identity,
         until=now if available_now else None,
+        is_paused=bool(before.get("is_paused")),
         kept={"topics": topics.ids, "numbers": numbers, "start": started},
     )
     assignment = Assignment(

@@ -17,21 +17,25 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import structlog
 
+from eventpub import __version__
 from eventpub.channel import Request
 from eventpub.channel.flight import Server, Tls
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
+from eventpub.coordinator.status import status
 from eventpub.errors import ConfigError, EventpubError
 from eventpub.failpoint import failpoint
+from eventpub.masking import mask_all
+from eventpub.ops.http import Pages
 from eventpub.publisher.placement import Placement, Threads, tune_garbage_collector
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.publisher.workers import BoundaryWork, ChecksWork, Worker
@@ -47,6 +51,10 @@ _STOP_SEEN_WITHIN = 0.2
 """Seconds until a signal is seen while the start still checks its servers."""
 
 _ANSWER_TIMEOUT = 60.0
+_PAUSE_TIMEOUT = 5.0
+
+_STATUS_EVERY = 10.0
+"""Seconds after which the status is written down though no check has changed."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -159,7 +167,9 @@ class Publisher:
                 for command in commands:
                     if isinstance(command, e.Show):
                         self._on_progress(replace(coordinator.progress))
+                        runner.show()
                     elif isinstance(command, e.Finish):
+                        runner.keep_status(command.error, is_over=True)
                         if command.error is not None and self._stopped_by is None:
                             raise command.error
                         return coordinator.progress
@@ -224,6 +234,18 @@ class CommandRunner:
         self._assignment = prepared.assignment
         self._events = events
         self._coordinator = coordinator
+        self._identity = {
+            "version": __version__,
+            "app": config.app.id,
+            "table": config.store.table,
+            "topic": config.sink.topic,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "run": prepared.start_state.run,
+            "started_at": round(time.time(), 3),
+        }
+        self._kept: list[tuple[str, str, str]] = []
+        self._kept_at = 0.0
         begin = prepared.start_state
         self._boundary_work = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
         self._checks_work = ChecksWork(config, begin.layout, prepared.topics)
@@ -236,6 +258,7 @@ class CommandRunner:
         self._threads = Threads(post, coordinator.is_current)
         self._placement: Placement = self._threads
         token = secrets.token_hex(16)
+        self._pages = Pages(config, self)
         self._server = _serve(config, token, events, coordinator.is_current, self._answer)
         self._address = self._server.address(_reached_at(config), token, _authority(config))
         self._spark: Any = None
@@ -245,6 +268,7 @@ class CommandRunner:
         address = self._address
         running = Running(os.getpid(), address.location, address.token, address.root_certificates)
         self._state.write_address(running)
+        self._pages.begin()
         if self._config.spark.master != "none":
             from eventpub.spark.leases import Spark
 
@@ -260,6 +284,7 @@ class CommandRunner:
     def __exit__(self, *_: object) -> None:
         if self._spark is not None:
             self._spark.end(_WORKERS_END)
+        self._pages.end()
         self._server.end()
         self._boundary.end(_WORKERS_END)
         self._checks.end(_WORKERS_END)
@@ -268,6 +293,11 @@ class CommandRunner:
         """Runners that start from now on start there; those that work move to it."""
         self._placement = placement or self._threads
         self._events.put(e.PlacementChanged(replaces_runners=placement is not None))
+
+    def show(self) -> None:
+        """About once a second: how it stands is kept."""
+        self.keep_status()
+        self._pages.sample()
 
     def do(self, command: e.Command) -> None:
         """Have it done; what comes of it is posted."""
@@ -287,6 +317,7 @@ class CommandRunner:
             try:
                 self._state.write(self._state.progress_file, dict(command.what), lasting=True)
                 failpoint("after_remember")
+                self._events.put(e.Written())
                 self._forget(command.then)
             except EventpubError as error:
                 self._events.put(e.Failed(command, error))
@@ -306,14 +337,49 @@ class CommandRunner:
     def _answer(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         """Called in threads of the channel."""
         if name == "status":
-            seen = self._coordinator.database_seen_at
-            age = None if seen is None else time.monotonic() - seen
-            return {"progress": asdict(self._coordinator.progress), "database_age": age}
+            return self.status()
         if name == "request":
-            return self._ask(Request(**given["request"]), float(given["timeout"]))
+            return self.ask(Request(**given["request"]), float(given["timeout"]))
+        if name == "pause":
+            return self.pause(bool(given["is_paused"]))
         raise LookupError(name)
 
-    def _ask(self, request: Request, timeout: float) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """As of `coordinator.status`; may be called in any thread."""
+        return self._identity | status(self._coordinator, time.monotonic())
+
+    def pause(self, is_paused: bool) -> dict[str, Any]:
+        """Have nothing published for now, or end that; may be called in any thread.
+
+        Returns:
+            `is_paused`; None: the coordinator has not answered in time.
+        """
+        replies: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._events.put(e.PauseAsked(is_paused, replies.put))
+        try:
+            return {"is_paused": is_paused, "in_work": replies.get(timeout=_PAUSE_TIMEOUT)}
+        except queue.Empty:
+            return {"is_paused": None, "in_work": 0}
+
+    def keep_status(self, error: EventpubError | None = None, *, is_over: bool = False) -> None:
+        """Write the status down for who asks when none runs, where it has changed or is old."""
+        found = self.status()
+        notable = [(c["name"], c["state"], c["message"]) for c in found["checks"]]
+        now = time.monotonic()
+        if not is_over and notable == self._kept and now - self._kept_at < _STATUS_EVERY:
+            return
+        self._kept, self._kept_at = notable, now
+        if is_over:
+            found |= {"state": "stopped", "stopped_by": None if error is None else str(error)}
+        with suppress(EventpubError):  # a full disk is met, and said, by what matters more
+            self._state.write(self._state.status_file, mask_all(found))
+
+    def ask(self, request: Request, timeout: float) -> dict[str, Any]:
+        """Have shards do something; may be called in any thread.
+
+        Returns:
+            `answers` by shard; None: they have not answered in time.
+        """
         answered: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()
         self._events.put(e.RequestReceived(request, answered.put))
         try:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from eventpub.admission.buckets import WIDTH, oldest_needed
 from eventpub.admission.rules import CLOCK_STEP
 from eventpub.channel import Lease, Report
+from eventpub.channel.histogram import LATENCY_BOUNDS
 from eventpub.channel.lane import Link
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.own_index import IndexCopies, open_index, require_going_on
@@ -22,6 +23,10 @@ from eventpub.store import EventStore
 
 _COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
+
+
+_INDEX_SIZE_EVERY = 10.0
+"""Seconds between two looks at how large the index is."""
 
 
 class ShardContext:
@@ -53,6 +58,8 @@ class ShardContext:
         self.rules = assignment.rules()
         self.report = Report(number)
         self.now = 0
+        self._looked_at = 0.0
+        self._index_seen_at = float("-inf")
         self.open_since: int | None = None
         self.hidden_since: int | None = None
         self.uncounted_since = lease.uncounted_since
@@ -106,10 +113,25 @@ class ShardContext:
         Holds are measured by it: where it went back since they were seen, they begin anew.
         """
         before, self.now = self.now, self.lookup.now()
+        self._looked_at = time.monotonic()
         if not before or self.now < before - CLOCK_STEP:
             latest = self.now + self.assignment.config.gaps.longest_wait + CLOCK_STEP
             self.index.see_holds_anew(latest, self.now, self.rules.next_attempt(self.now, 0))
         return self.now
+
+    def committed(self, created: npt.NDArray[np.int64]) -> None:
+        """Events have just become visible: their ages go into the report.
+
+        Args:
+            created: when, µs.
+        """
+        now = self.now + (time.monotonic() - self._looked_at) * 1e6
+        ages = np.maximum((now - created) / 1e6, 0.0)
+        found = np.searchsorted(LATENCY_BOUNDS, ages)
+        counts = np.bincount(found, minlength=len(LATENCY_BOUNDS) + 1)
+        before = self.report.latency
+        self.report.latency = (counts + before if before else counts).tolist()
+        self.report.latency_sum += float(ages.sum())
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
@@ -160,6 +182,9 @@ class ShardContext:
         report.hidden_since = self.hidden_since
         report.offsets = dict(index.offsets)
         report.holds = len(holds)
+        if time.monotonic() - self._index_seen_at > _INDEX_SIZE_EVERY:
+            self._index_seen_at = time.monotonic()
+            report.index_bytes = index.size
         report.next_due = holds.next_due()
         self.report = Report(
             self.shard.number,

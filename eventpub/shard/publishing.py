@@ -196,6 +196,8 @@ class Publishing:
         if decision.publishes:
             published = self._transact(decision, kept, dead, diverted, now)
             report.published += published.events
+            if kept.events.num_rows:
+                context.committed(kept.events.column("create_time").to_numpy())
             some = decision.gaps[: max(0, _MOST_SHOWN - len(report.skipped))]
             report.skipped.extend(asdict(gap) for gap in some)
             report.dead.extend(

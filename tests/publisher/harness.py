@@ -463,8 +463,8 @@ class Publisher:
 
         def has_begun() -> bool:
             status = ask_running(StateDir(self.state), "status")
-            shards = {} if status is None else status["progress"]["per_shard"]
-            return bool(shards) and all(s["where"] != "this process" for s in shards.values())
+            shards = [] if status is None else status["shards"]
+            return bool(shards) and all(s["where"] not in {"", "this process"} for s in shards)
 
         eventually(has_begun, timeout)
 

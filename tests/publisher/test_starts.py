@@ -192,6 +192,6 @@ def test_b7_a_start_compares_only_the_seconds_in_which_something_has_landed(
     publisher.until_published("late-60", [1])
     status = ask_running(StateDir(publisher.state), "status")
     assert status is not None
-    assert status["progress"]["comparisons"] == 1
+    assert status["counters"]["comparisons"] == 1
     assert publisher.stop() == 143
     assert not compare(database, publisher.topic)

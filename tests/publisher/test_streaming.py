@@ -185,11 +185,10 @@ def test_more_shards_than_cores_publish_side_by_side(
     spark = {**SPARK, "shards": shards}
     publisher = started(database, new_publisher, spark=spark, sink={"partitions": shards})
 
-    def of_shards() -> dict[str, dict[str, object]]:
+    def of_shards() -> dict[int, dict[str, object]]:
         status = ask_running(StateDir(publisher.state), "status")
         assert status is not None
-        found: dict[str, dict[str, object]] = status["progress"]["per_shard"]
-        return found
+        return {shard["shard"]: shard for shard in status["shards"]}
 
     def all_are_tasks() -> bool:
         places = {shard["where"] for shard in of_shards().values()}

@@ -1,0 +1,188 @@
+"""`eventpub status`, `pause` and `resume`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.output import DONE, NO, Report
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from eventpub.ops.status import Standing
+
+_KINDS = {
+    "running": "a publisher runs",
+    "silent": "a publisher runs, but is starting or does not answer; this is what was kept",
+    "stopped": "no publisher runs; this is what the last one has left",
+    "never": "no publisher has run on this state directory",
+}
+_STYLES = {"ok": "green", "warn": "yellow", "error": "bold red"}
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Show it anew every second, until Ctrl-C.")
+@reports
+@configured("app.id", "app.state_dir", "ops.log")
+def status(request: Request, watch: bool) -> Report:
+    """Show how the publisher stands. Exit status 1 where none runs, or a check is wrong."""
+    loaded = request.load()
+    from eventpub.ops.status import find
+
+    if watch:
+        return _watch(lambda: find(loaded.config))
+    standing = find(loaded.config)
+    summary = _summary(standing)
+    document = standing.document
+    return Report(
+        "status",
+        standing.is_well,
+        summary,
+        {"running": standing.kind == "running", "kind": standing.kind, "status": document},
+        text=lambda console: _show(console, standing, summary),
+        status=DONE if standing.is_well else NO,
+    )
+
+
+def _watch(find: Any) -> Report:
+    from eventpub.cli.live import in_place
+    from eventpub.cli.output import end_if_asked
+
+    class Panel:
+        standing = find()
+
+        def __rich__(self) -> RenderableType:
+            from rich.console import Group
+
+            return Group(*_parts(self.standing), _summary(self.standing))
+
+    panel = Panel()
+    with in_place(panel):
+        while True:
+            time.sleep(1.0)
+            end_if_asked()
+            panel.standing = find()
+
+
+def _summary(standing: Standing) -> str:
+    words, found = _KINDS[standing.kind], standing.document
+    if standing.kind != "running" or found is None:
+        if found is not None and found.get("stopped_by"):
+            words += f"; it was ended by {found['stopped_by']}"
+        return words
+    wrong = [check["name"] for check in found["checks"] if check["state"] == "error"]
+    lag = found["lag"]
+    behind = f"lag {lag['seconds']:,.1f} s, {lag['events']:,} events"
+    words = f"{found['state']}, {behind}, {found['holds_open']:,} holds open"
+    return f"{words}; wrong: {', '.join(wrong)}" if wrong else words
+
+
+def _show(console: Console, standing: Standing, summary: str) -> None:
+    for part in _parts(standing):
+        console.print(part)
+    console.print(summary, markup=False)
+
+
+def _parts(standing: Standing) -> list[RenderableType]:
+    from rich.table import Table
+    from rich.text import Text
+
+    from eventpub.masking import mask
+
+    found = standing.document
+    if found is None:
+        return []
+    now = found["at"]
+
+    def text(value: object, style: str = "") -> Text:
+        return Text(mask(str(value)), style=style)
+
+    head = Table.grid(padding=(0, 2))
+    head.add_row("publisher", f"{found['app']}: {found['table']} → {found['topic']}")
+    where = f"process {found['pid']} on {found['host']}, {found['version']}"
+    head.add_row("run", f"{where}, for {_age(now - found['started_at'])}")
+    if standing.kind != "running":
+        head.add_row("kept", f"{_age(time.time() - now)} ago")
+    head.add_row("position", _time(found["position"]))
+    counted = {name: number for name, number in found["counters"].items() if number}
+    head.add_row("since its start", ", ".join(f"{n:,} {name}" for name, n in counted.items()))
+    checks = Table(box=None, pad_edge=False)
+    for name in ("check", "", "since", "last ok", ""):
+        checks.add_column(name, overflow="fold")
+    for check in found["checks"]:
+        last = "never" if check["last_ok"] is None else f"{_age(now - check['last_ok'])} ago"
+        checks.add_row(
+            check["name"],
+            text(check["state"], _STYLES[check["state"]]),
+            _age(now - check["since"]),
+            "" if check["state"] == "ok" else last,
+            text(check["message"]),
+        )
+    shards = Table(box=None, pad_edge=False)
+    for name in ("shard", "where", "position", "lag", "holds", "published", "last error"):
+        shards.add_column(name, overflow="fold")
+    for shard in found["shards"]:
+        error = shard["last_error"]
+        met = "" if error is None else f"{error['code']} {_age(now - error['at'])} ago"
+        met += "" if error is None else f": {error['message']}"
+        shards.add_row(
+            str(shard["shard"]),
+            text(shard["where"] or "-"),
+            _time(shard["position"]),
+            f"{shard['lag_seconds']:,.1f} s",
+            f"{shard['holds']:,}",
+            f"{shard['published']:,}",
+            text(met, "red" if error else ""),
+        )
+    return [head, checks, shards]
+
+
+def _time(position: int | None) -> str:
+    from eventpub.config import format_time
+
+    return format_time(position) if position else "beginning"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(seconds, 0):.0f} s"
+    if seconds < 7_200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3_600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} d"
+
+
+@click.command()
+@reports
+@configured("app.id", "app.state_dir", "ops.log")
+def pause(request: Request) -> Report:
+    """Publish nothing from now on, not even after a restart, until `resume`."""
+    return _set_paused(request, "pause", is_paused=True)
+
+
+@click.command()
+@reports
+@configured("app.id", "app.state_dir", "ops.log")
+def resume(request: Request) -> Report:
+    """Go on after `pause`."""
+    return _set_paused(request, "resume", is_paused=False)
+
+
+def _set_paused(request: Request, command: str, *, is_paused: bool) -> Report:
+    loaded = request.load()
+    from eventpub.ops import status as ops
+
+    outcome = ops.pause(loaded.config, is_paused=is_paused)
+    words = {
+        "paused": "paused: nothing is published until eventpub resume",
+        "resumed": "events are published again",
+        "kept": "no publisher runs; the next one starts "
+        + ("paused" if is_paused else "without a pause"),
+        "no answer": "not done: the publisher is starting, or does not answer",
+        "in work": "paused, but what was under way is not finished yet: see eventpub status",
+    }
+    result = {"outcome": outcome.outcome}
+    return Report(command, outcome.is_done, words[outcome.outcome], result)

@@ -1,0 +1,224 @@
+"""Whether the publisher works, as named checks: each with since when, and when it was well last.
+
+    database     it answers
+    boundary     it is polled, so that new events are seen
+    publishing   what is due is published
+    shard N      its runner does what it is sent
+    index        the state directory can be written, and no index is being rebuilt
+    broker       it answers, and the topic is the one that was there at the start
+
+Made of the coordinator's events alone (`observe`). A check that nothing is heard of turns bad by
+itself (`checks`): a query that hangs raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from eventpub.channel import Farewell, Folding, Report
+from eventpub.channel.lane import Received
+from eventpub.coordinator import events as e
+from eventpub.coordinator.shards import Shard, has_got_on
+from eventpub.errors import EventpubError
+
+SILENT_AFTER = 15.0
+"""Seconds without an answer after which the database, or the boundary, counts as not reached."""
+
+_BROKER_SILENT_AFTER = 60.0
+"""It is asked every 10 s."""
+
+STALLED_AFTER = 60.0
+"""Seconds in which a shard with work does nothing after which it counts as stalled."""
+
+_DATABASE = (e.Polled, e.Counted, e.Sampled, e.LagMeasured, e.TableChecked)
+_BROKER = (e.TopicChecked, e.OpenChecked)
+
+_NOT_YET = "not seen to work yet"
+
+State = Literal["ok", "warn", "error"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check, as it stands. Times are the machine's, s.
+
+    Attributes:
+        name: as in the module.
+        state: "warn" works, but somebody should look.
+        message: what is wrong, with its code; "" where nothing is.
+        since: when the state began.
+        last_ok: when it was ok last; None: never.
+    """
+
+    name: str
+    state: State
+    message: str
+    since: float
+    last_ok: float | None = None
+
+
+@dataclass(frozen=True)
+class ShardError:
+    """The last error that a shard's runner has met.
+
+    Attributes:
+        code, message: of the error.
+        where: the machine and process.
+        at: the machine's time, s.
+    """
+
+    code: str
+    message: str
+    where: str
+    at: float
+
+
+class Health:
+    """See the module. Pure: times are the machine's, s, and arguments.
+
+    Args:
+        shards: of the publisher.
+
+    Attributes:
+        errors: the last error of each shard that has met one.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = shards
+        self._checks: dict[str, Check] = {}
+        names = ["database", "boundary", "publishing", *map(_of, shards), "index", "broker"]
+        for name in names:
+            self._checks[name] = Check(name, "error", _NOT_YET, 0.0)
+        self._got_on_at: float | None = None
+        self.errors: dict[int, ShardError] = {}
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def observe(self, event: e.Event, now: float) -> None:
+        """Take over what an event says; before it is handled."""
+        if self._got_on_at is None:
+            self._got_on_at = now
+            self._checks = {name: replace(c, since=now) for name, c in self._checks.items()}
+        if isinstance(event, _DATABASE):
+            self._set("database", "ok", "", now)
+            if isinstance(event, e.Polled):
+                self._set("boundary", "ok", "", now)
+        elif isinstance(event, _BROKER):
+            self._set("broker", "ok", "", now)
+        elif isinstance(event, e.Failed):
+            self._failed(event.command, event.error, now)
+        elif isinstance(event, Received):
+            self._received(event, now)
+        elif isinstance(event, e.RunnerEnded) and event.error is not None:
+            self._shard_failed(event.shard, event.error, "it did not connect", now)
+
+    def written(self, now: float) -> None:
+        """The position was written down."""
+        if self._checks["index"].message.startswith(("state.", _NOT_YET)):
+            self._set("index", "ok", "", now)
+
+    def _failed(self, command: e.Command, error: EventpubError, now: float) -> None:
+        text = f"{error.code}: {error.message}"
+        if error.code.startswith("store."):
+            self._set("database", "error", text, now)
+        if isinstance(command, e.Poll):
+            self._set("boundary", "error", text, now)
+        elif isinstance(command, (e.CheckTopic, e.CheckOpen)):
+            self._set("broker", "error", text, now)
+        elif isinstance(command, e.Remember):
+            self._set("index", "error", text, now)
+
+    def _received(self, event: Received, now: float) -> None:
+        number, message = event.lane.shard, event.message
+        if not 0 <= number < len(self._shards) or event.lane is not self._shards[number].lane:
+            return
+        if isinstance(message, Farewell):
+            if message.error is not None:
+                self._shard_failed(number, message.error, event.lane.hello.where, now)
+        elif isinstance(message, Folding):
+            read, left = message.read, message.left
+            text = f"shard {number} reads its topic back: {read:,} records, {left:,} offsets left"
+            self._set("index", "warn", text, now)
+        elif isinstance(message, Report):
+            if self._checks["index"].state == "warn":
+                self._set("index", "ok", "", now)
+            if has_got_on(message):
+                self._set(_of(self._shards[number]), "ok", "", now)
+                self._got_on_at = now
+
+    def _shard_failed(self, number: int, error: EventpubError, where: str, now: float) -> None:
+        self.errors[number] = ShardError(error.code, error.message, where, now)
+        self._set(f"shard {number}", "error", f"{error.code}: {error.message}", now)
+
+    def _set(self, name: str, state: State, message: str, now: float) -> None:
+        before = self._checks[name]
+        since = before.since if before.state == state else now
+        last_ok = now if state == "ok" else before.last_ok
+        self._checks[name] = Check(name, state, message, since, last_ok)
+
+    # -- how it stands ----------------------------------------------------------------------------
+
+    def is_alive(self, seen_at: float, now: float) -> bool:
+        """Whether the coordinator's loop turns.
+
+        Args:
+            seen_at: when it has handled its last event.
+        """
+        return now - seen_at < STALLED_AFTER
+
+    def checks(self, now: float, lag_seconds: float, *, is_paused: bool) -> list[Check]:
+        """All of them, as they stand now.
+
+        Args:
+            lag_seconds: as of `Status`.
+            is_paused: nothing is to be published.
+        """
+        found = dict(self._checks)
+        limits = {
+            "database": SILENT_AFTER,
+            "boundary": SILENT_AFTER,
+            "broker": _BROKER_SILENT_AFTER,
+        }
+        for name, limit in limits.items():
+            check = found[name]
+            if check.state == "ok" and check.last_ok is not None and now - check.last_ok > limit:
+                silent = f"no answer for {now - check.last_ok:.0f} s"
+                found[name] = replace(check, state="error", message=silent, since=check.last_ok)
+        for shard in self._shards:
+            found[_of(shard)] = self._of_shard(shard, found[_of(shard)], now)
+        found["publishing"] = self._publishing(found, now, lag_seconds, is_paused)
+        self._checks["publishing"] = found["publishing"]
+        return list(found.values())
+
+    def _of_shard(self, shard: Shard, check: Check, now: float) -> Check:
+        if shard.sent and now - shard.sent[0].at > STALLED_AFTER:
+            since = shard.sent[0].at
+            text = f"it has done nothing of what it was sent for {now - since:.0f} s"
+            return replace(check, state="error", message=text, since=since)
+        if check.state == "ok" and shard.lane is None:
+            return replace(check, state="warn", message="it changes its runner")
+        return check
+
+    def _publishing(
+        self, found: dict[str, Check], now: float, lag_seconds: float, is_paused: bool
+    ) -> Check:
+        before = self._checks["publishing"]
+        got_on_at = now if self._got_on_at is None else self._got_on_at
+        state: State = "ok"
+        message = ""
+        shards = [found[_of(shard)] for shard in self._shards]
+        if is_paused:
+            state, message = "warn", "it is paused: eventpub resume goes on"
+        elif not all(check.last_ok for check in shards):
+            state, message = "error", "not every shard has published yet"
+        elif lag_seconds > STALLED_AFTER and now - got_on_at > STALLED_AFTER:
+            state = "error"
+            message = f"events are due, and none was published for {now - got_on_at:.0f} s"
+        since = before.since if before.state == state else now
+        return Check("publishing", state, message, since, now if state == "ok" else before.last_ok)
+
+
+def _of(shard: Shard) -> str:
+    return f"shard {shard.number}"

@@ -1,0 +1,88 @@
+"""The one document of how a publisher stands: all that is shown anywhere is made of it.
+
+`eventpub status`, `/status`, `/metrics`, the dashboard and what a stopped publisher leaves behind
+show the same numbers, since they are taken here, once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from eventpub.coordinator.coordinator import Coordinator
+from eventpub.coordinator.health import Check
+
+
+def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
+    """The document; may be made in any thread.
+
+    Args:
+        now: the machine's monotonic time, s.
+
+    Returns:
+        JSON-serializable. Times that end in ``_at``, ``since`` and ``last_ok`` are Unix times in s,
+        positions µs on the database's clock. ``lag.seconds`` is the age below the boundary of the
+        oldest event that is not published, held ones included; while the database does not answer
+        it grows by the time since its last answer.
+    """
+    wall, progress = time.time(), coordinator.progress
+    lag = coordinator.lag_seconds(now)
+    is_paused = coordinator.is_paused
+    checks = coordinator.health.checks(now, lag, is_paused=is_paused)
+    seen_at = coordinator.database_seen_at
+
+    def unix(at: float | None) -> float | None:
+        return None if at is None else round(wall - (now - at), 3)
+
+    def of_check(check: Check) -> dict[str, Any]:
+        times = {"since": unix(check.since), "last_ok": unix(check.last_ok)}
+        return asdict(check) | times
+
+    shards = []
+    for shard in list(coordinator.shards):
+        known = progress.per_shard.get(shard.number, {})
+        error = coordinator.health.errors.get(shard.number)
+        shards.append(
+            {
+                "shard": shard.number,
+                "where": known.get("where", ""),
+                "position": known.get("position"),
+                "lag_seconds": coordinator.shard_lag_seconds(shard, now),
+                "holds": known.get("holds", 0),
+                "next_due": known.get("next_due"),
+                "published": known.get("published", 0),
+                "index_bytes": known.get("index_bytes"),
+                "lease": shard.lease,
+                "is_running": shard.lane is not None,
+                "in_work": len(shard.sent),
+                "last_error": None if error is None else asdict(error) | {"at": unix(error.at)},
+            }
+        )
+    return {
+        "state": coordinator.state,
+        "at": round(wall, 3),
+        "is_paused": is_paused,
+        "is_alive": coordinator.health.is_alive(coordinator.seen_at, now),
+        "position": progress.position,
+        "database_time": progress.time,
+        "lag": {
+            "seconds": round(lag, 3),
+            "events": progress.lag_events + progress.holds_open,
+            "ahead_seconds": round(progress.ahead_seconds, 3),
+        },
+        "poll_age_seconds": None if seen_at is None else round(now - seen_at, 3),
+        "watermark": progress.watermark,
+        "counters": progress.counters(),
+        "holds_open": progress.holds_open,
+        "latency": asdict(progress.latency),
+        "steps": {step: asdict(found) for step, found in dict(progress.steps).items()},
+        "last_error": progress.last_error,
+        "checks": [of_check(check) for check in checks],
+        "shards": shards,
+    }
+
+
+def is_ready(document: dict[str, Any]) -> bool:
+    """Whether no check is wrong; one that only warns is not."""
+    return all(check["state"] != "error" for check in document["checks"])

@@ -1,0 +1,244 @@
+"""The pages of a running publisher: health, metrics, status, and the dashboard.
+
+    GET  /healthz   200 while the coordinator's loop turns
+    GET  /readyz    200 while no check of /status is wrong
+    GET  /metrics   for Prometheus
+    GET  /status    as JSON: `coordinator.status`, and `is_ready`
+    GET  /history   the last 15 minutes, one sample a second: `http.sample`
+    GET  /config    the configuration in effect, without secrets
+    GET  /gaps      open holds
+    GET  /          the dashboard, and its files
+    POST /pause, /resume, /retry?aggregate_id=, /skip?aggregate_id=&from_version=&to_version=
+                    with ``Authorization: Bearer`` and `ops.token`
+
+An answer that is no page is JSON; where something is wrong, an object with `error`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import zipfile
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from eventpub.channel import Request as ShardRequest
+from eventpub.config import Config
+from eventpub.coordinator.status import is_ready
+from eventpub.masking import mask, mask_all
+from eventpub.ops.http import Source
+from eventpub.ops.metrics import exposition
+from eventpub.settings import Loaded, shown
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
+
+_FILES = {
+    "index.html": "text/html",
+    "dashboard.css": "text/css",
+    "dashboard.js": "text/javascript",
+    "d3.min.js": "text/javascript",
+}
+_LIST_TIMEOUT = 10.0
+_ACT_TIMEOUT = 30.0
+_MOST_SHOWN = 200
+
+_SAFE = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def application(config: Config, source: Source, history: deque[dict[str, Any]]) -> Starlette:
+    """The pages, without a server.
+
+    Args:
+        config: the whole configuration.
+        source: answers.
+        history: samples, the oldest first.
+    """
+    reading, acting = Reading(config, source, history), Acting(config, source)
+    return Starlette(
+        routes=[
+            Route("/healthz", reading.healthz),
+            Route("/readyz", reading.readyz),
+            Route("/metrics", reading.metrics),
+            Route("/status", reading.status),
+            Route("/history", reading.history),
+            Route("/config", reading.configuration),
+            Route("/gaps", reading.gaps),
+            Route("/pause", acting.guarded(acting.pause), methods=["POST"]),
+            Route("/resume", acting.guarded(acting.resume), methods=["POST"]),
+            Route("/retry", acting.guarded(acting.retry), methods=["POST"]),
+            Route("/skip", acting.guarded(acting.skip), methods=["POST"]),
+            Route("/", reading.page),
+            Route("/{name}", reading.page),
+        ],
+        exception_handlers={Exception: _failed},
+    )
+
+
+def _answer(data: Any, status: int = 200) -> Response:
+    return JSONResponse(mask_all(data), status, headers=_SAFE)
+
+
+def _line(text: str, status: int) -> Response:
+    return PlainTextResponse(mask(text) + "\n", status, headers=_SAFE)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    log.warning("a page failed", error=f"{type(error).__name__}: {error}")
+    return _answer({"error": "the page failed; the publisher's log says why"}, 500)
+
+
+class Reading:
+    """What anybody may ask who reaches the address."""
+
+    def __init__(self, config: Config, source: Source, history: deque[dict[str, Any]]) -> None:
+        self._config = config
+        self._source = source
+        self._history = history
+
+    async def healthz(self, _: Request) -> Response:
+        """Whether the process is to be left alone."""
+        if self._source.status()["is_alive"]:
+            return _line("ok", 200)
+        return _line("the coordinator's loop does not turn", 503)
+
+    async def readyz(self, _: Request) -> Response:
+        """Whether all works; else a line for each check that is wrong."""
+        found = self._source.status()
+        wrong = [f"{c['name']}: {c['message']}" for c in found["checks"] if c["state"] == "error"]
+        return _line("\n".join(wrong) or "ok", 200 if is_ready(found) else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        """For Prometheus."""
+        text = exposition(self._source.status)
+        return Response(text, headers={**_SAFE, "Content-Type": CONTENT_TYPE_LATEST})
+
+    async def status(self, _: Request) -> Response:
+        """How it stands."""
+        found = self._source.status()
+        return _answer({**found, "is_ready": is_ready(found)})
+
+    async def history(self, _: Request) -> Response:
+        """How it has stood."""
+        return _answer(list(self._history))
+
+    async def configuration(self, _: Request) -> Response:
+        """Each key's value."""
+        return _answer(shown(Loaded(self._config, {}, None)))
+
+    async def gaps(self, _: Request) -> Response:
+        """The holds that are open, the oldest first."""
+        asked = ShardRequest(secrets.token_hex(8), "list")
+        found = await run_in_threadpool(self._source.ask, asked, _LIST_TIMEOUT)
+        if found["answers"] is None:
+            return _answer({"error": "the shards have not answered in time"}, 503)
+        holds = [hold for a in found["answers"].values() for hold in json.loads(a)["holds"]]
+        holds.sort(key=lambda hold: hold["first_seen"])
+        return _answer({"open": holds[:_MOST_SHOWN], "open_count": len(holds)})
+
+    async def page(self, request: Request) -> Response:
+        """The dashboard, and its files."""
+        name = request.path_params.get("name", "index.html")
+        body = asset(name) if name in _FILES else None
+        if body is None:
+            return _answer({"error": "there is no such page"}, 404)
+        return Response(body, media_type=_FILES[name], headers=_SAFE)
+
+
+class Acting:
+    """What needs the token."""
+
+    def __init__(self, config: Config, source: Source) -> None:
+        self._token = config.ops.token
+        self._source = source
+
+    def guarded(self, act: Endpoint) -> Endpoint:
+        """The same for who has the token, and for nobody else."""
+
+        async def endpoint(request: Request) -> Response:
+            if self._token is None:
+                return _answer({"error": "actions are off: ops.token is not set"}, 403)
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            wanted = self._token.get_secret_value()
+            if not hmac.compare_digest(given.encode(), wanted.encode()):
+                return _answer({"error": "the token is not ops.token"}, 401)
+            return await act(request)
+
+        return endpoint
+
+    async def pause(self, _: Request) -> Response:
+        """Nothing is published from now on."""
+        return await self._set_paused(is_paused=True)
+
+    async def resume(self, _: Request) -> Response:
+        """It is again."""
+        return await self._set_paused(is_paused=False)
+
+    async def _set_paused(self, *, is_paused: bool) -> Response:
+        found = await run_in_threadpool(self._source.pause, is_paused)
+        return _answer(found, 503 if found["is_paused"] is None else 200)
+
+    async def retry(self, request: Request) -> Response:
+        """An aggregate's missing version is looked for now."""
+        return await self._ask("retry", request.query_params.get("aggregate_id", ""))
+
+    async def skip(self, request: Request) -> Response:
+        """An aggregate's missing versions are given up, those that are named."""
+        given = request.query_params
+        try:
+            versions = int(given["from_version"]), int(given["to_version"])
+        except (KeyError, ValueError):
+            return _answer({"error": "it needs from_version and to_version, two numbers"}, 400)
+        return await self._ask("skip", given.get("aggregate_id", ""), *versions)
+
+    async def _ask(
+        self, action: Literal["retry", "skip"], aggregate_id: str, *versions: int
+    ) -> Response:
+        if not aggregate_id:
+            return _answer({"error": "it needs aggregate_id"}, 400)
+        asked = ShardRequest(secrets.token_hex(8), action, aggregate_id, *versions)
+        found = await run_in_threadpool(self._source.ask, asked, _ACT_TIMEOUT)
+        if found["answers"] is None:
+            return _answer({"error": "the shard has not answered in time"}, 503)
+        return _answer({"outcome": next(iter(found["answers"].values()))})
+
+
+def asset(name: str) -> bytes | None:
+    """One of the dashboard's files; None: it is not there.
+
+    The chart library (d3) is the copy that Spark's package has for its own pages.
+    """
+    if name == "d3.min.js":
+        return _chart_library()
+    file = resources.files("eventpub.ops") / "dashboard" / name
+    return file.read_bytes() if file.is_file() else None
+
+
+def _chart_library() -> bytes | None:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    for jar in sorted((Path(spec.origin).parent / "jars").glob("spark-core_*.jar")):
+        with suppress(KeyError, OSError, zipfile.BadZipFile), zipfile.ZipFile(jar) as archive:
+            return archive.read("org/apache/spark/ui/static/d3.min.js")
+    return None

@@ -1,0 +1,109 @@
+"""How a publisher stands: asked of the running one, or as the last one has left it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from eventpub.config import Config
+from eventpub.coordinator.status import is_ready
+from eventpub.errors import StateError
+from eventpub.ops.asking import ask_running
+from eventpub.state import StateDir
+
+_PAUSED_WITHIN = 30.0
+"""Seconds in which what is under way is finished."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How it stands.
+
+    Attributes:
+        kind: "running"; "silent": one runs, which is starting or does not answer; "stopped"; or
+            "never": none has run on this state directory.
+        document: as of `coordinator.status`; of another kind than "running" what was written down
+            last, if anything was.
+    """
+
+    kind: str
+    document: dict[str, Any] | None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether one runs, and no check is wrong."""
+        return self.kind == "running" and self.document is not None and is_ready(self.document)
+
+
+def find(config: Config) -> Standing:
+    """How the publisher of a configuration stands."""
+    state = StateDir(config.app.state_dir)
+    document = ask_running(state, "status")
+    if document is not None:
+        return Standing("running", document)
+    kept = state.read(state.status_file)
+    if state.is_running():
+        return Standing("silent", kept)
+    if kept is None and state.read(state.progress_file) is None:
+        return Standing("never", None)
+    return Standing("stopped", kept)
+
+
+@dataclass(frozen=True)
+class Paused:
+    """What came of a wish to pause, or to go on.
+
+    Attributes:
+        outcome: "paused", "resumed"; "kept": no publisher runs, and the next one begins so;
+            "no answer"; "in work": it is paused, and still finishes what was under way.
+    """
+
+    outcome: str
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was done."""
+        return self.outcome in {"paused", "resumed", "kept"}
+
+
+def pause(config: Config, *, is_paused: bool) -> Paused:
+    """Have nothing published from now on, also by later starts; or end that.
+
+    Returns when what was under way is published, so that nothing is afterwards.
+
+    Raises:
+        StateError: state.not_started: no publisher runs, and none ever did.
+    """
+    state = StateDir(config.app.state_dir)
+    answer = ask_running(state, "pause", {"is_paused": is_paused})
+    if answer is None and not state.is_running():
+        return _keep(state, is_paused)
+    if answer is None or answer["is_paused"] is None:
+        return Paused("no answer")
+    deadline = time.monotonic() + _PAUSED_WITHIN
+    while is_paused:
+        document = ask_running(state, "status")
+        if document is None or not any(shard["in_work"] for shard in document["shards"]):
+            break
+        if time.monotonic() > deadline:
+            return Paused("in work")
+        time.sleep(0.1)
+    return Paused("paused" if is_paused else "resumed")
+
+
+def _keep(state: StateDir, is_paused: bool) -> Paused:
+    state.lock()
+    try:
+        found = state.read(state.progress_file)
+        if found is None:
+            raise StateError(
+                "state.not_started",
+                "no publisher is running, and none has run on this state directory",
+                where=str(state.root),
+                suggestion="eventpub run starts one; app.state_dir names its directory",
+            )
+        state.write(state.progress_file, found | {"is_paused": is_paused}, lasting=True)
+    finally:
+        state.unlock()
+    return Paused("kept")
