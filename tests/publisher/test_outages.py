@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pymysql
 import pytest
 
 from eventpub.local import Database, Kafka, kafka, mysql
+from eventpub.ops.asking import ask_running
+from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (
@@ -104,6 +107,28 @@ class World:
         differences = compare(self.database, self.publisher.topic)
         assert not differences, differences
         assert self.is_running()
+        eventually(lambda: self.status()["lag"]["seconds"] == 0, 60)
+        eventually(lambda: not self.wrong(), 60)
+
+    def status(self) -> dict[str, Any]:
+        """How the publisher says that it stands."""
+        found = ask_running(StateDir(self.publisher.state), "status")
+        assert found is not None
+        return found
+
+    def wrong(self) -> set[str]:
+        """The checks that are wrong."""
+        return {check["name"] for check in self.status()["checks"] if check["state"] == "error"}
+
+    def lag_grows(self) -> float:
+        """The lag, s, which gets no smaller while something is away."""
+        seen = []
+        for _ in range(6):
+            seen.append(float(self.status()["lag"]["seconds"]))
+            time.sleep(0.5)
+        assert seen == sorted(seen), seen
+        assert seen[-1] > seen[0] + 1, seen
+        return seen[-1]
 
 
 def insert_one(database: FreshDatabase, aggregate_id: str) -> None:
@@ -151,6 +176,8 @@ def test_c5_kafka_is_away_and_comes_back(world: World, how: str) -> None:
         time.sleep(AWAY)
         assert world.position() == before
         assert world.is_running()
+        assert world.lag_grows() > AWAY / 2
+        eventually(lambda: "broker" in world.wrong(), 60)
         (broker.resume if how == "hangs" else broker.start)()
     world.catches_up()
 
@@ -207,6 +234,8 @@ def test_c6_mysql_is_away_and_comes_back(world: World, how: str) -> None:
         (server.pause if how == "hangs" else server.kill)()
         time.sleep(AWAY / 2)
         assert world.is_running()
+        assert world.lag_grows() > AWAY / 4
+        eventually(lambda: {"database", "boundary"} <= world.wrong(), 60)
         (server.resume if how == "hangs" else server.start)()
     world.catches_up()
 

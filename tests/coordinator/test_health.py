@@ -1,0 +1,257 @@
+"""Named checks, honest lag and the pause, as time lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventpub.channel import Folding
+from eventpub.channel.histogram import LATENCY_BOUNDS, Histogram
+from eventpub.coordinator import events as e
+from eventpub.coordinator.status import is_ready, status
+from eventpub.errors import SinkError, StateError, StoreError
+from tests.coordinator.life import Life, at, begin, begun, some_rows, streaming
+
+AWAY = StoreError("store.unreachable", "no route to host", where="store.url", retriable=True)
+NO_BROKER = SinkError("sink.unreachable", "no route to host", where="sink", retriable=True)
+
+
+def states(life: Life) -> dict[str, str]:
+    found = status(life.coordinator, life.now)
+    return {check["name"]: check["state"] for check in found["checks"]}
+
+
+def wrong(life: Life) -> set[str]:
+    return {name for name, state in states(life).items() if state == "error"}
+
+
+def working() -> Life:
+    """A run of which all checks have been seen to work."""
+    life, _ = streaming()
+    life.on(e.TopicChecked())
+    life.on(e.Written())
+    measured(life, 0.0)
+    return life
+
+
+def measured(life: Life, seconds: float, events: int = 0) -> None:
+    position = life.coordinator._durable.position
+    life.on(e.LagMeasured(position, life.database - at(1), seconds, events))
+
+
+def lag(life: Life) -> float:
+    return float(status(life.coordinator, life.now)["lag"]["seconds"])
+
+
+class TestChecks:
+    def test_nothing_counts_as_well_before_it_was_seen_to_work(self) -> None:
+        life = begin()
+        assert wrong(life) == {
+            "database", "boundary", "publishing", "shard 0", "shard 1", "index", "broker",
+        }  # fmt: skip
+        assert not is_ready(status(life.coordinator, life.now))
+
+    def test_all_is_well_when_all_has_worked(self) -> None:
+        life = working()
+        assert wrong(life) == set()
+        assert is_ready(status(life.coordinator, life.now))
+
+    def test_a_database_that_is_away_is_said_since_when_and_until_when(self) -> None:
+        life = working()
+        began = life.now
+        life.waits(0.5)
+        life.on(e.Failed(e.Poll(0, None, False), AWAY))
+        assert wrong(life) == {"database", "boundary"}
+        check = life.coordinator.health.checks(life.now, 0.0, is_paused=False)[0]
+        assert check.message == "store.unreachable: no route to host"
+        assert began < check.since <= life.now
+        assert check.last_ok == pytest.approx(began, abs=0.5)
+        life.waits(1.0)
+        life.polled()
+        assert wrong(life) == set()
+
+    def test_a_query_that_hangs_raises_nothing_and_is_seen(self) -> None:
+        life = working()
+        life.polled()
+        life.waits(14.0)
+        assert "database" not in wrong(life)
+        life.waits(2.0)
+        assert {"database", "boundary"} <= wrong(life)
+
+    def test_a_broker_that_is_away_is_no_database_that_is(self) -> None:
+        life = working()
+        life.on(e.Failed(e.CheckTopic({}), NO_BROKER))
+        assert wrong(life) == {"broker"}
+
+    def test_the_last_error_of_a_shard_is_kept_when_it_works_again(self) -> None:
+        life, lanes = streaming()
+        life.leaves(lanes[0], NO_BROKER)
+        assert "shard 0" in wrong(life)
+        life.waits(1.0)
+        lane = life.joins(0)
+        life.reports(lane, position=at(2_000))
+        assert "shard 0" in wrong(life), "that it begins says nothing"
+        life.polled(at(2_500))
+        life.reports_done(lane)
+        assert "shard 0" not in wrong(life)
+        shown = status(life.coordinator, life.now)["shards"][0]["last_error"]
+        assert shown["code"] == "sink.unreachable"
+
+    def test_a_shard_that_does_nothing_of_what_it_was_sent(self) -> None:
+        life, _ = streaming()
+        life.polled(at(2_500))
+        life.waits(61.0)
+        assert {"shard 0", "shard 1"} <= wrong(life)
+
+    def test_an_index_that_is_rebuilt_is_a_warning_until_it_is(self) -> None:
+        life, lanes = begun()
+        life.receives(lanes[0], Folding(10, 1_000))
+        assert states(life)["index"] == "warn"
+        life.reports(lanes[0], position=at(1_000))
+        assert states(life)["index"] == "ok"
+
+    def test_a_full_disk_is_wrong_until_the_position_is_written(self) -> None:
+        life = working()
+        life.waits(1.5)
+        full = StateError("state.disk_full", "no space", retriable=True)
+        life.on(e.Failed(life.last(e.Remember), full))
+        assert "index" in wrong(life)
+        life.on(e.Written())
+        assert "index" not in wrong(life)
+
+    def test_events_that_are_due_and_not_published(self) -> None:
+        life = working()
+        for _ in range(70):
+            life.waits(1.0)
+            measured(life, 65.0, 10)
+        assert "publishing" in wrong(life)
+
+    def test_it_is_alive_while_its_loop_turns(self) -> None:
+        life = working()
+        assert status(life.coordinator, life.now + 30)["is_alive"]
+        assert not status(life.coordinator, life.now + 61)["is_alive"]
+
+
+class TestLag:
+    def test_it_is_nought_when_all_up_to_the_boundary_is_published(self) -> None:
+        assert lag(working()) == 0
+
+    def test_it_grows_while_it_cannot_be_measured(self) -> None:
+        life = working()
+        seen = []
+        for _ in range(5):
+            life.on(e.Failed(e.MeasureLag(0, 0), AWAY))
+            life.waits(10.0)
+            seen.append(lag(life))
+        assert seen == sorted(seen)
+        assert seen[-1] == pytest.approx(50.0, abs=2)
+
+    def test_it_does_not_drop_because_a_measure_was_asked_for_before_the_position_moved(
+        self,
+    ) -> None:
+        life, lanes = streaming()
+        before = life.coordinator._durable.position
+        life.polled(at(3_000))
+        for lane in lanes:
+            life.reports_done(lane)
+        life.on(e.LagMeasured(before, at(4_000), 1_990.0, 7))
+        assert lag(life) == pytest.approx(1_000.0), "what is left is no older than that"
+
+    def test_what_is_held_is_not_published(self) -> None:
+        life, lanes = streaming()
+        life.polled(at(3_000), upper=at(3_000))
+        life.reports_done(lanes[0], low=at(2_500), holds=1)
+        life.reports_done(lanes[1])
+        measured(life, 0.0)
+        assert lag(life) >= 500
+        assert status(life.coordinator, life.now)["lag"]["events"] == 1
+        shards = status(life.coordinator, life.now)["shards"]
+        assert shards[0]["lag_seconds"] >= 500
+        assert shards[1]["lag_seconds"] == 0
+
+
+class TestPause:
+    def pause(self, life: Life, *, is_paused: bool = True) -> int:
+        replies: list[int] = []
+        life.on(e.PauseAsked(is_paused, replies.append))
+        return replies[0]
+
+    def test_what_is_under_way_is_finished_and_nothing_more_is_sent(self) -> None:
+        life, lanes = streaming()
+        life.polled(at(2_500))
+        assert self.pause(life) == 2
+        for lane in lanes:
+            life.reports_done(lane, next_due=at(1))
+        for end in (2_600, 2_700):
+            life.polled(at(end), is_due=True)
+            life.waits(1.0)
+        assert [len(lane.windows) for lane in lanes] == [2, 2]
+        assert status(life.coordinator, life.now)["state"] == "paused"
+        assert self.pause(life, is_paused=False) == 0
+        life.polled(at(2_700))
+        assert [lane.windows[-1].upto for lane in lanes] == [at(2_700)] * 2
+
+    def test_it_is_written_down_and_the_next_run_begins_so(self) -> None:
+        life, _ = streaming()
+        self.pause(life)
+        assert life.written["is_paused"]
+        assert not begin().coordinator.is_paused
+        life = begin(is_paused=True)
+        lane = life.joins(0)
+        life.joins(1)
+        life.polled(at(2_000))
+        assert lane.leases
+        assert not lane.windows
+        self.pause(life, is_paused=False)
+        life.polled(at(2_000))
+        assert lane.windows
+
+    def test_who_gets_the_lease_meanwhile_begins_when_it_is_over(self) -> None:
+        life, lanes = streaming()
+        self.pause(life)
+        life.loses(lanes[0])
+        life.waits(1.0)
+        lane = life.joins(0)
+        life.reports(lane, position=at(2_000))
+        assert not lane.windows
+        self.pause(life, is_paused=False)
+        assert [window.upto for window in lane.windows] == [at(2_000)]
+
+    def test_the_boundary_is_polled_meanwhile_for_nothing_but_itself(self) -> None:
+        life, _ = streaming()
+        self.pause(life)
+        before = len(life.all(e.Poll))
+        life.polled(at(2_500))
+        for _ in range(10):
+            life.waits(1.0)
+            life.polled(at(2_500))
+        polls = life.all(e.Poll)[before:]
+        assert 5 <= len(polls) <= 12, "about once a second"
+        assert not any(poll.with_rows or poll.next_due for poll in polls[1:])
+        assert "database" not in wrong(life)
+
+
+class TestHistogram:
+    def test_each_duration_is_counted_once_at_the_first_bound_that_it_does_not_pass(self) -> None:
+        found = Histogram((1.0, 2.0))
+        for seconds in (0.5, 1.0, 1.5, 7.0):
+            found.observe(seconds)
+        assert found.counts == [2, 1, 1]
+        assert found.sum == 10.0
+        found.add([1, 0, 0], 0.25)
+        assert found.counts == [3, 1, 1]
+        found.add([1, 2], 3.0)
+        assert found.counts == [3, 1, 1], "of other bounds: another version's"
+
+    def test_shards_counts_are_added_up(self) -> None:
+        life, lanes = streaming()
+        counts = [0] * (len(LATENCY_BOUNDS) + 1)
+        counts[3] = 5
+        for lane in lanes:
+            life.reports(
+                lane, published=5, counts=some_rows(5), latency=counts, latency_sum=2.0,
+                seconds={"publish": 0.03},
+            )  # fmt: skip
+        found = status(life.coordinator, life.now)
+        assert found["latency"]["counts"][3] == 10
+        assert found["latency"]["sum"] == 4.0
+        assert sum(found["steps"]["publish"]["counts"]) == 2
