@@ -70,6 +70,7 @@ class DurableState:
         self.position = begin.start if begin.position is None else begin.position
         self.low = begin.low
         self.shards_hidden_since = begin.hidden_since
+        self._hidden_since: dict[int, int | None] = {}
         self.acknowledged: dict[PartitionId, int] = dict(begin.acknowledged)
         self.is_placed = begin.is_placed
         self.former_shards = begin.former_shards
@@ -90,13 +91,16 @@ class DurableState:
         """Take over a report: what is hidden is of no use without the position it belongs to."""
         self.acknowledged |= report.offsets
         self.is_placed = self.is_placed or report.is_placed
+        if report.done:  # before its first window a runner knows of nothing that hides
+            self._hidden_since[report.shard] = report.hidden_since
         reports = [shard.report for shard in shards if shard.report is not None]
         if len(reports) == len(shards):
             self.position = min(r.position for r in reports)
             self.low = min(r.low for r in reports)
             self.has_read = True
-            since = [r.hidden_since for r in reports if r.hidden_since is not None]
-            self.shards_hidden_since = min(since, default=None)
+            begun = self._begin.hidden_since
+            since = [self._hidden_since.get(r.shard, begun) for r in reports]
+            self.shards_hidden_since = min((at for at in since if at is not None), default=None)
         self.uncounted_since = recounting.uncounted_since
 
     def hidden(self) -> int | None:

@@ -35,6 +35,25 @@ class TestWhatMustLast:
         assert life.written["position"] == at(1_000)
         assert life.written["hidden_since"] <= at(1_000)
 
+    def test_what_the_former_run_left_hidden_stays_so_until_windows_say_something_else(
+        self,
+    ) -> None:
+        """A run that ends before its first window leaves the next one no less than it was left."""
+        life, lanes = begun(hidden_since=at(900))
+        life.polled(None, ended=((at(897), at(1_000)),), hidden_since=at(897))
+        counted_with(life)
+        assert life.written["hidden_since"] == at(900)
+        life.polled(at(2_000))
+        for lane in lanes:
+            life.reports_done(lane)
+        counted_with(life)
+        assert life.written["hidden_since"] is None
+        life.loses(lanes[0])
+        life.waits(1.0)
+        life.reports(life.joins(0), position=at(2_000), low=at(2_000))
+        life.waits(1.5)
+        assert life.written["hidden_since"] is None
+
     def test_what_has_ended_and_is_not_counted_yet_is_written_as_hidden(self) -> None:
         """A14: who starts next counts it; the transaction itself is gone by then."""
         life, lanes = streaming()

@@ -102,6 +102,7 @@ class Driver:
         self.shards = this.setup.shards
         self.shift = 0
         self.turn = 0
+        self._is_settled = False
         self.keeps = this.setup.keeps
         self._more_polls = 1
         self._run: Run | None = None
@@ -131,6 +132,8 @@ class Driver:
             if self._run is None:
                 this.started()
                 self._start()
+                if self._is_settled:
+                    self.pause(False)
             assert self._run is not None
             this.process = self._run.process
             self._begin_leases(self._run)
@@ -175,6 +178,14 @@ class Driver:
         finally:
             self.world.process = process
 
+    def pause(self, is_paused: bool) -> None:
+        """A user wants nothing to be published, or that to end, where a publisher runs."""
+        run = self._run
+        if run is None:
+            return
+        self.world.counts["pauses"] += is_paused and not run.coordinator.is_paused
+        run.events.append(e.PauseAsked(is_paused, lambda _: None))
+
     def restart(self, shards: int) -> None:
         """It is stopped, and started by the next step, perhaps with another number of shards.
 
@@ -195,7 +206,8 @@ class Driver:
 
     def settles(self) -> None:
         """From now on leases are kept, and nothing fails any more."""
-        self.keeps = True
+        self.keeps = self._is_settled = True
+        self.pause(False)
         self._more_polls = 0
 
     @property

@@ -484,6 +484,27 @@ def _overlap(seed: int) -> Schedule:
     return maker.made(steps + maker.life() + maker.batches())
 
 
+def _pause(seed: int) -> Schedule:
+    """Somebody pauses the publisher and has it go on, while rows come and processes die."""
+    rng = Random(f"{seed} pause")
+    maker = _Quiet(rng, "rollback", horizon=8_000_000, watermark=rng.choice(["auto", "off"]))
+    steps: list[Step] = []
+    for _ in range(rng.randint(2, 5)):
+        steps += maker.life() + maker.some(0.6, *maker.batches())
+        points = [
+            [rng.choice(_STALLS), rng.choice([1, 2]), ["pause", rng.choice([1, 1, 0])]],
+            *maker.some(0.3, [rng.choice(schedule.RUNNER_POINTS), 1, ["cut"]]),
+            *maker.some(0.2, [rng.choice(schedule.CRASH_POINTS), 2, ["crash"]]),
+        ]
+        steps.append(["batch", 0, 0, points])
+        steps += maker.some(0.6, *maker.life(2)) + maker.some(0.4, *maker.batches())
+        steps += maker.some(0.3, ["time", rng.choice([1_000_000, 12_000_000])])
+        steps += maker.some(0.3, ["restart", 0]) + maker.some(0.3, ["look"])
+        steps += maker.some(0.7, ["pause", 0])
+        steps += maker.batches()
+    return maker.made(steps)
+
+
 KINDS: dict[str, Kind] = {
     "any": Kind(schedule.make, "", "complete, once and in order"),
     "downtime": Kind(
@@ -580,6 +601,7 @@ KINDS: dict[str, Kind] = {
         "F4",
         "a fold that ended too early is noticed before anything is committed behind it",
     ),
+    "pause": Kind(_pause, "", "complete, once and in order, also by who starts paused"),
     "power": Kind(_power, "A12", "complete, once and in order"),
     "overlap": Kind(
         _overlap, "", "who is late gives way: confirm, fences and lanes, whoever reports"

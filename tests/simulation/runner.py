@@ -46,6 +46,7 @@ def run(schedule: Schedule) -> Outcome:
     world.broker = Broker(world, [TOPIC, *(f"{TOPIC}.{t}" for t in ("gaps", "dead", "late"))])
     driver = Driver(world)
     world.look = driver.look
+    world.pause = driver.pause
     world.damage = damage
     world.move = driver.move
     world.goes_on = driver.goes_on

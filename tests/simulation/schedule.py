@@ -30,6 +30,7 @@ and those of `kinds` alone:
     power N CUT           the publisher's machine crashes: files that were not on the disk are gone
                           or empty, indexes are set back by N writes
     forget NAME CUT       a file of the state is gone, or empty
+    pause 1, pause 0      a user wants nothing to be published from now on, or that to end
     skip_blind A          a user wants a gap skipped of an aggregate that holds nothing
     topic WHAT …          retention, deletion, …: a function of `damage`
 """

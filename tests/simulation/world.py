@@ -279,6 +279,7 @@ class World:
         self.reached = 0
         """The highest end of a window that was planned."""
         self.look: Callable[[], None] = lambda: None
+        self.pause: Callable[[bool], None] = lambda _: None
         """The publisher counts again."""
         self.begun: dict[int, tuple[int, int]] = {}
         """Open transactions: InnoDB's id, and when it began."""
@@ -516,6 +517,9 @@ class World:
 
     def _do_timeout(self) -> None:
         self.broker.time_out()
+
+    def _do_pause(self, is_paused: int) -> None:
+        self.pause(bool(is_paused))
 
     def _do_look(self) -> None:
         self.look()
