@@ -189,6 +189,7 @@ def live(
     assert set(statuses.values()) == {0}, statuses
     search_state(planted, publisher)
 
+    publisher.topic.close()  # who follows it would fill the log
     broker.server.stop()
     try:
         with database.connect() as connection, connection.cursor() as cursor:
