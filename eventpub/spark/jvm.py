@@ -198,7 +198,9 @@ def archive_file(java: str) -> Path:
 
 @cache
 def _version_of(java: str) -> str:
-    printed = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    printed = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, check=False, env=_environment()
+    )
     match = re.search(r'version "([^"]+)"', printed.stderr)
     return match[1] if match else "unknown"
 

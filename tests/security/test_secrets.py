@@ -260,11 +260,12 @@ def test_no_secret_leaves_a_publisher_with_spark_on_this_machine(
     planted = Planted(SECRETS)
     publisher.start(environment={"TMPDIR": str(temporary)})
     assert publisher.process is not None
-    with watched([publisher.process.pid]) as processes:
+    driver = publisher.process.pid
+    with watched([driver]) as processes:
         live(publisher, database, broker, reader, planted, [temporary], ui=ui)
     assert processes.seen("org.apache.spark.deploy.SparkSubmit")
     assert processes.seen("eventpub.spark.daemon")
-    search_processes(planted, processes, publisher.process.pid)
+    search_processes(planted, processes, driver)
     assert planted.found == {}
 
 
@@ -293,13 +294,14 @@ def test_no_secret_leaves_a_publisher_with_a_cluster(
         with_store_password(publisher, database.url_of(reader, STORE), "in the environment")
         publisher.start(environment={"TMPDIR": str(temporary)})
         assert publisher.process is not None
-        roots = [publisher.process.pid, *(worker.pid for worker in cluster.workers)]
+        driver = publisher.process.pid
+        roots = [driver, *(worker.pid for worker in cluster.workers)]
         with watched(roots) as processes:
             live(publisher, database, broker, reader, planted, [temporary, folder], ui=ui)
     assert processes.seen("org.apache.spark.deploy.SparkSubmit")
     assert processes.seen("CoarseGrainedExecutorBackend")
     assert processes.seen("eventpub.spark.daemon")
-    search_processes(planted, processes, publisher.process.pid)
+    search_processes(planted, processes, driver)
     assert planted.found == {}
 
 
