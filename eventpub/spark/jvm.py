@@ -92,6 +92,7 @@ class Jvm:
         self._end_timeout = _END_TIMEOUT if archive is None else _ARCHIVE_TIMEOUT
         # a cluster's may fetch jars first (`spark.jars.packages`), which takes what it takes
         self._start_timeout = math.inf if by_script else _START_TIMEOUT
+        self._master = properties["spark.master"] if by_script else None
         if scratch is not None:
             scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
@@ -132,18 +133,27 @@ class Jvm:
             if stops():
                 raise StateError("run.stopping", "stopped before Spark had started")
             if self.process.poll() is not None or time.monotonic() > deadline:
-                words = log_file.read_text(errors="replace").strip().splitlines()
-                raise StateError(
-                    "spark.start_failed",
-                    f"the JVM of Spark does not start: {words[-1] if words else 'no reason given'}",
-                    where=str(log_file),
-                    suggestion="Java 17 or newer is needed; check JAVA_HOME and spark.properties",
-                    retriable=True,
-                )
+                raise self._failure(log_file)
             time.sleep(0.02)
         data = info_file.read_bytes()
         size = int.from_bytes(data[4:8], "big")
         return int.from_bytes(data[:4], "big"), data[8 : 8 + size].decode()
+
+    def _failure(self, log_file: Path) -> StateError:
+        lines = log_file.read_text(errors="replace").splitlines()
+        words = [line.strip() for line in lines if line.strip() and not line.startswith("\t")]
+        why = words[-1] if words else "no reason given"
+        master = self._master
+        return StateError(
+            "spark.start_failed",
+            f"the JVM of Spark does not start: {why}",
+            where=str(log_file) if master is None else f"spark.master = {master}",
+            suggestion="Java 17 or newer is needed; check JAVA_HOME and spark.properties"
+            if master is None
+            else "check spark.master, spark.properties and JAVA_HOME; Spark's own words are in"
+            f" {log_file}",
+            retriable=True,
+        )
 
     def close(self, *, at_once: bool = False) -> None:
         """End the JVM; pyspark may start or be given another one afterwards.
