@@ -72,11 +72,11 @@ class Processes:
 
 @contextmanager
 def watched(roots: list[int]) -> Iterator[Processes]:
-    """Looks every 50 ms; more roots can be appended."""
+    """Looks every 250 ms: a look costs CPU time; more roots can be appended."""
     processes, ended = Processes(), threading.Event()
 
     def work() -> None:
-        while not ended.wait(0.05):
+        while not ended.wait(0.25):
             processes.look(list(roots))
 
     thread = threading.Thread(target=work, daemon=True)

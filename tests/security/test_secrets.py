@@ -181,7 +181,11 @@ def live(
 ) -> None:
     """Start, a broker that is away, a stop, a changed password; looks in all places."""
     publish(publisher, database, [1])
-    publisher.until_spark_publishes()
+    try:
+        publisher.until_spark_publishes(timeout=240)
+    except AssertionError as error:
+        spark_log = (publisher.state / "spark.log").read_text(errors="replace")
+        raise AssertionError(f"{error}\n{publisher.words()}\n{spark_log[-2000:]}") from None
     publish(publisher, database, [1, 2])
     for path, page in pages(ui).items():
         planted.search(f"Spark's page {path}", page)
