@@ -135,11 +135,12 @@ def format_time(micros: int) -> str:
     return text.replace("+00:00", "Z")
 
 
-_SECRET_NAME = re.compile(
+SECRET_NAME = (
     r"passw|passphrase|secret|token|credential|private|access\.?key|\.key\.pem|"
-    r"oauthbearer\.config|jaas",
-    re.IGNORECASE,
+    r"oauthbearer\.config|jaas"
 )
+"""Is found in the names of properties whose values are secret; a regular expression, case
+ignored, of Python and of Java."""
 
 
 FILE_SUFFIX = ".file"
@@ -149,7 +150,8 @@ _OF_NO_SECRET = (".location", ".url", FILE_SUFFIX)
 
 def is_secret_property(name: str) -> bool:
     """Whether the value of a librdkafka or Spark property must never be shown."""
-    return _SECRET_NAME.search(name) is not None and not name.endswith(_OF_NO_SECRET)
+    found = re.search(SECRET_NAME, name, re.IGNORECASE)
+    return found is not None and not name.endswith(_OF_NO_SECRET)
 
 
 def _property_text(value: Any) -> Any:

@@ -128,6 +128,8 @@ class _Layers:
                 masking.remember(value)
             elif key == "store.url":
                 _remember_url(value)
+            elif key not in KEYS:
+                _remember_java_options(value)
         self.values[key] = value
         self.origins[key] = origin
 
@@ -182,7 +184,7 @@ def shown(loaded: Loaded) -> dict[str, Any]:
             for prop, text in value.items():
                 of_file = f"{name}.{prop}{FILE_SUFFIX}" in loaded.origins
                 hidden = of_file or is_secret_property(prop)
-                result[f"{name}.{prop}"] = masking.MASK if hidden else text
+                result[f"{name}.{prop}"] = masking.MASK if hidden else masking.mask(text)
         else:
             result[name] = _shown(key, value)
     return result
@@ -484,6 +486,13 @@ def _remember_url(url: str) -> None:
         pass  # not a URL: validation refuses it without showing it
     if match := re.match(r"[^:]*://[^:/@]*:(.*)@", url):
         masking.remember(match[1])
+
+
+def _remember_java_options(text: str) -> None:
+    """As of `spark.driver.extraJavaOptions`: ``-Dsome.password=…``."""
+    for name, value in re.findall(r"""-D([^\s=]+)=("[^"]*"|'[^']*'|\S+)""", text):
+        if is_secret_property(name):
+            masking.remember(value.strip("\"'"))
 
 
 def _with_secret_files(config: Config, layers: _Layers) -> Config:

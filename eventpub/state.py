@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from eventpub.channel import Request
+from eventpub.channel import MalformedError, Request, request_of
 from eventpub.errors import StateError
 
 _LOCK_TIMEOUT = 1.0
@@ -308,17 +308,10 @@ def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
 def _request(data: dict[str, Any] | None, id: str) -> Request | None:
     """What a file in requests/ says; None: it is none that this version knows."""
     try:
-        request = Request(**(data or {}))
-    except TypeError:
+        request = request_of(data or {})
+    except MalformedError:
         return None
-    numbers = (request.version, request.to_version)
-    valid = (
-        request.id == id
-        and request.action in {"retry", "skip"}
-        and isinstance((data or {}).get("aggregate_id"), str)
-        and all(n is None or isinstance(n, int) for n in numbers)
-    )
-    return request if valid else None
+    return request if request.id == id and request.action in {"retry", "skip"} else None
 
 
 def _mapped(error: OSError, path: Path) -> StateError:

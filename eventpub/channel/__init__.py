@@ -12,12 +12,14 @@ from eventpub.channel.messages import (
     FromRunner,
     Hello,
     Lease,
+    MalformedError,
     PartitionId,
     Report,
     Request,
     Stop,
     Window,
     Work,
+    request_of,
 )
 
 __all__ = [
@@ -27,10 +29,12 @@ __all__ = [
     "FromRunner",
     "Hello",
     "Lease",
+    "MalformedError",
     "PartitionId",
     "Report",
     "Request",
     "Stop",
     "Window",
     "Work",
+    "request_of",
 ]

@@ -46,6 +46,7 @@ from eventpub.channel.messages import (
     Work,
     decode,
     encode,
+    request_of,
 )
 from eventpub.errors import StateError
 
@@ -66,6 +67,9 @@ _CALL_TIMEOUT = 10.0
 _ASKS_AFTER = 10.0
 """Seconds without a message after which a runner asks whether it is still wanted: a connection that
 a network has forgotten says nothing to who only waits."""
+
+_LONGEST_ANSWER = 500
+"""Characters of an error that a question gets for an answer: it may repeat the question."""
 
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Answers an action by its name and argument; raises LookupError for one that it does not know."""
@@ -108,7 +112,7 @@ class _Admission(flight.ServerMiddlewareFactory):
             value for name, found in headers.items() if name.lower() == _TOKEN for value in found
         ]
         text = given[0] if given else b""
-        raw = text.encode() if isinstance(text, str) else text
+        raw = text.encode(errors="replace") if isinstance(text, str) else text
         if not hmac.compare_digest(raw, self._token):
             raise flight.FlightUnauthenticatedError("the token is not this run's")
 
@@ -233,6 +237,8 @@ class Server(flight.FlightServerBase):
         try:
             while True:
                 message = decode(reader.read_chunk().app_metadata.to_pybytes())
+                if not isinstance(message, FromRunner):
+                    return
                 said_farewell = isinstance(message, Farewell)
                 self._post(Received(lane, message))
                 if said_farewell:
@@ -248,12 +254,17 @@ class Server(flight.FlightServerBase):
         """A small question; the answer is JSON."""
         try:
             given = json.loads(action.body.to_pybytes() or b"{}")
+            if not isinstance(given, dict):
+                raise MalformedError("not an object")
+            if "request" in given:
+                given["request"] = vars(request_of(given["request"]))
             if action.type == "confirm":
                 answer = {"current": self._is_current(int(given["shard"]), int(given["lease"]))}
             else:
                 answer = self._answer(action.type, given)
-        except (ValueError, TypeError, KeyError, LookupError) as error:
-            raise flight.FlightServerError(f"not a question of this version: {error!r}") from error
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            words = repr(error)[:_LONGEST_ANSWER]
+            raise flight.FlightServerError(f"not a question of this version: {words}") from error
         yield json.dumps(answer).encode()
 
     def end(self) -> None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
@@ -269,9 +271,6 @@ _TYPES: dict[str, Any] = {
 _KNOWN = {kind: {f.name for f in fields(kind)} for kind in _TYPES.values()}
 
 
-_NUMBERS = "shard", "run", "attempt"
-
-
 class MalformedError(ValueError):
     """Bytes that are no message of this version."""
 
@@ -295,28 +294,91 @@ def decode(data: bytes) -> Any:
     """The message that `encode` was given.
 
     Raises:
-        MalformedError: it is none.
+        MalformedError: it is none; the coordinator's loop relies on the types.
     """
     try:
         given = json.loads(data)
-        kind = _TYPES[given.pop("is")]
-        if unknown := given.keys() - _KNOWN[kind]:
-            raise MalformedError(f"{kind.__name__} has no {sorted(unknown)}")
-        for name in ("acknowledged", "offsets"):
-            if name in given:
-                given[name] = {(topic, partition): end for topic, partition, end in given[name]}
-        if kind is Farewell and given["error"] is not None:
-            given["error"] = from_dict(given["error"])
-        if kind is Hello and not all(isinstance(given.get(name, 0), int) for name in _NUMBERS):
-            raise MalformedError("Hello has no numbers")  # the coordinator looks a shard up by it
-        if kind is Report:
-            given["counts"] = Counts(**given["counts"])
-            given["buckets"] = {int(bucket): rows for bucket, rows in given["buckets"].items()}
-        for name in ("buckets", "former_indexes"):
-            if isinstance(given.get(name), list):
-                given[name] = tuple(given[name])
-        return kind(**given)
+        return _message(_TYPES[given.pop("is")], given)
     except MalformedError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MalformedError(f"not a message of this version: {error!r}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedError(f"not a message of this version: {_short(error)}") from error
+
+
+def request_of(given: Any) -> Request:
+    """The request whose fields these are.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    try:
+        request: Request = _message(Request, dict(given))
+        request.aggregate_id.encode()
+    except (ValueError, TypeError) as error:
+        raise MalformedError(f"not a request of this version: {_short(error)}") from error
+    return request
+
+
+def _message(kind: Any, given: dict[str, Any]) -> Any:
+    if unknown := given.keys() - _KNOWN[kind]:
+        raise MalformedError(f"{kind.__name__} has no {_short(sorted(unknown))}")
+    for name in ("acknowledged", "offsets"):
+        if name in given:
+            given[name] = {(topic, partition): end for topic, partition, end in given[name]}
+    if kind is Farewell and given["error"] is not None:
+        if not all(_fits(value, str | bool | None) for value in given["error"].values()):
+            raise MalformedError("Farewell has an error of another kind")
+        given["error"] = from_dict(given["error"])
+    if kind is Report:
+        given["counts"] = Counts(**given["counts"])
+        if not all(_fits(number, int) for number in vars(given["counts"]).values()):
+            raise MalformedError("Report has counts that are no numbers")
+        given["buckets"] = {int(bucket): rows for bucket, rows in given["buckets"].items()}
+    for name in ("buckets", "former_indexes"):
+        if isinstance(given.get(name), list):
+            given[name] = tuple(given[name])
+    hints = _hints(kind)
+    if wrong := [name for name, value in given.items() if not _fits(value, hints[name])]:
+        raise MalformedError(f"{kind.__name__} has another kind of {sorted(wrong)}")
+    return kind(**given)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911 (one case a kind of type)
+    """Whether a value is of a type of a message's field; numbers have 64 bits."""
+    if hint is Any:
+        return True
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and -_LIMIT <= value < _LIMIT
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    origin, of = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        return any(_fits(value, each) for each in of)
+    if origin is Literal:
+        return isinstance(value, str) and value in of
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _fits(key, of[0]) and _fits(each, of[1]) for key, each in value.items()
+        )
+    if origin is list or (origin is tuple and of[-1] is ...):
+        return isinstance(value, origin) and all(_fits(each, of[0]) for each in value)
+    if origin is tuple:
+        return len(value) == len(of) and all(map(_fits, value, of))
+    return isinstance(value, hint)
+
+
+_LIMIT = 2**63
+
+
+def _short(what: object) -> str:
+    """Of what a stranger has sent no more than a line."""
+    text = repr(what)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+_LONGEST = 200

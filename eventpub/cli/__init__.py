@@ -6,6 +6,7 @@ Packages are imported inside the commands that need them: `eventpub --help` load
 from __future__ import annotations
 
 import faulthandler
+import io
 import logging
 import os
 import signal
@@ -65,6 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
         # should a library written in C crash, stderr says what each thread was doing
         with suppress(RuntimeError, ValueError, OSError):
             faulthandler.enable()
+        # an argument that is no text is repeated as it is escaped
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
     threading.excepthook = _report_thread
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stop)

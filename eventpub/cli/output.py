@@ -99,7 +99,7 @@ def only_stderr() -> Iterator[IO[str]]:
     except OSError:  # stdout is closed: nobody reads the answer
         own = os.open(os.devnull, os.O_WRONLY)
     before = sys.stdout
-    with os.fdopen(own, "w", encoding="utf-8") as out:
+    with os.fdopen(own, "w", encoding="utf-8", errors="backslashreplace") as out:
         os.dup2(2, 1)
         sys.stdout = sys.stderr
         try:

@@ -154,6 +154,8 @@ def act(  # noqa: PLR0913 (options, by keyword)
     """
     state = StateDir(config.app.state_dir)
     request = Request(secrets.token_hex(8), action, aggregate_id, *(versions or ()))
+    if not _is_text(aggregate_id):
+        return Answer("nothing is held", request)
     if state.is_running():
         answers = ask_shards(state, request, timeout)
         if answers is not None:
@@ -163,6 +165,15 @@ def act(  # noqa: PLR0913 (options, by keyword)
         state.keep(request)
         return Answer("kept", request)
     return Answer("no answer" if state.is_running() else "not running")
+
+
+def _is_text(name: str) -> bool:
+    """Whether an aggregate may be called so: a shell passes any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def cancel(config: Config, name: str) -> list[Request]:

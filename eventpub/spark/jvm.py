@@ -1,17 +1,23 @@
-"""The JVM of a Spark that runs on this machine, started directly.
+"""The JVM of Spark's driver, started here and not by pyspark.
+
+pyspark passes Spark's properties as arguments, which everybody on the machine can read; here they
+are in files that only the publisher's user can read, for as long as the JVM starts.
 
 pyspark starts its JVM by a shell script and a second JVM that works out the command, and has all
 Python workers import pyspark from a zip, which every process compiles anew. Started directly and
 with an archive of the classes it loads (`python -m eventpub.spark.jvm` makes it, once an
 installation), a publisher needs about 9 instead of 28 s of CPU time until its first event on a
-small machine.
+small machine. The driver of a cluster is started by Spark's script all the same: it knows the
+cluster's settings (`spark-env.sh`, Hadoop's and Kubernetes' files).
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,6 +37,8 @@ _START_TIMEOUT = 120.0
 _END_TIMEOUT = 60.0
 _ARCHIVE_TIMEOUT = 600.0
 """Seconds for its end, and where it writes the archive then, which a busy machine is slow at."""
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 # What Spark's own launcher adds (org.apache.spark.launcher.JavaModuleOptions).
 _OPENED = [
@@ -58,9 +66,12 @@ class Jvm:
     It ends when this process does, however that happens: its standard input is a pipe from here.
 
     Args:
-        properties: Spark's properties that only the command line can set (memory, Java options).
+        properties: all of Spark's; some can be set only before it starts (memory, Java options).
         log_file: takes what it and the Python workers print.
+        scratch: folder for the files that it is started with, made where it is missing; None: the
+            system's. They are gone when it has started.
         archive: make the archive of classes when it ends.
+        by_script: start it by Spark's own script.
         stops: whether nobody wants it any more.
 
     Raises:
@@ -68,33 +79,36 @@ class Jvm:
         OSError: no disk, memory or file descriptor is left.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
         properties: Mapping[str, str],
         log_file: Path,
         *,
+        scratch: Path | None = None,
         archive: Path | None = None,
+        by_script: bool = False,
         stops: Callable[[], bool] = lambda: False,
     ) -> None:
-        java = find_java()
         self._end_timeout = _END_TIMEOUT if archive is None else _ARCHIVE_TIMEOUT
-        with tempfile.TemporaryDirectory(prefix="eventpub-", ignore_cleanup_errors=True) as name:
+        # a cluster's may fetch jars first (`spark.jars.packages`), which takes what it takes
+        self._start_timeout = math.inf if by_script else _START_TIMEOUT
+        self._master = properties["spark.master"] if by_script else None
+        if scratch is not None:
+            scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix="eventpub-", dir=scratch, ignore_cleanup_errors=True
+        ) as name:
             folder = Path(name)
             info_file = folder / "connection"
-            environment = {k: v for k, v in os.environ.items() if k != "SPARK_HOME"} | {
-                "SPARK_CONNECT_MODE": "0",
-                "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info_file),
-            }
-            # by files: a process's arguments can be read by everybody on the machine
-            settings, options = folder / "spark.properties", folder / "java.options"
-            settings.write_text(_as_properties(properties))
-            options.write_text(_as_arguments(properties.get("spark.driver.extraJavaOptions", "")))
-            command = [java, *_java_options(java, properties, archive), f"@{options}"]
-            command += ["org.apache.spark.deploy.SparkSubmit"]
-            command += ["--properties-file", str(settings), "--load-spark-defaults"]
+            environment = _environment() | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(info_file)}
+            if by_script:
+                command = _script_command(properties, folder)
+            else:
+                environment.pop("SPARK_HOME", None)
+                command = _direct_command(properties, folder, archive)
             with log_file.open("wb") as log:
                 self.process = subprocess.Popen(
-                    [*command, "pyspark-shell"],
+                    command,
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -114,23 +128,32 @@ class Jvm:
     def _connection(
         self, info_file: Path, log_file: Path, stops: Callable[[], bool]
     ) -> tuple[int, str]:
-        deadline = time.monotonic() + _START_TIMEOUT
+        deadline = time.monotonic() + self._start_timeout
         while not info_file.exists():
             if stops():
                 raise StateError("run.stopping", "stopped before Spark had started")
             if self.process.poll() is not None or time.monotonic() > deadline:
-                words = log_file.read_text(errors="replace").strip().splitlines()
-                raise StateError(
-                    "spark.start_failed",
-                    f"the JVM of Spark does not start: {words[-1] if words else 'no reason given'}",
-                    where=str(log_file),
-                    suggestion="Java 17 or newer is needed; check JAVA_HOME and spark.properties",
-                    retriable=True,
-                )
+                raise self._failure(log_file)
             time.sleep(0.02)
         data = info_file.read_bytes()
         size = int.from_bytes(data[4:8], "big")
         return int.from_bytes(data[:4], "big"), data[8 : 8 + size].decode()
+
+    def _failure(self, log_file: Path) -> StateError:
+        lines = log_file.read_text(errors="replace").splitlines()
+        words = [line.strip() for line in lines if line.strip() and not line.startswith("\t")]
+        why = words[-1] if words else "no reason given"
+        master = self._master
+        return StateError(
+            "spark.start_failed",
+            f"the JVM of Spark does not start: {why}",
+            where=str(log_file) if master is None else f"spark.master = {master}",
+            suggestion="Java 17 or newer is needed; check JAVA_HOME and spark.properties"
+            if master is None
+            else "check spark.master, spark.properties and JAVA_HOME; Spark's own words are in"
+            f" {log_file}",
+            retriable=True,
+        )
 
     def close(self, *, at_once: bool = False) -> None:
         """End the JVM; pyspark may start or be given another one afterwards.
@@ -185,7 +208,9 @@ def archive_file(java: str) -> Path:
 
 @cache
 def _version_of(java: str) -> str:
-    printed = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    printed = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, check=False, env=_environment()
+    )
     match = re.search(r'version "([^"]+)"', printed.stderr)
     return match[1] if match else "unknown"
 
@@ -200,6 +225,50 @@ def _jars() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).resolve().parent / "jars"
+
+
+def _environment() -> dict[str, str]:
+    """What the JVM and its workers inherit: not the configuration, which comes with the tasks."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not (name.startswith("EVENTPUB_") and "__" in name)
+    }
+    return inherited | {"SPARK_CONNECT_MODE": "0"}
+
+
+def _direct_command(properties: Mapping[str, str], folder: Path, archive: Path | None) -> list[str]:
+    java = find_java()
+    options = _options_file(properties, folder)
+    return [
+        *(java, *_java_options(java, properties, archive), f"@{options}"),
+        *("org.apache.spark.deploy.SparkSubmit", *_arguments(properties, folder)),
+        "pyspark-shell",
+    ]
+
+
+def _script_command(properties: Mapping[str, str], folder: Path) -> list[str]:
+    """As of pyspark, but for the properties."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    if properties.get(_JAVA_OPTIONS):  # of which the script makes arguments of the JVM
+        properties = {**properties, _JAVA_OPTIONS: f'"@{_options_file(properties, folder)}"'}
+    script = Path(_find_spark_home()) / "bin" / "spark-submit"
+    own = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+    return [str(script), *_arguments(properties, folder), *own]
+
+
+def _arguments(properties: Mapping[str, str], folder: Path) -> list[str]:
+    """By a file: a process's arguments can be read by everybody on the machine."""
+    file = folder / "spark.properties"
+    file.write_text(_as_properties(properties))
+    return ["--properties-file", str(file), "--load-spark-defaults"]
+
+
+def _options_file(properties: Mapping[str, str], folder: Path) -> Path:
+    file = folder / "java.options"
+    file.write_text(_as_arguments(properties.get(_JAVA_OPTIONS, "")))
+    return file
 
 
 def _java_options(java: str, properties: Mapping[str, str], archive: Path | None) -> list[str]:

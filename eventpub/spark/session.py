@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventpub.config import Config
+from eventpub.config import SECRET_NAME, Config
 from eventpub.errors import StateError, words_of
-from eventpub.spark.jvm import Jvm, forget_gateway
+from eventpub.spark.jvm import Jvm
 from eventpub.state import StateDir
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+
+_HIDDEN = f"(?i){SECRET_NAME}"
 
 
 class Session:
@@ -53,10 +56,21 @@ class Session:
         local = re.fullmatch(r"local(?:\[(\*|\d+)\])?", config.spark.master)
         master = f"local[{_slots(local[1], config)}]" if local else config.spark.master
         self._is_kept = archive is not None
-        self._has_gateway = False
-        self._jvm = Jvm(properties, log_file, archive=archive, stops=stops) if local else None
+        self._is_local = local is not None
+        name = f"eventpub:{config.app.id}"
+        self._jvm = None
+        if local or not _has_gateway():
+            of_cluster = {} if local else {"spark.master": master, "spark.app.name": name}
+            self._jvm = Jvm(
+                properties | of_cluster,
+                log_file,
+                scratch=StateDir(config.app.state_dir).spark_scratch,
+                archive=archive,
+                by_script=not local,
+                stops=stops,
+            )
         try:
-            self.context = self._connect(config, properties, master, log_file)
+            self.context = _connect(name, properties, master)
             if not os.environ.get("EVENTPUB_SPARK_LOG"):
                 self.context.setLogLevel("OFF")
         except Exception as error:
@@ -73,28 +87,11 @@ class Session:
                 retriable=True,
             ) from error
 
-    def _connect(
-        self, config: Config, properties: dict[str, str], master: str, log_file: Path
-    ) -> SparkContext:
-        from pyspark import SparkConf, SparkContext, accumulators
-
-        # that its JVM has gone is said by whoever needs it
-        servers: Any = (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer)
-        for server in servers:
-            server.handle_error = _ignored
-        # one that is there already, of a program that runs the publisher, is left alone
-        self._has_gateway = self._jvm is None and SparkContext._gateway is None
-        conf = SparkConf().setAppName(f"eventpub:{config.app.id}").setMaster(master)
-        conf.setAll(list(properties.items()))
-        # the JVM writes to the file already, and what others say meanwhile is for the terminal
-        with nullcontext() if self._jvm else _stderr_to(log_file):
-            return SparkContext(conf=conf)
-
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._jvm is None or self._is_kept:
+        if self._is_kept or not self._is_local:
             with suppress(OSError, Exception):  # a JVM that has died has stopped already
                 self.context.stop()
         self._end_jvm()  # to stop Spark's context takes a second more than to end its process
@@ -102,8 +99,6 @@ class Session:
     def _end_jvm(self) -> None:
         if self._jvm is not None:
             self._jvm.close(at_once=not self._is_kept)
-        elif self._has_gateway:
-            forget_gateway()
 
     def is_alive(self) -> bool:
         """Whether it still takes jobs: where its master has gone, say, it stops itself."""
@@ -114,6 +109,25 @@ class Session:
             return not jvm.sc().isStopped()
         except Exception:
             return False
+
+
+def _has_gateway() -> bool:
+    """Whether there is a JVM already, of a program that runs the publisher: it is left alone."""
+    from pyspark import SparkContext
+
+    return SparkContext._gateway is not None
+
+
+def _connect(name: str, properties: dict[str, str], master: str) -> SparkContext:
+    from pyspark import SparkConf, SparkContext, accumulators
+
+    # that its JVM has gone is said by whoever needs it
+    servers: Any = (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer)
+    for server in servers:
+        server.handle_error = _ignored
+    conf = SparkConf().setAppName(name).setMaster(master)
+    conf.setAll(list(properties.items()))
+    return SparkContext(conf=conf)
 
 
 def _ignored(*_: object) -> None:
@@ -132,20 +146,6 @@ def _reason(error: Exception) -> str:
     return next((line[2:] for line in lines if line.startswith(": ")), lines[0])
 
 
-@contextmanager
-def _stderr_to(file: Path) -> Iterator[None]:
-    """Child processes started inside write their standard error to a file."""
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    with file.open("ab") as log:
-        os.dup2(log.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(terminal, 2)
-        os.close(terminal)
-
-
 def _properties(config: Config) -> dict[str, str]:
     quiet = Path(__file__).with_name("log4j2.properties").as_uri()
     log = "" if os.environ.get("EVENTPUB_SPARK_LOG") else f"-Dlog4j2.configurationFile={quiet}"
@@ -154,6 +154,8 @@ def _properties(config: Config) -> dict[str, str]:
         "spark.driver.extraJavaOptions": log,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # what its pages and the log of its events hide; by default less
+        "spark.redaction.regex": _HIDDEN,
         # a runner that is lost is started again by the coordinator
         "spark.task.maxFailures": "1",
         "spark.pyspark.python": sys.executable,

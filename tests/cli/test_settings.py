@@ -319,11 +319,12 @@ def test_secrets_are_shown_nowhere() -> None:
             "sink.properties.sasl.password": "kafkasecret",
             "sink.properties.ssl.key.password": "keysecret",
             "sink.properties.sasl.oauthbearer.client.secret": "oauthsecret",
+            "spark.properties.spark.driver.extraJavaOptions": "-Da.password='option secret'",
         },
         {},
     )
     everything = f"{shown(loaded)} {loaded} {loaded.config!r}"
-    for word in ("urlsecret1", secret, "kafkasecret", "keysecret", "oauthsecret"):
+    for word in ("urlsecret1", secret, "kafkasecret", "keysecret", "oauthsecret", "option secret"):
         assert word not in everything
         assert word not in masking.mask(f"Traceback: could not use {word}")
     assert shown(loaded)["store.url"] == "mysql+pymysql://reader:***@h/shop"

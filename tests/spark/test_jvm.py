@@ -59,6 +59,53 @@ def test_secrets_of_spark_properties_are_not_in_the_process_list(
     assert decoded == properties
 
 
+_SCRIPT = """#!/bin/sh
+printf '%s\\n' "$@" >{folder}/arguments
+env >{folder}/environment
+cp "$2" {folder}/properties
+cp "$(dirname "$2")/java.options" {folder}/options
+ls -ld "$(dirname "$2")" >{folder}/rights
+exit 1
+"""
+
+
+def test_nor_are_they_on_a_cluster_nor_is_the_configuration_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyspark passed each to Spark's script as an argument."""
+    script = tmp_path / "bin" / "spark-submit"
+    script.parent.mkdir()
+    script.write_text(_SCRIPT.format(folder=tmp_path))
+    script.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--jars 'a b.jar' pyspark-shell")
+    monkeypatch.setenv("EVENTPUB_STORE__PASSWORD", "hidden-two")
+    monkeypatch.setenv("EVENTPUB_TEST_KEPT", "kept")
+    properties = {
+        "spark.master": "spark://somewhere:7077",
+        "spark.hadoop.fs.s3a.secret.key": _SECRET,
+        "spark.driver.extraJavaOptions": "-Dpassword=hidden-one -Da=b",
+    }
+    scratch = tmp_path / "state" / "spark"
+    with pytest.raises(StateError) as error:
+        Jvm(properties, tmp_path / "spark.log", scratch=scratch, by_script=True)
+    assert error.value.code == "spark.start_failed"
+    name, settings, *others = (tmp_path / "arguments").read_text().splitlines()
+    assert name == "--properties-file"
+    assert Path(settings).is_relative_to(scratch)
+    assert others == ["--load-spark-defaults", "--jars", "a b.jar", "pyspark-shell"]
+    assert (tmp_path / "rights").read_text().startswith("drwx------")
+    assert list(scratch.iterdir()) == [], "nothing is left"
+    kept = dict(line.split("=", 1) for line in (tmp_path / "properties").read_text().splitlines())
+    decoded = {_decoded(k): _decoded(v) for k, v in kept.items()}
+    options = f'"@{Path(settings).with_name("java.options")}"'
+    assert decoded == properties | {"spark.driver.extraJavaOptions": options}
+    assert (tmp_path / "options").read_text().splitlines() == ['"-Dpassword=hidden-one"', '"-Da=b"']
+    environment = (tmp_path / "environment").read_text()
+    assert "hidden-two" not in environment
+    assert "EVENTPUB_TEST_KEPT=kept" in environment
+
+
 def _decoded(text: str) -> str:
     plain = text.encode("ascii").decode("unicode_escape")
     return plain.encode("utf-16", "surrogatepass").decode("utf-16")

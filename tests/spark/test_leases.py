@@ -167,6 +167,7 @@ def test_a_wrong_master_is_said_and_tried_again(tmp_path: Path) -> None:
             error = failure(heard)
             assert error.code == "spark.start_failed"
             assert error.where == "spark.master = spork://nowhere"
+            assert "Master must" in error.message
             assert error.retriable
 
 
