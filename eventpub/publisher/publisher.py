@@ -383,7 +383,7 @@ class CommandRunner:
         answered: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()
         self._events.put(e.RequestReceived(request, answered.put))
         try:
-            answers = answered.get(timeout=min(timeout, _ANSWER_TIMEOUT))
+            answers = answered.get(timeout=min(max(timeout, 0.0), _ANSWER_TIMEOUT))
         except queue.Empty:
             self._events.put(e.Withdrawn(request.id))
             return {"answers": None}

@@ -10,6 +10,7 @@ import json
 import shutil
 import stat
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ SECRETS = {
     "spark.hadoop.fs.s3a.secret.key": "planted-s3a-6",
     "spark.hadoop.fs.azure.account.credential": "planted-azure-7",
     "spark.driver.extraJavaOptions": "planted-java-option-8",
+    "ops.token": "planted-ops-token-9",
 }
 PAGES = ["environment/", "jobs/", "stages/", "executors/", "api/v1/applications"]
 
@@ -72,6 +74,10 @@ def plant(publisher: Publisher, broker: Doors, *, ui: int) -> None:
     }
     del kafka["sasl.password"]
     publisher.environment["EVENTPUB_SINK__PROPERTIES__SASL_PASSWORD"] = PASSWORD
+    publisher.settings["ops"] = {
+        "http": f"127.0.0.1:{free_port()}",
+        "token": SECRETS["ops.token"],
+    }
     through(publisher, broker.plain, properties=kafka)
     publisher.topic.bootstrap_servers = broker.open
     spark = {name: SECRETS[name] for name in SECRETS if name.startswith("spark.")}
@@ -117,6 +123,17 @@ def pages(port: int) -> dict[str, bytes]:
     return found | {path: get(path)}
 
 
+def search_own_pages(planted: Planted, publisher: Publisher) -> None:
+    """What the publisher itself answers over HTTP."""
+    base = f"http://{publisher.settings['ops']['http']}"
+    for path in ("/status", "/metrics", "/config", "/gaps", "/history", "/readyz", "/"):
+        try:
+            with urllib.request.urlopen(base + path, timeout=30) as answer:
+                planted.search(path, answer.read())
+        except urllib.error.HTTPError as error:  # not ready, say
+            planted.search(path, error.read())
+
+
 def search_commands(planted: Planted, publisher: Publisher) -> dict[str, int]:
     """Exit status by command."""
     statuses = {}
@@ -127,6 +144,7 @@ def search_commands(planted: Planted, publisher: Publisher) -> dict[str, int]:
         ["doctor"],
         ["doctor", "--json"],
         ["gaps", "list", "--json"],
+        ["status"],
         ["verify", "--json"],
     ):
         done = publisher.command(*command)
@@ -190,7 +208,9 @@ def live(
     for path, page in pages(ui).items():
         planted.search(f"Spark's page {path}", page)
     statuses = search_commands(planted, publisher)
+    statuses.pop("status")  # not every check may have been made yet
     assert set(statuses.values()) == {0}, statuses
+    search_own_pages(planted, publisher)
     search_state(planted, publisher)
 
     publisher.topic.close()  # who follows it would fill the log
@@ -243,6 +263,7 @@ def test_no_command_shows_a_secret_wherever_it_is_configured(
     planted = Planted(SECRETS)
     publisher.publish_everything()
     statuses = search_commands(planted, publisher)
+    statuses.pop("status")
     assert set(statuses.values()) == {0}, statuses
     search_wrong_passwords(planted, publisher)
     planted.search("what it printed", publisher.log.read_bytes())
