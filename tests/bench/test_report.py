@@ -92,7 +92,7 @@ def test_a_missing_extra_is_named_before_anything_starts(
     )
     with pytest.raises(ConfigError, match=r"bench\.extra_missing.*connectorx") as caught:
         main.run(["idle"], main.Plan(), tmp_path)
-    assert "pip install 'eventpub[bench]'" in str(caught.value)
+    assert "pip install -e '.[bench]'" in str(caught.value)
 
 
 def test_what_eventpub_loses_with_its_defaults_is_a_fault_and_what_others_lose_is_not() -> None:

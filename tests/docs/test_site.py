@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import subprocess
@@ -45,6 +46,15 @@ def entries(of: list[dict[str, Any]]) -> Iterator[str]:
 
 def test_every_link_leads_somewhere_and_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert not list(CHECK["problems"](site))
+
+
+def test_every_item_of_a_list_is_one(site: Path) -> None:
+    """Paragraphs below an item are indented by four, or the next item is text."""
+    for page in site.rglob("*.html"):
+        for paragraph in re.findall(r"<p>(.*?)</p>", page.read_text(), re.DOTALL):
+            assert not re.search(r"^\s*(?:\d+\.|[-*]) ", paragraph, re.MULTILINE), (
+                f"{page}: {paragraph}"
+            )
 
 
 def test_every_page_is_in_the_navigation(site: Path) -> None:
