@@ -117,6 +117,69 @@ def test_add_partitions(database: FreshDatabase, publisher: Publisher) -> None:
     assert len(publisher.topic.read()) == 60
 
 
+def test_restore_a_database(database: FreshDatabase, publisher: Publisher) -> None:
+    """docs/how-to/restore-a-database.md: the topic's history is put back into the table."""
+    write(database, "order-1", 1, 2, 3)
+    publisher.publish_everything()
+    database.execute("CREATE TABLE saved AS SELECT * FROM events WHERE version > 1")
+    database.execute("DELETE FROM events WHERE version > 1")
+    assert verify(publisher) == {"extra": 2}
+    database.execute("INSERT INTO events SELECT * FROM saved")
+    publisher.publish_everything()
+    assert not verify(publisher)
+    assert publisher.topic.versions("order-1") == [1, 2, 3]
+
+
+def test_move_to_another_machine(database: FreshDatabase, publisher: Publisher) -> None:
+    """docs/how-to/another-machine.md: with a copy of the state, and without."""
+    write(database, "order-1", 1, 2)
+    publisher.publish_everything()
+    elsewhere = publisher.folder / "elsewhere"
+    shutil.copytree(publisher.state, elsewhere)
+    shutil.rmtree(publisher.state)
+    publisher.settings["app"]["state_dir"] = str(elsewhere)
+    write(database, "order-1", 3)
+    publisher.publish_everything()
+    shutil.rmtree(elsewhere)
+    write(database, "order-1", 4)
+    publisher.publish_everything()
+    assert publisher.topic.versions("order-1") == [1, 2, 3, 4]
+    assert not verify(publisher)
+
+
+def test_skip_a_gap(database: FreshDatabase, publisher: Publisher) -> None:
+    """The commands of docs/how-to/skip-a-gap.md, in their order."""
+    publisher.settings["gaps"] = {"max_backoff": 20}
+    write(database, "order-17", 1, 4)
+    publisher.start()
+    publisher.until_published("order-17", [1])
+
+    def gaps(*arguments: str) -> tuple[int, dict[str, Any]]:
+        done = publisher.command("gaps", *arguments, "--json")
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    assert eventually(lambda: gaps("list")[0] == 1)
+    assert gaps("retry", "order-17")[0] == 1, "it is not there yet"
+    publisher.stop()
+    assert gaps("skip", "order-17", "--yes")[0] != 0
+    assert gaps("skip", "order-17", "--yes", "--later")[0] == 0
+    assert gaps("cancel", "order-17")[0] == 0
+    publisher.start()
+    assert eventually(lambda: gaps("skip", "order-17", "--yes")[0] == 0)
+    publisher.until_published("order-17", [1, 4])
+    write(database, "order-17", 3)
+    publisher.until_published("order-17", [1, 4, 3])
+    assert [r.version for r in publisher.topic.follow() if r.late] == [3]
+    (record,) = publisher.gaps.read()
+    assert record.value is not None
+    assert set(json.loads(record.value)) == {
+        *("aggregate_id", "from_version", "to_version"),
+        *("first_seen", "skipped_at", "attempts", "reason"),
+    }
+    assert gaps("list")[0] == 0
+
+
 def test_the_example_of_a_record_is_what_the_row_beside_it_becomes(
     database: FreshDatabase, publisher: Publisher
 ) -> None:
