@@ -10,8 +10,6 @@ WORKDIR /usr/src/eventpub
 COPY pyproject.toml README.md LICENSE ./
 COPY migrations migrations
 COPY eventpub eventpub
-# a part of the wheel: eventpub bench, whose libraries are the extra "bench"
-COPY bench bench
 RUN pip install --no-cache-dir . && rm -rf /usr/src/eventpub
 
 RUN useradd --system --uid 10001 --home-dir /var/lib/eventpub --create-home eventpub

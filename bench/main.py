@@ -114,7 +114,7 @@ def require_extra() -> None:
             "bench.extra_missing",
             f"the bench needs {' and '.join(missing)}, which the extra 'bench' installs",
             where="eventpub[bench]",
-            suggestion="pip install 'eventpub[bench]' (in a clone: pip install -e '.[bench]')",
+            suggestion="pip install -e '.[bench]'",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,11 @@ def stated(result: Result) -> str:
         f"payloads of {settings.get('payload_bytes')} bytes, {settings.get('partitions')} "
         f"partitions; load of the machine before: {where.get('load_before')}"
     )
+
+
+def summary(result: Result) -> list[list[str]]:
+    """What a case has shown, a few lines of two cells: of what, and the figure with its range."""
+    return _SUMMARIES[result["case"]](result)
 
 
 def count(value: float | None) -> str:
@@ -355,6 +360,81 @@ def _large(result: Result) -> list[ResultTable]:
             ["from the answer to the COMMIT until a read_committed consumer has the event"],
         )
     ]
+
+
+def _range(values: Iterable[float], unit: Callable[[float], str]) -> str:
+    found = sorted(values)
+    return unit(found[0]) if found[0] == found[-1] else f"{unit(found[0])} to {unit(found[-1])}"
+
+
+def _lost(name: str, verdict: Mapping[str, int]) -> list[str]:
+    return [name, f"{count(verdict['lost'])} of {count(verdict['stored'])} events lost"]
+
+
+def _facts(name: str, facts: Mapping[str, float]) -> list[str]:
+    return [name, "p50 {}, p99 {}, highest {}".format(*_waited(facts))]
+
+
+def _sum_drain(result: Result) -> list[list[str]]:
+    return [
+        [
+            name,
+            f"{count(one['rate'])} events/s ({count(one['lowest'])} to {count(one['highest'])}), "
+            f"{count(one['rate_from_start'])} from the start of the process",
+        ]
+        for name, one in result["medians"].items()
+    ]
+
+
+def _sum_latency(result: Result) -> list[list[str]]:
+    lines = []
+    for name, rates in result["publishers"].items():
+        rate, one = max(rates.items(), key=lambda item: float(item[0]))
+        lines.append(_facts(f"{name}, {float(rate):,.0f} events/s", one["latency"]["at_once"]))
+    return lines
+
+
+def _sum_restart(result: Result) -> list[list[str]]:
+    return [
+        [heading, _range((kill[key] for kill in result["kills"]), seconds)]
+        for heading, key in (
+            ("first new event after a kill -9", "first_new_event"),
+            ("all as young as before it", "caught_up"),
+        )
+    ]
+
+
+def _sum_idle(result: Result) -> list[list[str]]:
+    return [
+        [
+            name,
+            f"{one['cpu_percent_of_the_publisher']:.1f}% of a core, "
+            f"{one['queries_per_second']:.1f} queries/s",
+        ]
+        for name, one in result["publishers"].items()
+    ]
+
+
+_SUMMARIES: dict[str, Callable[[Result], list[list[str]]]] = {
+    "article": lambda r: [_lost(name, one["verdict"]) for name, one in r["columns"].items()],
+    "drain": _sum_drain,
+    "growth": lambda r: [
+        [
+            "whole stores, of all sizes",
+            _range((x["rate"] for x in r["by_size"]), count) + " events/s",
+        ]
+    ],
+    "idle": _sum_idle,
+    "latency": _sum_latency,
+    "bursts": lambda r: [
+        _facts(name, one["latency"]["at_once"]) for name, one in r["loads"].items()
+    ],
+    "restart": _sum_restart,
+    "large": lambda r: [
+        _facts(f"{name}, after the COMMIT", one["latency"]["held_open_from_commit"])
+        for name, one in r["publishers"].items()
+    ],
+}
 
 
 _TABLES: dict[str, Callable[[Result], list[ResultTable]]] = {

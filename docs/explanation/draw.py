@@ -1,4 +1,4 @@
-"""Draws the pictures of architecture.md: plain SVG, text as text, for light and dark pages.
+"""Draws the pictures of this folder: plain SVG, text as text, for light and dark pages.
 
 python docs/explanation/draw.py
 """
@@ -281,7 +281,48 @@ def fold() -> str:
     return p.svg()
 
 
-PICTURES = {"event.svg": event, "parts.svg": parts, "gap.svg": gap, "fold.svg": fold}
+def late() -> str:
+    """Why a poller by time loses an event."""
+    p = Picture(960, 330, "Why a poller by time loses events")
+    at = {"12:00:00": 150, "12:00:01": 370, "12:00:02": 590, "12:00:03": 810}
+    for label, x in at.items():
+        p.text(x, 30, label, "small dim")
+        p.arrow((x, 38), (x, 46))
+    p.text(20, 86, "transaction A", "name", "start")
+    p.box(196, 62, 416, 40, "open: nobody sees its row", kind="warm", dim=0)
+    p.text(196, 122, "INSERT: create_time = 12:00:00.2", "small dim", "start")
+    p.text(612, 122, "COMMIT at 12:00:02.1", "small dim", "end")
+    p.text(20, 166, "transaction B", "name", "start")
+    p.box(282, 142, 40, 40)
+    p.text(332, 166, "create_time = 12:00:00.6, committed at once", "small dim", "start")
+    p.text(20, 226, "a poller", "name", "start")
+    p.box(300, 204, 140, 44, "poll at 12:00:01", "sees B; last = 00.6", dim=1)
+    p.box(740, 204, 200, 44, "poll at 12:00:03", "create_time > 00.6: not A", kind="warm")
+    p.arrow((440, 226), (740, 226))
+    p.text(530, 218, "A is never read", "small dim")
+    p.text(20, 288, "eventpub", "name", "start")
+    p.box(300, 266, 140, 44, "publishes B", "of another aggregate", kind="strong")
+    p.box(
+        630,
+        266,
+        310,
+        44,
+        "publishes A",
+        "as a missing version, or by counting again",
+        kind="strong",
+    )
+    p.arrow((440, 288), (630, 288))
+    p.arrow((612, 102), (650, 266), dashed=True)
+    return p.svg()
+
+
+PICTURES = {
+    "late.svg": late,
+    "event.svg": event,
+    "parts.svg": parts,
+    "gap.svg": gap,
+    "fold.svg": fold,
+}
 
 if __name__ == "__main__":
     for name, picture in PICTURES.items():

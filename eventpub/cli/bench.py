@@ -183,26 +183,24 @@ def _say(text: str) -> None:
 
 
 def _module(name: str) -> ModuleType:
-    """A module of the bench: inside the installed package, or beside it in the source.
+    """A module of the bench, which lies beside the package in a clone and is in no wheel.
 
     Raises:
         ConfigError: bench.not_installed, bench.extra_missing
     """
-    package = Path(eventpub.__file__).parent
-    for folder, prefix in ((package, "eventpub.bench"), (package.parent, "bench")):
-        if (folder / "bench" / "__init__.py").is_file():
-            if importlib.util.find_spec("psutil") is None:  # which its modules import
-                raise ConfigError(
-                    "bench.extra_missing",
-                    "the bench needs psutil, which the extra 'bench' installs",
-                    where="eventpub[bench]",
-                    suggestion="pip install 'eventpub[bench]' (in a clone: pip install -e "
-                    "'.[bench]')",
-                )
-            return importlib.import_module(f"{prefix}.{name}")
-    raise ConfigError(
-        "bench.not_installed",
-        "the bench was not installed with eventpub",
-        where=str(package),
-        suggestion="install eventpub again from a wheel or a source checkout",
-    )
+    clone = Path(eventpub.__file__).parents[1]
+    if not (clone / "bench" / "__init__.py").is_file():
+        raise ConfigError(
+            "bench.not_installed",
+            "the bench is not installed with eventpub",
+            where=str(clone),
+            suggestion="run it in a clone of eventpub: pip install -e '.[bench]'",
+        )
+    if importlib.util.find_spec("psutil") is None:  # which its modules import
+        raise ConfigError(
+            "bench.extra_missing",
+            "the bench needs psutil, which the extra 'bench' installs",
+            where="eventpub[bench]",
+            suggestion="pip install -e '.[bench]'",
+        )
+    return importlib.import_module(f"bench.{name}")

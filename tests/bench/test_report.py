@@ -52,6 +52,27 @@ def test_the_page_has_each_table_and_plot_and_needs_nothing_else(tmp_path: Path)
     assert not re.findall(r'(?:src|href)="(?!#)', page)
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+    aims = {a or b for a, b in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page)}
+    assert aims <= set(ids)
+
+
+def test_the_page_begins_with_a_summary_of_each_case(tmp_path: Path) -> None:
+    report.draw(results(), tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    summary = page[page.index("<table") : page.index("</table>")]
+    assert re.findall(r'href="#(\w+)"', summary) == list(tables.CASES)
+    (drain,) = (r for r in results() if r["case"] == "drain")
+    assert f"{drain['medians']['eventpub']['rate']:,} events/s (" in summary
+
+
+def test_words_in_plots_are_text_and_colours_follow_the_page() -> None:
+    """Of the page that the documentation has; it is also small."""
+    file = Path(__file__).parents[2] / "docs" / "bench" / "index.html"
+    page = file.read_text(encoding="utf-8")
+    assert file.stat().st_size < 300_000
+    assert re.search("<text[^>]*>p99 of the events created in a second, s</text>", page)
+    assert "prefers-color-scheme: dark" in page
+    assert not re.findall(r"fill: #(?:ffffff|000000)|stroke: #000000", page)
 
 
 def test_every_result_says_where_and_with_what_it_was_measured() -> None:
@@ -92,7 +113,7 @@ def test_a_missing_extra_is_named_before_anything_starts(
     )
     with pytest.raises(ConfigError, match=r"bench\.extra_missing.*connectorx") as caught:
         main.run(["idle"], main.Plan(), tmp_path)
-    assert "pip install 'eventpub[bench]'" in str(caught.value)
+    assert "pip install -e '.[bench]'" in str(caught.value)
 
 
 def test_what_eventpub_loses_with_its_defaults_is_a_fault_and_what_others_lose_is_not() -> None:

@@ -17,7 +17,7 @@ from eventpub.settings import KEYS, SECTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 TESTS = DOCS.parent / "tests"
-WRITTEN = sorted([*DOCS.rglob("*.md"), DOCS.parent / "README.md"])
+WRITTEN = sorted([*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")])
 NAMES = [str(page.relative_to(DOCS.parent)) for page in WRITTEN]
 PAGES = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
 

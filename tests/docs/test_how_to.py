@@ -1,0 +1,257 @@
+"""What the pages say happens, happens: on real servers, by the commands that they name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs export none
+    AdminClient,
+    NewPartitions,
+)
+
+from eventpub.local import find_java
+from eventpub.local.broker import VERSION, _jars
+from eventpub.local.progress import STDERR
+from tests.conftest import FreshDatabase
+from tests.docs.pages import ROOT, blocks
+from tests.publisher.conftest import NewPublisher, new_publisher
+from tests.publisher.harness import (
+    Publisher,
+    Topic,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
+
+__all__ = ["new_publisher"]
+
+DOCS = ROOT / "docs"
+KINDS = ("missing", "repeated", "out_of_order", "altered", "extra")
+
+
+@pytest.fixture
+def publisher(database: FreshDatabase, new_publisher: NewPublisher) -> Publisher:
+    create_table(database)
+    return new_publisher(database, recount={"horizon": "2s"})
+
+
+def code(page: str, language: str) -> Iterator[str]:
+    return (block.text for block in blocks(DOCS / page) if block.language == language)
+
+
+def write(database: FreshDatabase, aggregate_id: str, *versions: int, **columns: Any) -> None:
+    with transaction(database) as cursor:
+        for version in versions:
+            insert(cursor, aggregate_id, version, **columns)
+        cursor.connection.commit()
+
+
+def verify(publisher: Publisher, *arguments: str) -> dict[str, int]:
+    """The counts that `eventpub verify` reports, without those that are 0."""
+    done = publisher.command("verify", "--json", *arguments)
+    assert done.stdout, done.stderr
+    result = json.loads(done.stdout)["result"]
+    counts = {name: result[name] for name in KINDS} | {"dead": result["accounted"]["dead"]}
+    return {name: count for name, count in counts.items() if count}
+
+
+def test_delete_or_anonymise_published_rows(database: FreshDatabase, publisher: Publisher) -> None:
+    """The table of docs/how-to/delete-or-anonymise.md, line by line."""
+    write(database, "old", 1, 2, create_time="2020-01-01 00:00:00")
+    for name in ("anonymised", "rewritten", "other"):
+        write(database, name, 1, 2, 3)
+    publisher.publish_everything()
+    assert not verify(publisher)
+    time.sleep(2.5)  # older than the horizon
+
+    database.execute("DELETE FROM events WHERE aggregate_id = 'old'")
+    publisher.publish_everything()
+    assert verify(publisher) == {"extra": 2}
+    assert not verify(publisher, "--from", "2026-01-01T00:00:00Z")
+
+    database.execute("UPDATE events SET payload = 'gone' WHERE aggregate_id = 'anonymised'")
+    publisher.publish_everything()
+    assert verify(publisher, "--from", "2026-01-01T00:00:00Z") == {"altered": 3}
+    write(database, "anonymised", 4)
+    publisher.publish_everything()
+    assert publisher.topic.versions("anonymised") == [1, 2, 3, 4]
+    assert verify(publisher, "--from", "2026-01-01T00:00:00Z") == {"altered": 3}
+
+    database.execute("DELETE FROM events WHERE aggregate_id = 'rewritten' AND version = 3")
+    write(database, "rewritten", 3, payload=b'"another"')
+    publisher.publish_everything()
+    assert publisher.topic.versions("rewritten") == [1, 2, 3]
+    dead = Topic(publisher.topic.bootstrap_servers, f"{publisher.topic.name}.dead").read()
+    assert [(r.key, r.headers["eventpub_reason"].partition(b":")[0]) for r in dead] == [
+        ("rewritten", b"admission.version_conflict")
+    ]
+    assert verify(publisher, "--from", "2026-01-01T00:00:00Z") == {"altered": 4}
+
+
+def test_add_partitions(database: FreshDatabase, publisher: Publisher) -> None:
+    """As docs/how-to/grow-partitions.md has it; `verify` finds no difference."""
+    for number in range(20):
+        write(database, f"order-{number}", 1, 2)
+    publisher.publish_everything()
+    name = publisher.topic.name
+    client = AdminClient({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    more = [NewPartitions(topic, 16) for topic in (name, f"{name}.gaps", f"{name}.dead")]
+    for future in client.create_partitions(more).values():
+        future.result(15)
+    for number in range(20):
+        write(database, f"order-{number}", 3)
+    doctor = publisher.command("doctor")
+    assert doctor.returncode == 0, doctor.stdout
+    publisher.publish_everything()
+    assert "number of partitions has changed" in publisher.log.read_text()
+    assert not verify(publisher)
+    assert len(publisher.topic.read()) == 60
+
+
+def test_restore_a_database(database: FreshDatabase, publisher: Publisher) -> None:
+    """docs/how-to/restore-a-database.md: the topic's history is put back into the table."""
+    write(database, "order-1", 1, 2, 3)
+    publisher.publish_everything()
+    database.execute("CREATE TABLE saved AS SELECT * FROM events WHERE version > 1")
+    database.execute("DELETE FROM events WHERE version > 1")
+    assert verify(publisher) == {"extra": 2}
+    database.execute("INSERT INTO events SELECT * FROM saved")
+    publisher.publish_everything()
+    assert not verify(publisher)
+    assert publisher.topic.versions("order-1") == [1, 2, 3]
+
+
+def test_move_to_another_machine(database: FreshDatabase, publisher: Publisher) -> None:
+    """docs/how-to/another-machine.md: with a copy of the state, and without."""
+    write(database, "order-1", 1, 2)
+    publisher.publish_everything()
+    elsewhere = publisher.folder / "elsewhere"
+    shutil.copytree(publisher.state, elsewhere)
+    shutil.rmtree(publisher.state)
+    publisher.settings["app"]["state_dir"] = str(elsewhere)
+    write(database, "order-1", 3)
+    publisher.publish_everything()
+    shutil.rmtree(elsewhere)
+    write(database, "order-1", 4)
+    publisher.publish_everything()
+    assert publisher.topic.versions("order-1") == [1, 2, 3, 4]
+    assert not verify(publisher)
+
+
+def test_skip_a_gap(database: FreshDatabase, publisher: Publisher) -> None:
+    """The commands of docs/how-to/skip-a-gap.md, in their order."""
+    publisher.settings["gaps"] = {"max_backoff": 20}
+    write(database, "order-17", 1, 4)
+    publisher.start()
+    publisher.until_published("order-17", [1])
+
+    def gaps(*arguments: str) -> tuple[int, dict[str, Any]]:
+        done = publisher.command("gaps", *arguments, "--json")
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    assert eventually(lambda: gaps("list")[0] == 1)
+    assert gaps("retry", "order-17")[0] == 1, "it is not there yet"
+    publisher.stop()
+    assert gaps("skip", "order-17", "--yes")[0] != 0
+    assert gaps("skip", "order-17", "--yes", "--later")[0] == 0
+    assert gaps("cancel", "order-17")[0] == 0
+    publisher.start()
+    assert eventually(lambda: gaps("skip", "order-17", "--yes")[0] == 0)
+    publisher.until_published("order-17", [1, 4])
+    write(database, "order-17", 3)
+    publisher.until_published("order-17", [1, 4, 3])
+    assert [r.version for r in publisher.topic.follow() if r.late] == [3]
+    (record,) = publisher.gaps.read()
+    assert record.value is not None
+    assert set(json.loads(record.value)) == {
+        *("aggregate_id", "from_version", "to_version"),
+        *("first_seen", "skipped_at", "attempts", "reason"),
+    }
+    assert gaps("list")[0] == 0
+
+
+def test_the_example_of_a_record_is_what_the_row_beside_it_becomes(
+    database: FreshDatabase, publisher: Publisher
+) -> None:
+    (statement,) = code("messages.md", "sql")
+    (shown,) = map(json.loads, code("messages.md", "json"))
+    publisher.settings["app"]["id"] = "orders"
+    publisher.settings["sink"]["partitions"] = 8
+    database.execute(statement.strip().removesuffix(";"))
+    publisher.publish_everything()
+    (record,) = publisher.topic.read()
+    assert record.value is not None
+    assert shown == {
+        "partition": record.partition,
+        "timestamp": record.timestamp,
+        "key": record.key,
+        "headers": [[name, value.decode()] for name, value in record.headers.items()],
+        "value": record.value.decode(),
+    }
+
+
+def ours(example: str, publisher: Publisher) -> str:
+    """An example with this test's broker and topic."""
+    for named, is_here in (
+        ("kafka-1:9092", publisher.topic.bootstrap_servers),
+        ("orders.events", publisher.topic.name),
+        ("billing", f"billing-{publisher.topic.name}"),
+    ):
+        assert f'"{named}"' in example
+        example = example.replace(f'"{named}"', f'"{is_here}"')
+    return example
+
+
+def prints(command: list[str], folder: Path, lines: int) -> list[str]:
+    """The first lines that a program prints which goes on for ever."""
+    out = folder / "out"
+    with out.open("w") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder)
+    try:
+        eventually(lambda: len(out.read_text().splitlines()) >= lines, 60)
+    finally:
+        process.kill()
+        process.wait()
+    return out.read_text().splitlines()
+
+
+def test_the_consumer_in_python_gets_each_event(
+    database: FreshDatabase, publisher: Publisher, tmp_path: Path
+) -> None:
+    write(database, "a", 1, 2, 3)
+    publisher.publish_everything()
+    (example,) = code("how-to/consume.md", "python")
+    program = tmp_path / "billing.py"
+    program.write_text(ours(example, publisher))
+    found = prints([sys.executable, "-u", str(program)], tmp_path, 3)
+    assert found == [f"a {version} happened b'{{}}'" for version in (1, 2, 3)]
+
+
+def test_the_consumer_in_java_gets_each_event(
+    database: FreshDatabase, publisher: Publisher, tmp_path: Path
+) -> None:
+    java = Path(find_java())
+    compiler = java.with_name("javac")
+    if not compiler.exists() and not shutil.which("javac"):
+        pytest.skip("no Java compiler is installed")
+    write(database, "a", 1, 2, 3)
+    publisher.publish_everything()
+    (example,) = code("how-to/consume.md", "java")
+    (tmp_path / "Billing.java").write_text(ours(example, publisher))
+    jars = f"{_jars(VERSION, STDERR)}/*"
+    program = str(compiler) if compiler.exists() else "javac"
+    subprocess.run([program, "-cp", jars, "Billing.java"], cwd=tmp_path, check=True)
+    found = prints([str(java), "-cp", f"{tmp_path}:{jars}", "Billing"], tmp_path, 3)
+    assert [line for line in found if line.endswith("happened")] == [
+        f"a {version} happened" for version in (1, 2, 3)
+    ]
