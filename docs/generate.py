@@ -46,7 +46,9 @@ Properties of librdkafka and Spark keep their own names: in the file
 object in `EVENTPUB_SINK__PROPERTIES`. Those that would break a guarantee
 (`transactional.id`, `isolation.level`, `partitioner`, a weaker `acks` …) are refused.
 
-`ops.http` is accepted and has no effect yet.
+Who reaches `ops.http` sees how the publisher stands and its configuration without secrets, and
+needs `ops.token` to change anything. It is plain HTTP: behind loopback, put a proxy with TLS and
+accounts before it.
 """
 
 _ERRORS = """\
@@ -188,7 +190,7 @@ def _retriable(call: ast.Call) -> str:
 
 _PACKAGES = {
     "cli", "config", "internal", "store", "sink", "state", "spark", "local", "verify", "run",
-    "append", "index", "admission", "bench", "publish", "shard", "coordinator",
+    "append", "index", "admission", "bench", "publish", "shard", "coordinator", "ops",
 }  # fmt: skip
 
 
