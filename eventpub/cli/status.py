@@ -71,9 +71,13 @@ def _watch(find: Any) -> Report:
 def _summary(standing: Standing) -> str:
     words, found = _KINDS[standing.kind], standing.document
     if standing.kind != "running" or found is None:
-        if found is not None and found.get("stopped_by"):
-            words += f"; it was ended by {found['stopped_by']}"
-        return words
+        if found is None or standing.kind != "stopped":
+            return words
+        if found["state"] != "stopped":
+            return f"{words}; it was killed, or its machine went down"
+        ago = f"{_age(time.time() - found['stopped_at'])} ago"
+        why = f"by {found['stopped_by']}" if found["stopped_by"] else "when it was asked to stop"
+        return f"{words}; it ended {ago} {why}"
     wrong = [check["name"] for check in found["checks"] if check["state"] == "error"]
     lag = found["lag"]
     behind = f"lag {lag['seconds']:,.1f} s, {lag['events']:,} events"
@@ -94,7 +98,7 @@ def _parts(standing: Standing) -> list[RenderableType]:
     from eventpub.masking import mask
 
     found = standing.document
-    if found is None:
+    if found is None or "checks" not in found:  # the first start has failed
         return []
     now = found["at"]
 

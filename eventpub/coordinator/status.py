@@ -76,7 +76,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         "counters": progress.counters(),
         "holds_open": progress.holds_open,
         "latency": asdict(progress.latency),
-        "steps": {step: asdict(found) for step, found in dict(progress.steps).items()},
+        "steps": {step: asdict(found) for step, found in list(progress.steps.items())},
         "last_error": progress.last_error,
         "checks": [of_check(check) for check in checks],
         "shards": shards,

@@ -115,7 +115,11 @@ class Publisher:
                 from eventpub.spark.jvm import find_java
 
                 find_java()
-            prepared = self._prepare()
+            try:
+                prepared = self._prepare()
+            except EventpubError as error:
+                self._keep_failed_start(error)
+                raise
             if prepared is None:
                 return Progress(stopped_by=self._stopped_by)
             tune_garbage_collector()
@@ -150,6 +154,13 @@ class Publisher:
                 return outcome
             if self._stopped_by is not None:
                 return None
+
+    def _keep_failed_start(self, error: EventpubError) -> None:
+        """Write down why it did not start, beside how the last one stood."""
+        found = self._state.read(self._state.status_file) or {}
+        found |= {"state": "stopped", "stopped_by": str(error), "stopped_at": time.time()}
+        with suppress(EventpubError):
+            self._state.write(self._state.status_file, mask_all(found))
 
     def _publish(self, prepared: Prepared) -> Progress:
         requests = tuple((r, self._forget(r)) for r in self._kept_requests())
@@ -268,6 +279,8 @@ class CommandRunner:
         address = self._address
         running = Running(os.getpid(), address.location, address.token, address.root_certificates)
         self._state.write_address(running)
+        if self._coordinator.is_paused:
+            log.warning("it starts paused, and publishes nothing: eventpub resume goes on")
         self._pages.begin()
         if self._config.spark.master != "none":
             from eventpub.spark.leases import Spark
@@ -370,7 +383,8 @@ class CommandRunner:
             return
         self._kept, self._kept_at = notable, now
         if is_over:
-            found |= {"state": "stopped", "stopped_by": None if error is None else str(error)}
+            why = None if error is None else str(error)
+            found |= {"state": "stopped", "stopped_by": why, "stopped_at": time.time()}
         with suppress(EventpubError):  # a full disk is met, and said, by what matters more
             self._state.write(self._state.status_file, mask_all(found))
 

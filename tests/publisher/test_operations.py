@@ -110,6 +110,7 @@ class TestStatus:
         code, answer = command(publisher, "status")
         assert code == 1
         assert answer["result"]["kind"] == "stopped"
+        assert "when it was asked to stop" in answer["summary"]
         assert answer["result"]["status"]["counters"]["published"] == found["counters"]["published"]
 
     def test_the_error_that_has_ended_it_is_kept(
@@ -124,6 +125,27 @@ class TestStatus:
         _, answer = command(publisher, "status")
         assert "store.column_missing" in answer["result"]["status"]["stopped_by"]
         assert "store.column_missing" in answer["summary"]
+
+    def test_a_start_that_fails_and_a_publisher_that_is_killed(
+        self, publisher: Publisher, database: FreshDatabase
+    ) -> None:
+        database.execute("RENAME TABLE events TO elsewhere")
+        publisher.start()
+        assert publisher.process is not None
+        assert publisher.process.wait(60) == 3
+        assert "store.table_missing" in command(publisher, "status")[1]["summary"]
+        text = subprocess.run(
+            [publisher.program, "status", "--config", str(publisher.config)],
+            capture_output=True,
+            check=False,
+        )
+        assert b"store.table_missing" in text.stdout
+        database.execute("RENAME TABLE elsewhere TO events")
+        publisher.start()
+        status_of(publisher)
+        eventually((publisher.state / "status.json").exists, 30)
+        publisher.kill()
+        assert "it was killed" in command(publisher, "status")[1]["summary"]
 
 
 class TestPages:
