@@ -31,6 +31,7 @@ from eventpub.cli.output import (
     write_json,
     write_text,
 )
+from eventpub.cli.trace import trace
 from eventpub.masking import mask
 
 
@@ -42,7 +43,7 @@ def eventpub() -> None:
     """
 
 
-for _command in (migrate, doctor, run, gaps, verify, config, demo, bench):
+for _command in (migrate, doctor, run, gaps, verify, trace, config, demo, bench):
     eventpub.add_command(_command)
 
 
