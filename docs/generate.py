@@ -175,7 +175,7 @@ def _retriable(call: ast.Call) -> str:
 
 _PACKAGES = {
     "cli", "config", "internal", "store", "sink", "state", "spark", "local", "verify", "run",
-    "append", "index", "admission", "bench", "publish", "shard", "coordinator",
+    "append", "init", "replay", "index", "admission", "bench", "publish", "shard", "coordinator",
 }  # fmt: skip
 
 

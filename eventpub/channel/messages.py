@@ -103,18 +103,23 @@ class Request:
     Attributes:
         id: names it.
         action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
-            shows the shard's open holds, and the skips whose versions are still missing.
+            shows the shard's open holds, and the skips whose versions are still missing; "publish"
+            publishes a dead letter's row after all.
         aggregate_id: whose; "" for a list.
         version: the first that is to be given up; a request that is done again gives up no other
-            one, and one that names none gives up nothing.
+            one, and one that names none gives up nothing. Of "publish": the row's.
         to_version: the last that is to be given up; None: all up to the first one that is there.
+        searched: of "publish": by partition of the topic, up to which offset it does not have the
+            event. What is behind it is searched by the shard: it is published once, however often
+            it is asked for.
     """
 
     id: str
-    action: Literal["retry", "skip", "list"]
+    action: Literal["retry", "skip", "list", "publish"]
     aggregate_id: str = ""
     version: int | None = None
     to_version: int | None = None
+    searched: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -298,6 +303,8 @@ def decode(data: bytes) -> Any:
         for name in ("acknowledged", "offsets"):
             if name in given:
                 given[name] = {(topic, partition): end for topic, partition, end in given[name]}
+        if kind is Request:
+            given["searched"] = tuple(given.get("searched", ()))
         if kind is Farewell and given["error"] is not None:
             given["error"] = from_dict(given["error"])
         if kind is Hello and not all(isinstance(given.get(name, 0), int) for name in _NUMBERS):

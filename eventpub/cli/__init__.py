@@ -19,6 +19,7 @@ import click
 from eventpub import __version__
 from eventpub.cli.bench import bench
 from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
+from eventpub.cli.dead import dead
 from eventpub.cli.output import (
     DONE,
     WRONG_USE,
@@ -43,7 +44,7 @@ def eventpub() -> None:
     """
 
 
-for _command in (migrate, doctor, run, gaps, verify, trace, config, demo, bench):
+for _command in (migrate, doctor, run, gaps, dead, verify, trace, config, demo, bench):
     eventpub.add_command(_command)
 
 
