@@ -32,6 +32,7 @@ from eventpub.cli.output import (
     write_json,
     write_text,
 )
+from eventpub.cli.replay import replay
 from eventpub.cli.trace import trace
 from eventpub.masking import mask
 
@@ -44,7 +45,7 @@ def eventpub() -> None:
     """
 
 
-for _command in (migrate, doctor, run, gaps, dead, verify, trace, config, demo, bench):
+for _command in (migrate, doctor, run, gaps, dead, verify, replay, trace, config, demo, bench):
     eventpub.add_command(_command)
 
 
