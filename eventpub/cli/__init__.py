@@ -20,6 +20,7 @@ from eventpub import __version__
 from eventpub.cli.bench import bench
 from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
 from eventpub.cli.dead import dead
+from eventpub.cli.init import init
 from eventpub.cli.output import (
     DONE,
     WRONG_USE,
@@ -45,7 +46,20 @@ def eventpub() -> None:
     """
 
 
-for _command in (migrate, doctor, run, gaps, dead, verify, replay, trace, config, demo, bench):
+for _command in (
+    init,
+    migrate,
+    doctor,
+    run,
+    gaps,
+    dead,
+    verify,
+    replay,
+    trace,
+    config,
+    demo,
+    bench,
+):
     eventpub.add_command(_command)
 
 

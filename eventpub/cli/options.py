@@ -66,6 +66,7 @@ class Request:
     file: Path | None
     overrides: dict[str, Any]
     flags: dict[str, str]
+    reads_file: bool = True
 
     def load(
         self, level: int = logging.INFO, *, otherwise: Mapping[str, str] | None = None
@@ -84,15 +85,16 @@ class Request:
         from eventpub.cli import log
         from eventpub.errors import ConfigError
 
+        how: dict[str, Any] = {"flags": self.flags, "reads_file": self.reads_file}
         try:
-            loaded = settings.load(self.file, self.overrides, os.environ, flags=self.flags)
+            loaded = settings.load(self.file, self.overrides, os.environ, **how)
         except ConfigError as error:
             missing = {p.where for p in getattr(error, "problems", (error,)) if _is_missing(p)}
             filled = {k: v for k, v in (otherwise or {}).items() if k in missing}
             if not filled:
                 raise
             overrides = self.overrides | filled
-            loaded = settings.load(self.file, overrides, os.environ, flags=self.flags)
+            loaded = settings.load(self.file, overrides, os.environ, **how)
             origins = {**loaded.origins, **dict.fromkeys(filled, "default")}
             loaded = replace(loaded, origins=origins)
         log.configure(loaded.config.ops.log, level)

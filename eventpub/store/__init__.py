@@ -19,6 +19,7 @@ from eventpub.store.watermark import Watermark
 if TYPE_CHECKING:
     from eventpub.store.checking import checks
     from eventpub.store.migrating import migrate, would_execute
+    from eventpub.store.proposing import propose
 
 __all__ = [
     "EventStore",
@@ -29,6 +30,7 @@ __all__ = [
     "append",
     "checks",
     "migrate",
+    "propose",
     "would_execute",
 ]
 
@@ -39,6 +41,10 @@ def __getattr__(name: str) -> Any:
         from eventpub.store import migrating
 
         return getattr(migrating, name)
+    if name == "propose":
+        from eventpub.store.proposing import propose
+
+        return propose
     if name == "checks":
         from eventpub.store.checking import checks
 
