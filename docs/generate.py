@@ -190,7 +190,8 @@ def _retriable(call: ast.Call) -> str:
 
 _PACKAGES = {
     "cli", "config", "internal", "store", "sink", "state", "spark", "local", "verify", "run",
-    "append", "index", "admission", "bench", "publish", "shard", "coordinator", "ops",
+    "append", "init", "replay", "index", "admission", "bench", "publish", "shard",
+    "coordinator", "ops",
 }  # fmt: skip
 
 

@@ -140,6 +140,7 @@ def load(
     environ: Mapping[str, str],
     *,
     flags: Mapping[str, str] | None = None,
+    reads_file: bool = True,
 ) -> Loaded:
     """The effective configuration.
 
@@ -148,13 +149,14 @@ def load(
         overrides: by key ("sink.topic"), stronger than file and environment.
         environ: the environment.
         flags: by key, the name of the flag that an override came from.
+        reads_file: False: there is no file yet.
 
     Raises:
         ConfigError: one problem.
         CombinedConfigError: several.
     """
     layers = _Layers()
-    path = _find_file(file, environ)
+    path = _find_file(file, environ) if reads_file else None
     if path is not None:
         _add_file(layers, path)
     _add_environment(layers, environ)

@@ -105,18 +105,23 @@ class Request:
     Attributes:
         id: names it.
         action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
-            shows the shard's open holds, and the skips whose versions are still missing.
+            shows the shard's open holds, and the skips whose versions are still missing; "publish"
+            publishes a dead letter's row after all.
         aggregate_id: whose; "" for a list.
         version: the first that is to be given up; a request that is done again gives up no other
-            one, and one that names none gives up nothing.
+            one, and one that names none gives up nothing. Of "publish": the row's.
         to_version: the last that is to be given up; None: all up to the first one that is there.
+        searched: of "publish": by partition of the topic, up to which offset it does not have the
+            event. What is behind it is searched by the shard: it is published once, however often
+            it is asked for.
     """
 
     id: str
-    action: Literal["retry", "skip", "list"]
+    action: Literal["retry", "skip", "list", "publish"]
     aggregate_id: str = ""
     version: int | None = None
     to_version: int | None = None
+    searched: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -334,7 +339,7 @@ def _message(kind: Any, given: dict[str, Any]) -> Any:
         if not all(_fits(number, int) for number in vars(given["counts"]).values()):
             raise MalformedError("Report has counts that are no numbers")
         given["buckets"] = {int(bucket): rows for bucket, rows in given["buckets"].items()}
-    for name in ("buckets", "former_indexes"):
+    for name in ("buckets", "former_indexes", "searched"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
     hints = _hints(kind)

@@ -20,6 +20,8 @@ import click
 from eventpub import __version__
 from eventpub.cli.bench import bench
 from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
+from eventpub.cli.dead import dead
+from eventpub.cli.init import init
 from eventpub.cli.output import (
     DONE,
     WRONG_USE,
@@ -32,7 +34,9 @@ from eventpub.cli.output import (
     write_json,
     write_text,
 )
+from eventpub.cli.replay import replay
 from eventpub.cli.status import pause, resume, status
+from eventpub.cli.trace import trace
 from eventpub.masking import mask
 
 
@@ -45,8 +49,22 @@ def eventpub() -> None:
 
 
 for _command in (
-    migrate, doctor, run, status, pause, resume, gaps, verify, config, demo, bench,
-):  # fmt: skip
+    init,
+    migrate,
+    doctor,
+    run,
+    status,
+    pause,
+    resume,
+    gaps,
+    dead,
+    verify,
+    replay,
+    trace,
+    config,
+    demo,
+    bench,
+):
     eventpub.add_command(_command)
 
 

@@ -22,21 +22,49 @@ _SINK = ("sink.bootstrap_servers", "sink.topic")
 
 @click.command()
 @click.option("--sql", is_flag=True, help="Print the statements instead of running them.")
+@click.option(
+    "--dialect",
+    type=click.Choice(["mysql", "mariadb"]),
+    help="With --sql: print what makes the whole table on such a server; look at no database.",
+)
 @reports
 @configured(*_STORE, "ops.log")
-def migrate(request: Request, sql: bool) -> Report:
+def migrate(request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | None) -> Report:
     """Create the event table, or what is missing of it."""
+    if sql:
+        return _print_migration(request, dialect)
+    if dialect is not None:
+        raise click.UsageError("--dialect goes with --sql")
     loaded = request.load()
     from eventpub import store
 
-    statements = store.migrate(loaded.config.store, sql=sql)
+    statements = store.migrate(loaded.config.store)
     result = {"table": loaded.config.store.table, "statements": statements}
     if not statements:
         return Report("migrate", True, "the event table has all that it needs", result)
-    if sql:
-        return Report("migrate", True, "\n".join(statements), result)
     done = f"done: {len(statements)} statements, the event table is ready"
     return Report("migrate", True, done, result)
+
+
+def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | None) -> Report:
+    """The statements, made for what is there; without a database, those of the whole table."""
+    placeholder = "mysql+pymysql://nobody@localhost/none"
+    needless = {"app.id": "none", "sink.topic": "none", "store.url": placeholder}
+    loaded = request.load(otherwise=needless)
+    if loaded.origins.get("store.url") == "default":
+        dialect = dialect or "mysql"
+    from eventpub import store
+
+    statements, has_looked = store.would_execute(loaded.config.store, dialect)
+    table = loaded.config.store.table
+    result = {"table": table, "statements": statements, "has_looked": has_looked}
+    if not statements:
+        return Report("migrate", True, "the event table has all that it needs", result)
+    text = "\n".join(statements)
+    if not has_looked:
+        server = "MariaDB" if dialect == "mariadb" else "MySQL"
+        text = f"-- no database was looked at: this makes the whole table, on {server}\n{text}"
+    return Report("migrate", True, text, result)
 
 
 @click.command()

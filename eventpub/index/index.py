@@ -324,6 +324,12 @@ class Index(Facts):
         with self._recent.replaced_by({}):
             self._write(batch, {})
 
+    def note_skipped(self, aggregate_id: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Change which versions of an aggregate are published as late events if they turn up."""
+        batch = new_batch()
+        self._put_skipped(batch, {aggregate_id: list(ranges)})
+        self._write(batch, {"skips": True})
+
     def fold_events(  # noqa: PLR0913 (all that one write batch changes)
         self,
         last: Mapping[str, int],

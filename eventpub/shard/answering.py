@@ -1,4 +1,6 @@
-"""What users ask for: look for what an aggregate misses, give its gap up, show what waits."""
+"""What users ask for: look for what an aggregate misses, give its gap up, show what waits, publish
+a dead letter's row after all.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import json
 from dataclasses import asdict
 
 from eventpub import admission
-from eventpub.admission import VersionRange, values
+from eventpub.admission import VersionRange, topic_partition, values
 from eventpub.channel import Request
 from eventpub.shard import pace
 from eventpub.shard.context import ShardContext
 from eventpub.shard.publishing import NO_EVENTS, Publishing
+from eventpub.sink import has_event
 
 
 class Answering:
@@ -26,6 +29,8 @@ class Answering:
             holds, skipped = self._context.index.pending()
             found = {"holds": [asdict(hold) for hold in holds], "skipped": skipped}
             self._context.report.answers[request.id] = json.dumps(found)
+        elif request.action == "publish":
+            self._context.report.answers[request.id] = self._publish(request)
         else:
             self._context.report.answers[request.id] = self._act(request)
 
@@ -66,3 +71,60 @@ class Answering:
         above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
         there = values(self._context.lookup.backtrack([above], 1), "version")
         return bool(there) and min(there) - 1 > last
+
+    # -- a dead letter's row -----------------------------------------------------------------------
+
+    def _publish(self, request: Request) -> str:  # noqa: PLR0911 (one case after the other)
+        """Publish a row that was refused, as a late event, unless it was published since.
+
+        That its version counts as skipped stands in the index before it is published: whoever reads
+        it back from the topic, after an answer that was lost, takes it off again, and so it is not
+        published twice.
+        """
+        context, a, version = self._context, request.aggregate_id, request.version
+        index, rules = context.index, context.rules
+        if rules.late != "publish":
+            return "late events are not published"
+        if version is None or version < rules.first_version:
+            return "below the first version"
+        known = index.known([a])
+        if version > known.last.get(a, rules.first_version - 1):
+            return "not read yet"
+        is_there = self._was_published(request, version)
+        if is_there is None:
+            return "not known"
+        if is_there:
+            return "published before"
+        one = VersionRange(a, version, version)
+        rows, _ = context.lookup.fetch([one], pace.CHUNK_ROWS, pace.CHUNK_BYTES)
+        if not rows.num_rows:
+            return "not in the store"
+        others = admission.without(version, known.skipped.get(a, ()))
+        index.note_skipped(a, [*others, (version, version)])
+        before = len(context.report.dead)
+        self._publishing.step(rows.slice(0, 1), None)
+        dead = context.report.dead[before:]
+        if any((d["aggregate_id"], d["version"]) == (a, version) for d in dead):
+            return "refused again"
+        left = index.known([a]).skipped.get(a, ())
+        if admission.in_ranges(version, left):  # created before the start
+            index.note_skipped(a, admission.without(version, left))
+            return "not published"
+        return "published"
+
+    def _was_published(self, request: Request, version: int) -> bool | None:
+        """Whether it was, since whoever asks has searched the topic; None: it cannot be known."""
+        context, a = self._context, request.aggregate_id
+        config = context.assignment.config
+        partition = topic_partition(a, context.shard.partitions)
+        if partition >= len(request.searched):
+            return None
+        place = (config.sink.topic, partition)
+        return has_event(
+            config.sink,
+            place,
+            (request.searched[partition], context.index.offsets.get(place, 0)),
+            a,
+            version,
+            app_ids={config.app.id, *config.app.former_ids},
+        )

@@ -8,6 +8,7 @@ from eventpub.sink.checks import Written, checks
 from eventpub.sink.client import check_properties
 from eventpub.sink.faults import RecordRefusedError, topic_remade
 from eventpub.sink.fencing import fence_all
+from eventpub.sink.finding import has_event
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Folded
 from eventpub.sink.missing_markers import MissingMarkerError, are_left_open
@@ -52,6 +53,7 @@ __all__ = [
     "checks",
     "fence_all",
     "first_offsets",
+    "has_event",
     "has_written",
     "sources_of",
     "topic_ids",

@@ -24,6 +24,7 @@ from eventpub import config
 from eventpub.errors import ConfigError
 from eventpub.private_apis.client_log import TransactionLog
 from eventpub.sink import faults
+from eventpub.sink.property_names import nearest, unknown_name
 from eventpub.tokens import TokenProvider
 
 log = logging.getLogger("eventpub.sink")
@@ -338,6 +339,16 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.S
             if first.code() in faults.AUTHENTICATION:  # it waits for a token while it is made
                 error = client_log.last_error or first
                 raise faults.auth_failed(sink, error) from exception
+        if (name := unknown_name(reason)) is not None:
+            near = nearest(name)
+            raise ConfigError(
+                "config.sink_property",
+                f"Kafka's client has no property {name}",
+                where=f"sink.properties.{name}",
+                suggestion=f"did you mean {near}?"
+                if near
+                else "see the list of properties in librdkafka's CONFIGURATION.md",
+            ) from exception
         raise ConfigError(
             "config.sink_property",
             f"Kafka's client refuses its settings: {reason}",

@@ -413,6 +413,16 @@ def _serve(admin: Any) -> None:
         return
 
 
+def create(sink: config.Sink, topic: str, partitions: int, timeout: float = REACH_TIMEOUT) -> int:
+    """Makes a topic, unless somebody else does; its number of partitions.
+
+    Raises:
+        SinkError: as `check_topics`.
+    """
+    _create(sink, [topic], partitions, timeout)
+    return _wait_for(sink, [topic], timeout)[topic]
+
+
 def _create(sink: config.Sink, topics: list[str], partitions: int, timeout: float) -> None:
     admin, _ = client.admin(sink)
     new = [

@@ -18,17 +18,33 @@ from eventpub.store.watermark import Watermark
 
 if TYPE_CHECKING:
     from eventpub.store.checking import checks
-    from eventpub.store.migrating import migrate
+    from eventpub.store.migrating import migrate, would_execute
+    from eventpub.store.proposing import propose
 
-__all__ = ["EventStore", "Layout", "NewEvent", "Poll", "Watermark", "append", "checks", "migrate"]
+__all__ = [
+    "EventStore",
+    "Layout",
+    "NewEvent",
+    "Poll",
+    "Watermark",
+    "append",
+    "checks",
+    "migrate",
+    "propose",
+    "would_execute",
+]
 
 
 def __getattr__(name: str) -> Any:
     # Alembic is not for the tasks that read
-    if name == "migrate":
-        from eventpub.store.migrating import migrate
+    if name in {"migrate", "would_execute"}:
+        from eventpub.store import migrating
 
-        return migrate
+        return getattr(migrating, name)
+    if name == "propose":
+        from eventpub.store.proposing import propose
+
+        return propose
     if name == "checks":
         from eventpub.store.checking import checks
 

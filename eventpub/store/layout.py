@@ -23,9 +23,9 @@ from eventpub.store.zones import Zone, fixed_zone, named_zone, sampled_zone
 SLICES = 1024
 """`slice` is ``CRC32(aggregate_id) % SLICES``."""
 
-_TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
-_BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
-_INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
+TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
+BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
 _UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
 _BYTEWISE = {"utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb3_nopad_bin", "ascii_nopad_bin"}
 
@@ -187,7 +187,7 @@ def _id_index(
     columns: Mapping[str, Column], indexes: Sequence[Index], names: Mapping[str, str]
 ) -> str | None:
     name = names.get("id")
-    if name is None or columns[name].type not in _INTEGERS:
+    if name is None or columns[name].type not in INTEGERS:
         return None
     found = [index.name for index in indexes if index.columns[0] == name]
     return quote(found[0]) if found else None
@@ -290,8 +290,8 @@ def check_types(
         StoreError: store.column_type
     """
     for key, allowed in {
-        "aggregate_id": _TEXT | {"varbinary"},
-        "version": _INTEGERS,
+        "aggregate_id": TEXT | {"varbinary"},
+        "version": INTEGERS,
         "create_time": {"timestamp", "datetime"},
     }.items():
         column = columns[names[key]]

@@ -7,7 +7,9 @@ may well keep one of its own in the same database.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import pymysql.err
 import sqlalchemy
@@ -25,6 +27,8 @@ from eventpub.store.schema import copies_the_table, create_table, missing, offli
 
 VERSION_TABLE = "eventpub_alembic_version"
 
+Dialect: TypeAlias = Literal["mysql", "mariadb"]
+
 _LOCK = "eventpub.migrate"
 _LOCK_SECONDS = 60
 _NOT_ONLINE = {1845, 1846}  # this algorithm, this lock
@@ -32,35 +36,47 @@ _NOT_ONLINE = {1845, 1846}  # this algorithm, this lock
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
-def migrate(config: Store, *, sql: bool = False) -> list[str]:
+def would_execute(config: Store, dialect: Dialect | None = None) -> tuple[list[str], bool]:
+    """What `migrate` would execute, and whether the database was looked at.
+
+    Where it was not, the statements make the whole table.
+
+    Args:
+        dialect: do not look, and say what makes the table on such a server; None: look, and take
+            MySQL for granted where the database cannot be reached.
+
+    Raises:
+        StoreError: the database refused to be looked at, or the table holds something else.
+    """
+    if dialect is None:
+        where = f"{display_name(config)}, table {config.table}"
+        try:
+            connection = connect(config)
+        except StoreError as error:
+            if error.code != "store.unreachable":
+                raise
+            log.warning("the database cannot be reached", error=error.message)
+        else:
+            with closing(connection), mapped(where):
+                return [f"{statement};" for statement in missing(config, connection)], True
+    return [f"{create_table(config, mariadb=dialect == 'mariadb')};"], False
+
+
+def migrate(config: Store) -> list[str]:
     """Creates the event table, or adds what an existing one lacks.
 
     A second run adds what has been dropped since, or makes the table of another configuration.
 
-    Args:
-        sql: only say what would be executed; without a database, to make the table anew.
-
     Returns:
-        The statements that were (or would be) executed, each ending in a semicolon.
+        The statements that were executed, each ending in a semicolon.
 
     Raises:
         StoreError: the database refused, or the table holds something else.
     """
     where = f"{display_name(config)}, table {config.table}"
-    try:
-        connection = connect(config)
-    except StoreError as error:
-        if not (sql and error.code == "store.unreachable"):
-            raise
-        log.warning(
-            "the database cannot be reached: these are the statements for a new table on MySQL",
-            error=error.message,
-        )
-        return [f"{create_table(config, mariadb=False)};"]
+    connection = connect(config)
     try:
         with mapped(where):
-            if sql:
-                return [f"{statement};" for statement in missing(config, connection)]
             # two that start at once (containers of one deployment) take turns
             if run(connection, f"SELECT GET_LOCK('{_LOCK}', {_LOCK_SECONDS})")[0][0] != 1:
                 raise StoreError(

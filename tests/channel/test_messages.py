@@ -58,10 +58,11 @@ WINDOWS = st.builds(
 REQUESTS = st.builds(
     Request,
     id=_texts,
-    action=st.sampled_from(["retry", "skip", "list"]),
+    action=st.sampled_from(["retry", "skip", "list", "publish"]),
     aggregate_id=_texts,
     version=_optional,
     to_version=_optional,
+    searched=st.lists(_numbers, max_size=3).map(tuple),
 )
 COMPARISONS = st.builds(Comparison, _numbers, st.lists(_numbers, max_size=5).map(tuple))
 REPORTS = st.builds(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, Producer
 
+from eventpub.config import Sink
+from eventpub.errors import ConfigError
 from eventpub.sink import client, faults
+from eventpub.sink.property_names import NAMES, unknown_name
 
 SAYS = f"{faults.NO_TOKEN}: Failed to connect to 127.0.0.1:1"
 
@@ -33,3 +36,30 @@ def test_what_else_it_has_said_is_forgotten_with_the_next_question() -> None:
     assert log.last_error is not None
     log.forget()
     assert log.last_error is None
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("compresion.type", "compression.type"),
+        ("queue.buffering.max.message", "queue.buffering.max.messages"),
+        ("security_protocol", "security.protocol"),
+        ("sasl.user.name", "sasl.username"),
+    ],
+)
+def test_a_misspelt_property_is_named_with_the_nearest_known_one(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        client.check_properties(Sink(topic="t", properties={given: "x"}), "orders")
+    error = caught.value
+    assert (error.code, error.where) == ("config.sink_property", f"sink.properties.{given}")
+    assert error.suggestion == f"did you mean {meant}?"
+
+
+def test_the_client_knows_every_name_that_is_suggested() -> None:
+    unknown = []
+    for name in NAMES:
+        try:
+            Producer({"bootstrap.servers": "", name: "\x01"})
+        except (KafkaException, TypeError, ValueError) as refused:
+            unknown.append(unknown_name(str(refused)))
+    assert set(unknown) == {None}

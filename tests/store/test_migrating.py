@@ -12,8 +12,8 @@ import pytest
 import eventpub
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store import EventStore, migrate
-from eventpub.store.migrating import script_location
+from eventpub.store import EventStore, migrate, would_execute
+from eventpub.store.migrating import Dialect, script_location
 from tests.conftest import FreshDatabase
 from tests.store.tables import create, insert
 
@@ -27,7 +27,10 @@ def tables(database: FreshDatabase) -> set[str]:
 @both
 def test_a_new_table_has_what_the_publisher_needs(database: FreshDatabase) -> None:
     config = Store(url=database.url)
-    (said,) = migrate(config, sql=True)
+    (said,), has_looked = would_execute(config)
+    assert has_looked
+    dialect: Dialect = "mariadb" if database.server.name.startswith("MariaDB") else "mysql"
+    assert would_execute(config, dialect) == ([said], False)
     assert tables(database) == set()
     assert migrate(config) == [said]
     assert tables(database) == {"events", "eventpub_alembic_version"}

@@ -1,0 +1,248 @@
+"""`eventpub dead`: rows that were refused."""
+
+from __future__ import annotations
+
+import string
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.output import Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from eventpub.ops.dead import Letter
+
+_KEYS = (
+    "app.id", "app.state_dir", "store.url", "store.table",
+    "sink.bootstrap_servers", "sink.topic", "ops.log",
+)  # fmt: skip
+_timeout = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Read the topics for so long at most.",
+)
+
+
+@click.group()
+def dead() -> None:
+    """List refused rows, or publish one after all."""
+
+
+@dead.command("list")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    help="Show the newest so many.",
+)
+@_timeout
+@reports
+@configured(*_KEYS)
+def dead_list(request: Request, limit: int, timeout: float) -> Report:
+    """List dead letters, the newest first. Exit status 1 while any of these is not published."""
+    loaded = request.load()
+    from eventpub.ops import dead as letters
+
+    found = letters.find(loaded.config, limit=limit, timeout=timeout)
+    open_letters = sum(letter.published is None for letter in found.newest)
+    summary = f"{found.count} dead letters"
+    if found.count > len(found.newest):
+        summary += f", of the newest {len(found.newest)}"
+    if found.newest:
+        summary += f", {len(found.newest) - open_letters} published since"
+    notes = _notes(found.is_whole, found.newest, loaded.config.sink.dead_topic)
+    result = {
+        "count": found.count,
+        "letters": [_shown(letter) for letter in found.newest],
+        "notes": notes,
+    }
+    return Report(
+        "dead list",
+        not open_letters and found.is_whole,
+        summary,
+        result,
+        text=lambda console: _show_list(console, result, summary),
+    )
+
+
+def _notes(is_whole: bool, letters: list[Letter], topic: str) -> list[str]:
+    notes = []
+    if not is_whole:
+        notes.append(f"{topic} was not read to its end; see --timeout")
+    elif not all(letter.is_searched for letter in letters if letter.key is not None):
+        notes.append("the topic was not searched to its end: some may be published; see --timeout")
+    return notes
+
+
+def _shown(letter: Letter) -> dict[str, Any]:
+    from eventpub.ops.dead import created_at
+
+    published: dict[str, int] | None = None
+    if letter.published is not None:
+        published = {"partition": letter.published[0], "offset": letter.published[1]}
+    return {
+        "aggregate_id": letter.aggregate_id,
+        "version": letter.version,
+        "reason": letter.reason,
+        "created": created_at(letter),
+        "payload_bytes": letter.payload_bytes,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "in_store": letter.in_store,
+        "published": published,
+        "is_searched": letter.is_searched,
+    }
+
+
+def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from eventpub.masking import mask
+
+    if result["letters"]:
+        table = Table(box=None, pad_edge=False)
+        for name in ("aggregate id", "version", "created", "bytes", "in the store", "published"):
+            table.add_column(name, overflow="fold")
+        table.add_column("reason", overflow="fold")
+        for entry in result["letters"]:
+            published = entry["published"]
+            where = "no" if entry["is_searched"] else "not known"
+            if published is not None:
+                where = f"partition {published['partition']} offset {published['offset']}"
+            cells = [
+                str(entry["aggregate_id"] or "-"),
+                "-" if entry["version"] is None else str(entry["version"]),
+                entry["created"],
+                _size(entry["payload_bytes"]),
+                {True: "yes", False: "no", None: "-"}[entry["in_store"]],
+                where,
+                entry["reason"],
+            ]
+            table.add_row(*(Text(mask(cell)) for cell in cells))
+        console.print(table)
+    for note in result["notes"]:
+        console.print(Text(mask(f"note: {note}")))
+    console.print(mask(summary), markup=False)
+
+
+def _size(payload_bytes: int | None) -> str:
+    return "NULL" if payload_bytes is None else f"{payload_bytes:,}"
+
+
+@dead.command("show")
+@click.argument("aggregate_id", metavar="ID")
+@click.argument("version", type=int)
+@_timeout
+@reports
+@configured(*_KEYS)
+def dead_show(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
+    """Show the newest dead letter of a row: reason, place, headers, the payload's first bytes."""
+    loaded = request.load()
+    from eventpub.ops import dead as letters
+
+    config = loaded.config
+    found = letters.find(config, only=(aggregate_id, version), limit=1, timeout=timeout)
+    notes = _notes(found.is_whole, found.newest, config.sink.dead_topic)
+    name = f"{aggregate_id}/{version}"
+    if not found.newest:
+        return Report("dead show", False, f"{name}: no dead letter", {"notes": notes})
+    [letter] = found.newest
+    shown = _shown(letter) | {
+        "letters": found.count,
+        "headers": letter.headers,
+        "first_bytes": _printable(letter.first_bytes),
+        "notes": notes,
+    }
+    summary = f"{name}: {letter.reason}"
+    return Report("dead show", True, summary, shown, text=lambda console: _show_one(console, shown))
+
+
+def _printable(payload: bytes) -> str:
+    r"""Text as it is, other bytes as ``\xNN``: nothing that a terminal would obey."""
+    text = payload.decode("utf-8", errors="backslashreplace")
+    plain = set(string.printable) - set("\r\x0b\x0c\t\n")
+    return "".join(c if c in plain or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _show_one(console: Console, shown: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from eventpub.masking import mask
+
+    published = shown["published"]
+    where = "no" if shown["is_searched"] else "not known"
+    if published is not None:
+        where = f"partition {published['partition']}, offset {published['offset']}"
+    lines = {
+        "event": f"{shown['aggregate_id']}/{shown['version']}",
+        "reason": shown["reason"],
+        "created": shown["created"],
+        "dead letter": f"partition {shown['partition']}, offset {shown['offset']}"
+        + (f" (the newest of {shown['letters']})" if shown["letters"] > 1 else ""),
+        "in the store": {True: "yes", False: "no", None: "-"}[shown["in_store"]],
+        "published": where,
+        "payload": f"{_size(shown['payload_bytes'])} bytes",
+    }
+    if shown["first_bytes"]:
+        lines["begins with"] = shown["first_bytes"]
+    for name, value in lines.items():
+        console.print(Text(f"{name:>12}  ", style="bold").append(mask(value), style="default"))
+    for name, value in shown["headers"].items():
+        line = Text("      header  ", style="dim").append(
+            mask(f"{name}: {_printable(value.encode())}")
+        )
+        console.print(line)
+    for note in shown["notes"]:
+        console.print(Text(mask(f"note: {note}")))
+
+
+_OUTCOMES = {
+    "published": "published, marked as late (header eventpub_late)",
+    "published before": "it is on the topic already; nothing was done",
+    "no dead letter": "not done: there is no dead letter of it",
+    "another event has its version": "not done: another event was published under this version",
+    "below the first version": "not done: the version is below store.first_version",
+    "late events are not published": "not done: it would be late; gaps.late says not to publish it",
+    "not running": "not done: no publisher is running",
+    "not searched": "not done: the topics were not read to their ends; see --timeout",
+    "not known": "not done: it may have been published, in records that retention has removed",
+    "not in the store": "not done: the row is no longer in the store",
+    "not read yet": "not done: the version was not read yet, since the index began anew",
+    "not published": "not done: it was created before the start",
+    "refused again": "not done: it was refused again, and is a dead letter again",
+    "no answer": "the publisher has not answered: `eventpub trace` says what came of it",
+}
+
+
+@dead.command("retry")
+@click.argument("aggregate_id", metavar="ID")
+@click.argument("version", type=int)
+@_timeout
+@reports
+@configured(*_KEYS)
+def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
+    """Publish a refused row after all, as it is in the store now, marked as late.
+
+    The running publisher does it, once, however often it is asked.
+    """
+    loaded = request.load()
+    from eventpub.ops import dead as letters
+
+    answer = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
+    words = _OUTCOMES.get(answer.outcome, answer.outcome)
+    result: dict[str, Any] = {
+        "aggregate_id": aggregate_id,
+        "version": version,
+        "outcome": answer.outcome,
+        "letter": None if answer.letter is None else _shown(answer.letter),
+    }
+    summary = f"{aggregate_id}/{version}: {words}"
+    return Report("dead retry", answer.is_done, summary, result)

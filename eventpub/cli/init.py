@@ -1,0 +1,112 @@
+"""`eventpub init`: a first configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.output import Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_NEXT = (
+    "have the statements for the account run, and set EVENTPUB_STORE__PASSWORD",
+    "eventpub doctor",
+    "eventpub run",
+)
+
+
+@click.command()
+@click.option("--url", metavar="URL", help="As --store-url.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("eventpub.toml"),
+    show_default=True,
+    metavar="FILE",
+    help="Write it there.",
+)
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@reports
+@configured(
+    "store.url", "store.table", "app.id", "sink.topic", "sink.bootstrap_servers", "ops.log",
+    texts={"store.table": "The event table; default: the likeliest of the database."},
+)  # fmt: skip
+def init(request: Request, url: str | None, output: Path, force: bool) -> Report:
+    """Write a first eventpub.toml: find the event table and its columns in a database.
+
+    The password comes from EVENTPUB_STORE__PASSWORD, and is not written.
+    """
+    given = dict(request.overrides)
+    if url is not None:
+        given["store.url"] = url
+    # a file that is there already is no base for what is to be written, unless it is named
+    asked = replace(request, overrides=given, reads_file=request.file is not None)
+    loaded = asked.load(otherwise={"app.id": "events", "sink.topic": "events"})
+    from eventpub.ops import init as making
+
+    def stated(key: str, value: str) -> str | None:
+        return None if loaded.origins[key] == "default" else value
+
+    config = loaded.config
+    written = making.init(
+        config,
+        output,
+        table=stated("store.table", config.store.table),
+        app_id=stated("app.id", config.app.id),
+        topic=stated("sink.topic", config.sink.topic),
+        force=force,
+    )
+    chosen = written.chosen
+    summary = f"{written.file} was written, for table {chosen.table}"
+    result: dict[str, Any] = {
+        "file": str(written.file),
+        "table": chosen.table,
+        "columns": dict(chosen.columns),
+        "first_version": chosen.first_version,
+        "others": [{"table": c.table, "columns": dict(c.columns)} for c in written.others],
+        "account": written.account,
+        "notes": _notes(chosen),
+        "next": list(_NEXT),
+    }
+    return Report(
+        "init", True, summary, result, text=lambda console: _show(console, result, summary)
+    )
+
+
+def _notes(chosen: Any) -> list[str]:
+    notes = []
+    if not chosen.is_unique:
+        notes.append("no unique key says which columns are aggregate and version: look at them")
+    if not chosen.has_time_index:
+        notes.append("no index begins with the creation time: `eventpub migrate --sql` adds one")
+    return notes
+
+
+def _show(console: Console, result: dict[str, Any], summary: str) -> None:
+    from rich.text import Text
+
+    from eventpub.masking import mask
+
+    def line(text: str, style: str = "") -> None:
+        console.print(Text(mask(text), style=style))
+
+    line(summary, "bold green")
+    for ours, name in result["columns"].items():
+        line(f"  {ours:>12} = {name}")
+    for note in result["notes"]:
+        line(f"note: {note}", "yellow")
+    for other in result["others"]:
+        columns = ", ".join(f"{ours} = {name}" for ours, name in other["columns"].items())
+        line(f"or is it table {other['table']} ({columns})? then: --table {other['table']} --force")
+    line("an account for it:", "bold")
+    for statement in result["account"]:
+        line(f"  {statement}", "cyan")
+    line("next:", "bold")
+    for number, step in enumerate(result["next"], 1):
+        line(f"  {number}. {step}")

@@ -1,0 +1,92 @@
+"""`eventpub replay`: a range once more, to another topic."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.output import Report, console
+
+if TYPE_CHECKING:
+    from eventpub.config import Config
+    from eventpub.ops.replay import Range, Replayed
+
+
+@click.command()
+@click.option(
+    "--from",
+    "from_",
+    metavar="TIME",
+    required=True,
+    help="Events created at or after this (RFC 3339).",
+)
+@click.option(
+    "--to", metavar="TIME", required=True, help="Events created at or before this (RFC 3339)."
+)
+@click.option("--topic", metavar="NAME", required=True, help="To this topic; made if missing.")
+@click.option("--aggregate", metavar="ID", help="Only this aggregate's events.")
+@click.option(
+    "--id",
+    "id_",
+    metavar="NAME",
+    default="",
+    help="Name of the replay; default: made of what it publishes, so that the same command goes on"
+    " where it was interrupted. Another name publishes it again.",
+)
+@reports
+@configured("app.id", "store.url", "store.table", "sink.bootstrap_servers", "ops.log")
+def replay(  # noqa: PLR0913 (flags, by keyword)
+    request: Request, *, from_: str, to: str, topic: str, aggregate: str | None, id_: str
+) -> Report:
+    """Publish a range once more, to a topic of its own; records have the header eventpub_replay.
+
+    Each aggregate's events come in the order of their versions, each once, also if the command is
+    interrupted and started again. Exit status 1 if the broker refused any.
+    """
+    from eventpub.cli.commands import _time
+
+    first, last = _time(from_, "--from"), _time(to, "--to")
+    loaded = request.load()
+    from eventpub.ops.replay import Range
+
+    assert first is not None
+    assert last is not None
+    done = _run(loaded.config, Range(first, last, topic, aggregate, id_))
+    before = f" ({done.before:,} were there before)" if done.before else ""
+    summary = f"replay {done.id}: {done.events:,} events published to {topic}{before}"
+    if done.refused:
+        summary += f", {done.refused:,} refused by the broker: " + "; ".join(done.examples)
+    result = {
+        "id": done.id,
+        "topic": topic,
+        "events": done.events,
+        "before": done.before,
+        "refused": done.refused,
+        "examples": done.examples,
+        "transactions": done.transactions,
+    }
+    return Report("replay", not done.refused, summary, result)
+
+
+def _run(config: Config, what: Range) -> Replayed:
+    """The replay; on a terminal it says how far it is and how long it will take."""
+    from eventpub.ops import replay as replaying
+
+    named = what.named(config.app.id)
+    sys.stderr.write(f"replay {named}: if it is interrupted, the same command goes on\n")
+    if not sys.stderr.isatty():
+        return replaying.replay(config, what)
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("publishing again", total=None)
+
+        def show(events: int, total: int | None) -> None:
+            progress.update(task, completed=events, total=total)
+
+        return replaying.replay(config, what, show)

@@ -1,0 +1,299 @@
+"""Dead letters: see them, and have one published after all.
+
+They are read from `<topic>.dead`. To publish one is the running publisher's work, since nobody else
+writes its partitions: it is asked, and told how far the topic was searched for the event, so that
+what was published since the dead letter, or is asked for twice, is published once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from eventpub.admission.rules import CONFLICT
+from eventpub.channel import Request
+from eventpub.config import Config, format_time
+from eventpub.ops.asking import ask_shards
+from eventpub.ops.committed import Committed, Message, Place, offsets_at
+from eventpub.sink import records
+from eventpub.sink.topics import list_offsets, partition_counts
+from eventpub.state import StateDir
+from eventpub.store import EventStore
+
+_REPEATED = "admission.repeated_version"
+_FIRST_BYTES = 512
+Key = tuple[str, int]
+"""Aggregate and version."""
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A record of `<topic>.dead`.
+
+    Attributes:
+        aggregate_id, version: of the row; None: it has none that can be used.
+        reason: why it was refused; begins with a code.
+        partition, offset: where it is.
+        timestamp: of the record, ms.
+        headers: all of them, as text.
+        payload_bytes: size of the row's payload; None: it is NULL.
+        first_bytes: the first of the payload, as far as the letter has it.
+        in_store: whether the row is still in the store; None: not asked.
+        published: where it was published since; None: it was not, or nobody knows.
+        is_searched: whether the topic was searched for it to its end.
+    """
+
+    aggregate_id: str | None
+    version: int | None
+    reason: str
+    partition: int
+    offset: int
+    timestamp: int
+    headers: dict[str, str]
+    payload_bytes: int | None
+    first_bytes: bytes
+    in_store: bool | None = None
+    published: tuple[int, int] | None = None
+    is_searched: bool = False
+
+    @property
+    def key(self) -> Key | None:
+        """Aggregate and version, where it has both."""
+        if self.aggregate_id is None or self.version is None:
+            return None
+        return self.aggregate_id, self.version
+
+
+@dataclass(frozen=True)
+class Letters:
+    """What was found.
+
+    Attributes:
+        count: how many dead letters there are.
+        newest: those created last, the newest first.
+        is_whole: whether their topic was read to its end.
+    """
+
+    count: int
+    newest: list[Letter]
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class Retried:
+    """What came of a retry.
+
+    Attributes:
+        outcome: "published", "published before", "no dead letter", "not in the store",
+            "refused again", "not running", "no answer", and others that say why not.
+        letter: the newest of this row; None: there is none.
+    """
+
+    outcome: str
+    letter: Letter | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the event is on the topic."""
+        return self.outcome in {"published", "published before"}
+
+
+def find(
+    config: Config, *, only: Key | None = None, limit: int = 50, timeout: float = 60.0
+) -> Letters:
+    """The dead letters, with what became of their rows.
+
+    Args:
+        only: those of one row.
+        limit: the newest so many.
+        timeout: seconds for reading the topics.
+
+    Raises:
+        StoreError, SinkError: the store or the topics cannot be read.
+    """
+    until = time.monotonic() + timeout
+    found = _read(config, only, limit, until)
+    keys = {letter.key for letter in found.newest} - {None}
+    wanted = {key for key in keys if key is not None}
+    if not wanted:
+        return found
+    readable = config.store.model_copy(update={"allow_replica": True})
+    with EventStore(readable, EventStore.discover(config.store)) as store:
+        there = store.existing(sorted(wanted))
+    since = min(_since(letter) for letter in found.newest if letter.key is not None)
+    search = _search(config, wanted, since, until)
+    newest = [
+        letter
+        if letter.key is None
+        else replace(
+            letter,
+            in_store=letter.key in there,
+            published=search.found.get(letter.key),
+            is_searched=search.is_whole or letter.key in search.found,
+        )
+        for letter in found.newest
+    ]
+    return replace(found, newest=newest)
+
+
+def retry(  # noqa: PLR0911 (one case after the other)
+    config: Config, aggregate_id: str, version: int, *, timeout: float = 60.0
+) -> Retried:
+    """Have the row of a dead letter published, as a late event.
+
+    Args:
+        timeout: seconds for searching the topic, and for the publisher's answer.
+
+    Raises:
+        SinkError, StateError: the topics or the state cannot be read.
+    """
+    until = time.monotonic() + timeout
+    key = (aggregate_id, version)
+    found = _read(config, key, 1, until)
+    if not found.newest:
+        return Retried("no dead letter" if found.is_whole else "not searched")
+    letter = found.newest[0]
+    if letter.reason.startswith((CONFLICT, _REPEATED)):
+        return Retried("another event has its version", letter)
+    if version < config.store.first_version:
+        return Retried("below the first version", letter)
+    if config.gaps.late != "publish":
+        return Retried("late events are not published", letter)
+    state = StateDir(config.app.state_dir)
+    if not state.is_running():
+        return Retried("not running", letter)
+    search = _search(config, {key}, _since(letter), until)
+    if key in search.found:
+        return Retried("published before", letter)
+    if not search.is_whole:
+        return Retried("not searched", letter)
+    request = Request(
+        secrets.token_hex(8), "publish", aggregate_id, version, searched=search.searched
+    )
+    answers = ask_shards(state, request, timeout)
+    if answers is None:
+        return Retried("no answer", letter)
+    [outcome] = answers.values()
+    return Retried(outcome, letter)
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def _read(config: Config, only: Key | None, limit: int, until: float) -> Letters:
+    """The newest dead letters of this publisher, without what became of them."""
+    sink = config.sink
+    count = partition_counts(sink).get(sink.dead_topic, 0)
+    ids = {config.app.id, *config.app.former_ids}
+    if not count:
+        return Letters(0, [], True)
+    places: list[Place] = [(sink.dead_topic, number) for number in range(count)]
+    reading = Committed(sink, dict.fromkeys(places, 0), until)
+    newest: list[tuple[int, int, int, Letter]] = []
+    letters = 0
+    for chunk in reading:
+        for message in chunk:
+            headers = dict(message.headers() or ())
+            if records.REASON not in headers or not records.is_ours(headers.items(), ids):
+                continue
+            letter = _letter(message, headers)
+            if only is not None and letter.key != only:
+                continue
+            letters += 1
+            entry = (letter.timestamp, letter.partition, letter.offset, letter)
+            if len(newest) < limit:
+                heapq.heappush(newest, entry)
+            else:
+                heapq.heappushpop(newest, entry)
+    return Letters(letters, [e[3] for e in sorted(newest, reverse=True)], not reading.unread)
+
+
+def _letter(message: Message, headers: dict[str, bytes | None]) -> Letter:
+    texts = {n: (v or b"").decode(errors="replace") for n, v in headers.items()}
+    key, value = message.key(), message.value()
+    try:
+        version = int(texts[records.SEQUENCE])
+    except (KeyError, ValueError):
+        version = None
+    if "eventpub_payload_bytes" in texts:
+        size: int | None = int(texts["eventpub_payload_bytes"])
+    else:
+        size = None if value is None else len(value)
+    return Letter(
+        None if key is None else key.decode(errors="replace"),
+        version,
+        texts[records.REASON],
+        message.partition(),
+        message.offset(),
+        message.timestamp()[1],
+        texts,
+        size,
+        (value or b"")[:_FIRST_BYTES],
+    )
+
+
+def _since(letter: Letter) -> int:
+    """No record of the row has an earlier timestamp, ms."""
+    created = letter.headers.get(records.TIME)
+    if created is None:
+        return 0
+    try:
+        micros = records.parse_times([created])
+    except ValueError:
+        return 0
+    return min(letter.timestamp, int(records.timestamps(micros)[0]))
+
+
+@dataclass
+class _Search:
+    """Events that were looked for on the topic.
+
+    Attributes:
+        found: partition and offset of each that is there.
+        searched: by partition, up to which offset.
+        is_whole: whether it was read that far.
+    """
+
+    found: dict[Key, tuple[int, int]]
+    searched: tuple[int, ...]
+    is_whole: bool
+
+
+def _search(config: Config, wanted: Collection[Key], since: int, until: float) -> _Search:
+    """Look for events on the topic, in all partitions: some may have been added.
+
+    Args:
+        since: their records' timestamps are at or after, ms.
+    """
+    sink = config.sink
+    count = partition_counts(sink).get(sink.topic, 0)
+    places: list[Place] = [(sink.topic, number) for number in range(count)]
+    if not places:
+        return _Search({}, (), True)
+    ends = list_offsets(sink, places, "latest", committed=True)
+    starts = {p: min(at, ends[p]) for p, at in offsets_at(sink, places, since).items()}
+    ids = {config.app.id, *config.app.former_ids}
+    keys = {aggregate_id.encode() for aggregate_id, _ in wanted}
+    search = _Search({}, tuple(ends[place] for place in places), False)
+    reading = Committed(sink, starts, until, ends)
+    for chunk in reading:
+        for message in chunk:
+            if message.key() not in keys:
+                continue
+            headers = dict(message.headers() or ())
+            if not records.is_ours(headers.items(), ids):
+                continue
+            sequence = headers.get(records.SEQUENCE) or b""
+            key = (message.key().decode(), int(sequence) if sequence.isdigit() else -1)
+            if key in wanted:
+                search.found[key] = (message.partition(), message.offset())
+    search.is_whole = not reading.unread
+    return search
+
+
+def created_at(letter: Letter) -> str:
+    """When the row was created, RFC 3339; of a letter that does not say, its own time."""
+    return letter.headers.get(records.TIME) or format_time(letter.timestamp * 1000)

@@ -1,0 +1,209 @@
+"""A first configuration for a database: the event table found in it, and the SQL for an account.
+
+What is written is a proposal that passes `config check`; a password is never written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote as quote_url
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from eventpub.config import Columns, Config
+from eventpub.errors import ConfigError, StoreError
+from eventpub.store import propose
+from eventpub.store.layout import quote
+from eventpub.store.proposing import Candidate, Proposal
+
+_ACCOUNT = "eventpub"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        file: where to.
+        chosen: the table.
+        others: tables that it may be instead.
+        columns: those whose names differ from ours.
+        account: the SQL for the account.
+    """
+
+    file: Path
+    chosen: Candidate
+    others: list[Candidate]
+    columns: dict[str, str]
+    account: list[str]
+
+
+def init(  # noqa: PLR0913 (options, by keyword)
+    config: Config,
+    file: Path,
+    *,
+    table: str | None = None,
+    app_id: str | None = None,
+    topic: str | None = None,
+    force: bool = False,
+) -> Written:
+    """Find the event table, and write a configuration for it.
+
+    Args:
+        config: which says where the database and the brokers are.
+        file: to be written.
+        table: the event table; None: the likeliest of the database.
+        app_id, topic: None: made of the names of database and table.
+        force: write over a file that is there.
+
+    Raises:
+        ConfigError: init.file_exists
+        StoreError: init.no_table, init.column_unknown; or the database cannot be looked at.
+    """
+    if file.exists() and not force:
+        raise _exists(file)
+    found = propose(config.store, table)
+    if not found.candidates:
+        raise _nothing(found, table)
+    chosen, *others = found.candidates
+    columns = _columns(chosen)
+    url = _without_password(config.store.url.get_secret_value())
+    user = unquote(urlsplit(url).username or "root")
+    text = _text(
+        config,
+        chosen,
+        columns,
+        url=url,
+        app_id=app_id or _plain(found.database),
+        topic=topic or f"{_plain(found.database)}.{_plain(chosen.table)}",
+    )
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise _exists(file) from None
+    except OSError as error:
+        raise ConfigError(
+            "init.not_writable",
+            f"{file} cannot be written: {error.strerror}",
+            where="--output",
+            suggestion="name another file with --output",
+        ) from error
+    account = account_sql(user, found.database, chosen.table, is_mariadb=found.is_mariadb)
+    return Written(file, chosen, others, columns, account)
+
+
+def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> list[str]:
+    """The statements that make an account which may do what the publisher does, and no more."""
+    name = "'" + user.replace("\\", "\\\\").replace("'", "''") + "'@'%'"
+    role = "SLAVE MONITOR" if is_mariadb else "REPLICATION CLIENT"
+    return [
+        f"CREATE USER IF NOT EXISTS {name} IDENTIFIED BY '…';",
+        f"GRANT SELECT ON {quote(database)}.{quote(table)} TO {name};",
+        f"GRANT PROCESS ON *.* TO {name};  -- recommended: shows open transactions",
+        f"GRANT {role} ON *.* TO {name};  -- optional: shows whether it is a replica",
+    ]
+
+
+def _exists(file: Path) -> ConfigError:
+    return ConfigError(
+        "init.file_exists",
+        f"{file} is there already",
+        where="--output",
+        suggestion="name another file with --output, or write over it with --force",
+    )
+
+
+def _nothing(found: Proposal, table: str | None) -> StoreError:
+    if table is not None:
+        return StoreError(
+            "init.column_unknown",
+            f"no column of table {table} can be told to be {', '.join(found.lacking)}, by its name"
+            " and type",
+            where=f"table {table}",
+            suggestion="write eventpub.toml by hand, and name the columns in [store.columns]",
+        )
+    return StoreError(
+        "init.no_table",
+        f"no table of database {found.database} looks like an event table: aggregate id, version,"
+        " event type, payload and creation time",
+        where="store.url",
+        suggestion="name it with --table, or have `eventpub migrate --sql` print one",
+    )
+
+
+def _plain(name: str) -> str:
+    """A name for an application or a topic."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:100] or "events"
+
+
+def _without_password(url: str) -> str:
+    """As the file has it; who has tried it as root gets an account of its own."""
+    parts = urlsplit(url)
+    user = unquote(parts.username or "root")
+    if user == "root":
+        user = _ACCOUNT
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote_url(user, safe='')}@{place}"))
+
+
+def _columns(chosen: Candidate) -> dict[str, str]:
+    """Those whose names differ; empty where a column of our name stands for something else."""
+    differ = {}
+    for ours, default in Columns().model_dump().items():
+        name = chosen.columns.get(ours, "")
+        if name != default and (name or default in chosen.names):
+            differ[ours] = name
+    return differ
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _text(  # noqa: PLR0913 (what is written)
+    config: Config,
+    chosen: Candidate,
+    columns: dict[str, str],
+    *,
+    url: str,
+    app_id: str,
+    topic: str,
+) -> str:
+    lines = [
+        "# Configuration of eventpub; all keys: docs/configuration.md, `eventpub config show`",
+        "",
+        "[app]",
+        f"id = {_toml(app_id)}  # name of this publisher; only one of a name may run",
+        'state_dir = "./state"  # index and position: keep it between runs',
+        "",
+        "[store]",
+        '# the password: EVENTPUB_STORE__PASSWORD, or password_file = "/run/secrets/…"',
+        f"url = {_toml(url)}",
+        f"table = {_toml(chosen.table)}",
+    ]
+    if chosen.first_version == 0:
+        lines.append("first_version = 0  # aggregates of this table begin with version 0")
+    if columns:
+        lines += ["", "[store.columns]  # only those whose names differ"]
+        for ours, name in columns.items():
+            why = "" if name else "  # the table has none"
+            lines.append(f"{ours} = {_toml(name)}{why}")
+    lines += [
+        "",
+        "[read]",
+        'start = "beginning"  # or "now", or an RFC 3339 time: what was created before is left out',
+        "",
+        "[sink]",
+        f"topic = {_toml(topic)}",
+        f"bootstrap_servers = {_toml(config.sink.bootstrap_servers)}",
+        "# [sink.properties]  # librdkafka's own, where the broker asks for a login",
+        '# "security.protocol" = "SASL_SSL"',
+        "",
+        "[spark]",
+        'master = "none"  # threads of one process; "local[*]": Spark on this machine',
+        "",
+    ]
+    return "\n".join(lines)

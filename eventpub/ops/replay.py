@@ -1,0 +1,478 @@
+"""Publishing a range of the store once more, on purpose, to another topic.
+
+The rows are read by creation time, page by page, each page is one transaction, and every record
+says which replay it belongs to. What must hold: within an aggregate versions ascend, also where
+their times do not, and a replay that is run again publishes nothing twice. The topic says what is
+done: its records tell up to where the replay has come. It takes the memory of a page, or of
+the rows of one moment where these are more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from eventpub.admission import EVENTS, VersionRange, values
+from eventpub.config import Config, format_time
+from eventpub.errors import ConfigError, SinkError
+from eventpub.ops.committed import Committed, Place, offsets_at
+from eventpub.sink import client, faults, fencing, records
+from eventpub.sink.topics import create, list_offsets, partition_counts
+from eventpub.store import EventStore
+
+REPLAY = "eventpub_replay"
+"""Header with the id of the replay."""
+AHEAD = "eventpub_replay_ahead"
+"""Header of an event that was created after a later version of its aggregate."""
+
+_PAGE_ROWS = 20_000
+_PAGE_BYTES = 16 * 1024 * 1024
+_BELOW = 16
+"""Versions in a row, created outside the range, below which none is looked for that was created in
+it, and later: so far apart, versions and times of an aggregate do not differ in order."""
+_FLUSH = 60.0
+_COMMIT = 60.0
+_SETTLE = 30.0
+_READ_BACK = 24 * 3600.0
+_HIGHEST = 2**63 - 1
+_MOST_SHOWN = 20
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is published again, and where.
+
+    Attributes:
+        first, last: of creation times, both included, µs.
+        topic: the topic.
+        aggregate_id: of one aggregate alone; None: of all.
+        id: of the replay; "": made of all these.
+    """
+
+    first: int
+    last: int
+    topic: str
+    aggregate_id: str | None = None
+    id: str = ""
+
+    def named(self, app_id: str) -> str:
+        """Its id."""
+        if self.id:
+            return self.id
+        parts = (app_id, self.first, self.last, self.topic, self.aggregate_id)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+@dataclass
+class Replayed:
+    """What was published.
+
+    Attributes:
+        id: of the replay.
+        events: published now.
+        before: that an earlier run of this replay had published.
+        refused: events that the broker does not take; the first of them in `examples`.
+        transactions: committed.
+    """
+
+    id: str
+    events: int = 0
+    before: int = 0
+    refused: int = 0
+    transactions: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Done:
+    """What of a replay is on the topic.
+
+    Attributes:
+        events: how many.
+        position: everything created at or before is, µs.
+        version: the highest.
+        ahead: those created later that are, too.
+    """
+
+    events: int = 0
+    position: int = 0
+    version: int = -1
+    ahead: set[Key] = field(default_factory=set)
+
+
+Progress = Callable[[int, int | None], None]
+"""Called with how many events are done, and how many there are in all, where that is known."""
+
+
+def replay(config: Config, what: Range, on_progress: Progress | None = None) -> Replayed:
+    """Publish it, or what of it is not published yet.
+
+    Raises:
+        ConfigError: replay.own_topic, replay.empty_range
+        StoreError, SinkError: the store cannot be read, or the topic not be written.
+    """
+    sink = config.sink
+    if what.topic in sink.topics:
+        raise ConfigError(
+            "replay.own_topic",
+            f"{what.topic} is a topic of the publisher itself: its events are there once",
+            where="--topic",
+            suggestion="name another topic; consumers that are to read the events again read that",
+        )
+    if what.first > what.last:
+        raise ConfigError(
+            "replay.empty_range",
+            f"nothing lies between {format_time(what.first)} and {format_time(what.last)}",
+            where="--from, --to",
+            suggestion="give a --from that is before --to",
+        )
+    readable = config.store.model_copy(update={"allow_replica": True})
+    layout = EventStore.discover(config.store)
+    with EventStore(readable, layout) as store:
+        partitions = _topic(config, what.topic)
+        result = Replayed(what.named(config.app.id))
+        with _Writer(config, what.topic, partitions, result) as writer:
+            done = _read_back(config, what, partitions, result.id)
+            result.before = done.events
+            total = None
+            if on_progress is not None:
+                total = _count(store, what)
+                on_progress(done.events, total)
+            for page, ahead in _pages(store, what, done, layout.unit):
+                writer.publish(page, ahead)
+                if on_progress is not None:
+                    on_progress(result.before + result.events + result.refused, total)
+    return result
+
+
+def _count(store: EventStore, what: Range) -> int | None:
+    if what.aggregate_id is not None:
+        return None
+    return store.counts([(what.first - 1, what.last)])[0]
+
+
+def _topic(config: Config, topic: str) -> int:
+    """How many partitions it has; made with those of the publisher's, where it is missing."""
+    sink = config.sink
+    found = partition_counts(sink)
+    if topic in found:
+        return found[topic]
+    count = found.get(sink.topic, sink.partitions)
+    if not sink.create_topics:
+        raise faults.topic_missing(sink, topic, count)
+    return create(sink, topic, count)
+
+
+# -- what is done already ------------------------------------------------------------------------
+
+
+def _read_back(config: Config, what: Range, partitions: int, replay_id: str) -> _Done:
+    """What of the replay is on the topic; its own open transactions are over by now."""
+    places: list[Place] = [(what.topic, number) for number in range(partitions)]
+    sink, deadline = config.sink, time.monotonic() + _SETTLE
+    while True:
+        ends = list_offsets(sink, places, "latest")
+        if ends == list_offsets(sink, places, "latest", committed=True):
+            break
+        if time.monotonic() > deadline:
+            raise SinkError(
+                "sink.hanging_transaction",
+                f"a transaction is open on {what.topic}: what is on it cannot be known",
+                where=f"topic {what.topic}",
+                suggestion="run it again when that has ended",
+                retriable=True,
+            )
+        time.sleep(0.1)
+    millis = int(records.timestamps(np.array([what.first], np.int64))[0])
+    starts = offsets_at(sink, places, millis)
+    reading = Committed(sink, starts, time.monotonic() + _READ_BACK, ends)
+    done = _Done()
+    ahead: dict[Key, int] = {}
+    wanted = replay_id.encode()
+    for chunk in reading:
+        for message in chunk:
+            headers = dict(message.headers() or ())
+            if headers.get(REPLAY) != wanted:
+                continue
+            done.events += 1
+            version = int(headers[records.SEQUENCE])
+            created = int(records.parse_times([headers[records.TIME].decode()])[0])
+            done.version = max(done.version, version)
+            if AHEAD in headers:
+                ahead[message.key().decode(), version] = created
+            else:
+                done.position = max(done.position, created)
+    done.ahead = {key for key, created in ahead.items() if created > done.position}
+    return done
+
+
+# -- pages ---------------------------------------------------------------------------------------
+
+
+def _pages(
+    store: EventStore, what: Range, done: _Done, unit: int
+) -> Iterator[tuple[pa.Table, set[Key]]]:
+    """Pages in the order in which they are published, and what of each was created after it."""
+    if what.aggregate_id is not None:
+        yield from _of_aggregate(store, what, done)
+        return
+    # the boundary is below a value of a coarse column whose time may go on
+    upto = what.last if unit == 1 else what.last + unit
+    after, ahead = max(what.first - 1, done.position), set(done.ahead)
+    while after < what.last:
+        poll = store.poll(after, 0, None, at_most=upto)
+        if not poll.has_rows or poll.upper <= after:
+            return
+        while after < poll.upper:
+            page = store.page(after, poll.upper, _PAGE_ROWS, _PAGE_BYTES)
+            batches, end = page.batches, poll.upper if page.end is None else page.end
+            if not batches and page.end is not None:  # more rows of one moment than a page has
+                batches = list(store.window(after, end, None))
+            rows = pa.Table.from_batches(batches, EVENTS)
+            rows = _without(rows, ahead)
+            early = _created_later(store, rows, end, what, ahead)
+            new = set(_keys(early))
+            if rows.num_rows or new:
+                yield _in_order(pa.concat_tables([rows, early])), new
+            ahead |= new
+            after = end
+
+
+def _of_aggregate(
+    store: EventStore, what: Range, done: _Done
+) -> Iterator[tuple[pa.Table, set[Key]]]:
+    assert what.aggregate_id is not None
+    left = [VersionRange(what.aggregate_id, done.version + 1, _HIGHEST)]
+    while left:
+        rows, left = store.fetch(left, _PAGE_ROWS, _PAGE_BYTES)
+        if not rows.num_rows:
+            return
+        created = rows.column("create_time").to_numpy()
+        rows = rows.filter(pa.array((created >= what.first) & (created <= what.last)))
+        if rows.num_rows:
+            yield rows, set()
+
+
+def _keys(rows: pa.Table) -> list[Key]:
+    return list(zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True))
+
+
+def _without(rows: pa.Table, published: set[Key]) -> pa.Table:
+    """Rows that were not published ahead of their time; those that were are forgotten."""
+    if not published:
+        return rows
+    keys = _keys(rows)
+    found = [key in published for key in keys]
+    published.difference_update(key for key, is_there in zip(keys, found, strict=True) if is_there)
+    return rows.filter(pa.array([not is_there for is_there in found], pa.bool_()))
+
+
+def _created_later(
+    store: EventStore, rows: pa.Table, end: int, what: Range, ahead: set[Key]
+) -> pa.Table:
+    """Versions below those of a page that were created after it, within the range.
+
+    Below the highest versions of each aggregate it looks down to one that was published before,
+    since what is below that was looked at then; or past `_BELOW` that are none of the range's.
+    """
+    here = set(_keys(rows))
+    found: list[pa.Table] = []
+    asked, limit = list(_highest_runs(here).items()), 1
+    while asked:
+        lower: list[Key] = []
+        below: dict[str, tuple[int, bool]] = {}
+        for aggregate_id, chunk in _below(store, asked, limit).items():
+            goes_on = limit == 1
+            for version, created in chunk:
+                key = (aggregate_id, version)
+                is_within = what.first <= created <= what.last
+                if key in ahead or (is_within and created <= end and key not in here):
+                    break
+                goes_on = goes_on or is_within
+                if is_within and key not in here:
+                    lower.append(key)
+            else:
+                below[aggregate_id] = chunk[-1][0], goes_on
+        here.update(lower)
+        left = [VersionRange(a, v, v) for a, v in lower]
+        while left:
+            some, left = store.fetch(left, _PAGE_ROWS, _PAGE_BYTES)
+            found.append(some)
+        asked, limit = [(a, version) for a, (version, on) in below.items() if on], _BELOW
+    return pa.concat_tables(found) if found else EVENTS.empty_table()
+
+
+def _highest_runs(keys: set[Key]) -> dict[str, int]:
+    """Of each aggregate, where the highest versions begin that follow on one another."""
+    begin: dict[str, int] = {}
+    for aggregate_id, version in sorted(keys):
+        if (aggregate_id, version - 1) not in keys:
+            begin[aggregate_id] = version
+    return begin
+
+
+def _below(store: EventStore, bounds: list[Key], limit: int) -> dict[str, list[tuple[int, int]]]:
+    """By aggregate: version and creation time of what is next below, the highest first."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for batch in store.below(bounds, limit):
+        columns = (values(batch, name) for name in ("aggregate_id", "version", "create_time"))
+        for aggregate_id, version, created in zip(*columns, strict=True):
+            found.setdefault(aggregate_id, []).append((version, created))
+    return {a: sorted(of, reverse=True) for a, of in found.items()}
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    """By creation time across aggregates, by version within each."""
+    codes = rows.column("aggregate_id").combine_chunks().dictionary_encode().indices.to_numpy()
+    version = rows.column("version").to_numpy()
+    created = rows.column("create_time").to_numpy()
+    order = np.lexsort((version, codes))
+    key = created[order].copy()
+    starts = np.flatnonzero(np.append(True, codes[order][1:] != codes[order][:-1]))
+    for start, end in zip(starts, np.append(starts[1:], len(order)), strict=True):
+        np.maximum.accumulate(key[start:end], out=key[start:end])
+    return rows.take(order[np.lexsort((version[order], key))])
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Publishes pages, each in a transaction, by a transactional id of the replay's own."""
+
+    def __init__(self, config: Config, topic: str, partitions: int, result: Replayed) -> None:
+        self._config = config
+        self._topic = topic
+        self._partitions = partitions
+        self._result = result
+        self._producer = self._new(careful=False)
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        client.let_go(self._producer)
+
+    def _new(self, *, careful: bool) -> Producer:
+        sink, log = self._config.sink, client.ClientLog()
+        name = fencing.transactional_id(self._config.app.id, f"replay.{self._result.id}")
+        made = client.producer(sink, name, log, careful=careful)
+        fencing.take_over(sink, made, log, lambda: False)
+        return made
+
+    def publish(self, rows: pa.Table, ahead: set[Key]) -> None:
+        """One page; what the broker refuses is left out, and counted.
+
+        Raises:
+            SinkError: it is not known whether it is published; the next run finds out.
+        """
+        if self._attempt(rows, ahead):
+            # each record by itself: the broker names a request, not the record it does not take
+            self._renew(careful=True)
+            while refused := self._attempt(rows, ahead):
+                keys = _keys(rows)
+                for at in sorted(refused):
+                    self._refuse(keys[at], refused[at])
+                left = [n not in refused for n in range(len(keys))]
+                rows = rows.filter(pa.array(left, pa.bool_()))
+                self._renew(careful=True)
+            self._renew(careful=False)
+
+    def _renew(self, *, careful: bool) -> None:
+        """A new producer: one whose transaction was aborted may have numbers to make up for."""
+        client.let_go(self._producer)
+        self._producer = self._new(careful=careful)
+
+    def _refuse(self, key: Key, reason: str) -> None:
+        self._result.refused += 1
+        if len(self._result.examples) < _MOST_SHOWN:
+            self._result.examples.append(f"{key[0]}/{key[1]}: {reason}")
+
+    def _attempt(self, rows: pa.Table, ahead: set[Key]) -> dict[int, str]:
+        """Publish rows, or say which are refused: then nothing is published."""
+        producer, reports = self._producer, _Reports()
+        try:
+            client.call(producer.begin_transaction)
+            self._produce(rows, ahead, reports)
+            deadline = time.monotonic() + _FLUSH
+            while client.call(producer.flush, 0.1) and time.monotonic() < deadline:
+                pass
+            if reports.refused:
+                client.call(producer.abort_transaction, _COMMIT)
+                return reports.refused
+            if reports.failed is not None or reports.delivered != rows.num_rows:
+                raise KafkaException(reports.failed or KafkaError(KafkaError._MSG_TIMED_OUT))
+            client.call(producer.commit_transaction, _COMMIT)
+        except KafkaException as exception:
+            error = faults.kafka_error(exception)
+            raise faults.fault(error, "publishing again", self._config.sink) from exception
+        self._result.events += rows.num_rows
+        self._result.transactions += bool(rows.num_rows)
+        return {}
+
+    def _produce(self, rows: pa.Table, ahead: set[Key], reports: _Reports) -> None:
+        now = int(time.time() * 1e6)
+        app_id = self._config.app.id
+        columns = records.event_columns(rows, app_id, self._partitions, limit=now)
+        marks: list[records.Header] = [(REPLAY, self._result.id)]
+        keys = _keys(rows) if ahead else []
+        each = zip(
+            columns.keys,
+            columns.values,
+            columns.partitions.tolist(),
+            columns.timestamps,
+            columns.headers,
+            strict=True,
+        )
+        for at, (key, value, partition, stamp, headers) in enumerate(each):
+            more = [*marks, (AHEAD, "1")] if ahead and keys[at] in ahead else marks
+            arguments: dict[str, Any] = {
+                "key": key,
+                "value": value,
+                "partition": partition,
+                "timestamp": stamp,
+                "headers": [*headers, *more],
+                "on_delivery": reports.of(at),
+            }
+            while True:
+                try:
+                    self._producer.produce(self._topic, **arguments)
+                    break
+                except BufferError:
+                    client.call(self._producer.poll, 0.1)
+                except KafkaException as exception:
+                    error = faults.kafka_error(exception)
+                    if error.code() not in faults.REFUSED_RECORD:
+                        raise
+                    reports.refused[at] = faults.says(error)
+                    break
+
+
+class _Reports:
+    """Delivery reports of one transaction."""
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self.refused: dict[int, str] = {}
+        self.failed: KafkaError | None = None
+
+    def of(self, at: int) -> Callable[[KafkaError | None, Any], None]:
+        """What takes the report of a row."""
+
+        def take(error: KafkaError | None, _: Any) -> None:
+            if error is None:
+                self.delivered += 1
+            elif error.code() in faults.REFUSED_RECORD:
+                self.refused[at] = faults.says(error)
+            else:
+                self.failed = error
+
+        return take

@@ -1,0 +1,47 @@
+"""Whether one event stands in a range of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from eventpub import config
+from eventpub.sink import records
+from eventpub.sink.missing_markers import PartitionId, iter_ranges
+from eventpub.sink.topics import list_offsets
+
+
+def has_event(  # noqa: PLR0913 (what is looked for, and where)
+    sink: config.Sink,
+    place: PartitionId,
+    offsets: tuple[int, int],
+    aggregate_id: str,
+    version: int,
+    *,
+    app_ids: Collection[str],
+) -> bool | None:
+    """Whether it does, committed; None: retention has removed a part of the range.
+
+    Args:
+        sink: the section `[sink]`.
+        place: the partition.
+        offsets: the first and the next after the last.
+        aggregate_id, version: of the event.
+        app_ids: whose events count, by `ce_source`.
+
+    Raises:
+        SinkError: the range cannot be read.
+    """
+    first, end = offsets
+    if first >= end:
+        return False
+    if list_offsets(sink, [place], "earliest")[place] > first:
+        return None
+    key, sequence = aggregate_id.encode(), str(version).encode()
+    for message in iter_ranges(sink, {place: (first, end)}, committed=True):
+        if message.key() == key:
+            headers = dict(message.headers() or ())
+            if headers.get(records.SEQUENCE) == sequence and records.is_ours(
+                headers.items(), app_ids
+            ):
+                return True
+    return False

@@ -1,0 +1,166 @@
+"""`replay` on real servers: a range once more, in order, each event once, also if interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from eventpub import settings
+from eventpub.config import parse_time
+from eventpub.local import Kafka
+from eventpub.ops import replay as replaying
+from eventpub.ops.replay import Range, replay
+from tests.conftest import FreshDatabase
+from tests.publisher.harness import Publisher, Record, Topic, create_table
+
+BEGIN = parse_time("2026-01-01T00:00:00Z")
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def publisher(
+    database: FreshDatabase, kafka_server: Kafka, topic_name: str, tmp_path: Path
+) -> Publisher:
+    """A configuration; nothing of it is started."""
+    create_table(database)
+    servers = kafka_server.bootstrap_servers
+    return Publisher(tmp_path / "publisher", database.url, topic_name, servers)
+
+
+def fill(database: FreshDatabase, rows: list[tuple[str, int, int]], payload: Any = b"{}") -> None:
+    """Rows of aggregate, version and second."""
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET time_zone = '+00:00'")
+        cursor.executemany(
+            "INSERT INTO events (aggregate_id, version, event_type, payload, create_time)"
+            " VALUES (%s, %s, 'happened', %s, '2026-01-01' + INTERVAL %s SECOND)",
+            [(a, v, payload, s) for a, v, s in rows],
+        )
+
+
+def of(publisher: Publisher, topic: str) -> list[Record]:
+    return Topic(publisher.topic.bootstrap_servers, topic).read()
+
+
+def versions(records: list[Record]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for record in records:
+        found.setdefault(record.key, []).append(record.version)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_versions_ascend_and_each_is_published_once_whatever_interrupts_it(
+    publisher: Publisher, database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    random = Random(seed)
+    rows = [
+        (f"a{n}", version, random.randrange(200))
+        for n in range(25)
+        for version in range(1, random.randrange(2, 14))
+        if random.random() < 0.9
+    ]
+    fill(database, rows)
+    monkeypatch.setattr(replaying, "_PAGE_ROWS", 9)
+    config = settings.load(publisher.config, {}, {}).config
+    what = Range(BEGIN + 30 * SECOND, BEGIN + 170 * SECOND, f"{publisher.topic.name}.again")
+    expected: dict[str, list[int]] = {}
+    for a, version, second in sorted(rows):
+        if 30 <= second <= 170:
+            expected.setdefault(a, []).append(version)
+    total = sum(map(len, expected.values()))
+
+    class Interrupted(Exception):  # noqa: N818 (no error)
+        pass
+
+    def stop_in(pages: int) -> Any:
+        seen = iter(range(pages))
+
+        def progress(events: int, of_all: int | None) -> None:
+            assert of_all == total
+            assert events <= total
+            if next(seen, None) is None:
+                raise Interrupted
+
+        return progress
+
+    interrupted = 0
+    for _ in range(100):
+        try:
+            done = replay(config, what, stop_in(random.randrange(2, 5)))
+            break
+        except Interrupted:
+            interrupted += 1
+    assert interrupted > 3
+    assert done.before > 0
+    records = of(publisher, what.topic)
+    assert versions(records) == expected
+    assert {r.headers["eventpub_replay"].decode() for r in records} == {done.id}
+    ahead = [r for r in records if "eventpub_replay_ahead" in r.headers]
+    assert ahead, "none was created after a later version: the test tests nothing"
+    assert replay(config, what).events == 0
+
+
+def test_the_command_publishes_to_a_topic_of_its_own_and_goes_on(
+    publisher: Publisher, database: FreshDatabase
+) -> None:
+    fill(database, [("a", 1, 0), ("b", 1, 1), ("a", 2, 2), ("b", 2, 3), ("a", 3, 4)], b"[1]")
+    publisher.publish_everything()
+    again = f"{publisher.topic.name}.again"
+    span = ("--from", "2026-01-01T00:00:01Z", "--to", "2026-01-01T00:00:03Z")
+
+    def command(status: int, *arguments: str) -> dict[str, Any]:
+        done = publisher.command("replay", *arguments, "--json")
+        assert done.returncode == status, done.stdout + done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    for own in ("", ".dead", ".gaps", ".late"):
+        refused = command(2, *span, "--topic", publisher.topic.name + own)
+        assert refused["error"]["code"] == "replay.own_topic"
+    found = command(0, *span, "--topic", again)["result"]
+    assert (found["events"], found["before"], found["transactions"]) == (3, 0, 1)
+    records = of(publisher, again)
+    assert versions(records) == {"b": [1, 2], "a": [2]}
+    published = {(r.key, r.version): r for r in publisher.topic.read()}
+    for record in records:
+        before = published[record.key, record.version]
+        assert (record.value, record.timestamp) == (before.value, before.timestamp)
+        assert record.partition == before.partition
+        marks = {n: v for n, v in record.headers.items() if n.startswith("eventpub_")}
+        assert marks == {"eventpub_replay": found["id"].encode()}
+        assert record.headers.items() - before.headers.items() == marks.items()
+    assert command(0, *span, "--topic", again)["result"]["events"] == 0
+    assert command(0, *span, "--topic", again, "--id", "2")["result"]["events"] == 3
+    one = command(0, *span, "--topic", again, "--aggregate", "b")["result"]
+    assert one["events"] == 2
+    assert command(0, *span, "--topic", again, "--aggregate", "b")["result"]["before"] == 2
+    assert versions(of(publisher, again))["a"] == [2, 2]
+    turned = ("--from", "2026-01-02T00:00:00Z", "--to", "2026-01-01T00:00:00Z")
+    assert command(2, *turned, "--topic", again)["error"]["code"] == "replay.empty_range"
+
+
+def test_what_the_broker_refuses_is_named_and_the_rest_is_published(
+    publisher: Publisher, database: FreshDatabase
+) -> None:
+    fill(database, [("a", 1, 0), ("a", 3, 2)])
+    fill(database, [("a", 2, 1), ("b", 1, 1)], Random(1).randbytes(200_000))
+    again = f"{publisher.topic.name}.again"
+    admin = AdminClient({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    small = NewTopic(again, 2, 1, config={"max.message.bytes": "100000"})
+    for made in admin.create_topics([small]).values():
+        made.result()
+    done = publisher.command(
+        "replay", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-02T00:00:00Z",
+        "--topic", again, "--json",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    result = json.loads(done.stdout)["result"]
+    assert (result["events"], result["refused"]) == (2, 2)
+    assert sorted(e.split(":")[0] for e in result["examples"]) == ["a/2", "b/1"]
+    assert versions(of(publisher, again)) == {"a": [1, 3]}

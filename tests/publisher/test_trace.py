@@ -1,0 +1,154 @@
+"""`trace` on real servers: each version of an aggregate has one word for where it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+
+from eventpub.admission import topic_partition
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
+
+LONG_AGO = "2020-01-01 00:00:00"
+
+
+def commit(database: FreshDatabase, aggregate_id: str, *versions: int, **columns: Any) -> None:
+    """Committed at once."""
+    with transaction(database) as cursor:
+        for version in versions:
+            insert(cursor, aggregate_id, version, **columns)
+        cursor.connection.commit()
+
+
+def trace(publisher: Publisher, status: int, *arguments: str) -> dict[str, Any]:
+    """What `eventpub trace … --json` says."""
+    done = publisher.command("trace", *arguments, "--json")
+    assert done.returncode == status, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)["result"]
+    return result
+
+
+def verdicts(result: dict[str, Any]) -> dict[int, str]:
+    return {v["version"]: v["verdict"] for v in result["versions"]}
+
+
+def test_each_version_has_one_word(database: FreshDatabase, new_publisher: NewPublisher) -> None:
+    create_table(database)
+    publisher = new_publisher(
+        database,
+        gaps={"backoff_base": "60s", "max_backoff": 8},
+        recount={"horizon": "10s"},
+        read={"start": "2019-01-01T00:00:00Z"},
+    )
+    commit(database, "old", 1, create_time="2018-01-01 00:00:00")
+    publisher.start()
+    commit(database, "a", 1, 2, 3, payload=b"12345")
+    commit(database, "held", 1, 3)
+    commit(database, "gap", 1, 4)
+    commit(database, "dead", 0, 1)
+    publisher.until_published("a", [1, 2, 3])
+    publisher.until_published("dead", [1])
+    publisher.until_published("gap", [1])
+    publisher.until_published("held", [1])
+
+    found = trace(publisher, 0, "a")
+    assert verdicts(found) == {1: "published", 2: "published", 3: "published"}
+    assert found["publisher_is_running"]
+    records = {(r.key, r.version): r for r in publisher.topic.read()}
+    for traced in found["versions"]:
+        [record] = traced["records"]
+        there = records["a", traced["version"]]
+        assert (record["partition"], record["offset"]) == (there.partition, there.offset)
+        assert record["topic"] == publisher.topic.name
+        assert traced["stored"]["payload_bytes"] == 5
+        assert traced["stored"]["event_type"] == "happened"
+    assert verdicts(trace(publisher, 0, "a", "--limit", "2")) == {2: "published", 3: "published"}
+    assert verdicts(trace(publisher, 0, "a", "2")) == {2: "published"}
+    assert verdicts(trace(publisher, 0, "old")) == {1: "baseline"}
+
+    found = eventually(lambda: held(publisher), 60)
+    assert verdicts(found) == {1: "published", 2: "missing", 3: "held"}
+    assert found["versions"][2]["hold"]["first_missing"] == 2
+    assert "waits for version 2 since" in found["versions"][2]["note"]
+
+    found = trace(publisher, 1, "dead", "0")
+    assert verdicts(found) == {0: "dead"}
+    assert found["versions"][0]["note"].startswith("admission.version_below_first")
+
+    assert publisher.command("gaps", "skip", "gap", "--yes").returncode == 0
+    publisher.until_published("gap", [1, 4])
+    assert verdicts(trace(publisher, 0, "gap")) == {
+        1: "published",
+        2: "skipped",
+        3: "skipped",
+        4: "published",
+    }
+    commit(database, "gap", 2, create_time=LONG_AGO)
+    publisher.until_published("gap", [1, 4, 2])
+    found = trace(publisher, 0, "gap")
+    assert verdicts(found)[2] == "late"
+    [record] = found["versions"][1]["records"]
+    assert record["is_late"]
+
+    assert verdicts(trace(publisher, 1, "nobody")) == {}
+    assert verdicts(trace(publisher, 1, "a", "77")) == {77: "unknown"}
+
+    assert publisher.stop() == 143
+    commit(database, "gap", 3, create_time=LONG_AGO)
+    found = trace(publisher, 1, "gap", "3")
+    assert verdicts(found) == {3: "skipped"}
+    assert "gaps retry" in found["versions"][0]["note"]
+    commit(database, "a", 4)
+    commit(database, "lost", 1, create_time=LONG_AGO)
+    found = trace(publisher, 1, "a")
+    assert verdicts(found)[4] == "waiting"
+    assert not found["publisher_is_running"]
+    assert any("no publisher" in note for note in found["notes"])
+    assert verdicts(trace(publisher, 1, "lost")) == {1: "missing"}
+    assert verdicts(trace(publisher, 1, "held")) == {1: "published", 2: "missing", 3: "held"}
+    # what left the store is still found on the topic
+    database.execute("DELETE FROM events WHERE aggregate_id = 'gap'")
+    assert verdicts(trace(publisher, 0, "gap")) == {1: "published", 2: "late", 4: "published"}
+    assert verdicts(trace(publisher, 0, "gap", "3")) == {3: "skipped"}
+    # as text, for people
+    done = publisher.command("trace", "held")
+    assert done.returncode == 1
+    assert "held: 1 published, 1 missing, 1 held" in done.stdout
+
+
+def held(publisher: Publisher) -> dict[str, Any]:
+    found = trace(publisher, 1, "held")
+    return found if verdicts(found).get(3) == "held" else {}
+
+
+def test_an_event_is_found_after_partitions_were_added(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database)
+    ids = [f"id-{n}" for n in range(4)]
+    for aggregate_id in ids:
+        commit(database, aggregate_id, 1)
+    publisher.publish_everything()
+    sink = publisher.settings["sink"]
+    admin = AdminClient({"bootstrap.servers": sink["bootstrap_servers"]})
+    for made in admin.create_partitions([NewPartitions(sink["topic"], 7)]).values():
+        made.result()
+    # nor does somebody else's record of the same key count
+    producer = Producer({"bootstrap.servers": sink["bootstrap_servers"]})
+    producer.produce(sink["topic"], b"", "foreign", headers={"ce_sequence": "1"})
+    assert producer.flush(10) == 0
+    moved = 0
+    for record in publisher.topic.read():
+        if record.key == "foreign":
+            continue
+        found = trace(publisher, 0, record.key)
+        [[place]] = [v["records"] for v in found["versions"]]
+        assert (place["partition"], place["offset"]) == (record.partition, record.offset)
+        moved += record.partition != topic_partition(record.key, 7)
+    assert moved
+    assert verdicts(trace(publisher, 1, "foreign")) == {}
