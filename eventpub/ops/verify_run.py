@@ -54,7 +54,7 @@ from eventpub.store import EventStore, Layout
 _FORMAT = 1
 """Of what is kept; what an other one has kept is not resumed."""
 
-_PORTION_ROWS = 100_000
+_PORTION_ROWS = 65_536
 _SECOND_CHECKS = 10_000
 _DAY = 86_400_000_000
 _OLDEST = 24 * 3600.0
@@ -158,33 +158,33 @@ def _run_in(
     on_progress: Callable[[Progress], None],
 ) -> tuple[Verdict, Topic, int]:
     kept = _kept(folder)
-    reader = asked.reader()
-    if kept is None:
-        after, upto, notes = find_range()
-    else:
-        after, upto, notes = kept["after"], kept["upto"], kept["notes"]
-    spans = reader.spans(reader.places())
-    if kept is None:
-        # of a restored topic another number would be right; it is only a matter of speed
-        size = sum(end - first for first, end in spans.values())
-        kept = {
-            "after": after,
-            "upto": upto,
-            "notes": notes,
-            "buckets": bucket_count(size // (asked.sample.one_in if asked.sample else 1)),
-            "slices": _slices(asked, after, upto),
-            "seed": random.SystemRandom().randrange(1, 1 << 32),
-            "began": time.time(),
-        }
-        unfinished = folder / "plan.part"
-        unfinished.write_text(json.dumps(kept))
-        unfinished.replace(folder / "plan.json")
-    plan = Plan(
-        asked, folder, after, upto, kept["buckets"], [(a, b) for a, b in kept["slices"]], spans,
-        partition_numbers(asked.config, reader.topic.partitions),
-    )  # fmt: skip
-    verdict, topic, read = _in_host(plan, kept["seed"], on_progress)
-    verdict.notes[:0] = notes
+    seed = kept["seed"] if kept else random.SystemRandom().randrange(1, 1 << 32)
+    with _host(seed) as host:  # which starts meanwhile
+        if kept is None:
+            after, upto, notes = find_range()
+        reader = asked.reader()
+        spans = reader.spans(reader.places())
+        if kept is None:
+            size = sum(end - first for first, end in spans.values())
+            kept = {
+                "after": after,
+                "upto": upto,
+                "notes": notes,
+                "buckets": bucket_count(size // (asked.sample.one_in if asked.sample else 1)),
+                "slices": _slices(asked, after, upto),
+                "seed": seed,
+                "began": time.time(),
+            }
+            unfinished = folder / "plan.part"
+            unfinished.write_text(json.dumps(kept))
+            unfinished.replace(folder / "plan.json")
+        plan = Plan(
+            asked, folder, kept["after"], kept["upto"], kept["buckets"],
+            [(a, b) for a, b in kept["slices"]], spans,
+            partition_numbers(asked.config, reader.topic.partitions),
+        )  # fmt: skip
+        verdict, topic, read = host(plan, on_progress)
+    verdict.notes[:0] = kept["notes"]
     verdict.sample = asked.sample
     return verdict, topic, read
 
@@ -273,12 +273,16 @@ def _kept(folder: Path) -> dict[str, Any] | None:
 # --- the host, seen from outside
 
 
-def _in_host(
-    plan: Plan, seed: int, on_progress: Callable[[Progress], None]
-) -> tuple[Verdict, Topic, int]:
+Host = Callable[[Plan, Callable[[Progress], None]], tuple[Verdict, Topic, int]]
+
+
+@contextmanager
+def _host(seed: int) -> Iterator[Host]:
+    """A host that starts; it ends with the block."""
     ours, theirs = Pipe()
     environment = os.environ | {
         "PYTHONHASHSEED": str(seed),
+        "MALLOC_ARENA_MAX": "2",  # librdkafka's threads would have one each, mostly empty
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
     process = subprocess.Popen(
@@ -290,25 +294,25 @@ def _in_host(
         start_new_session=True,  # Ctrl-C is for us: it ends by our leaving
     )
     theirs.close()
+
+    def ask(plan: Plan, on_progress: Callable[[Progress], None]) -> tuple[Verdict, Topic, int]:
+        try:
+            ours.send(plan)
+            while True:
+                what, value = ours.recv()
+                if what == "progress":
+                    on_progress(value)
+                elif what == "failed":
+                    raise value
+                else:
+                    found: tuple[Verdict, Topic, int] = value
+                    return found
+        except (EOFError, ConnectionError):
+            process.wait()
+            raise _lost(process.returncode) from None
+
     try:
-        ours.send(plan)
-        while True:
-            what, value = ours.recv()
-            if what == "progress":
-                on_progress(value)
-            elif what == "failed":
-                raise value
-            else:
-                found: tuple[Verdict, Topic, int] = value
-                return found
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        process.wait()
-        raise StateError(
-            "verify.process_lost",
-            f"a process of the comparison ended with status {process.returncode}",
-            suggestion="run it again: it goes on where it was; if memory was short, free some",
-            retriable=True,
-        ) from None
+        yield ask
     finally:
         ours.close()  # which ends it, and its workers
         try:
@@ -318,18 +322,30 @@ def _in_host(
             process.wait()
 
 
+def _lost(status: int | None) -> StateError:
+    return StateError(
+        "verify.process_lost",
+        f"a process of the comparison ended with status {status}",
+        suggestion="run it again: it goes on where it was; if memory was short, free some",
+        retriable=True,
+    )
+
+
 # --- the host
 
 
 def main(arguments: Sequence[str]) -> int:
     """The host: takes a plan, says how far it is, and gives the result."""
     outside = Connection(int(arguments[0]))
-    plan: Plan = outside.recv()
+    try:
+        plan: Plan = outside.recv()
+    except (EOFError, ConnectionError):
+        return 1
     gc.freeze()  # so that workers share it
     host = _Host(plan, outside)
     try:
         outside.send(("result", host.run()))
-    except (BrokenPipeError, _LeftError):
+    except (ConnectionError, _LeftError):
         return 1  # nobody waits for it any more
     except EventpubError as e:
         outside.send(("failed", e))
@@ -387,9 +403,10 @@ class _Host:
         self._micros += done
         reads[:0] = [("topic", part) for part in _parts(spans, _cores())]
         self._all(reads)
-        ends = {p: end for p, (_, end) in plan.spans.items()} | reached
+        ends = reached | {place: end for place, (_, end) in plan.spans.items()}
         self._all([("rest", ends)])
         self._doing = "comparing"
+        self._say(at_once=True)
         verdict = Verdict(plan.after + 1, plan.upto)
         width = max(1, plan.buckets // (8 * len(self._workers)))
         numbers = [range(a, min(a + width, plan.buckets)) for a in range(0, plan.buckets, width)]
@@ -465,13 +482,7 @@ class _Host:
             what, value = worker.pipe.recv()
         except EOFError:
             worker.process.join(5)
-            status = worker.process.exitcode
-            raise StateError(
-                "verify.process_lost",
-                f"a process of the comparison ended with status {status}",
-                suggestion="run it again: it goes on where it was; if memory was short, free some",
-                retriable=True,
-            ) from None
+            raise _lost(worker.process.exitcode) from None
         if what == "failed":
             raise value
         if what == "done":
@@ -484,8 +495,8 @@ class _Host:
             else:
                 setattr(self, f"_{name}", getattr(self, f"_{name}") + amount)
 
-    def _say(self) -> None:
-        if time.monotonic() - self._said_at < _SECONDS_BETWEEN:
+    def _say(self, *, at_once: bool = False) -> None:
+        if not at_once and time.monotonic() - self._said_at < _SECONDS_BETWEEN:
             return
         self._said_at = time.monotonic()
         plan = self._plan
@@ -531,11 +542,11 @@ def _work(plan: Plan, pipe: Any, other_end: Any) -> None:
             except EventpubError as e:
                 pipe.send(("failed", e))
             except OSError as e:
-                if isinstance(e, BrokenPipeError):
+                if isinstance(e, ConnectionError):
                     raise
                 pipe.send(("failed", OSError(e.errno, e.strerror)))
             gc.collect()
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+    except (EOFError, ConnectionError, KeyboardInterrupt):
         return
 
 
