@@ -60,6 +60,8 @@ _DAY = 86_400_000_000
 _OLDEST = 24 * 3600.0
 """Seconds after which an interrupted comparison is begun anew."""
 
+_LOCK_SECONDS = 2.0
+
 _SLICES = 8
 """Parts of the store's range for each worker that reads it."""
 
@@ -87,9 +89,13 @@ class Asked:
     def name(self) -> str:
         """Equal for comparisons of the same."""
         config = self.config
+        layout = {
+            name: sorted(value) if isinstance(value, frozenset) else value  # in no order
+            for name, value in vars(self.layout).items()
+        }
         facts = [
             _FORMAT, sys.version, str(os.geteuid()), config.app.id, config.app.former_ids,
-            config.store.url.get_secret_value(), self.layout, config.sink.topic,
+            config.store.url.get_secret_value(), layout, config.sink.topic,
             config.sink.bootstrap_servers, config.sink.ignored_sources, str(config.app.state_dir),
             config.read.start, self.first, self.last, self.sample,
         ]  # fmt: skip
@@ -139,9 +145,9 @@ def run(
     Raises:
         EventpubError: as `verify`.
     """
-    with _folder(asked) as folder:
+    with _folder(asked) as (folder, lock):
         try:
-            return _run_in(folder, asked, find_range, on_progress)
+            return _run_in(folder, lock, asked, find_range, on_progress)
         except OSError as e:
             raise StateError(
                 "verify.no_space",
@@ -153,13 +159,14 @@ def run(
 
 def _run_in(
     folder: Path,
+    lock: int | None,
     asked: Asked,
     find_range: Callable[[], tuple[int, int, list[str]]],
     on_progress: Callable[[Progress], None],
 ) -> tuple[Verdict, Topic, int]:
     kept = _kept(folder)
     seed = kept["seed"] if kept else random.SystemRandom().randrange(1, 1 << 32)
-    with _host(seed) as host:  # which starts meanwhile
+    with _host(seed, lock) as host:  # which starts meanwhile
         if kept is None:
             after, upto, notes = find_range()
         reader = asked.reader()
@@ -213,19 +220,24 @@ def _store_workers() -> int:
 
 
 @contextmanager
-def _folder(asked: Asked) -> Iterator[Path]:
+def _folder(asked: Asked) -> Iterator[tuple[Path, int | None]]:
     """Where the comparison keeps what it has read; it is gone once the comparison is over.
 
     It stays where that was interrupted. While another process does the same, it is one of our own.
+    With it comes its lock, which all processes that write there must hold.
     """
+    for former in Path(tempfile.gettempdir()).glob("eventpub-verify-*"):
+        _remove_old(former)
     path = Path(tempfile.gettempdir()) / f"eventpub-verify-{asked.name}"
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    lock = _locked(path)
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while (lock := _locked(path)) is None and time.monotonic() < deadline:
+        time.sleep(0.1)  # one that was killed is about to end
     if lock is None:
         own = Path(tempfile.mkdtemp(prefix="eventpub-verify-"))
         try:
-            yield own
+            yield own, None
         finally:
             shutil.rmtree(own, ignore_errors=True)
         return
@@ -234,14 +246,25 @@ def _folder(asked: Asked) -> Iterator[Path]:
             for inside in path.iterdir():
                 if inside.name != "lock":
                     shutil.rmtree(inside) if inside.is_dir() else inside.unlink()
-        yield path
+        yield path, lock
         shutil.rmtree(path, ignore_errors=True)
     except EventpubError as e:
         if not e.retriable:
             shutil.rmtree(path, ignore_errors=True)
         raise
     finally:
+        if not any(path.glob("*/*.run")):  # nothing was read
+            shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+
+
+def _remove_old(folder: Path) -> None:
+    """What was interrupted and will not be resumed any more."""
+    with suppress(OSError):
+        if time.time() - folder.lstat().st_mtime > _OLDEST and (lock := _locked(folder)):
+            if _kept(folder) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def _locked(path: Path) -> int | None:
@@ -277,7 +300,7 @@ Host = Callable[[Plan, Callable[[Progress], None]], tuple[Verdict, Topic, int]]
 
 
 @contextmanager
-def _host(seed: int) -> Iterator[Host]:
+def _host(seed: int, lock: int | None) -> Iterator[Host]:
     """A host that starts; it ends with the block."""
     ours, theirs = Pipe()
     environment = os.environ | {
@@ -287,7 +310,7 @@ def _host(seed: int) -> Iterator[Host]:
     }
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _START, str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
+        pass_fds=[theirs.fileno(), *([] if lock is None else [lock])],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=2,  # nothing but the answer may stand on ours
@@ -377,7 +400,8 @@ class _Host:
         self._plan, self._outside = plan, outside
         self._workers = [self._fork() for _ in range(_cores() + _store_workers())]
         self._rows = self._records = self._resumed = 0
-        self._micros = self._offsets = self._compared = 0
+        self._offsets = self._compared = 0
+        self._slices = 0.0
         self._topic = Topic(plan.numbers[-1])
         self._said_at = 0.0
         self._doing = "reading store and topic"
@@ -400,7 +424,7 @@ class _Host:
         plan = self._plan
         reads, done = self._open_slices()
         spans, reached = self._open_spans()
-        self._micros += done
+        self._slices += done
         reads[:0] = [("topic", part) for part in _parts(spans, _cores())]
         self._all(reads)
         ends = reached | {place: end for place, (_, end) in plan.spans.items()}
@@ -415,8 +439,8 @@ class _Host:
         verdict.resumed = self._resumed
         return verdict, self._topic, self._rows
 
-    def _open_slices(self) -> tuple[list[Task], int]:
-        """What of the store is to be read yet, and how much of it, µs, was read already."""
+    def _open_slices(self) -> tuple[list[Task], float]:
+        """What of the store is to be read yet, and how many slices were read already."""
         upto = {n: after for n, (after, _) in enumerate(self._plan.slices)}
         for portion in self._plan.rows().portions():
             number = portion["slice"]
@@ -425,7 +449,8 @@ class _Host:
             self._resumed += portion["rows"]
         slices = enumerate(self._plan.slices)
         left: list[Task] = [("store", (n, upto[n], end)) for n, (_, end) in slices if upto[n] < end]
-        return left, sum(upto[n] - after for n, (after, _) in enumerate(self._plan.slices))
+        parts = enumerate(self._plan.slices)
+        return left, sum((upto[n] - begin) / max(1, end - begin) for n, (begin, end) in parts)
 
     def _open_spans(self) -> tuple[Spans, dict[Place, int]]:
         """What of the topic is to be read yet, and how far it was read."""
@@ -503,7 +528,7 @@ class _Host:
         offsets = sum(end - first for first, end in plan.spans.values())
         parts = (
             0.5 * min(1.0, self._offsets / max(1, offsets)),
-            0.4 * min(1.0, self._micros / max(1, plan.upto - plan.after)),
+            0.4 * min(1.0, self._slices / len(plan.slices)),
             0.1 * self._compared / plan.buckets,
         )
         done = Progress(self._doing, self._rows, self._records, sum(parts), self._resumed)
@@ -590,7 +615,8 @@ def _read_store(plan: Plan, task: tuple[int, int, int], pipe: Any) -> None:
                     portion.add(*store_columns(batch))
                     pipe.send(("progress", {"rows": batch.num_rows}))
             portion.write(runs, STORE_FIELDS, {"slice": number, "upto": end})
-            pipe.send(("progress", {"micros": end - after}))
+            begin, stop = plan.slices[number]
+            pipe.send(("progress", {"slices": (end - after) / (stop - begin)}))
             after = end
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,8 @@ from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
 from eventpub.ops import verify_run
 from eventpub.ops.verify import KINDS, Progress, Sample, verify
+from eventpub.ops.verify_run import Asked
+from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
 
 PARTITIONS = 4
@@ -302,6 +308,29 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
         verify(world.config, last=last, on_progress=interrupt)
     again = verify(world.config, last=last, restart=True)
     assert (again.resumed, again.counts) == (0, found.counts)
+
+
+def test_the_same_comparison_has_the_same_name_in_every_process(world: World) -> None:
+    program = (
+        "import pickle, sys; from eventpub.ops.verify_run import Asked;"
+        " config, layout = pickle.load(sys.stdin.buffer);"
+        " print(Asked(config, layout, 1, None, None, False, 1.0).name)"
+    )
+    layout = EventStore.discover(world.config.store)
+    assert len(layout.nullable) > 1
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            input=pickle.dumps((world.config, layout)),
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(names) == 1
+    other = Asked(world.config, layout, 2, None, None, False, 1.0)
+    assert other.name.encode() not in names.pop()
 
 
 def test_a_process_that_is_lost_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
