@@ -209,7 +209,9 @@ def _slices(asked: Asked, after: int, upto: int) -> list[tuple[int, int]]:
 
 
 def _cores() -> int:
-    return max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0))))
+    # macOS does not say which ones are ours
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(_MOST_WORKERS, own or 1))
 
 
 def _store_workers() -> int:
