@@ -156,6 +156,13 @@ def run(request: Request, available_now: bool) -> Report:
     metavar="TIME",
     help="Compare events created at or before this; default: the publisher's position.",
 )
+@click.option(
+    "--sample",
+    metavar="N",
+    type=click.IntRange(2, 100_000),
+    help="Compare one aggregate in N, chosen by hash, with all its events.",
+)
+@click.option("--restart", is_flag=True, help="Begin anew, whatever was interrupted.")
 @reports
 @configured(
     "app.id",
@@ -169,14 +176,17 @@ def run(request: Request, available_now: bool) -> Report:
         "read.start": "As for run: where the publisher's range begins, if its state does not say."
     },
 )
-def verify(request: Request, from_: str | None, to: str | None) -> Report:
+def verify(
+    request: Request, from_: str | None, to: str | None, sample: int | None, restart: bool
+) -> Report:
     """Compare table and topic. Counts events missing, repeated, out of order, altered, extra."""
     first = _time(from_, "--from")
     last = _time(to, "--to")
     loaded = request.load()
     from eventpub.cli import verdict
 
-    return verdict.report(verdict.compare(loaded.config, first=first, last=last))
+    found = verdict.compare(loaded.config, first=first, last=last, sample=sample, restart=restart)
+    return verdict.report(found)
 
 
 def _time(text: str | None, flag: str) -> int | None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from eventpub.cli.output import Report, console
 from eventpub.config import Config, format_time
 from eventpub.ops import verify
-from eventpub.ops.verify import KINDS, Verdict
+from eventpub.ops.verify import KINDS, Progress, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_SECONDS_BETWEEN_LINES = 10.0
+_log = logging.getLogger("eventpub.verify")
 
 _MEANING = {
     "missing": "in the store, not on the topic",
@@ -22,16 +29,69 @@ _MEANING = {
 }
 
 
-def compare(config: Config, *, first: int | None = None, last: int | None = None) -> Verdict:
-    """`ops.verify.verify`, which says on a terminal how far it is."""
-    if not sys.stderr.isatty():
-        return verify.verify(config, first=first, last=last)
-    with console(stderr=True).status("comparing store and topic") as status:
+def compare(
+    config: Config,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    sample: int | None = None,
+    restart: bool = False,
+) -> Verdict:
+    """`ops.verify.verify`, which says how far it is: a bar on a terminal, log lines elsewhere."""
+    terminal = sys.stderr.isatty()
+    with _bar() if terminal else nullcontext(_Lines().show) as show:
+        return verify.verify(
+            config, first=first, last=last, sample=sample, restart=restart, on_progress=show
+        )
 
-        def show(side: str, rows: int) -> None:
-            status.update(f"reading the {side}: {rows:,}")
 
-        return verify.verify(config, first=first, last=last, on_progress=show)
+@contextmanager
+def _bar() -> Iterator[Callable[[Progress], None]]:
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("reading store and topic", total=1.0)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.done, description=_words(progress))
+
+        yield show
+
+
+class _Lines:
+    """A line every ten seconds."""
+
+    def __init__(self) -> None:
+        self._began = self._said = time.monotonic()
+        self._done_before: float | None = None
+
+    def show(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if self._done_before is None:
+            self._began, self._done_before = now, progress.done
+            if progress.resumed:
+                _log.info("%s", _words(progress))
+        if now - self._said < _SECONDS_BETWEEN_LINES:
+            return
+        self._said = now
+        gained = progress.done - self._done_before
+        left = (now - self._began) * (1 - progress.done) / gained if gained > 0 else None
+        estimate = "" if left is None else f", about {left:.0f} s left"
+        _log.info("%s: %.0f%%%s", _words(progress), 100 * progress.done, estimate)
+
+
+def _words(progress: Progress) -> str:
+    resumed = f" ({progress.resumed:,} read before the interruption)" if progress.resumed else ""
+    return f"{progress.doing}: {progress.rows:,} rows, {progress.records:,} records{resumed}"
 
 
 def report(verdict: Verdict) -> Report:
@@ -48,7 +108,26 @@ def report(verdict: Verdict) -> Report:
 def summary(verdict: Verdict) -> str:
     """One sentence."""
     found = ", ".join(f"{verdict.counts[k]:,} {k.replace('_', ' ')}" for k in KINDS)
-    return f"{verdict.events:,} events compared: {found}"
+    if verdict.sample is None:
+        return f"{verdict.events:,} events compared: {found}"
+    one_in = verdict.sample.one_in
+    return f"{verdict.events:,} events of one aggregate in {one_in:,} compared: {found}"
+
+
+def _about(verdict: Verdict) -> list[str]:
+    """What was not read now, or not at all."""
+    found = []
+    if verdict.resumed:
+        found.append(
+            f"resumed: {verdict.resumed:,} rows and records were read before an interruption"
+        )
+    if sample := verdict.sample:
+        found.append(
+            f"a sample of {sample.share:.3%} of the aggregates, all events of each: if none of them"
+            f" differs, then with 95% confidence at most {sample.may_have_missed:,} of all"
+            " aggregates do"
+        )
+    return found
 
 
 def show(console: Console, verdict: Verdict) -> None:
@@ -92,7 +171,7 @@ def show(console: Console, verdict: Verdict) -> None:
             at = "" if one.offset is None else f" partition {one.partition} offset {one.offset}"
             line = f"  {one.aggregate_id}/{one.version} {data['create_time'] or ''}{at}: {one.note}"
             console.print(Text(mask(line)))
-    for note in verdict.notes:
+    for note in [*verdict.notes, *_about(verdict)]:
         console.print(Text(mask(f"note: {note}")))
     console.print(
         Text("nothing differs" if verdict.ok else summary(verdict)),

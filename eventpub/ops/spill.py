@@ -1,13 +1,15 @@
 """Rows by the hash of their aggregate, in files: any number of them in little memory.
 
 Both sides of a comparison go through the same buckets, so that one bucket of each is all that is
-ever held. What must hold: all rows of an aggregate are in one bucket.
+ever held. What must hold: all rows of an aggregate are in one bucket; a file that has its name is
+complete, so what was written before an interruption can be used after it.
 """
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,86 +17,152 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-BUCKETS = 256
-"""100,000,000 rows make about 400,000 in each."""
+Columns = Mapping[str, npt.NDArray[Any]]
 
-_HELD_ROWS = 100_000
+_ROWS_OF_A_BUCKET = 65_536
+_MOST_BUCKETS = 4_096
+_MAGIC = b"evpb-run"
 
 
-class Buckets:
-    """One side's rows. Files are appended to and closed each time: no limit on open ones is met.
+def bucket_count(rows: int) -> int:
+    """A power of two: so many buckets that one of them has about 65,536 of the rows."""
+    wanted = max(1, rows // _ROWS_OF_A_BUCKET)
+    return int(min(_MOST_BUCKETS, 1 << (wanted - 1).bit_length()))
+
+
+class Runs:
+    """One side's rows: a file for each portion that was added, sorted by bucket.
 
     Args:
-        folder: an empty one; its files are the caller's to remove.
+        folder: where the files are; made if it is not there. The files are the caller's to remove.
         fields: the columns beside `aggregate_id`, with their NumPy types.
+        buckets: how many there are; the same for all files of the folder.
     """
 
-    def __init__(self, folder: Path, fields: Mapping[str, Any]) -> None:
-        folder.mkdir(parents=True)
+    def __init__(self, folder: Path, fields: Mapping[str, Any], buckets: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._fields = {name: np.dtype(kind) for name, kind in fields.items()}
-        self._schema = pa.schema(
-            [
-                pa.field("aggregate_id", pa.string()),
-                *(pa.field(n, pa.from_numpy_dtype(t)) for n, t in self._fields.items()),
-            ]
+        self._row = np.dtype([(name, np.dtype(kind)) for name, kind in fields.items()])
+        self._buckets = buckets
+
+    def add(self, name: str, ids: pa.Array[Any], columns: Columns, about: Mapping[str, Any]) -> int:
+        """Write a portion; it is there as a whole or not at all.
+
+        Args:
+            name: of its file; nothing else has it.
+            ids: strings, without null.
+            about: JSON-serializable facts, which `portions` gives back.
+
+        Returns:
+            How many bytes it has.
+        """
+        codes = ids.dictionary_encode()
+        names: list[Any] = codes.dictionary.to_pylist()
+        distinct = crc32s(names) % self._buckets
+        of_row = distinct.astype(np.uint16)[codes.indices.to_numpy(zero_copy_only=False)]
+        order = np.argsort(of_row, kind="stable")
+        rows = np.empty(len(ids), self._row)
+        for field in self._row.names or ():
+            rows[field] = columns[field]
+        text = ids.take(pa.array(order))  # type: ignore[arg-type]
+        _, offsets, data = text.buffers()
+        bounds = np.zeros(1, np.int32)
+        if offsets is not None and len(ids):
+            bounds = np.frombuffer(offsets, np.int32)[: len(ids) + 1]  # type: ignore[call-overload]
+        ends = np.zeros(self._buckets + 1, np.int64)
+        np.cumsum(np.bincount(of_row, minlength=self._buckets), out=ends[1:])
+        head = json.dumps({**about, "rows": len(ids)}).encode()
+        path = self._folder / f"{name}.run"
+        unfinished = path.with_suffix(".part")
+        with unfinished.open("wb") as file:
+            file.write(_MAGIC + len(head).to_bytes(8, "little") + head)
+            file.write(ends.tobytes())
+            file.write(bounds[ends].astype(np.int64).tobytes())
+            file.write(np.diff(bounds).astype(np.int32).tobytes())
+            file.write(rows[order].tobytes())
+            if data is not None:
+                file.write(memoryview(data)[bounds[0] : bounds[-1]])
+            size = file.tell()
+        unfinished.replace(path)
+        return size
+
+    def portions(self) -> list[dict[str, Any]]:
+        """The facts of all files, by name; what an interruption left unfinished is removed."""
+        for part in self._folder.glob("*.part"):
+            part.unlink()
+        return [_head(path)[0] for path in sorted(self._folder.glob("*.run"))]
+
+    def read(self, numbers: Sequence[int]) -> Iterator[tuple[int, pa.Table]]:
+        """Each of some buckets that follow one another, with its rows.
+
+        They are in the order of the files' names, and in each as they were added.
+        """
+        sources = [_Run(path, self._row, self._buckets) for path in self._paths()]
+        for number in numbers:
+            parts = [part for source in sources if (part := source.bucket(number)) is not None]
+            ids = pa.chunked_array([ids for ids, _ in parts], pa.string())
+            rows = np.concatenate([rows for _, rows in parts] or [np.empty(0, self._row)])
+            columns = {n: np.ascontiguousarray(rows[n]) for n in self._row.names or ()}
+            yield number, pa.table({"aggregate_id": ids, **columns})
+
+    def _paths(self) -> list[Path]:
+        return sorted(self._folder.glob("*.run"))
+
+
+class _Run:
+    """One file; opened for each bucket, so that there may be any number of files."""
+
+    def __init__(self, path: Path, row: np.dtype[Any], buckets: int) -> None:
+        self._path, self._dtype = path, row
+        _, at = _head(path)
+        with path.open("rb") as file:
+            file.seek(at)
+            table = np.frombuffer(file.read(16 * (buckets + 1)), np.int64)
+        self._ends = table[: buckets + 1]
+        self._text_ends = table[buckets + 1 :]
+        self._lengths_at = at + table.nbytes
+        self._rows_at = self._lengths_at + 4 * int(self._ends[-1])
+        self._text_at = self._rows_at + row.itemsize * int(self._ends[-1])
+
+    def bucket(self, number: int) -> tuple[pa.Array[Any], npt.NDArray[Any]] | None:
+        first, last = self._ends[number : number + 2].tolist()
+        if first == last:
+            return None
+        text_first, text_last = (self._text_ends[number : number + 2] - self._text_ends[0]).tolist()
+        with self._path.open("rb", buffering=0) as file:
+            lengths = np.frombuffer(
+                _exactly(file, self._lengths_at + 4 * first, 4 * (last - first)), np.int32
+            )
+            size = self._dtype.itemsize
+            rows = np.frombuffer(
+                _exactly(file, self._rows_at + size * first, size * (last - first)), self._dtype
+            )
+            text = _exactly(file, self._text_at + text_first, text_last - text_first)
+        bounds = np.zeros(last - first + 1, np.int32)
+        np.cumsum(lengths, out=bounds[1:])
+        ids = pa.StringArray.from_buffers(
+            last - first, pa.py_buffer(bounds.data), pa.py_buffer(text)
         )
-        self._held: list[tuple[list[str], Mapping[str, npt.NDArray[Any]]]] = []
-        self._held_rows = 0
-        self.rows = 0
+        return ids, rows
 
-    def add(self, ids: list[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take rows; they are on disk after enough others, or after `flush`."""
-        if not ids:
-            return
-        self._held.append((ids, columns))
-        self._held_rows += len(ids)
-        self.rows += len(ids)
-        if self._held_rows >= _HELD_ROWS:
-            self.flush()
 
-    def flush(self) -> None:
-        """Write what is held."""
-        if not self._held:
-            return
-        ids = [i for part, _ in self._held for i in part]
-        columns = {
-            name: np.concatenate([np.asarray(c[name], kind) for _, c in self._held])
-            for name, kind in self._fields.items()
-        }
-        self._held, self._held_rows = [], 0
-        bucket = crc32s(ids) % BUCKETS
-        order = np.argsort(bucket, kind="stable")
-        arrays: list[pa.Array[Any]] = [pa.array(ids, pa.string())]
-        arrays += [pa.array(column) for column in columns.values()]
-        table = pa.Table.from_arrays(arrays, schema=self._schema).take(order)
-        ends = np.cumsum(np.bincount(bucket, minlength=BUCKETS))
-        start = 0
-        for number, end in enumerate(ends.tolist()):
-            if end > start:
-                with (
-                    self._file(number).open("ab") as file,
-                    pa.ipc.new_stream(file, self._schema) as stream,
-                ):
-                    stream.write_table(table.slice(start, end - start))
-            start = end
+def _head(path: Path) -> tuple[dict[str, Any], int]:
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise OSError(0, "is not one of ours", str(path))
+        size = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(size)), len(_MAGIC) + 8 + size
 
-    def read(self, number: int) -> pa.Table:
-        """The rows of one bucket, in the order in which they were added."""
-        batches: list[pa.RecordBatch] = []
-        path = self._file(number)
-        if path.exists():
-            with pa.memory_map(str(path)) as file:
-                while file.tell() < file.size():
-                    batches += list(pa.ipc.open_stream(file))
-        return pa.Table.from_batches(batches, self._schema)
 
-    def remove(self, number: int) -> None:
-        """Give one bucket's disk space back."""
-        self._file(number).unlink(missing_ok=True)
-
-    def _file(self, number: int) -> Path:
-        return self._folder / f"{number:03}.arrow"
+def _exactly(file: Any, at: int, size: int) -> bytes:
+    file.seek(at)
+    data = bytes(file.read(size))
+    while len(data) < size:
+        more = file.read(size - len(data))
+        if not more:
+            raise OSError(0, "is shorter than it was", str(file.name))
+        data += more
+    return data
 
 
 def crc32s(ids: Sequence[str]) -> npt.NDArray[np.uint32]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -31,6 +33,11 @@ from eventpub.errors import SinkError
 from eventpub.tokens import TokenProvider
 
 Message = Any  # its types say None where there is always a value
+Place = tuple[str, int]
+"""A topic and one of its partitions."""
+
+Chosen = Callable[[bytes], bool]
+"""Whether the aggregate with a key is looked at."""
 
 EVENT, LATE, DEAD, DIVERTED, GAP = range(5)
 
@@ -69,7 +76,7 @@ _log = logging.getLogger("eventpub.verify")
 _client_log = logging.getLogger("eventpub.verify.client")
 _client_log.setLevel(logging.ERROR)
 
-POLL_ROWS = 10_000
+POLL_ROWS = 2_000  # more of them at once do not stay in a core's cache
 CALL_SECONDS = 8.0
 STALL_SECONDS = 60.0
 
@@ -79,11 +86,17 @@ class Records:
     """Records of all topics, as columns; the i-th of each belongs to one record.
 
     `kind` is one of EVENT, LATE, DEAD, DIVERTED and GAP. Of a gap, `version` and `to_version` are
-    its first and last one. `payload`, `type` and `metadata` are hashes of this process.
+    its first and last one. `payload`, `type` and `metadata` are Python's hashes: equal in all
+    processes that have the same PYTHONHASHSEED.
+
+    Attributes:
+        ids: strings.
+        reached: the next offset of each partition that these records are from.
     """
 
-    ids: list[str]
+    ids: pa.Array[Any]
     columns: dict[str, npt.NDArray[Any]]
+    reached: dict[Place, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -144,10 +157,7 @@ class TopicReader:
         Raises:
             SinkError: as `read`.
         """
-        try:
-            self._partitions(AdminClient(self._settings(), logger=_client_log))
-        except KafkaException as e:
-            raise self._mapped(e.args[0], self._sink.topic) from e
+        self.places()
 
     def read(self) -> Iterator[Records]:
         """All records, in chunks; of each partition in order.
@@ -156,34 +166,71 @@ class TopicReader:
             SinkError: sink.unreachable, sink.auth_failed, sink.topic_missing,
                 sink.hanging_transaction, sink.read_stalled, sink.not_authorized.
         """
-        settings = self._settings()
-        admin = AdminClient(settings, logger=_client_log)
-        settings["group.id"] = f"eventpub-verify-{self._sink.topic}"
+        yield from self.consume(self.spans(self.places()))
+
+    def places(self) -> list[Place]:
+        """The partitions of the topic and its side topics.
+
+        Raises:
+            SinkError: as `read`.
+        """
+        try:
+            return self._partitions(AdminClient(self._settings(), logger=_client_log))
+        except KafkaException as e:
+            raise self._mapped(e.args[0], self._sink.topic) from e
+
+    def spans(self, places: Collection[Place]) -> dict[Place, tuple[int, int]]:
+        """First offset and end of each partition, once no transaction is open below the end.
+
+        Raises:
+            SinkError: as `read`.
+        """
+        settings = self._settings() | {"group.id": f"eventpub-verify-{self._sink.topic}"}
         every = Consumer(settings | {"isolation.level": "read_uncommitted"}, logger=_client_log)
+        committed = Consumer(settings | {"isolation.level": "read_committed"}, logger=_client_log)
+        try:
+            return self._ends(committed, every, [TopicPartition(t, p) for t, p in places])
+        except KafkaException as e:
+            raise self._mapped(e.args[0], self._sink.topic) from e
+        finally:
+            every.close()
+            committed.close()
+
+    def consume(
+        self, spans: Mapping[Place, tuple[int, int]], chosen: Chosen | None = None
+    ) -> Iterator[Records]:
+        """The records of some partitions from an offset up to another, in chunks.
+
+        Args:
+            chosen: whose records are looked at; None: all.
+
+        Raises:
+            SinkError: as `read`.
+        """
         consumer = Consumer(
-            settings
+            self._settings()
             | {
+                "group.id": f"eventpub-verify-{self._sink.topic}",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 100,
-                "queued.min.messages": 50_000,
-                "queued.max.messages.kbytes": 32_768,
-                "fetch.max.bytes": 16_777_216,
-                "max.partition.fetch.bytes": 4_194_304,
+                "queued.min.messages": 20_000,
+                "queued.max.messages.kbytes": 8_192,
+                "fetch.max.bytes": 4_194_304,
+                "max.partition.fetch.bytes": 1_048_576,
             },
             logger=_client_log,
         )
         try:
-            partitions = self._partitions(admin)
-            ends = self._ends(consumer, every, partitions)
-            yield from self._consume(consumer, ends)
+            for name in self._kinds:
+                ends = {p: span for (topic, p), span in spans.items() if topic == name}
+                yield from self._consume(consumer, name, ends, chosen)
         except KafkaException as e:
             raise self._mapped(e.args[0], self._sink.topic) from e
         finally:
-            every.close()
             consumer.close()
 
     def _settings(self) -> dict[str, Any]:
@@ -206,13 +253,13 @@ class TopicReader:
         if error.code() != KafkaError._ALL_BROKERS_DOWN or self._trouble is None:
             self._trouble = error
 
-    def _partitions(self, admin: AdminClient) -> list[TopicPartition]:
+    def _partitions(self, admin: AdminClient) -> list[Place]:
         known = admin.list_topics(timeout=CALL_SECONDS).topics
-        found: list[TopicPartition] = []
+        found: list[Place] = []
         for name in self._kinds:
             if name in known and known[name].error is None:
-                found += [TopicPartition(name, p) for p in sorted(known[name].partitions)]
-        self.topic.partitions = sum(tp.topic == self._sink.topic for tp in found)
+                found += [(name, p) for p in sorted(known[name].partitions)]
+        self.topic.partitions = sum(name == self._sink.topic for name, _ in found)
         if not self.topic.partitions:
             raise SinkError(
                 "sink.topic_missing",
@@ -282,69 +329,201 @@ class TopicReader:
         return {at: (first[at], end) for at, end in ends.items()}
 
     def _consume(
-        self, consumer: Consumer, ends: dict[tuple[str, int], tuple[int, int]]
+        self,
+        consumer: Consumer,
+        name: str,
+        spans: Mapping[int, tuple[int, int]],
+        chosen: Chosen | None,
     ) -> Iterator[Records]:
-        left = {at: end for at, (first, end) in ends.items() if end > first}
-        consumer.assign([TopicPartition(t, p, ends[t, p][0]) for t, p in left])
+        left = {p: end for p, (first, end) in spans.items() if end > first}
+        if not left:
+            return
+        consumer.assign([TopicPartition(name, p, spans[p][0]) for p in left])
         progressed_at = time.monotonic()
         while left:
             messages: list[Message] = consumer.consume(POLL_ROWS, 0.1)
             if not messages:
                 if time.monotonic() - progressed_at > STALL_SECONDS:
-                    name, number = next(iter(left))
+                    number = next(iter(left))
                     if self._trouble is not None:
                         raise self._mapped(self._trouble, name)
                     raise SinkError(
                         "sink.read_stalled",
                         f"nothing was read from {name} partition {number} for"
-                        f" {STALL_SECONDS:.0f} s, before its end at {left[name, number]}",
+                        f" {STALL_SECONDS:.0f} s, before its end at {left[number]}",
                         where=name,
                         suggestion="look at the broker's log for this partition",
                         retriable=True,
                     )
                 continue
             progressed_at = time.monotonic()
-            yield self._parse(messages, left)
+            yield self._parse(messages, name, left, chosen)
 
-    def _parse(self, messages: list[Message], left: dict[tuple[str, int], int]) -> Records:
+    def _parse(
+        self, messages: list[Message], name: str, left: dict[int, int], chosen: Chosen | None
+    ) -> Records:
         """Take the records apart; partitions that have reached their end leave `left`."""
+        ended = []
+        marks = [message for message in messages if message.error() is not None]
+        if marks:
+            ended = [m.partition() for m in marks if self._is_end(m, name, left)]
+            messages = [message for message in messages if message.error() is None]
+        partitions = np.fromiter((m.partition() for m in messages), np.int32, len(messages))
+        offsets = np.fromiter((m.offset() for m in messages), np.int64, len(messages))
+        reached: dict[Place, int] = {}
+        kept = np.zeros(len(messages), np.bool_)
+        for partition in np.unique(partitions).tolist():
+            if (end := left.get(partition)) is None:
+                continue
+            own = partitions == partition
+            kept |= own & (offsets < end)
+            upto = int(offsets[own].max()) + 1
+            reached[name, partition] = min(upto, end)
+            if upto >= end:
+                del left[partition]
+        for partition in ended:
+            if (end := left.pop(partition, None)) is not None:
+                reached[name, partition] = end
+        self.topic.read += int(kept.sum())
+        kind = self._kinds[name]
+        if chosen is not None and kind != GAP:
+            for at in np.flatnonzero(kept).tolist():
+                key = messages[at].key()
+                kept[at] = key is None or chosen(key)
+        if not kept.all():
+            messages = [messages[at] for at in np.flatnonzero(kept).tolist()]
+            partitions, offsets = partitions[kept], offsets[kept]
+        records = None
+        if kind == EVENT and messages:
+            records = self._standard(messages, partitions, offsets)
+        if records is None:
+            records = self._one_by_one(messages, name)
+        if chosen is not None and kind == GAP:
+            names: list[Any] = records.ids.to_pylist()
+            records = _only(records, [chosen(name.encode()) for name in names])
+        records.reached = reached
+        return records
+
+    def _is_end(self, message: Message, name: str, left: Mapping[int, int]) -> bool:
+        """Whether a message that is no record says that a partition has no more."""
+        error = message.error()
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return False  # no group is joined, so that no right on one is needed
+        if error.code() != KafkaError._PARTITION_EOF:
+            raise self._mapped(error, message.topic() or name)
+        offset: int = message.offset()
+        return offset >= left.get(message.partition(), offset + 1)
+
+    def _one_by_one(self, messages: Sequence[Message], name: str) -> Records:
+        """Any records whatever."""
         rows = _Rows()
-        kinds, sources, topic = self._kinds, self._sources, self.topic
+        kind, topic = self._kinds[name], self.topic
         for message in messages:
-            name, partition = message.topic(), message.partition()
-            offset = message.offset()
-            error = message.error()
-            if error is not None:
-                if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                    continue  # no group is joined, so that no right on one is needed
-                if error.code() != KafkaError._PARTITION_EOF:
-                    raise self._mapped(error, name or self._sink.topic)
-                if offset >= left.get((name, partition), offset + 1):
-                    del left[name, partition]
-                continue
-            end = left.get((name, partition))
-            if end is None or offset >= end:
-                left.pop((name, partition), None)
-                continue
-            topic.read += 1
-            kind = kinds[name]
             if self._ignored and _source_of(message) in self._ignored:
-                if offset + 1 >= end:
-                    del left[name, partition]
                 continue
+            partition, offset = message.partition(), message.offset()
             problem = (
                 rows.add_gap(message)
                 if kind == GAP
-                else rows.add(message, kind, partition, offset, sources)
+                else rows.add(message, kind, partition, offset, self._sources)
             )
             if problem:
                 topic.foreign_count += 1
                 if len(topic.foreign) < 20:
                     key = (message.key() or b"").decode(errors="replace")
                     topic.foreign.append(Foreign(name, partition, offset, key, problem))
-            if offset + 1 >= end:
-                del left[name, partition]
         return rows.records()
+
+    def _standard(  # noqa: PLR0911, PLR0912 (each check has its own way out)
+        self,
+        messages: Sequence[Message],
+        partitions: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+    ) -> Records | None:
+        """As `_one_by_one`, but all at once: records with the usual headers in the usual order.
+
+        None where any of them has a header missing, or what cannot be read.
+        """
+        headers = [message.headers() or () for message in messages]
+        shortest, longest = min(map(len, headers)), max(map(len, headers))
+        if shortest < len(_USUAL):
+            return self._divided(messages, headers)
+        metadata = np.full(len(messages), _EMPTY_HASH, np.int64)
+        if longest > len(_USUAL):
+            for at, row in enumerate(headers):
+                if len(row) > len(_USUAL):
+                    more = row[len(_USUAL) :]
+                    if any(name.startswith(_RESERVED) for name, _ in more):
+                        return self._divided(messages, headers)
+                    metadata[at] = _hash_of_pairs(more)
+            headers = [row[: len(_USUAL)] for row in headers]
+        values: list[tuple[bytes | None, ...]] = []
+        for usual, column in zip(_USUAL, zip(*headers, strict=True), strict=True):
+            names, of_each = zip(*column, strict=True)
+            if names.count(usual) != len(names):
+                return None
+            values.append(of_each)
+        specversions, ids, sources, types, times, subjects, sequences, _ = values
+        if self._ignored.intersection(sources):
+            return None
+        keys = tuple(message.key() for message in messages)
+        try:
+            versions = np.array(list(map(int, sequences)), np.int64)  # type: ignore[arg-type]
+            text = pa.array(keys, pa.binary()).cast(pa.string())
+            created = _micros(times)
+        except (ValueError, TypeError, OverflowError, pa.ArrowInvalid):
+            return None
+        if text.null_count:
+            return None
+        faults = np.zeros(len(messages), np.int8)
+        wanted = [k + b"/" + s for k, s in zip(keys, sequences, strict=True)]
+        faults |= BAD_ID * _differ(ids, wanted)
+        faults |= BAD_SUBJECT * _differ(subjects, keys)
+        if specversions.count(b"1.0") != len(keys) or not self._sources.issuperset(sources):
+            for at, (version, source) in enumerate(zip(specversions, sources, strict=True)):
+                if version != b"1.0" or source not in self._sources:
+                    faults[at] |= BAD_ENVELOPE
+        stamped = np.fromiter((m.timestamp()[1] for m in messages), np.int64, len(messages))
+        nothing = np.zeros(len(messages), np.int64)
+        columns: dict[str, npt.NDArray[Any]] = {
+            "version": versions,
+            "to_version": nothing,
+            "kind": nothing,
+            "partition": partitions,
+            "offset": offsets,
+            "faults": faults | _bad_timestamps(created, stamped),
+            "payload": hashes([message.value() for message in messages]),
+            "type": hashes(types),
+            "metadata": metadata,
+            "create_time": created,
+        }
+        return Records(text, columns)
+
+    def _divided(self, messages: Sequence[Message], headers: Sequence[Any]) -> Records | None:
+        """The unusual ones apart from the others; None where there are no others."""
+        is_usual = np.array(
+            [
+                len(row) >= len(_USUAL)
+                and not any(name.startswith(_RESERVED) for name, _ in row[len(_USUAL) :])
+                for row in headers
+            ]
+        )
+        if not is_usual.any():
+            return None
+        usual = [messages[at] for at in np.flatnonzero(is_usual).tolist()]
+        others = [messages[at] for at in np.flatnonzero(~is_usual).tolist()]
+        found = self._standard(
+            usual,
+            np.array([m.partition() for m in usual], np.int32),
+            np.array([m.offset() for m in usual], np.int64),
+        )
+        if found is None:
+            return None
+        rest = self._one_by_one(others, self._sink.topic)
+        columns = {n: np.concatenate([c, rest.columns[n]]) for n, c in found.columns.items()}
+        order = np.lexsort((columns["offset"], columns["partition"]))
+        ids: Any = pa.concat_arrays([found.ids, rest.ids])
+        return Records(ids.take(pa.array(order)), {n: c[order] for n, c in columns.items()})
 
     def _mapped(self, error: KafkaError, where: str) -> SinkError:
         """The error that explains another: a refused login shows up as a timeout elsewhere."""
@@ -395,9 +574,55 @@ class TopicReader:
         )
 
 
+_USUAL = (
+    "ce_specversion", "ce_id", "ce_source", "ce_type", "ce_time", "ce_subject", "ce_sequence",
+    "content-type",
+)  # fmt: skip
+_RESERVED = ("ce_", "eventpub_", "content-type")
 _NOTHING = object()
+_NULL = ("null",)  # hash(None) is not the same in all processes
 _EMPTY_HASH = hash(frozenset())
 _ENVELOPE = 7  # the headers that every event has
+
+
+def hashes(values: Sequence[bytes | None]) -> npt.NDArray[np.int64]:
+    """Of each value; of a NULL another than of any value."""
+    if None in values:
+        return np.fromiter((1 if v is None else hash(v) for v in values), np.int64, len(values))
+    return np.fromiter(map(hash, values), np.int64, len(values))
+
+
+def _micros(times: Sequence[bytes | None]) -> npt.NDArray[np.int64]:
+    """Of RFC 3339 in UTC with microseconds; raises ArrowInvalid or ValueError for all else."""
+    texts: Any = pa.array(times, pa.binary()).cast(pa.string())
+    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    if texts.null_count or (lengths != 27).any():
+        raise ValueError
+    if not pc.all(pc.ends_with(texts, "Z")).as_py():
+        raise ValueError
+    plain = pc.utf8_slice_codeunits(texts, 0, 26).cast(pa.timestamp("us")).cast(pa.int64())
+    return np.asarray(plain.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _differ(found: Sequence[Any], wanted: Sequence[Any]) -> npt.NDArray[np.int8]:
+    if tuple(found) == tuple(wanted):
+        return np.zeros(len(found), np.int8)
+    return np.array([f != w for f, w in zip(found, wanted, strict=True)], np.int8)
+
+
+def _bad_timestamps(
+    created: npt.NDArray[np.int64], stamped: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int8]:
+    # what lay in the future has the time of its publication
+    latest = np.maximum(created // 1000, 1)
+    right = (created == NO_TIME) | (stamped == latest) | ((stamped > 0) & (stamped < latest))
+    return np.where(right, 0, BAD_TIMESTAMP).astype(np.int8)
+
+
+def _only(records: Records, wanted: Sequence[bool]) -> Records:
+    kept = np.flatnonzero(np.array(wanted, np.bool_))
+    columns = {name: column[kept] for name, column in records.columns.items()}
+    return Records(records.ids.take(pa.array(kept)), columns)  # type: ignore[arg-type]
 
 
 class _Rows:
@@ -406,7 +631,7 @@ class _Rows:
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._numbers: list[tuple[int, ...]] = []
-        self._times: list[str] = []
+        self._times: list[int] = []
 
     def add(
         self,
@@ -433,13 +658,14 @@ class _Rows:
             return "its key is not UTF-8 or its ce_sequence is not a number"
         if not -(1 << 63) <= version < 1 << 63:
             return "its ce_sequence is out of range"
-        time_text = (created or b"").decode(errors="replace")
-        if len(time_text) != 27 or time_text[-1] != "Z":
-            time_text = "NaT"
+        micros = NO_TIME
+        try:
+            if created is None or len(created) != 27 or not created.endswith(b"Z"):
+                raise ValueError
+            micros = int(np.datetime64(created[:-1].decode(), "us").astype(np.int64))
+        except ValueError:
             if kind != DEAD:
                 return "its ce_time is not RFC 3339 in UTC with microseconds"
-        else:
-            time_text = time_text[:-1]
         faults = 0
         if by_name.get("ce_id") != key + b"/" + sequence:
             faults |= BAD_ID
@@ -453,11 +679,11 @@ class _Rows:
         metadata = _EMPTY_HASH if len(headers) == plain else _hash_of_metadata(headers)
         value = message.value()
         self._ids.append(aggregate_id)
-        self._times.append(time_text)
+        self._times.append(micros)
         self._numbers.append(
             (
                 version, 0, kind, partition, offset, faults, message.timestamp()[1],
-                1 if value is None else hash(value), hash(by_name.get("ce_type")), metadata,
+                1 if value is None else hash(value), hash(by_name.get("ce_type") or b""), metadata,
             )
         )  # fmt: skip
         return None
@@ -471,7 +697,7 @@ class _Rows:
         except (ValueError, KeyError, TypeError):
             return "it is not a recorded skip"
         self._ids.append(aggregate_id)
-        self._times.append("NaT")
+        self._times.append(NO_TIME)
         self._numbers.append((*row, message.partition(), message.offset(), 0, 0, 0, 0, 0))
         return None
 
@@ -483,14 +709,10 @@ class _Rows:
             "payload", "type", "metadata",
         )  # fmt: skip
         columns: dict[str, npt.NDArray[Any]] = dict(zip(names, table, strict=True))
-        times = np.array(self._times, "datetime64[us]").astype(np.int64)
+        times = np.array(self._times, np.int64)
         columns["create_time"] = times
-        stamped = columns.pop("timestamp")
-        # what lay in the future has the time of its publication
-        latest = np.maximum(times // 1000, 1)
-        right = (times == NO_TIME) | (stamped == latest) | ((stamped > 0) & (stamped < latest))
-        columns["faults"] = columns["faults"] | np.where(right, 0, BAD_TIMESTAMP)
-        return Records(self._ids, columns)
+        columns["faults"] = columns["faults"] | _bad_timestamps(times, columns.pop("timestamp"))
+        return Records(pa.array(self._ids, pa.string()), columns)
 
 
 def _source_of(message: Message) -> bytes | None:
@@ -498,15 +720,17 @@ def _source_of(message: Message) -> bytes | None:
     return value
 
 
-def _hash_of_metadata(headers: list[tuple[str, bytes | None]]) -> int:
+def _hash_of_metadata(headers: Sequence[tuple[str, bytes | None]]) -> int:
     """Of the headers that come from a row's metadata; names of ours are all others."""
-    return hash(
-        frozenset(
-            (name, value)
-            for name, value in headers
-            if name != "content-type" and not name.startswith(("ce_", "eventpub_"))
-        )
-    )
+    return _hash_of_pairs([(n, v) for n, v in headers if not _is_reserved(n)])
+
+
+def _is_reserved(name: str) -> bool:
+    return name == "content-type" or name.startswith(("ce_", "eventpub_"))
+
+
+def _hash_of_pairs(pairs: Collection[tuple[str, bytes | None]]) -> int:
+    return hash(frozenset((name, _NULL if value is None else value) for name, value in pairs))
 
 
 def hash_of_metadata(text: str | None) -> int:
@@ -520,14 +744,14 @@ def hash_of_metadata(text: str | None) -> int:
     if data is None:
         return _EMPTY_HASH
     if not isinstance(data, Mapping):
-        return hash(frozenset({("metadata", text.encode(errors="replace"))}))
+        return _hash_of_pairs([("metadata", text.encode(errors="replace"))])
     pairs: dict[str, bytes | None] = {}
     for name, value in data.items():
         if name == "content-type":
             continue
         renamed = f"metadata_{name}" if name.startswith(("ce_", "eventpub_")) else name
         pairs[renamed.encode(errors="replace").decode()] = _header_bytes(value)
-    return hash(frozenset(pairs.items()))
+    return _hash_of_pairs(pairs.items())
 
 
 def _header_bytes(value: Any) -> bytes | None:

@@ -1,28 +1,28 @@
 """Comparing the event table with the topic: is everything published, once, in order, unaltered.
 
-Both sides are read once, cut down to hashes, and spread over bucket files by aggregate; then bucket
-after bucket is compared. Memory does not grow with the number of events, but with the largest
-aggregate. What must hold: no difference is passed over, and a row that commits while we compare is
-not taken for one.
+Both sides are read once, side by side in processes of their own (`verify_run`), cut down to hashes,
+and spread over buckets by aggregate; then bucket after bucket is compared. Memory does not grow
+with the number of events, but with the largest aggregate. What must hold: no difference is passed
+over, and a row that commits while we compare is not taken for one.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
+import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from eventpub.admission.model import Shard
 from eventpub.config import Config, format_time, parse_time
-from eventpub.errors import ConfigError, StateError
-from eventpub.ops.spill import BUCKETS, Buckets, crc32s
+from eventpub.errors import ConfigError
+from eventpub.ops.spill import crc32s
 from eventpub.ops.topic import (
     DEAD,
     DIVERTED,
@@ -32,8 +32,8 @@ from eventpub.ops.topic import (
     LATE,
     NO_TIME,
     Topic,
-    TopicReader,
     hash_of_metadata,
+    hashes,
 )
 
 if TYPE_CHECKING:
@@ -44,23 +44,23 @@ SHOWN = 20
 
 KINDS = ("missing", "repeated", "out_of_order", "altered", "extra")
 
-_STORE_FIELDS = {
+STORE_FIELDS = {
     "version": np.int64,
     "create_time": np.int64,
     "payload": np.int64,
     "type": np.int64,
     "metadata": np.int64,
 }
-_TOPIC_FIELDS = _STORE_FIELDS | {
+TOPIC_FIELDS = STORE_FIELDS | {
     "to_version": np.int64,
     "kind": np.int8,
     "partition": np.int32,
     "offset": np.int64,
     "faults": np.int8,
 }
-_PAGE_ROWS = 500_000
-_SECOND_CHECKS = 10_000
-_DAY = 86_400_000_000
+
+_RESIDUES = 1_000_003
+"""A prime: what is chosen by it does not depend on partitions and shards."""
 
 Number = npt.NDArray[Any]
 
@@ -87,6 +87,46 @@ class Difference:
         return vars(self) | {"create_time": time}
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A share of the aggregates, chosen by hash; of each of these every row and every record.
+
+    Args:
+        one_in: one aggregate in so many is compared.
+    """
+
+    one_in: int
+
+    @property
+    def share(self) -> float:
+        """The probability of any aggregate to be compared."""
+        return -(-_RESIDUES // self.one_in) / _RESIDUES
+
+    @property
+    def may_have_missed(self) -> int:
+        """With this many faulty aggregates or fewer, it may be (by more than 5%) that none was
+        compared; of more, at least one is with a confidence of 95%."""
+        return math.floor(math.log(0.05) / math.log1p(-self.share))
+
+    def chooses(self, key: bytes) -> bool:
+        """Whether an aggregate is compared, by its key's CRC32, as the store computes it, too."""
+        return zlib.crc32(key) % _RESIDUES % self.one_in == 0
+
+    @property
+    def shard(self) -> Shard:
+        """The same aggregates as a condition of the store's."""
+        return Shard(0, self.one_in, _RESIDUES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        return {
+            "one_in": self.one_in,
+            "share": round(self.share, 6),
+            "may_have_missed": self.may_have_missed,
+            "confidence": 0.95,
+        }
+
+
 @dataclass
 class Verdict:
     """What the comparison found.
@@ -102,6 +142,8 @@ class Verdict:
             "arrived" (committed while we looked).
         skips: gaps that were given up, on the topic of gaps.
         notes: what a reader of the result should know.
+        resumed: rows and records that an interrupted comparison had read already.
+        sample: None where all aggregates were compared.
     """
 
     first: int
@@ -115,6 +157,8 @@ class Verdict:
     )
     skips: int = 0
     notes: list[str] = field(default_factory=list)
+    resumed: int = 0
+    sample: Sample | None = None
 
     @property
     def ok(self) -> bool:
@@ -129,6 +173,16 @@ class Verdict:
             known.sort(key=lambda d: (d.create_time, d.aggregate_id, d.version))
             self.examples[kind] = known[:SHOWN]
 
+    def merge(self, other: Verdict) -> None:
+        """Add what was found of other aggregates."""
+        self.events += other.events
+        self.records += other.records
+        self.skips += other.skips
+        for kind in KINDS:
+            self.found(kind, other.counts[kind], other.examples[kind])
+        for name, count in other.accounted.items():
+            self.accounted[name] += count
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON shows it."""
         return {
@@ -141,72 +195,86 @@ class Verdict:
             "skips": self.skips,
             "examples": {k: [d.to_dict() for d in v] for k, v in self.examples.items()},
             "notes": self.notes,
+            "resumed": self.resumed,
+            "sample": None if self.sample is None else self.sample.to_dict(),
         }
 
 
-def verify(
+@dataclass(frozen=True)
+class Progress:
+    """How far a comparison is.
+
+    Args:
+        doing: what is being done now, in words.
+        rows: of the store, read so far.
+        records: of the topic.
+        done: the part of the whole work, 0 to 1.
+        resumed: rows and records that an interrupted comparison had read already.
+    """
+
+    doing: str
+    rows: int
+    records: int
+    done: float
+    resumed: int
+
+
+def verify(  # noqa: PLR0913 (what is compared, and how)
     config: Config,
     *,
     first: int | None = None,
     last: int | None = None,
+    sample: int | None = None,
+    restart: bool = False,
     patience: float = 15.0,
-    on_progress: Callable[[str, int], None] = lambda _what, _rows: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Verdict:
-    """Compare store and topic.
+    """Compare store and topic; goes on where the same comparison was interrupted.
 
     Args:
         first: compare events created at or after, µs; None: from where the publisher started.
         last: compare events created at or before, µs; None: up to where the publisher is, or to
             the boundary where its state cannot be read.
+        sample: compare one aggregate in so many; None: all.
+        restart: begin anew, whatever was interrupted.
         patience: seconds to wait for open transactions on the topic to end.
-        on_progress: called with what is being done and how many rows of it are.
+        on_progress: called some times a second.
 
     Raises:
         ConfigError: there is nothing between `first` and `last`.
         StoreError: the store cannot be read.
         SinkError: the topic cannot be read to its end.
-        StateError: there is no disk space for what is compared.
+        StateError: there is no disk space for what is compared, or a process was lost.
     """
+    from eventpub.ops.verify_run import Asked, run
     from eventpub.store import EventStore
 
     layout = EventStore.discover(config.store)
     # what a replica has not applied yet is shown as what it is
     readable = config.store.model_copy(update={"allow_replica": True})
-    with EventStore(readable, layout) as store:
-        after, upto, notes = _range(config, store, first, last)
-        verdict = Verdict(after + 1, upto, notes=notes)
-        folder = Path(tempfile.mkdtemp(prefix="eventpub-verify-"))
-        try:
-            rows = Buckets(folder / "store", _STORE_FIELDS)
-            records = Buckets(folder / "topic", _TOPIC_FIELDS)
-            reader = TopicReader(config.sink, (config.app.id, *config.app.former_ids), patience)
-            reader.check()
-            # the store first: what is committed later may be on the topic already, and is looked
-            # up again; the other way round it would be taken for missing
-            _spill_store(store, after, upto, rows, on_progress)
-            _spill_topic(reader, after, upto, records, on_progress)
-            former = _state(config, "progress.json").get("numbers", ())
-            numbers = [
-                *(n for n in former if n != reader.topic.partitions),
-                reader.topic.partitions,
-            ]
-            _compare_all(rows, records, numbers, config, store, verdict=verdict)
-        except OSError as e:
-            raise StateError(
-                "verify.no_space",
-                f"the rows to compare cannot be kept: {e.strerror}",
-                where=str(folder),
-                suggestion="free about 100 bytes an event there, or set TMPDIR to a larger disk",
-            ) from e
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    _note_topic(reader.topic, verdict)
-    if layout.zone is None and (twice := rows.rows - verdict.events):
+    config = config.model_copy(update={"store": readable})
+
+    def find_range() -> tuple[int, int, list[str]]:
+        with EventStore(config.store, layout) as store:
+            return _range(config, store, first, last)
+
+    asked = Asked(
+        config, layout, first, last, None if sample is None else Sample(sample), restart, patience
+    )
+    verdict, topic, read = run(asked, find_range, on_progress)
+    note_topic(topic, verdict)
+    if layout.zone is None and (twice := read - verdict.events):
         verdict.notes.append(f"{twice} rows repeat an (aggregate_id, version) within the store")
     return verdict
 
 
-def _note_topic(topic: Topic, verdict: Verdict) -> None:
+def partition_numbers(config: Config, partitions: int) -> list[int]:
+    """Of the topic's partitions, those that it had before first."""
+    former = _state(config, "progress.json").get("numbers", ())
+    return [*(n for n in former if n != partitions), partitions]
+
+
+def note_topic(topic: Topic, verdict: Verdict) -> None:
     """What can be said of the topic alone: what nobody of us has written, and what is gone."""
     if topic.foreign_count:
         verdict.found(
@@ -277,106 +345,25 @@ def _state(config: Config, name: str) -> dict[str, Any]:
 # --- reading
 
 
-def _spill_store(
-    store: EventStore,
-    after: int,
-    upto: int,
-    rows: Buckets,
-    on_progress: Callable[[str, int], None],
-) -> None:
-    """Page by page: no statement runs for hours, and no page crosses a change of the clocks."""
-    while after < upto:
-        poll = store.poll(after, 0, _PAGE_ROWS)
-        if not poll.has_rows:
-            break
-        end = min(poll.upper if poll.page_end is None else poll.page_end, upto)
-        for batch in store.window(after, end, None):
-            rows.add(*store_columns(batch))
-            on_progress("store", rows.rows)
-        after = end
-    rows.flush()
-
-
-def store_columns(batch: pa.RecordBatch) -> tuple[list[str], dict[str, Number]]:
+def store_columns(batch: pa.RecordBatch) -> tuple[pa.Array[Any], dict[str, Number]]:
     """Rows of the store (schema `EVENTS`), with hashes in place of what may be long."""
     n = batch.num_rows
-    ids: list[Any] = batch.column("aggregate_id").to_pylist()
-    payloads = batch.column("payload").to_pylist()
-    types = batch.column("event_type").dictionary_encode()
-    type_hashes = _hashes(types.dictionary.to_pylist())
-    metadata = batch.column("metadata")
-    if metadata.null_count == n:
+    types = batch.column("event_type").cast(pa.binary()).dictionary_encode()
+    texts = batch.column("metadata")
+    if texts.null_count == n:
         of_metadata = np.full(n, hash_of_metadata(None), np.int64)
     else:
-        of_metadata = np.fromiter(map(hash_of_metadata, metadata.to_pylist()), np.int64, n)
-    return ids, {
+        of_metadata = np.fromiter(map(hash_of_metadata, texts.to_pylist()), np.int64, n)
+    return batch.column("aggregate_id"), {
         "version": batch.column("version").to_numpy(),
         "create_time": batch.column("create_time").to_numpy(),
-        "payload": np.fromiter((1 if p is None else hash(p) for p in payloads), np.int64, n),
-        "type": type_hashes[types.indices.to_numpy()],
+        "payload": hashes(batch.column("payload").to_pylist()),
+        "type": hashes(types.dictionary.to_pylist())[types.indices.to_numpy()],
         "metadata": of_metadata,
     }
 
 
-def _hashes(texts: Sequence[Any]) -> Number:
-    return np.array([hash(t.encode()) for t in texts], np.int64)
-
-
-def _spill_topic(
-    reader: TopicReader,
-    after: int,
-    upto: int,
-    records: Buckets,
-    on_progress: Callable[[str, int], None],
-) -> None:
-    for chunk in reader.read():
-        times = chunk.columns["create_time"]
-        # a record with a wrong time is to be found as altered, so a margin is kept
-        near = (times == NO_TIME) | ((times > after - _DAY) & (times <= upto + _DAY))
-        if near.all():
-            records.add(chunk.ids, chunk.columns)
-        else:
-            kept = np.flatnonzero(near)
-            records.add(
-                [chunk.ids[i] for i in kept.tolist()],
-                {name: column[kept] for name, column in chunk.columns.items()},
-            )
-        on_progress("topic", reader.topic.read)
-    records.flush()
-
-
 # --- comparing
-
-
-def _compare_all(  # noqa: PLR0913 (both sides, and how they are compared)
-    rows: Buckets,
-    records: Buckets,
-    numbers: Sequence[int],
-    config: Config,
-    store: EventStore,
-    *,
-    verdict: Verdict,
-) -> None:
-    checks_left = _SECOND_CHECKS
-
-    def still_there(keys: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Which events are in the store by now, whatever their time; for the first few asked."""
-        nonlocal checks_left
-        checked = keys[: max(checks_left, 0)]
-        checks_left -= len(checked)
-        return store.existing(checked)
-
-    for number in range(BUCKETS):
-        compare(
-            rows.read(number),
-            records.read(number),
-            verdict,
-            numbers=numbers,
-            late_policy=config.gaps.late,
-            still_there=still_there,
-        )
-        rows.remove(number)
-        records.remove(number)
 
 
 def compare(  # noqa: PLR0913 (both sides, and how they are compared)
@@ -433,8 +420,8 @@ class _Comparison:
         encoded: Any = ids.combine_chunks().dictionary_encode()
         self.names: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        self.store = {name: _numpy(rows, name) for name in _STORE_FIELDS}
-        self.topic = {name: _numpy(records, name) for name in _TOPIC_FIELDS}
+        self.store = {name: _numpy(rows, name) for name in STORE_FIELDS}
+        self.topic = {name: _numpy(records, name) for name in TOPIC_FIELDS}
         versions = np.concatenate([self.store["version"], self.topic["version"]])
         distinct, places = np.unique(versions, return_inverse=True)
         key = codes * max(len(distinct), 1) + places
@@ -446,6 +433,8 @@ class _Comparison:
 
     def run(self) -> None:
         """Every kind of difference, one after the other."""
+        if self._are_equal():
+            return
         verdict, topic = self.verdict, self.topic
         known, first_row, times_stored = np.unique(
             self.store["key"], return_index=True, return_counts=True
@@ -473,6 +462,46 @@ class _Comparison:
         self._altered(events[matched[events]], known, first_row, times_stored > 1)
         self._extra(firsts[~matched[firsts]])
         self._missing(first_row[~np.isin(known, keys)])
+
+    def _are_equal(self) -> bool:
+        """Whether the sides are plainly the same, as they mostly are; then they are counted.
+
+        For a small part of what it takes to say what differs.
+        """
+        verdict, topic, store = self.verdict, self.topic, self.store
+        times = topic["create_time"]
+        inside = (times >= verdict.first) & (times <= verdict.last)
+        count = len(store["key"])
+        if int(inside.sum()) != count or len(self._partitions_of) > 1:
+            return False
+        if not inside.all():
+            topic = {name: column[inside] for name, column in topic.items()}
+        if topic["kind"].any() or topic["faults"].any() or self._has_kept_back(inside):
+            return False
+        if (topic["partition"] != self._partitions_of[0][topic["code"]]).any():
+            return False
+        # each aggregate's in the order of publishing: that must be the versions' order
+        order = np.lexsort((topic["offset"], topic["code"]))
+        published = topic["key"][order]
+        if (published[1:] <= published[:-1]).any():
+            return False
+        stored = np.argsort(store["key"], kind="stable")
+        for name in ("key", "payload", "type", "create_time", "metadata"):
+            if not np.array_equal(store[name][stored], topic[name][order]):
+                return False
+        verdict.events += count
+        verdict.records += count
+        return True
+
+    def _has_kept_back(self, inside: Number) -> bool:
+        """Whether what is outside of the range is more than events of other times."""
+        outside = ~inside
+        if not outside.any():
+            return False
+        return bool(
+            (self.topic["kind"][outside] != EVENT).any()
+            or np.isin(self.topic["key"][outside], self.store["key"]).any()
+        )
 
     def _order(self, events: Number) -> None:
         """Per aggregate, by offset: each version above all before it.

@@ -17,12 +17,12 @@ import pytest
 
 from eventpub.admission.model import EVENTS
 from eventpub.config import format_time
-from eventpub.ops.spill import BUCKETS, Buckets
+from eventpub.ops.spill import Runs, bucket_count
 from eventpub.ops.topic import _Rows, hash_of_metadata
 from eventpub.ops.verify import (
-    _STORE_FIELDS,
-    _TOPIC_FIELDS,
     KINDS,
+    STORE_FIELDS,
+    TOPIC_FIELDS,
     Verdict,
     compare,
     store_columns,
@@ -118,8 +118,8 @@ class World:
         verdict = Verdict(START - 1000, START + 1_000_000)
         records = self.rows.records()
         compare(
-            _table(*store_columns(_batch(self.store)), _STORE_FIELDS),
-            _table(records.ids, records.columns, _TOPIC_FIELDS),
+            _table(*store_columns(_batch(self.store)), STORE_FIELDS),
+            _table(records.ids, records.columns, TOPIC_FIELDS),
             verdict,
             numbers=[PARTITIONS],
             **options,
@@ -141,8 +141,8 @@ def _batch(events: Sequence[Event]) -> pa.RecordBatch:
     )
 
 
-def _table(ids: list[str], columns: dict[str, Any], fields: dict[str, Any]) -> pa.Table:
-    return pa.table({"aggregate_id": pa.array(ids, pa.string())} | {n: columns[n] for n in fields})
+def _table(ids: Any, columns: dict[str, Any], fields: dict[str, Any]) -> pa.Table:
+    return pa.table({"aggregate_id": ids} | {n: columns[n] for n in fields})
 
 
 def found(verdict: Verdict) -> dict[str, list[tuple[str, int]]]:
@@ -313,47 +313,56 @@ def test_foreign_records_are_named() -> None:
     assert "ce_sequence" in str(rows.add(message, 0, 0, 0, frozenset({b"orders"})))
 
 
-def test_buckets_give_back_what_they_took(tmp_path: Path) -> None:
-    buckets = Buckets(tmp_path / "b", {"n": np.int64})
-    ids = [f"aggregate {n % 1000}" for n in range(250_000)]
+def test_runs_give_back_what_they_took(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "b", {"n": np.int64}, 64)
+    ids = [f"aggregate {'ä' * (n % 3)} {n % 1000}" for n in range(50_000)]
     for start in range(0, len(ids), 7_000):
-        part = ids[start : start + 7_000]
-        buckets.add(part, {"n": np.arange(start, start + len(part))})
-    buckets.flush()
+        part = pa.array(ids[start : start + 7_000], pa.string())
+        runs.add(f"{start:06}", part, {"n": np.arange(start, start + len(part))}, {"at": start})
+    runs.add("nothing", pa.array([], pa.string()), {"n": np.empty(0)}, {"at": -1})
+    (tmp_path / "b" / "unfinished.part").write_bytes(b"half a")
+    assert [about["at"] for about in runs.portions()] == [*range(0, 50_000, 7_000), -1]
     seen: set[str] = set()
     numbers: list[int] = []
-    for number in range(BUCKETS):
-        table = buckets.read(number)
-        names: set[Any] = set(table.column("aggregate_id").to_pylist())
-        assert not names & seen
-        seen |= names
+    for _, table in runs.read(range(64)):
+        names: list[Any] = table.column("aggregate_id").to_pylist()
+        assert not set(names) & seen
+        seen |= set(names)
         values: list[Any] = table.column("n").to_pylist()
         assert values == sorted(values)
+        assert [ids[n] for n in values] == names
         numbers += values
-    assert sorted(numbers) == list(range(250_000))
+    assert sorted(numbers) == list(range(50_000))
+    assert not list((tmp_path / "b").glob("*.part"))
+
+
+def test_buckets_are_more_where_there_are_more_rows() -> None:
+    assert [bucket_count(n) for n in (0, 65_536, 1_000_000, 10_000_000)] == [1, 1, 16, 256]
+    assert bucket_count(10**12) == 4096
 
 
 _MEMORY = """
 import resource, sys
 from pathlib import Path
-import numpy as np
-from eventpub.ops.spill import BUCKETS, Buckets
-from eventpub.ops.verify import _STORE_FIELDS, _TOPIC_FIELDS, Verdict, compare
-from eventpub.ops.spill import crc32s
+import numpy as np, pyarrow as pa
+from eventpub.ops.spill import Runs, bucket_count, crc32s
+from eventpub.ops.verify import STORE_FIELDS, TOPIC_FIELDS, Verdict, compare
 n, folder = int(sys.argv[1]), Path(sys.argv[2])
-rows, records = Buckets(folder / "s", _STORE_FIELDS), Buckets(folder / "t", _TOPIC_FIELDS)
-for start in range(0, n, 10_000):
-    ids = [f"aggregate-{(start + i) // 10:020}" for i in range(10_000)]
-    at = np.arange(start, start + 10_000)
+buckets = bucket_count(2 * n)
+rows = Runs(folder / "s", STORE_FIELDS, buckets)
+records = Runs(folder / "t", TOPIC_FIELDS, buckets)
+for start in range(0, n, 50_000):
+    names = [f"aggregate-{(start + i) // 10:020}" for i in range(50_000)]
+    ids = pa.array(names, pa.string())
+    at = np.arange(start, start + 50_000)
     common = {"version": at % 10 + 1, "create_time": at + 1, "payload": at, "type": at * 0,
               "metadata": at * 0}
-    rows.add(ids, common)
-    records.add(ids, common | {"to_version": at * 0, "kind": at * 0, "offset": at,
-                "partition": crc32s(ids) % 8, "faults": at * 0})
-rows.flush(), records.flush()
+    rows.add(f"{start:09}", ids, common, {})
+    records.add(f"{start:09}", ids, common | {"to_version": at * 0, "kind": at * 0, "offset": at,
+                "partition": crc32s(names) % 8, "faults": at * 0}, {})
 verdict = Verdict(1, n)
-for b in range(BUCKETS):
-    compare(rows.read(b), records.read(b), verdict, numbers=[8])
+for (_, a), (_, b) in zip(rows.read(range(buckets)), records.read(range(buckets))):
+    compare(a, b, verdict, numbers=[8])
 assert verdict.ok and verdict.events == verdict.records == n, verdict
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

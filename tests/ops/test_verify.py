@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from eventpub.config import Config, parse_time
-from eventpub.errors import ConfigError, SinkError
+from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
-from eventpub.ops.verify import KINDS, verify
+from eventpub.ops import verify_run
+from eventpub.ops.verify import KINDS, Progress, Sample, verify
+from eventpub.ops.verify_run import Asked
+from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
 
 PARTITIONS = 4
@@ -266,3 +273,111 @@ def test_nothing_is_left_on_the_disk(
     world.publish(world.rows())
     assert counts(world) == {}
     assert list(folder.iterdir()) == []
+
+
+class LostError(Exception):
+    """Ends a comparison in its middle."""
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    world.append(*EVENTS)
+    rows = world.rows()
+    world.publish(rows[:4])
+    last = parse_time("2100-01-01T00:00:00Z")
+
+    def interrupt(progress: Progress) -> None:
+        if progress.doing == "comparing":
+            raise LostError
+
+    with pytest.raises(LostError):
+        verify(world.config, last=last, on_progress=interrupt)
+    world.publish(rows[5:])
+    found = verify(world.config, last=last)
+    assert found.resumed == len(EVENTS) + 4
+    assert found.to_dict()["resumed"] == found.resumed
+    assert [(d.aggregate_id, d.version) for d in found.examples["missing"]] == [rows[4][:2]]
+    assert found.counts["missing"] == sum(found.counts.values()) == 1
+    assert list(folder.iterdir()) == []
+
+    with pytest.raises(LostError):
+        verify(world.config, last=last, on_progress=interrupt)
+    again = verify(world.config, last=last, restart=True)
+    assert (again.resumed, again.counts) == (0, found.counts)
+
+
+def test_the_same_comparison_has_the_same_name_in_every_process(world: World) -> None:
+    program = (
+        "import pickle, sys; from eventpub.ops.verify_run import Asked;"
+        " config, layout = pickle.load(sys.stdin.buffer);"
+        " print(Asked(config, layout, 1, None, None, False, 1.0).name)"
+    )
+    layout = EventStore.discover(world.config.store)
+    assert len(layout.nullable) > 1
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            input=pickle.dumps((world.config, layout)),
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(names) == 1
+    other = Asked(world.config, layout, 2, None, None, False, 1.0)
+    assert other.name.encode() not in names.pop()
+
+
+def test_a_process_that_is_lost_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_run, "_START", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(StateError) as caught:
+        verify(world.config)
+    assert caught.value.code == "verify.process_lost"
+    assert caught.value.retriable
+    assert "-9" in caught.value.message
+
+
+def test_a_sample_compares_all_events_of_some_aggregates(world: World) -> None:
+    keys = [(f"order-{n}", v) for n in range(60) for v in (1, 2)]
+    world.append(*keys)
+    rows = world.rows()
+    lost = {f"order-{n}" for n in range(30)}
+    world.publish([row for row in rows if row[1] == 1 or row[0] not in lost])
+    sample = Sample(3)
+    chosen = {name for name, _ in keys if sample.chooses(name.encode())}
+    assert 5 < len(chosen) < 55
+    assert chosen & lost
+    assert chosen - lost
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), sample=3)
+    assert found.events == 2 * len(chosen)
+    assert found.counts["missing"] == sum(found.counts.values()) == len(chosen & lost)
+    assert found.to_dict()["sample"] == {
+        "one_in": 3, "share": 0.333334, "may_have_missed": 7, "confidence": 0.95,
+    }  # fmt: skip
+
+
+def test_a_samples_bound_is_the_largest_number_that_can_hide() -> None:
+    for one_in in (2, 10, 100, 10_000):
+        sample = Sample(one_in)
+        hidden = (1 - sample.share) ** sample.may_have_missed
+        assert hidden >= 0.05 > hidden * (1 - sample.share)
+
+
+def test_metadata_and_late_records_are_read_among_others(world: World) -> None:
+    world.append(*EVENTS)
+    rows = world.rows()
+    plain = [(*row[:4], None, row[5]) for row in rows]
+    world.database.execute(
+        "UPDATE events SET metadata = NULL, create_time = create_time WHERE id = 2"
+    )
+    world.publish([rows[0], plain[1], *rows[2:5]])
+    world.publish(rows[5:], eventpub_late="1")
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"))
+    assert found.ok, found.to_dict()
+    assert found.accounted["late"] == 1
+    assert found.records == len(EVENTS)

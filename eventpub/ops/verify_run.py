@@ -1,0 +1,709 @@
+"""The processes of a comparison: some read the topic, some the store, then all compare.
+
+    verify ── starts ──▶ host ── forks ──▶ workers: a part of the topic, of the store, some buckets
+           ◀─ progress, verdict ─┘  ◀─ progress, results ─┘
+
+The host is a process of its own: it forks before it has a thread, and its PYTHONHASHSEED makes the
+hashes of all workers, and of those that resume the work, the same. What is read is kept in a folder
+as complete files (`spill`), so an interrupted comparison goes on behind the last of them. What must
+hold: the end of the topic that is compared is one that was asked for after the store was read; so a
+row that was committed and published meanwhile is never taken for missing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from eventpub.config import Config
+from eventpub.errors import EventpubError, StateError
+from eventpub.ops.spill import Runs, bucket_count
+from eventpub.ops.topic import NO_TIME, Foreign, Place, Records, Topic, TopicReader
+from eventpub.ops.verify import (
+    STORE_FIELDS,
+    TOPIC_FIELDS,
+    Progress,
+    Sample,
+    Verdict,
+    compare,
+    partition_numbers,
+    store_columns,
+)
+from eventpub.store import EventStore, Layout
+
+_FORMAT = 1
+"""Of what is kept; what an other one has kept is not resumed."""
+
+_PORTION_ROWS = 65_536
+_SECOND_CHECKS = 10_000
+_DAY = 86_400_000_000
+_OLDEST = 24 * 3600.0
+"""Seconds after which an interrupted comparison is begun anew."""
+
+_LOCK_SECONDS = 2.0
+
+_SLICES = 8
+"""Parts of the store's range for each worker that reads it."""
+
+_MOST_WORKERS = 8
+_SECONDS_BETWEEN = 0.2
+
+_START = "import sys; from eventpub.ops.verify_run import main; sys.exit(main(sys.argv[1:]))"
+
+Spans = dict[Place, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `verify` was asked for; see there."""
+
+    config: Config
+    layout: Layout
+    first: int | None
+    last: int | None
+    sample: Sample | None
+    restart: bool
+    patience: float
+
+    @property
+    def name(self) -> str:
+        """Equal for comparisons of the same."""
+        config = self.config
+        layout = {
+            name: sorted(value) if isinstance(value, frozenset) else value  # in no order
+            for name, value in vars(self.layout).items()
+        }
+        facts = [
+            _FORMAT, sys.version, str(os.geteuid()), config.app.id, config.app.former_ids,
+            config.store.url.get_secret_value(), layout, config.sink.topic,
+            config.sink.bootstrap_servers, config.sink.ignored_sources, str(config.app.state_dir),
+            config.read.start, self.first, self.last, self.sample,
+        ]  # fmt: skip
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    def reader(self) -> TopicReader:
+        """A reader of the topic, connections of its own."""
+        app = self.config.app
+        return TopicReader(self.config.sink, (app.id, *app.former_ids), self.patience)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the host does. `slices` are the store's range in parts, `spans` what is on the topic."""
+
+    asked: Asked
+    folder: Path
+    after: int
+    upto: int
+    buckets: int
+    slices: list[tuple[int, int]]
+    spans: Spans
+    numbers: list[int]
+
+    def rows(self) -> Runs:
+        """The store's side."""
+        return Runs(self.folder / "store", STORE_FIELDS, self.buckets)
+
+    def records(self) -> Runs:
+        """The topic's side."""
+        return Runs(self.folder / "topic", TOPIC_FIELDS, self.buckets)
+
+
+def run(
+    asked: Asked,
+    find_range: Callable[[], tuple[int, int, list[str]]],
+    on_progress: Callable[[Progress], None],
+) -> tuple[Verdict, Topic, int]:
+    """Compare.
+
+    Args:
+        find_range: gives the range of `create_time` and notes about it, if none is kept.
+
+    Returns:
+        The verdict, what was found on the topic beside events, and the rows that were read.
+
+    Raises:
+        EventpubError: as `verify`.
+    """
+    with _folder(asked) as (folder, lock):
+        try:
+            return _run_in(folder, lock, asked, find_range, on_progress)
+        except OSError as e:
+            raise StateError(
+                "verify.no_space",
+                f"the rows to compare cannot be kept: {e.strerror}",
+                where=str(folder),
+                suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
+            ) from e
+
+
+def _run_in(
+    folder: Path,
+    lock: int | None,
+    asked: Asked,
+    find_range: Callable[[], tuple[int, int, list[str]]],
+    on_progress: Callable[[Progress], None],
+) -> tuple[Verdict, Topic, int]:
+    kept = _kept(folder)
+    seed = kept["seed"] if kept else random.SystemRandom().randrange(1, 1 << 32)
+    with _host(seed, lock) as host:  # which starts meanwhile
+        if kept is None:
+            after, upto, notes = find_range()
+        reader = asked.reader()
+        spans = reader.spans(reader.places())
+        if kept is None:
+            size = sum(end - first for first, end in spans.values())
+            kept = {
+                "after": after,
+                "upto": upto,
+                "notes": notes,
+                "buckets": bucket_count(size // (asked.sample.one_in if asked.sample else 1)),
+                "slices": _slices(asked, after, upto),
+                "seed": seed,
+                "began": time.time(),
+            }
+            unfinished = folder / "plan.part"
+            unfinished.write_text(json.dumps(kept))
+            unfinished.replace(folder / "plan.json")
+        plan = Plan(
+            asked, folder, kept["after"], kept["upto"], kept["buckets"],
+            [(a, b) for a, b in kept["slices"]], spans,
+            partition_numbers(asked.config, reader.topic.partitions),
+        )  # fmt: skip
+        verdict, topic, read = host(plan, on_progress)
+    verdict.notes[:0] = kept["notes"]
+    verdict.sample = asked.sample
+    return verdict, topic, read
+
+
+def _slices(asked: Asked, after: int, upto: int) -> list[tuple[int, int]]:
+    """The store's range in parts of equal time, from its first row on."""
+    with EventStore(asked.config.store, asked.layout) as store:
+        poll = store.poll(after, 0, 1)
+    if poll.page_end is None or poll.page_end >= upto:
+        return [(after, upto)]
+    first = poll.page_end - 1
+    number = _SLICES * _store_workers()
+    bounds = [after, *(first + (upto - first) * n // number for n in range(1, number)), upto]
+    return [(a, b) for a, b in pairwise(bounds) if b > a]
+
+
+def _cores() -> int:
+    # macOS does not say which ones are ours
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(_MOST_WORKERS, own or 1))
+
+
+def _store_workers() -> int:
+    return max(1, _cores() // 2)
+
+
+# --- what is kept
+
+
+@contextmanager
+def _folder(asked: Asked) -> Iterator[tuple[Path, int | None]]:
+    """Where the comparison keeps what it has read; it is gone once the comparison is over.
+
+    It stays where that was interrupted. While another process does the same, it is one of our own.
+    With it comes its lock, which all processes that write there must hold.
+    """
+    for former in Path(tempfile.gettempdir()).glob("eventpub-verify-*"):
+        _remove_old(former)
+    path = Path(tempfile.gettempdir()) / f"eventpub-verify-{asked.name}"
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while (lock := _locked(path)) is None and time.monotonic() < deadline:
+        time.sleep(0.1)  # one that was killed is about to end
+    if lock is None:
+        own = Path(tempfile.mkdtemp(prefix="eventpub-verify-"))
+        try:
+            yield own, None
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+        return
+    try:
+        if asked.restart or _kept(path) is None:
+            for inside in path.iterdir():
+                if inside.name != "lock":
+                    shutil.rmtree(inside) if inside.is_dir() else inside.unlink()
+        yield path, lock
+        shutil.rmtree(path, ignore_errors=True)
+    except EventpubError as e:
+        if not e.retriable:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    finally:
+        if not any(path.glob("*/*.run")):  # nothing was read
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_old(folder: Path) -> None:
+    """What was interrupted and will not be resumed any more."""
+    with suppress(OSError):
+        if time.time() - folder.lstat().st_mtime > _OLDEST and (lock := _locked(folder)):
+            if _kept(folder) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    """A lock on a folder that is ours and nobody else's; None where it is not to be had."""
+    try:
+        about = path.lstat()
+        if about.st_uid != os.geteuid() or not path.is_dir() or path.is_symlink():
+            return None
+        lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _kept(folder: Path) -> dict[str, Any] | None:
+    """The plan of an interrupted comparison; None where there is none, or it is too old."""
+    try:
+        kept: dict[str, Any] = json.loads((folder / "plan.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return kept if 0 <= time.time() - kept["began"] < _OLDEST else None
+
+
+# --- the host, seen from outside
+
+
+Host = Callable[[Plan, Callable[[Progress], None]], tuple[Verdict, Topic, int]]
+
+
+@contextmanager
+def _host(seed: int, lock: int | None) -> Iterator[Host]:
+    """A host that starts; it ends with the block."""
+    ours, theirs = Pipe()
+    environment = os.environ | {
+        "PYTHONHASHSEED": str(seed),
+        "MALLOC_ARENA_MAX": "2",  # librdkafka's threads would have one each, mostly empty
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _START, str(theirs.fileno())],
+        pass_fds=[theirs.fileno(), *([] if lock is None else [lock])],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # nothing but the answer may stand on ours
+        start_new_session=True,  # Ctrl-C is for us: it ends by our leaving
+    )
+    theirs.close()
+
+    def ask(plan: Plan, on_progress: Callable[[Progress], None]) -> tuple[Verdict, Topic, int]:
+        try:
+            ours.send(plan)
+            while True:
+                what, value = ours.recv()
+                if what == "progress":
+                    on_progress(value)
+                elif what == "failed":
+                    raise value
+                else:
+                    found: tuple[Verdict, Topic, int] = value
+                    return found
+        except (EOFError, ConnectionError):
+            process.wait()
+            raise _lost(process.returncode) from None
+
+    try:
+        yield ask
+    finally:
+        ours.close()  # which ends it, and its workers
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _lost(status: int | None) -> StateError:
+    return StateError(
+        "verify.process_lost",
+        f"a process of the comparison ended with status {status}",
+        suggestion="run it again: it goes on where it was; if memory was short, free some",
+        retriable=True,
+    )
+
+
+# --- the host
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The host: takes a plan, says how far it is, and gives the result."""
+    outside = Connection(int(arguments[0]))
+    try:
+        plan: Plan = outside.recv()
+    except (EOFError, ConnectionError):
+        return 1
+    gc.freeze()  # so that workers share it
+    host = _Host(plan, outside)
+    try:
+        outside.send(("result", host.run()))
+    except (ConnectionError, _LeftError):
+        return 1  # nobody waits for it any more
+    except EventpubError as e:
+        outside.send(("failed", e))
+    except OSError as e:
+        outside.send(("failed", OSError(e.errno, e.strerror)))
+    finally:
+        host.end()
+    return 0
+
+
+class _LeftError(Exception):
+    """Who has started the host is gone."""
+
+
+Task = tuple[str, Any]
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Any
+    task: Task | None = None
+
+
+class _Host:
+    """Gives the workers their tasks: first reads, then what came since, then the comparison."""
+
+    def __init__(self, plan: Plan, outside: Any) -> None:
+        self._plan, self._outside = plan, outside
+        self._workers = [self._fork() for _ in range(_cores() + _store_workers())]
+        self._rows = self._records = self._resumed = 0
+        self._offsets = self._compared = 0
+        self._slices = 0.0
+        self._topic = Topic(plan.numbers[-1])
+        self._said_at = 0.0
+        self._doing = "reading store and topic"
+
+    def _fork(self) -> _Worker:
+        ours, theirs = Pipe()
+        process = get_context("fork").Process(
+            target=_work, args=(self._plan, theirs, ours), daemon=True
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def end(self) -> None:
+        """End the workers, whatever they do."""
+        for worker in self._workers:
+            worker.process.terminate()
+
+    def run(self) -> tuple[Verdict, Topic, int]:
+        plan = self._plan
+        reads, done = self._open_slices()
+        spans, reached = self._open_spans()
+        self._slices += done
+        reads[:0] = [("topic", part) for part in _parts(spans, _cores())]
+        self._all(reads)
+        ends = reached | {place: end for place, (_, end) in plan.spans.items()}
+        self._all([("rest", ends)])
+        self._doing = "comparing"
+        self._say(at_once=True)
+        verdict = Verdict(plan.after + 1, plan.upto)
+        width = max(1, plan.buckets // (8 * len(self._workers)))
+        numbers = [range(a, min(a + width, plan.buckets)) for a in range(0, plan.buckets, width)]
+        for found in self._all([("compare", some) for some in numbers]):
+            verdict.merge(found)
+        verdict.resumed = self._resumed
+        return verdict, self._topic, self._rows
+
+    def _open_slices(self) -> tuple[list[Task], float]:
+        """What of the store is to be read yet, and how many slices were read already."""
+        upto = {n: after for n, (after, _) in enumerate(self._plan.slices)}
+        for portion in self._plan.rows().portions():
+            number = portion["slice"]
+            upto[number] = max(upto[number], portion["upto"])
+            self._rows += portion["rows"]
+            self._resumed += portion["rows"]
+        slices = enumerate(self._plan.slices)
+        left: list[Task] = [("store", (n, upto[n], end)) for n, (_, end) in slices if upto[n] < end]
+        parts = enumerate(self._plan.slices)
+        return left, sum((upto[n] - begin) / max(1, end - begin) for n, (begin, end) in parts)
+
+    def _open_spans(self) -> tuple[Spans, dict[Place, int]]:
+        """What of the topic is to be read yet, and how far it was read."""
+        reached: dict[Place, int] = {}
+        for portion in self._plan.records().portions():
+            for name, partition, offset in portion["reached"]:
+                reached[name, partition] = max(offset, reached.get((name, partition), 0))
+            self._records += portion["read"]
+            self._resumed += portion["read"]
+            self._add_topic(portion["topic"])
+        spans: Spans = {}
+        for place, (first, end) in self._plan.spans.items():
+            at = max(first, reached.get(place, first))
+            self._offsets += at - first
+            if first > 0 and place[0] == self._plan.asked.config.sink.topic:
+                self._topic.truncated[place[1]] = first
+            if at < end:
+                spans[place] = at, end
+        return spans, reached
+
+    def _add_topic(self, found: Mapping[str, Any]) -> None:
+        self._topic.foreign_count += found["foreign_count"]
+        known = [*self._topic.foreign, *(Foreign(*one) for one in found["foreign"])]
+        self._topic.foreign = known[:20]
+
+    def _all(self, tasks: list[Task]) -> list[Any]:
+        """Have all of some tasks done; their results, in no order."""
+        results: list[Any] = []
+        waiting = list(reversed(tasks))
+        while waiting or any(worker.task for worker in self._workers):
+            for worker in self._workers:
+                if waiting and worker.task is None and self._may_begin(waiting[-1]):
+                    worker.task = waiting.pop()
+                    worker.pipe.send(worker.task)
+            busy = {worker.pipe: worker for worker in self._workers if worker.task}
+            ready = wait([*busy, self._outside], _SECONDS_BETWEEN)
+            if self._outside in ready:
+                raise _LeftError
+            for pipe in ready:
+                self._take(busy[pipe], results)
+            self._say()
+        return results
+
+    def _may_begin(self, task: Task) -> bool:
+        """Whether not too many workers read the store already."""
+        of_store = sum(w.task is not None and w.task[0] == "store" for w in self._workers)
+        return task[0] != "store" or of_store < len(self._workers) - _cores() or self._idle_topic()
+
+    def _idle_topic(self) -> bool:
+        return not any(w.task is not None and w.task[0] == "topic" for w in self._workers)
+
+    def _take(self, worker: _Worker, results: list[Any]) -> None:
+        try:
+            what, value = worker.pipe.recv()
+        except EOFError:
+            worker.process.join(5)
+            raise _lost(worker.process.exitcode) from None
+        if what == "failed":
+            raise value
+        if what == "done":
+            worker.task = None
+            results.append(value)
+            return
+        for name, amount in value.items():
+            if name == "topic":
+                self._add_topic(amount)
+            else:
+                setattr(self, f"_{name}", getattr(self, f"_{name}") + amount)
+
+    def _say(self, *, at_once: bool = False) -> None:
+        if not at_once and time.monotonic() - self._said_at < _SECONDS_BETWEEN:
+            return
+        self._said_at = time.monotonic()
+        plan = self._plan
+        offsets = sum(end - first for first, end in plan.spans.values())
+        parts = (
+            0.5 * min(1.0, self._offsets / max(1, offsets)),
+            0.4 * min(1.0, self._slices / len(plan.slices)),
+            0.1 * self._compared / plan.buckets,
+        )
+        done = Progress(self._doing, self._rows, self._records, sum(parts), self._resumed)
+        self._outside.send(("progress", done))
+
+
+def _parts(spans: Spans, number: int) -> list[Spans]:
+    """Partitions in so many parts of about the same size."""
+    parts: list[Spans] = [{} for _ in range(number)]
+    sizes = [0] * number
+    for place, (first, end) in sorted(spans.items(), key=lambda s: s[1][0] - s[1][1]):
+        least = sizes.index(min(sizes))
+        parts[least][place] = first, end
+        sizes[least] += end - first
+    return [part for part in parts if part]
+
+
+# --- workers
+
+
+def _work(plan: Plan, pipe: Any, other_end: Any) -> None:
+    other_end.close()  # or its closing would not be noticed
+    # what is made here has no cycles; looking for some takes most of the time otherwise
+    gc.disable()
+    does: dict[str, Callable[[Plan, Any, Any], Any]] = {
+        "topic": _read_topic,
+        "rest": _read_rest,
+        "store": _read_store,
+        "compare": _compare,
+    }
+    try:
+        while True:
+            what, task = pipe.recv()
+            try:
+                pipe.send(("done", does[what](plan, task, pipe)))
+            except EventpubError as e:
+                pipe.send(("failed", e))
+            except OSError as e:
+                if isinstance(e, ConnectionError):
+                    raise
+                pipe.send(("failed", OSError(e.errno, e.strerror)))
+            gc.collect()
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        return
+
+
+@dataclass
+class _Portion:
+    """Rows or records that are written together."""
+
+    ids: list[pa.Array[Any]] = field(default_factory=list)
+    columns: list[Mapping[str, Any]] = field(default_factory=list)
+    rows: int = 0
+
+    def add(self, ids: pa.Array[Any], columns: Mapping[str, Any]) -> None:
+        self.ids.append(ids)
+        self.columns.append(columns)
+        self.rows += len(ids)
+
+    def write(self, runs: Runs, fields: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        ids: Any = pa.concat_arrays(self.ids) if self.ids else pa.array([], pa.string())
+        columns = {
+            name: np.concatenate([c[name] for c in self.columns] or [np.empty(0, kind)])
+            for name, kind in fields.items()
+        }
+        runs.add(f"{time.time_ns():020}-{os.getpid()}", ids, columns, about)
+        self.ids, self.columns, self.rows = [], [], 0
+
+
+def _read_store(plan: Plan, task: tuple[int, int, int], pipe: Any) -> None:
+    """Page by page: no statement runs for hours, and no page crosses a change of the clocks."""
+    number, after, upto = task
+    sample = plan.asked.sample
+    shard = None if sample is None else sample.shard
+    runs, portion = plan.rows(), _Portion()
+    page = _PORTION_ROWS * (1 if sample is None else min(10, sample.one_in))
+    with EventStore(plan.asked.config.store, plan.asked.layout) as store:
+        while after < upto:
+            poll = store.poll(after, 0, page)
+            end = upto
+            if poll.has_rows:
+                end = min(poll.upper if poll.page_end is None else poll.page_end, upto)
+                for batch in store.window(after, end, shard):
+                    portion.add(*store_columns(batch))
+                    pipe.send(("progress", {"rows": batch.num_rows}))
+            portion.write(runs, STORE_FIELDS, {"slice": number, "upto": end})
+            begin, stop = plan.slices[number]
+            pipe.send(("progress", {"slices": (end - after) / (stop - begin)}))
+            after = end
+
+
+def _read_topic(plan: Plan, spans: Spans, pipe: Any) -> None:
+    sample = plan.asked.sample
+    reader = plan.asked.reader()
+    runs, portion = plan.records(), _Portion()
+    reached: dict[Place, int] = {}
+    at = {place: first for place, (first, _) in spans.items()}
+    read = 0
+
+    def write() -> None:
+        nonlocal read
+        topic = reader.topic
+        found = {
+            "foreign": [list(vars(one).values()) for one in topic.foreign],
+            "foreign_count": topic.foreign_count,
+        }
+        about = {
+            "reached": [[*place, offset] for place, offset in reached.items()],
+            "read": topic.read - read,
+            "topic": found,
+        }
+        portion.write(runs, TOPIC_FIELDS, about)
+        pipe.send(("progress", {"topic": found}))
+        read = topic.read
+        topic.foreign, topic.foreign_count = [], 0
+
+    told = 0
+    for records in reader.consume(spans, None if sample is None else sample.chooses):
+        portion.add(*_near(records, plan.after, plan.upto))
+        reached.update(records.reached)
+        offsets = sum(upto - at[place] for place, upto in records.reached.items())
+        at.update(records.reached)
+        pipe.send(("progress", {"records": reader.topic.read - told, "offsets": offsets}))
+        told = reader.topic.read
+        if portion.rows >= _PORTION_ROWS:
+            write()
+    write()
+
+
+def _near(records: Records, after: int, upto: int) -> tuple[pa.Array[Any], dict[str, Any]]:
+    times = records.columns["create_time"]
+    # a record with a wrong time is to be found as altered, so a margin is kept
+    near = (times == NO_TIME) | ((times > after - _DAY) & (times <= upto + _DAY))
+    if near.all():
+        return records.ids, records.columns
+    kept = np.flatnonzero(near)
+    columns = {name: column[kept] for name, column in records.columns.items()}
+    return records.ids.take(pa.array(kept)), columns  # type: ignore[arg-type]
+
+
+def _read_rest(plan: Plan, ends: Mapping[Place, int], pipe: Any) -> None:
+    """What was published while the store was read."""
+    reader = plan.asked.reader()
+    spans = reader.spans(reader.places())
+    _read_topic(
+        plan,
+        {p: (max(first, ends.get(p, first)), end) for p, (first, end) in spans.items()},
+        pipe,
+    )
+
+
+def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Verdict:
+    verdict = Verdict(plan.after + 1, plan.upto)
+    checks_left = _SECOND_CHECKS
+
+    with EventStore(plan.asked.config.store, plan.asked.layout) as store:
+
+        def still_there(keys: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+            """Which events are in the store by now, whatever their time; of the first asked for."""
+            nonlocal checks_left
+            checked = keys[: max(checks_left, 0)]
+            checks_left -= len(checked)
+            return store.existing(checked)
+
+        sides = zip(plan.rows().read(numbers), plan.records().read(numbers), strict=True)
+        for (_, rows), (_, records) in sides:
+            compare(
+                rows,
+                records,
+                verdict,
+                numbers=plan.numbers,
+                late_policy=plan.asked.config.gaps.late,
+                still_there=still_there,
+            )
+            pipe.send(("progress", {"compared": 1}))
+    return verdict
