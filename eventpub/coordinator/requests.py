@@ -11,6 +11,9 @@ from eventpub.coordinator.events import Log
 from eventpub.coordinator.shards import Shard
 
 
+_COMMANDS = {"retry": "gaps retry", "skip": "gaps skip", "publish": "dead retry"}
+
+
 @dataclass
 class _Pending:
     """A request that not all of its shards have answered."""
@@ -57,7 +60,7 @@ class Requests:
         if pending.request.action == "list":
             return None
         facts = {"aggregate_id": pending.request.aggregate_id, "outcome": answer}
-        return Log("info", f"gaps {pending.request.action} was requested", facts)
+        return Log("info", f"{_COMMANDS[pending.request.action]} was requested", facts)
 
     def withdraw(self, request_id: str) -> None:
         """Nobody waits for it any more."""

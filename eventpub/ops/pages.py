@@ -212,11 +212,15 @@ class Acting:
         return await self._ask("skip", given.get("aggregate_id", ""), *versions)
 
     async def _ask(
-        self, action: Literal["retry", "skip"], aggregate_id: str, *versions: int
+        self,
+        action: Literal["retry", "skip"],
+        aggregate_id: str,
+        first: int | None = None,
+        last: int | None = None,
     ) -> Response:
         if not aggregate_id:
             return _answer({"error": "it needs aggregate_id"}, 400)
-        asked = ShardRequest(secrets.token_hex(8), action, aggregate_id, *versions)
+        asked = ShardRequest(secrets.token_hex(8), action, aggregate_id, first, last)
         found = await run_in_threadpool(self._source.ask, asked, _ACT_TIMEOUT)
         if found["answers"] is None:
             return _answer({"error": "the shard has not answered in time"}, 503)

@@ -97,6 +97,9 @@ def test_the_wheel_alone_publishes(
                     insert(cursor, f"order-{version % 3}", (version + 2) // 3)
                 cursor.connection.commit()
     assert len(Topic(kafka_server.bootstrap_servers, topic_name).read()) == 100
+    status, said, _ = eventpub("status")
+    assert (status, said["result"]["kind"]) == (1, "stopped")  # type: ignore[index]
+    assert said["result"]["status"]["counters"]["published"] == 100  # type: ignore[index]
     status, said, _ = eventpub("bench", "idle")
     assert (status, said["error"]["code"]) == (2, "bench.not_installed")  # type: ignore[index]
     imported = [str(python), "-X", "importtime", str(program), "run", "--help"]
