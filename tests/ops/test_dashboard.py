@@ -390,6 +390,19 @@ class TestActions:
         expect(page.locator("#outcome")).to_contain_text("versions 7 to 11: skipped")
         assert played.done == [("skip", "more", 7, 11)]
 
+    def test_nothing_can_be_given_up_where_nothing_is_missing(
+        self, page: Page, played: Played
+    ) -> None:
+        now = played.document["database_time"]
+        played.holds = [
+            hold("one", 4, 9_000, now=now, catching_up=True),
+            hold("two", 1, 2, now=now),
+        ]
+        opened(page, played)
+        expect(page.locator("#gaps tbody tr").first).to_contain_text("none: many events wait")
+        expect(page.get_by_role("button", name="Skip two")).to_be_visible()
+        expect(page.get_by_role("button", name="Skip one")).to_be_hidden()
+
     def test_an_error_is_shown(self, page: Page, played: Played) -> None:
         now = played.document["database_time"]
         played.holds = [hold("one", 4, 5, now=now)]

@@ -172,6 +172,10 @@ function showGaps(found, now) {
     ],
   })), gapButtons);
   holds = new Map(found.open.map((hold) => [hold.aggregate_id, hold]));
+  for (const row of $("gaps").tBodies[0].rows) {
+    const cannot = holds.get(row.dataset.key).catching_up; // where nothing is missing
+    row.querySelectorAll("button").forEach((button) => { button.hidden = cannot; });
+  }
 }
 
 function gapButtons(cell, row) {
