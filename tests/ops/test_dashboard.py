@@ -274,6 +274,9 @@ class TestWhatItShows:
         expect(page.locator("#gaps-note")).to_have_text("The oldest 200 of 203.")
         row = page.locator("#gaps tbody tr").first
         expect(row).to_contain_text(re.compile(r"order-0359\d s5in \d+ s"))
+        # the database has not answered since, and time goes on
+        played.document["poll_age_seconds"] = 600.0
+        expect(row).to_contain_text(re.compile(r"order-03512 min5now"))
 
     def test_that_nobody_answers_and_that_somebody_does_again(
         self, page: Page, played: Played

@@ -5,7 +5,7 @@
 
 const MINUTES = 15, BIN = 5, STATUS_EVERY = 1000, GAPS_EVERY = 5000, ANSWER_WITHIN = 8000;
 const ACTION_WITHIN = 45000;
-const STEPS = ["read", "index", "backtrack", "admit", "publish"]; // all others are one more
+const STEPS = ["index", "backtrack", "admit", "publish"]; // `read` waits; all others are one more
 const $ = (id) => document.getElementById(id);
 
 // -- words ----------------------------------------------------------------------------------------
@@ -44,6 +44,9 @@ function visible(text) {
   const unseen = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
   return String(text).replace(unseen, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 }
+
+// Of a message of several lines, which ends here.
+const message = (text) => visible(String(text).replace(/\s*\n\s*/g, "; "));
 
 // -- what is shown ---------------------------------------------------------------------------------
 
@@ -101,10 +104,10 @@ function show(status) {
   say("topic", visible(status.topic));
   say("gaps-topic", `${visible(status.topic)}.gaps`);
   const bad = status.checks.filter((check) => check.state !== "ok");
-  const wrong = bad.map((check) => `${check.name}: ${visible(check.message)}`).join("; ");
+  const wrong = bad.map((check) => `${check.name}: ${message(check.message)}`).join("\n");
   mark(status.is_alive ? status.state : "not alive", worst(status));
   say("ready", status.is_ready ? "ready" : "not ready");
-  say("wrong", status.is_alive ? wrong : `its loop does not turn; ${wrong}`);
+  say("wrong", status.is_alive ? wrong : `its loop does not turn\n${wrong}`);
   say("lag", duration(status.lag.seconds));
   say("lag-events", `${whole.format(status.lag.events)} events`);
   say("published", `${whole.format(status.counters.published)} since the start`);
@@ -119,14 +122,14 @@ function show(status) {
   fill("checks", status.checks.map((check) => ({
     key: check.name,
     cells: [
-      check.name, { text: check.state, kind: check.state }, age(status.at - check.since),
-      check.last_ok === null ? "never" : `${age(status.at - check.last_ok)} ago`,
-      visible(check.message),
+      short(check.name), { text: check.state, kind: check.state }, short(age(status.at - check.since)),
+      short(check.last_ok === null ? "never" : `${age(status.at - check.last_ok)} ago`),
+      message(check.message),
     ],
   })));
   fill("shards", status.shards.map((shard) => ({ key: String(shard.shard), cells: shardCells(shard, status.at) })));
   $("last-error").hidden = !status.last_error;
-  say("last-error", status.last_error ? `Last error waited out: ${visible(status.last_error)}` : "");
+  say("last-error", status.last_error ? `Last error waited out: ${message(status.last_error)}` : "");
   pairs("counters", status.counters);
   say("run", `eventpub ${status.version}, process ${status.pid} on ${visible(status.host)}, `
     + `for ${age(status.at - status.started_at)}; database clock ${position(status.database_time)}`);
@@ -134,16 +137,16 @@ function show(status) {
   $("pause").disabled = false;
 }
 
+const short = (text) => ({ text, kind: "short" });
+
 function shardCells(shard, now) {
   const error = shard.last_error;
   const met = error ? `${age(now - error.at)} ago, ${error.code}: ${error.message}` : "";
   return [
-    String(shard.shard), visible(shard.where || (shard.is_running ? "–" : "changes its runner")),
-    { text: position(shard.position), kind: "number" },
-    { text: duration(shard.lag_seconds), kind: "number" },
-    whole.format(shard.holds), { text: whole.format(shard.published), kind: "number" },
-    { text: shard.index_bytes === null ? "–" : bytes(shard.index_bytes), kind: "number" },
-    visible(met),
+    short(String(shard.shard)), visible(shard.where || (shard.is_running ? "–" : "changes its runner")),
+    short(position(shard.position)), short(duration(shard.lag_seconds)),
+    short(whole.format(shard.holds)), short(whole.format(shard.published)),
+    short(shard.index_bytes === null ? "–" : bytes(shard.index_bytes)), message(met),
   ];
 }
 
@@ -167,8 +170,8 @@ function showGaps(found, now) {
     cells: [
       { text: visible(hold.aggregate_id), kind: "id" },
       hold.catching_up ? "none: many events wait" : String(hold.first_missing), String(hold.seen),
-      age((now - hold.first_seen) / 1e6), String(hold.attempts),
-      hold.next_attempt > now + 5e5 ? `in ${age((hold.next_attempt - now) / 1e6)}` : "now",
+      short(age((now - hold.first_seen) / 1e6)), short(String(hold.attempts)),
+      short(hold.next_attempt > now + 5e5 ? `in ${age((hold.next_attempt - now) / 1e6)}` : "now"),
     ],
   })), gapButtons);
   holds = new Map(found.open.map((hold) => [hold.aggregate_id, hold]));
@@ -226,7 +229,8 @@ function took(status) {
   last = status;
   heardAt = Date.now() / 1000;
   silentSince = null;
-  clockOfDatabase = { at: status.database_time, seen: performance.now() };
+  const since = (status.poll_age_seconds ?? 0) * 1e6; // the database's time is that of the last poll
+  clockOfDatabase = { at: status.database_time + since, seen: performance.now() };
   document.body.classList.remove("silent");
   samples.push(sampleOf(status));
   while (samples[0].at < status.at - MINUTES * 60 - BIN) samples.shift();
@@ -418,7 +422,7 @@ function quantile(counts, bounds, share) {
 
 // Seconds of a transaction by step, on average over those that have published.
 function stepsOf(now, before) {
-  const found = Object.fromEntries([...STEPS, "other"].map((step) => [step, 0]));
+  const found = Object.fromEntries([...STEPS, "other", "read"].map((step) => [step, 0]));
   const count = (now.publish?.[1] ?? 0) - (before.publish?.[1] ?? 0);
   if (count <= 0) return null;
   for (const [step, [sum]] of Object.entries(now)) {
@@ -436,7 +440,10 @@ const CHARTS = [
   },
   {
     title: "Time of a transaction", unit: duration, isStacked: true,
-    lines: [...STEPS, "other"].map((step) => [step, (p) => p.steps?.[step] ?? null]),
+    lines: [
+      ...[...STEPS, "other"].map((step) => [step, (p) => p.steps?.[step] ?? null]),
+      ["wait for rows", (p) => p.steps?.read ?? null],
+    ],
   },
 ];
 const HEIGHT = 170, LEFT = 58, BELOW = 22, ABOVE = 8;
