@@ -50,6 +50,7 @@ _FILES = {
     "index.html": "text/html",
     "dashboard.css": "text/css",
     "dashboard.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
     "d3.min.js": "text/javascript",
 }
 _LIST_TIMEOUT = 10.0

@@ -1,0 +1,522 @@
+"""The dashboard in a real browser: before a publisher that a test plays, and before a real one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from eventpub.channel import Request
+from eventpub.config import Config
+from eventpub.ops.http import HISTORY_SAMPLES, sample
+from eventpub.ops.pages import application
+from tests.conftest import FreshDatabase
+from tests.coordinator.life import config
+from tests.ops.documents import document, hold
+from tests.publisher import conftest as publishers
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import create_table, eventually, insert, transaction
+from tests.publisher.test_crashes import commit_some
+from tests.publisher.test_operations import Pages
+
+new_publisher = publishers.new_publisher
+
+TOKEN = "a token of the dashboard"
+HOSTILE = "<img src=x onerror=\"window.harmed='yes'\">&amp;<script>window.harmed='yes'</script>"
+FILES = ("", "dashboard.css", "dashboard.js", "d3.min.js", "icon.svg")
+
+
+class Played:
+    """A publisher whose answers a test gives.
+
+    Attributes:
+        document: what `/status` shows.
+        holds: what `/gaps` shows.
+        outcome: the answer to a retry or a skip; None: no shard answers.
+        done: what was asked.
+    """
+
+    def __init__(self, configuration: Config) -> None:
+        self.document = document()
+        self.holds: list[Any] = []
+        self.outcome: str | None = "found"
+        self.done: list[Any] = []
+        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_SAMPLES)
+        self._configuration = configuration
+        self._server: uvicorn.Server | None = None
+        self._port = 0
+
+    def status(self) -> dict[str, Any]:
+        return {**deepcopy(self.document), "at": round(time.time(), 3)}
+
+    def pause(self, is_paused: bool) -> dict[str, Any]:
+        self.done.append("pause" if is_paused else "resume")
+        self.document |= {"is_paused": is_paused, "state": "paused" if is_paused else "running"}
+        return {"is_paused": is_paused, "in_work": 0}
+
+    def ask(self, request: Request, timeout: float) -> dict[str, Any]:
+        if request.action == "list":
+            return {"answers": {"0": json.dumps({"holds": self.holds, "skipped": {}})}}
+        named = (request.version, request.to_version) if request.action == "skip" else ()
+        self.done.append((request.action, request.aggregate_id, *named))
+        if self.outcome is None:
+            return {"answers": None}
+        return {"answers": {"0": self.outcome}}
+
+    def lived(self, seconds: int = 900, *, rate: float = 900.0) -> None:
+        """Let the last minutes have been lively."""
+        counters, latency = self.document["counters"], self.document["latency"]["counts"]
+        steps = self.document["steps"].values()
+        end = time.time()
+        for second in range(seconds):
+            wave = 1 + 0.35 * math.sin(second / 70) + 0.08 * math.sin(second * 1.7)
+            events = int(rate * wave)
+            counters["published"] += events
+            latency[4] += events * 50 // 100
+            latency[5] += events * 48 // 100
+            latency[6 + second % 2] += events * 2 // 100
+            for number, step in enumerate(steps):
+                step["sum"] += (0.004 + 0.009 * number) * wave
+                step["counts"][5] += 2
+            lag = 0.0 if second % 40 else 0.4 * wave
+            found = sample({**deepcopy(self.document), "at": round(end - seconds + second, 3)})
+            self.history.append({**found, "lag_seconds": lag})
+
+    # -- the server -------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._port}/"
+
+    def begin(self) -> None:
+        """Serve, at the same address as before."""
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", self._port))
+        self._port = listening.getsockname()[1]
+        app = application(self._configuration, self, self.history)
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
+        self._thread.start()
+        eventually(lambda: self._server is not None and self._server.started, 10)
+
+    def end(self) -> None:
+        """Be gone."""
+        assert self._server is not None
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(10)
+
+
+@pytest.fixture
+def played(request: pytest.FixtureRequest) -> Iterator[Played]:
+    """With a token, unless the test's parameter is None."""
+    token = getattr(request, "param", TOKEN)
+    made = Played(config(ops={} if token is None else {"token": token}))
+    made.begin()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium; a machine without it skips what needs one."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no Chromium on the PATH: apt-get install chromium")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    expect.set_options(timeout=15_000)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=found, args=arguments)
+        yield launched
+        launched.close()
+
+
+class Seen:
+    """What a browser has met: complaints of its console, and addresses that were asked."""
+
+    def __init__(self, page: Page) -> None:
+        self.complaints: list[str] = []
+        self.asked: set[str] = set()
+        page.on("console", self._said)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.asked.add(request.url))
+
+    def _said(self, message: Any) -> None:
+        if message.type in {"error", "warning"}:
+            self.complaints.append(message.text)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    made = browser.new_page(viewport={"width": 1200, "height": 900}, locale="en-GB")
+    made.set_default_timeout(20_000)
+    yield made
+    made.close()
+
+
+def opened(page: Page, played: Played) -> Seen:
+    """The page, when it has shown a status and the gaps."""
+    seen = Seen(page)
+    page.goto(played.address)
+    expect(page.locator("#shards tbody tr")).to_have_count(2)
+    expect(page.locator("#gaps-note")).not_to_have_text("asking")
+    return seen
+
+
+def give_token(page: Page, token: str = TOKEN) -> None:
+    page.locator("#token").fill(token)
+    page.keyboard.press("Enter")
+
+
+def test_its_files_are_served_and_ask_for_nothing_elsewhere(played: Played) -> None:
+    for name in FILES:
+        with urllib.request.urlopen(played.address + name) as answer:
+            policy = answer.headers["Content-Security-Policy"]
+            text = answer.read().decode()
+        assert "default-src 'self'" in policy
+        if name not in {"d3.min.js", "icon.svg"}:
+            assert "//" not in re.sub(r"^ *//.*| // .*", "", text, flags=re.MULTILINE), name
+            assert not re.search(r"\sstyle=|\son\w+=|innerHTML|insertAdjacentHTML", text), name
+
+
+class TestWhatItShows:
+    def test_of_a_publisher_that_works(self, page: Page, played: Played) -> None:
+        played.lived()
+        seen = opened(page, played)
+        expect(page.locator("#app")).to_have_text("orders")
+        expect(page.locator(".who")).to_contain_text("events → orders.events")
+        expect(page.locator("#state")).to_have_text("running")
+        expect(page.locator("#ready")).to_have_text("ready")
+        expect(page.locator("#wrong")).to_have_text("")
+        assert "orders: running" in page.title()
+        total = f"{played.document['counters']['published']:,} since the start"
+        expect(page.locator("#published")).to_have_text(total)
+        expect(page.locator("#gaps-note")).to_contain_text("None")
+        names = page.locator("#checks tbody tr td:first-child").all_text_contents()
+        assert names == [check["name"] for check in played.document["checks"]]
+        expect(page.locator("#shards tbody tr").nth(1)).to_contain_text("4 MiB")
+        expect(page.locator("#config")).to_contain_text("sink.topic")
+        assert TOKEN not in page.content()
+        assert seen.complaints == []
+        assert {url.startswith(played.address) for url in seen.asked} == {True}
+
+    def test_the_last_15_minutes_are_drawn(self, page: Page, played: Played) -> None:
+        played.lived()
+        opened(page, played)
+        for line in page.locator("#charts .line").all():
+            assert (line.get_attribute("d") or "").count("L") > 150
+        areas = page.locator("#charts .area").all()
+        assert len([a for a in areas if (a.get_attribute("d") or "").count("L") > 150]) == 6
+        chart = page.locator("#charts svg").first
+        expect(chart).to_have_attribute("aria-label", re.compile(r"Rate.* now events [\d,]+/s"))
+        # it stands in the middle of the last minutes, where some 900 were published a second
+        box = chart.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+        words = page.locator("#charts figcaption").first.text_content() or ""
+        found = re.search(r"events ([\d,]+)/s", words)
+        assert found is not None, words
+        assert 500 < int(found[1].replace(",", "")) < 1_300
+        latency = page.locator("#charts figcaption").nth(2)
+        expect(latency).to_contain_text(re.compile(r"p50 \d+ ms"))
+        expect(latency).to_contain_text(re.compile(r"p99 1\.\d s"))
+
+    def test_the_numbers_follow(self, page: Page, played: Played) -> None:
+        opened(page, played)
+        end = time.monotonic() + 9
+        while time.monotonic() < end:
+            played.document["counters"]["published"] += 500
+            page.wait_for_timeout(500)
+        rate = (page.locator("#rate").text_content() or "").removesuffix("/s").replace(",", "")
+        assert 700 < float(rate) < 1_300
+        played.document["lag"] |= {"seconds": 81.3, "events": 12_345}
+        expect(page.locator("#lag")).to_have_text("81.3 s")
+        expect(page.locator("#lag-events")).to_have_text("12,345 events")
+        played.document["counters"]["dead"] = 3
+        expect(page.locator("#dead")).to_have_text("3")
+        expect(page.locator("#dead")).to_have_class("bad")
+
+    def test_what_is_wrong_since_when(self, page: Page, played: Played) -> None:
+        check = next(c for c in played.document["checks"] if c["name"] == "database")
+        check |= {"state": "error", "message": "store.unreachable: it refuses"}
+        check |= {"since": time.time() - 600, "last_ok": time.time() - 601}
+        error = {"code": "store.unreachable", "message": "no route", "where": "machine 1"}
+        played.document["shards"][1]["last_error"] = error | {"at": time.time() - 300}
+        opened(page, played)
+        expect(page.locator("#wrong")).to_have_text("database: store.unreachable: it refuses")
+        expect(page.locator("#ready")).to_have_text("not ready")
+        expect(page.locator("#state")).to_have_class("mark error")
+        row = page.locator("#checks tbody tr", has_text="database")
+        expect(row).to_contain_text(re.compile("error10 min10 min agostore.unreachable"))
+        shard = page.locator("#shards tbody tr").nth(1)
+        expect(shard).to_contain_text("5 min ago, store.unreachable: no route")
+        assert "not ready" in page.title()
+
+    def test_gaps_with_age_and_next_try(self, page: Page, played: Played) -> None:
+        now = played.document["database_time"]
+        played.holds = [hold(f"order-{n}", 3, 5, now=now) for n in range(203)]
+        opened(page, played)
+        expect(page.locator("#gaps-note")).to_have_text("The oldest 200 of 203.")
+        row = page.locator("#gaps tbody tr").first
+        expect(row).to_contain_text(re.compile(r"order-0359\d s5in \d+ s"))
+        # the database has not answered since, and time goes on
+        played.document["poll_age_seconds"] = 600.0
+        expect(row).to_contain_text(re.compile(r"order-03512 min5now"))
+
+    def test_that_nobody_answers_and_that_somebody_does_again(
+        self, page: Page, played: Played
+    ) -> None:
+        opened(page, played)
+        played.end()
+        expect(page.locator("#state")).to_have_text("no answer")
+        expect(page.locator("#ready")).to_have_text(re.compile(r"since \d\d:\d\d:\d\d"))
+        expect(page.locator("#wrong")).to_contain_text("does not answer")
+        expect(page.locator("#pause")).to_be_disabled()
+        expect(page.locator("#published")).to_have_text("2,000 since the start")
+        played.document["counters"]["published"] = 7
+        played.begin()
+        expect(page.locator("#state")).to_have_text("running")
+        expect(page.locator("#published")).to_have_text("7 since the start")
+        expect(page.locator("body")).not_to_have_class("silent")
+
+    def test_tables_without_the_chart_library(self, page: Page, played: Played) -> None:
+        page.route("**/d3.min.js", lambda route: route.fulfill(status=404))
+        opened(page, played)
+        expect(page.locator("#no-charts")).to_be_visible()
+        expect(page.locator("#charts")).to_be_hidden()
+        expect(page.locator("#lag")).to_have_text("0 s")
+
+
+class TestTextOfOthers:
+    def test_is_text(self, page: Page, played: Played) -> None:
+        now = played.document["database_time"]
+        played.holds = [hold(HOSTILE, 1, 3, now=now)]
+        played.document |= {"app": HOSTILE, "last_error": HOSTILE, "table": HOSTILE}
+        played.document["checks"][0] |= {"state": "error", "message": HOSTILE}
+        error = {"code": HOSTILE, "message": HOSTILE, "where": HOSTILE, "at": time.time()}
+        played.document["shards"][0] |= {"where": HOSTILE, "last_error": error}
+        played.outcome = HOSTILE
+        opened(page, played)
+        expect(page.locator("#gaps tbody td").first).to_have_text(HOSTILE)
+        page.get_by_role("button", name="Skip").click()
+        expect(page.locator("#skip-what")).to_contain_text(HOSTILE)
+        page.locator("#ask-skip button[value=ok]").click()
+        give_token(page)
+        expect(page.locator("#outcome")).to_contain_text(f": {HOSTILE}")
+        assert played.done == [("skip", HOSTILE, 1, 2)]
+        assert page.locator("img").count() == 0
+        assert page.locator("script").count() == 2
+        assert page.evaluate("window.harmed") is None
+
+    def test_that_cannot_be_seen_is_written_out(self, page: Page, played: Played) -> None:
+        now = played.document["database_time"]
+        name = "a\u202egnp\u200b\u0000\n"
+        played.holds = [hold(name, 1, 2, now=now)]
+        opened(page, played)
+        shown = "a\\u202egnp\\u200b\\u0000\\u000a"
+        expect(page.locator("#gaps tbody td").first).to_have_text(shown)
+        page.get_by_role("button", name="Retry").click()
+        give_token(page)
+        expect(page.locator("#outcome")).to_contain_text("found")
+        assert played.done == [("retry", name)]
+
+
+class TestActions:
+    def test_ask_for_the_token_once(self, page: Page, played: Played) -> None:
+        opened(page, played)
+        page.get_by_role("button", name="Pause").click()
+        give_token(page)
+        expect(page.locator("#state")).to_have_text("paused")
+        expect(page.locator("#outcome")).to_have_text("Pause: done")
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator("#state")).to_have_text("running")
+        assert played.done == ["pause", "resume"]
+        kept = "JSON.stringify([localStorage, sessionStorage, document.cookie])"
+        assert TOKEN not in page.evaluate(kept)
+        assert TOKEN not in page.url
+
+    def test_ask_again_where_it_is_wrong(self, page: Page, played: Played) -> None:
+        opened(page, played)
+        page.get_by_role("button", name="Pause").click()
+        give_token(page, "another")
+        expect(page.locator("#token-why")).to_have_text("That was not the value of ops.token.")
+        expect(page.locator("#outcome")).to_have_text("Pause: the token is not ops.token")
+        assert played.done == []
+        give_token(page)
+        expect(page.locator("#state")).to_have_text("paused")
+
+    def test_a_token_that_no_header_holds_is_refused(self, page: Page, played: Played) -> None:
+        opened(page, played)
+        page.get_by_role("button", name="Pause").click()
+        give_token(page, "ключ")
+        expect(page.locator("#outcome")).to_have_class("notice error")
+        page.get_by_role("button", name="Pause").click()
+        give_token(page)
+        expect(page.locator("#state")).to_have_text("paused")
+
+    def test_a_skip_names_its_versions_and_can_be_left(self, page: Page, played: Played) -> None:
+        now = played.document["database_time"]
+        played.holds = [hold("one", 4, 5, now=now), hold("more", 7, 12, now=now)]
+        opened(page, played)
+        page.get_by_role("button", name="Skip one").click()
+        expect(page.locator("#skip-what")).to_contain_text("one: version 4 will not be waited for")
+        page.keyboard.press("Enter")  # the focus is on Cancel
+        expect(page.locator("#ask-skip")).to_be_hidden()
+        page.get_by_role("button", name="Skip more").click()
+        expect(page.locator("#skip-what")).to_contain_text("missing of versions 7 to 11")
+        page.keyboard.press("Escape")
+        assert played.done == []
+        page.get_by_role("button", name="Skip more").click()
+        page.locator("#ask-skip button[value=ok]").click()
+        page.get_by_role("button", name="Cancel").click()  # of the token
+        page.wait_for_timeout(300)
+        assert played.done == []
+        played.outcome = "skipped"
+        page.get_by_role("button", name="Skip more").click()
+        page.locator("#ask-skip button[value=ok]").click()
+        give_token(page)
+        expect(page.locator("#outcome")).to_contain_text("versions 7 to 11: skipped")
+        assert played.done == [("skip", "more", 7, 11)]
+
+    def test_nothing_can_be_given_up_where_nothing_is_missing(
+        self, page: Page, played: Played
+    ) -> None:
+        now = played.document["database_time"]
+        played.holds = [
+            hold("one", 4, 9_000, now=now, catching_up=True),
+            hold("two", 1, 2, now=now),
+        ]
+        opened(page, played)
+        expect(page.locator("#gaps tbody tr").first).to_contain_text("none: many events wait")
+        expect(page.get_by_role("button", name="Skip two")).to_be_visible()
+        expect(page.get_by_role("button", name="Skip one")).to_be_hidden()
+
+    def test_an_error_is_shown(self, page: Page, played: Played) -> None:
+        now = played.document["database_time"]
+        played.holds = [hold("one", 4, 5, now=now)]
+        played.outcome = None
+        opened(page, played)
+        page.get_by_role("button", name="Retry one").click()
+        give_token(page)
+        expect(page.locator("#outcome")).to_have_text(
+            "Retry of one: the shard has not answered in time"
+        )
+        expect(page.locator("#outcome")).to_have_class("notice error")
+
+    @pytest.mark.parametrize("played", [None], indirect=True)
+    def test_are_off_without_a_token(self, page: Page, played: Played) -> None:
+        now = played.document["database_time"]
+        played.holds = [hold("one", 4, 5, now=now)]
+        opened(page, played)
+        expect(page.locator("#off")).to_be_visible()
+        expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+        expect(page.get_by_role("button", name="Skip one")).to_be_disabled()
+
+
+class TestForEverybody:
+    @pytest.mark.parametrize("width", [320, 375, 768])
+    def test_nothing_is_wider_than_the_screen(self, page: Page, played: Played, width: int) -> None:
+        now = played.document["database_time"]
+        played.lived()
+        played.holds = [hold("w" * 255, 4, 5, now=now), hold(HOSTILE, 7, 12, now=now)]
+        played.document |= {"app": "a" * 100, "topic": "t" * 249}
+        played.document["checks"][0] |= {"state": "error", "message": "m" * 300}
+        page.set_viewport_size({"width": width, "height": 700})
+        opened(page, played)
+        page.locator("summary").last.click()
+        page.get_by_role("button", name="Skip " + "w" * 255).click()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+    def test_light_and_dark(self, page: Page, played: Played) -> None:
+        opened(page, played)
+        grounds = []
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            grounds.append(sum(map(int, re.findall(r"\d+", ground))))
+        assert grounds[0] > 600
+        assert grounds[1] < 150
+
+    def test_by_keyboard(self, page: Page, played: Played) -> None:
+        now = played.document["database_time"]
+        played.holds = [hold("one", 4, 5, now=now)]
+        opened(page, played)
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("button", name="Pause")).to_be_focused()
+        outline = "getComputedStyle(document.activeElement).outlineStyle"
+        assert page.evaluate(outline) == "solid"
+        page.keyboard.press("Tab")
+        retry = page.get_by_role("button", name="Retry one")
+        expect(retry).to_be_focused()
+        played.holds.insert(0, hold("another", 1, 2, now=now, first_seen=1))
+        expect(page.locator("#gaps tbody tr")).to_have_count(2)
+        expect(retry).to_be_focused()
+        page.keyboard.press("Enter")
+        give_token(page)
+        expect(page.locator("#outcome")).to_have_text("Retry of one: found")
+        expect(retry).to_be_focused()
+
+    def test_tables_and_states_have_names(self, page: Page, played: Played) -> None:
+        opened(page, played)
+        for table in page.locator("table").all():
+            assert table.locator("caption").text_content()
+        assert page.locator("[aria-live=polite]").count() == 2
+        for button in page.locator("button").all():
+            assert button.text_content() or button.get_attribute("aria-label")
+
+
+def test_before_a_real_publisher(
+    page: Page, new_publisher: NewPublisher, database: FreshDatabase
+) -> None:
+    create_table(database)
+    publisher = new_publisher(
+        database,
+        ops={"http": "127.0.0.1:0", "token": TOKEN, "log": "json"},
+        gaps={"backoff_base": "30s"},
+    )
+    commit_some(database, range(1, 4))
+    with transaction(database) as cursor:
+        insert(cursor, HOSTILE, 3)
+        cursor.connection.commit()
+    publisher.start()
+    address = eventually(lambda: Pages(publisher).address, 60)
+    publisher.until_published("a-3", [1, 2, 3])
+    seen = Seen(page)
+    page.goto(address)
+    expect(page.locator("#state")).to_have_text("running")
+    expect(page.locator("#ready")).to_have_text("ready", timeout=60_000)
+    expect(page.locator("#gaps tbody td").first).to_have_text(HOSTILE)
+    expect(page.locator("#holds")).to_have_text("1")
+    page.get_by_role("button", name="Skip").click()
+    expect(page.locator("#skip-what")).to_contain_text("versions 1 to 2")
+    page.locator("#ask-skip button[value=ok]").click()
+    give_token(page)
+    expect(page.locator("#outcome")).to_contain_text("versions 1 to 2: skipped")
+    publisher.until_published(HOSTILE, [3])
+    expect(page.locator("#gaps-note")).to_contain_text("None")
+    expect(page.locator("#skipped")).to_have_text("1")
+    expect(page.locator("#lag")).to_have_text("0 s")
+    line = page.locator("#charts .line").first
+    expect(line).to_have_attribute("d", re.compile("^M.+"), timeout=30_000)
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#state")).to_have_text("paused")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#state")).to_have_text("running")
+    assert seen.complaints == []
+    assert publisher.stop() == 143
+    expect(page.locator("#state")).to_have_text("no answer")
