@@ -148,8 +148,9 @@ class Coordinator:
 
     def shard_lag_seconds(self, shard: Shard, now: float) -> float:
         """The same of one shard; at most that of the publisher."""
-        lag, report = self.lag_seconds(now), shard.report
-        if report is None or not lag:
+        lag, report, measured_at = self.lag_seconds(now), shard.report, self._lag_measured_at
+        is_known = measured_at is not None and now - measured_at <= _LAG_IS_OLD
+        if report is None or not lag or not is_known:
             return lag
         is_read = not shard.sent and report.position >= self._windows.planned
         if is_read and not report.holds and not self.is_paused:
@@ -274,9 +275,11 @@ class Coordinator:
             self._all_have_reported()
         if is_first_written:  # which tells a topic that is made again from a new one
             self._remember()
-        if self._windows.is_reached(self._durable.position):
+        seen_at = self.database_seen_at
+        if seen_at is not None and self._windows.is_reached(self._durable.position):
+            # what has been written since that poll, nobody knows
             self.progress.lag_seconds, self.progress.lag_events = 0.0, 0
-            self._lag_measured_at = now
+            self._lag_measured_at = max(seen_at, self._lag_measured_at or seen_at)
 
     def _all_have_reported(self) -> None:
         """From now on the position is this run's; what former indexes knew was taken over."""

@@ -10,7 +10,6 @@ from eventpub.channel import Request
 from eventpub.coordinator.events import Log
 from eventpub.coordinator.shards import Shard
 
-
 _COMMANDS = {"retry": "gaps retry", "skip": "gaps skip", "publish": "dead retry"}
 
 

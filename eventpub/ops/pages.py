@@ -32,6 +32,8 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -93,7 +95,19 @@ def application(config: Config, source: Source, history: deque[dict[str, Any]]) 
             Route("/{name}", reading.page),
         ],
         exception_handlers={Exception: _failed},
+        middleware=_only_local_names(config.ops.http),
     )
+
+
+def _only_local_names(address: str) -> list[Middleware]:
+    """On loopback, no name but this machine's own is answered.
+
+    A page of somebody else's, open in a browser here, could make its own name lead to this address
+    and read what is served (DNS rebinding).
+    """
+    if address.rpartition(":")[0] not in {"127.0.0.1", "localhost"}:
+        return []
+    return [Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])]
 
 
 def _answer(data: Any, status: int = 200) -> Response:

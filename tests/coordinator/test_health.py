@@ -145,6 +145,18 @@ class TestLag:
         assert seen == sorted(seen)
         assert seen[-1] == pytest.approx(50.0, abs=2)
 
+    def test_it_does_not_drop_because_a_runner_comes_back_while_the_database_is_away(self) -> None:
+        life, lanes = streaming()
+        measured(life, 0.0)
+        life.waits(60.0)
+        before = lag(life)
+        life.loses(lanes[0])
+        life.waits(1.0)
+        life.reports(life.joins(0), position=at(2_000), low=at(2_000))
+        assert lag(life) > before
+        shards = status(life.coordinator, life.now)["shards"]
+        assert min(shard["lag_seconds"] for shard in shards) > before
+
     def test_it_does_not_drop_because_a_measure_was_asked_for_before_the_position_moved(
         self,
     ) -> None:

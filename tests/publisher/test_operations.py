@@ -53,9 +53,12 @@ class Pages:
                 return str(json.loads(line)["address"])
         return ""
 
-    def get(self, path: str, *, post: bool = False, token: str | None = None) -> tuple[int, str]:
+    def get(
+        self, path: str, *, post: bool = False, token: str | None = None, host: str | None = None
+    ) -> tuple[int, str]:
         address = eventually(lambda: self.address, 30)
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers |= {} if host is None else {"Host": host}
         asked = urllib.request.Request(
             address + path, headers=headers, method="POST" if post else "GET"
         )
@@ -173,6 +176,7 @@ class TestPages:
         assert TOKEN not in text
         assert json.loads(text)["sink.topic"] == publisher.topic.name
         assert pages.get("/nothing")[0] == 404
+        assert pages.get("/status", host="somebody.example")[0] == 400, "DNS rebinding"
         assert pages.get("/..%2f..%2fetc%2fpasswd")[0] == 404
 
     def test_actions_want_the_token(self, publisher: Publisher, database: FreshDatabase) -> None:
