@@ -114,6 +114,7 @@ class Request:
         searched: of "publish": by partition of the topic, up to which offset it does not have the
             event. What is behind it is searched by the shard: it is published once, however often
             it is asked for.
+        most: of "list": only so many holds, those that were seen first, and no skips; None: all.
     """
 
     id: str
@@ -122,6 +123,7 @@ class Request:
     version: int | None = None
     to_version: int | None = None
     searched: tuple[int, ...] = ()
+    most: int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ An answer that is no page is JSON; where something is wrong, an object with `err
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import secrets
+import time
 import zipfile
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -58,6 +60,11 @@ _FILES = {
 _LIST_TIMEOUT = 10.0
 _ACT_TIMEOUT = 30.0
 _MOST_SHOWN = 200
+
+_LISTS_EVERY = 2.0
+"""Seconds between two lists of open gaps, whoever asks."""
+_LISTS_SHARE = 0.02
+"""Of the time of shards that may go into them."""
 
 _SAFE = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -130,6 +137,9 @@ class Reading:
         self._config = config
         self._source = source
         self._history = history
+        self._lists = asyncio.Lock()
+        self._list_again = 0.0
+        self._gaps: dict[str, Any] = {"open": [], "open_count": 0}
 
     async def healthz(self, _: Request) -> Response:
         """Whether the process is to be left alone."""
@@ -162,14 +172,30 @@ class Reading:
         return _answer(shown(Loaded(self._config, {}, None)))
 
     async def gaps(self, _: Request) -> Response:
-        """The holds that are open, the oldest first."""
-        asked = ShardRequest(secrets.token_hex(8), "list")
-        found = await run_in_threadpool(self._source.ask, asked, _LIST_TIMEOUT)
+        """The holds that are open, the oldest first.
+
+        Shards are asked anew only when the last answer is old for what it took them: a shard that
+        looks through its holds publishes nothing meanwhile.
+        """
+        async with self._lists:
+            began = time.monotonic()
+            if not self._source.status()["holds_open"]:
+                self._gaps = {"open": [], "open_count": 0}
+                return _answer(self._gaps)
+            if began < self._list_again:
+                return _answer(self._gaps)
+            asked = ShardRequest(secrets.token_hex(8), "list", most=_MOST_SHOWN)
+            found = await run_in_threadpool(self._source.ask, asked, _LIST_TIMEOUT)
+            now = time.monotonic()
+            self._list_again = now + max(_LISTS_EVERY, (now - began) / _LISTS_SHARE)
         if found["answers"] is None:
             return _answer({"error": "the shards have not answered in time"}, 503)
-        holds = [hold for a in found["answers"].values() for hold in json.loads(a)["holds"]]
+        answers = [json.loads(answer) for answer in found["answers"].values()]
+        holds = [hold for answer in answers for hold in answer["holds"]]
         holds.sort(key=lambda hold: hold["first_seen"])
-        return _answer({"open": holds[:_MOST_SHOWN], "open_count": len(holds)})
+        count = sum(answer["count"] for answer in answers)
+        self._gaps = {"open": holds[:_MOST_SHOWN], "open_count": count}
+        return _answer(self._gaps)
 
     async def page(self, request: Request) -> Response:
         """The dashboard, and its files."""

@@ -4,8 +4,10 @@ a dead letter's row after all.
 
 from __future__ import annotations
 
+import heapq
 import json
 from dataclasses import asdict
+from operator import attrgetter
 
 from eventpub import admission
 from eventpub.admission import VersionRange, topic_partition, values
@@ -26,9 +28,7 @@ class Answering:
     def answer(self, request: Request) -> None:
         """The answer is in the next report."""
         if request.action == "list":
-            holds, skipped = self._context.index.pending()
-            found = {"holds": [asdict(hold) for hold in holds], "skipped": skipped}
-            self._context.report.answers[request.id] = json.dumps(found)
+            self._context.report.answers[request.id] = self._list(request.most)
         elif request.action == "publish":
             self._context.report.answers[request.id] = self._publish(request)
         else:
@@ -71,6 +71,14 @@ class Answering:
         above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
         there = values(self._context.lookup.backtrack([above], 1), "version")
         return bool(there) and min(there) - 1 > last
+
+    def _list(self, most: int | None) -> str:
+        index = self._context.index
+        if most is None:
+            holds, skipped = index.pending()
+            return json.dumps({"holds": [asdict(hold) for hold in holds], "skipped": skipped})
+        first = heapq.nsmallest(most, index.holds.values(), key=attrgetter("first_seen"))
+        return json.dumps({"holds": [asdict(hold) for hold in first], "count": len(index.holds)})
 
     # -- a dead letter's row -----------------------------------------------------------------------
 

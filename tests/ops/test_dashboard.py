@@ -61,7 +61,8 @@ class Played:
         self._port = 0
 
     def status(self) -> dict[str, Any]:
-        return {**deepcopy(self.document), "at": round(time.time(), 3)}
+        held = {"holds_open": len(self.holds)}
+        return {**deepcopy(self.document), **held, "at": round(time.time(), 3)}
 
     def pause(self, is_paused: bool) -> dict[str, Any]:
         self.done.append("pause" if is_paused else "resume")
@@ -70,7 +71,7 @@ class Played:
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         if request.action == "list":
-            return {"answers": {"0": json.dumps({"holds": self.holds, "skipped": {}})}}
+            return {"answers": {"0": json.dumps({"holds": self.holds, "count": len(self.holds)})}}
         named = (request.version, request.to_version) if request.action == "skip" else ()
         self.done.append((request.action, request.aggregate_id, *named))
         if self.outcome is None:
