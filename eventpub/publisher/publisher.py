@@ -177,7 +177,7 @@ class Publisher:
                 coordinator.progress.stopped_by = self._stopped_by
                 for command in commands:
                     if isinstance(command, e.Show):
-                        self._on_progress(replace(coordinator.progress))
+                        self._on_progress(_shown(coordinator, now))
                         runner.show()
                     elif isinstance(command, e.Finish):
                         runner.keep_status(command.error, is_over=True)
@@ -227,6 +227,13 @@ class Publisher:
                 signal.signal(number, handler)
 
         return restore
+
+
+def _shown(coordinator: Coordinator, now: float) -> Progress:
+    """The progress, with the lag that every other place shows: what is held is not published."""
+    progress = coordinator.progress
+    events = progress.lag_events + progress.holds_open
+    return replace(progress, lag_seconds=coordinator.lag_seconds(now), lag_events=events)
 
 
 class CommandRunner:
