@@ -138,19 +138,29 @@ class Coordinator:
 
         While it cannot be measured it grows with time. May be asked from any thread.
         """
-        lag = self.progress.lag_seconds
+        lag = self.unread_seconds(now)
         if self.progress.holds_open and self._boundary:
             lag = max(lag, (self._boundary - self._durable.low) / 1e6)
-        measured_at = self._lag_measured_at
+        return lag
+
+    def unread_seconds(self, now: float) -> float:
+        """The same without what is held."""
+        lag, measured_at = self.progress.lag_seconds, self._lag_measured_at
         if measured_at is not None and now - measured_at > _LAG_IS_OLD:
             lag += now - measured_at
         return lag
+
+    def in_work(self, shard: Shard) -> int:
+        """How much a shard was sent and has not done yet."""
+        comparison, report = self._recounting.comparison, shard.report
+        is_compared = report is None or report.compared >= comparison.number
+        return len(shard.sent) + bool(comparison.buckets and shard.lane and not is_compared)
 
     def shard_lag_seconds(self, shard: Shard, now: float) -> float:
         """The same of one shard; at most that of the publisher."""
         lag, report, measured_at = self.lag_seconds(now), shard.report, self._lag_measured_at
         is_known = measured_at is not None and now - measured_at <= _LAG_IS_OLD
-        if report is None or not lag or not is_known:
+        if report is None or not lag or not is_known or shard.lane is None:
             return lag
         is_read = not shard.sent and report.position >= self._windows.planned
         if is_read and not report.holds and not self.is_paused:
@@ -230,7 +240,7 @@ class Coordinator:
             if not self.is_paused:
                 self._resume(now)
             self._remember()
-        event.reply(sum(len(shard.sent) for shard in self.shards))
+        event.reply(sum(map(self.in_work, self.shards)))
 
     def _resume(self, now: float) -> None:
         """Who has got the lease meanwhile begins."""

@@ -92,6 +92,8 @@ class Health:
         for name in names:
             self._checks[name] = Check(name, "error", _NOT_YET, 0.0)
         self._got_on_at: float | None = None
+        self._folding: dict[int, tuple[str, float]] = {}
+        """Of shards that read their topics back: how far, and when that was said."""
         self.errors: dict[int, ShardError] = {}
 
     # -- what happens -----------------------------------------------------------------------------
@@ -139,13 +141,14 @@ class Health:
                 self._shard_failed(number, message.error, event.lane.hello.where, now)
         elif isinstance(message, Folding):
             read, left = message.read, message.left
-            text = f"shard {number} reads its topic back: {read:,} records, {left:,} offsets left"
-            self._set("index", "warn", text, now)
+            text = f"it reads its topic back: {read:,} records so far, {left:,} offsets left"
+            self._folding[number] = text, now
         elif isinstance(message, Report):
-            if self._checks["index"].state == "warn":
-                self._set("index", "ok", "", now)
-            if has_got_on(message):
-                self._set(_of(self._shards[number]), "ok", "", now)
+            self._folding.pop(number, None)
+            name = _of(self._shards[number])
+            # who has failed, and begins anew, may fail at the same again
+            if has_got_on(message) or self._checks[name].message == _NOT_YET:
+                self._set(name, "ok", "", now)
                 self._got_on_at = now
 
     def _shard_failed(self, number: int, error: EventpubError, where: str, now: float) -> None:
@@ -168,11 +171,11 @@ class Health:
         """
         return now - seen_at < STALLED_AFTER
 
-    def checks(self, now: float, lag_seconds: float, *, is_paused: bool) -> list[Check]:
+    def checks(self, now: float, unread_seconds: float, *, is_paused: bool) -> list[Check]:
         """All of them, as they stand now.
 
         Args:
-            lag_seconds: as of `Status`.
+            unread_seconds: the lag, without what is held, which waits for its time.
             is_paused: nothing is to be published.
         """
         found = dict(self._checks)
@@ -188,21 +191,36 @@ class Health:
                 found[name] = replace(check, state="error", message=silent, since=check.last_ok)
         for shard in self._shards:
             found[_of(shard)] = self._of_shard(shard, found[_of(shard)], now)
-        found["publishing"] = self._publishing(found, now, lag_seconds, is_paused)
+        found["index"] = self._of_index(found["index"], now)
+        found["publishing"] = self._publishing(found, now, unread_seconds, is_paused)
         self._checks["publishing"] = found["publishing"]
         return list(found.values())
 
     def _of_shard(self, shard: Shard, check: Check, now: float) -> Check:
-        if shard.sent and now - shard.sent[0].at > STALLED_AFTER:
-            since = shard.sent[0].at
+        folding = self._of_fold(shard.number, now)
+        if folding is not None:
+            return replace(check, state="warn", message=folding)
+        since = max(shard.sent[0].at, check.last_ok or 0.0) if shard.sent else now
+        if now - since > STALLED_AFTER:
             text = f"it has done nothing of what it was sent for {now - since:.0f} s"
             return replace(check, state="error", message=text, since=since)
         if check.state == "ok" and shard.lane is None:
             return replace(check, state="warn", message="it changes its runner")
         return check
 
+    def _of_fold(self, number: int, now: float) -> str | None:
+        text, at = self._folding.get(number, ("", -STALLED_AFTER))
+        return text if text and now - at <= STALLED_AFTER else None
+
+    def _of_index(self, check: Check, now: float) -> Check:
+        rebuilt = [s.number for s in self._shards if self._of_fold(s.number, now)]
+        if check.state != "ok" or not rebuilt:
+            return check
+        text = f"the topic is read back for shards {', '.join(map(str, rebuilt))}"
+        return replace(check, state="warn", message=text)
+
     def _publishing(
-        self, found: dict[str, Check], now: float, lag_seconds: float, is_paused: bool
+        self, found: dict[str, Check], now: float, unread_seconds: float, is_paused: bool
     ) -> Check:
         before = self._checks["publishing"]
         got_on_at = now if self._got_on_at is None else self._got_on_at
@@ -212,8 +230,8 @@ class Health:
         if is_paused:
             state, message = "warn", "it is paused: eventpub resume goes on"
         elif not all(check.last_ok for check in shards):
-            state, message = "error", "not every shard has published yet"
-        elif lag_seconds > STALLED_AFTER and now - got_on_at > STALLED_AFTER:
+            state, message = "error", "not every shard is ready to publish yet"
+        elif unread_seconds > STALLED_AFTER and now - got_on_at > STALLED_AFTER:
             state = "error"
             message = f"events are due, and none was published for {now - got_on_at:.0f} s"
         since = before.since if before.state == state else now

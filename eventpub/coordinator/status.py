@@ -29,7 +29,8 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
     wall, progress = time.time(), coordinator.progress
     lag = coordinator.lag_seconds(now)
     is_paused = coordinator.is_paused
-    checks = coordinator.health.checks(now, lag, is_paused=is_paused)
+    unread = coordinator.unread_seconds(now)
+    checks = coordinator.health.checks(now, unread, is_paused=is_paused)
     seen_at = coordinator.database_seen_at
 
     def unix(at: float | None) -> float | None:
@@ -55,7 +56,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
                 "index_bytes": known.get("index_bytes"),
                 "lease": shard.lease,
                 "is_running": shard.lane is not None,
-                "in_work": len(shard.sent),
+                "in_work": coordinator.in_work(shard),
                 "last_error": None if error is None else asdict(error) | {"at": unix(error.at)},
             }
         )

@@ -330,6 +330,11 @@ class Index(Facts):
         self._put_skipped(batch, {aggregate_id: list(ranges)})
         self._write(batch, {"skips": True})
 
+    def note_dead_run(self, run: int) -> None:
+        """How many dead letters came in a row; see `dead_run`."""
+        if run != self.dead_run:
+            self._write(new_batch(), {"dead_run": run})
+
     def fold_events(  # noqa: PLR0913 (all that one write batch changes)
         self,
         last: Mapping[str, int],

@@ -12,7 +12,9 @@ import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
+from eventpub.admission import VersionRange
 from eventpub.admission.rules import CONFLICT
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
@@ -165,7 +167,11 @@ def retry(  # noqa: PLR0911 (one case after the other)
     state = StateDir(config.app.state_dir)
     if not state.is_running():
         return Retried("not running", letter)
-    search = _search(config, {key}, _since(letter), until)
+    created = _created(config, key)
+    if created is None:
+        return Retried("not in the store", letter)
+    # its time may have been changed since: a retry before this one has published it with that
+    search = _search(config, {key}, min(_since(letter), created // 1000), until)
     if key in search.found:
         return Retried("published before", letter)
     if not search.is_whole:
@@ -233,6 +239,15 @@ def _letter(message: Message, headers: dict[str, bytes | None]) -> Letter:
         size,
         (value or b"")[:_FIRST_BYTES],
     )
+
+
+def _created(config: Config, key: Key) -> int | None:
+    """When a row was created, as the store says now, µs; None: it is not there."""
+    readable = config.store.model_copy(update={"allow_replica": True})
+    with EventStore(readable, EventStore.discover(config.store)) as store:
+        rows = store.backtrack([VersionRange(*key, key[1])], 1)
+    times: list[Any] = rows.column("create_time").to_pylist()
+    return min(times, default=None)
 
 
 def _since(letter: Letter) -> int:

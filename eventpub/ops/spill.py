@@ -97,7 +97,7 @@ class Runs:
 
         They are in the order of the files' names, and in each as they were added.
         """
-        sources = [_Run(path, self._row, self._buckets) for path in self._paths()]
+        sources = [_Run(path, self._row, self._buckets, numbers) for path in self._paths()]
         for number in numbers:
             parts = [part for source in sources if (part := source.bucket(number)) is not None]
             ids = pa.chunked_array([ids for ids, _ in parts], pa.string())
@@ -110,25 +110,36 @@ class Runs:
 
 
 class _Run:
-    """One file; opened for each bucket, so that there may be any number of files."""
+    """Some buckets, which follow one another, of one file.
 
-    def __init__(self, path: Path, row: np.dtype[Any], buckets: int) -> None:
+    It is opened for each bucket, and memory holds where these lie and not where all do: there may
+    be any number of files.
+    """
+
+    def __init__(
+        self, path: Path, row: np.dtype[Any], buckets: int, numbers: Sequence[int]
+    ) -> None:
         self._path, self._dtype = path, row
-        _, at = _head(path)
-        with path.open("rb") as file:
-            file.seek(at)
-            table = np.frombuffer(file.read(16 * (buckets + 1)), np.int64)
-        self._ends = table[: buckets + 1]
-        self._text_ends = table[buckets + 1 :]
-        self._lengths_at = at + table.nbytes
-        self._rows_at = self._lengths_at + 4 * int(self._ends[-1])
-        self._text_at = self._rows_at + row.itemsize * int(self._ends[-1])
+        self._first = numbers[0]
+        head, at = _head(path)
+        begin, size = 8 * self._first, 8 * (len(numbers) + 1)
+        width = 8 * (buckets + 1)
+        with path.open("rb", buffering=0) as file:
+            self._ends = np.frombuffer(_exactly(file, at + begin, size), np.int64)
+            texts = _exactly(file, at + width + begin, size)
+            base = int.from_bytes(_exactly(file, at + width, 8), "little")
+        self._text_ends = np.frombuffer(texts, np.int64) - base
+        rows = int(head["rows"])
+        self._lengths_at = at + 2 * width
+        self._rows_at = self._lengths_at + 4 * rows
+        self._text_at = self._rows_at + row.itemsize * rows
 
     def bucket(self, number: int) -> tuple[pa.Array[Any], npt.NDArray[Any]] | None:
-        first, last = self._ends[number : number + 2].tolist()
+        at = number - self._first
+        first, last = self._ends[at : at + 2].tolist()
         if first == last:
             return None
-        text_first, text_last = (self._text_ends[number : number + 2] - self._text_ends[0]).tolist()
+        text_first, text_last = self._text_ends[at : at + 2].tolist()
         with self._path.open("rb", buffering=0) as file:
             lengths = np.frombuffer(
                 _exactly(file, self._lengths_at + 4 * first, 4 * (last - first)), np.int32

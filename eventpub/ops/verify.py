@@ -258,8 +258,16 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         with EventStore(config.store, layout) as store:
             return _range(config, store, first, last)
 
+    progress = _state(config, "progress.json")
     asked = Asked(
-        config, layout, first, last, None if sample is None else Sample(sample), restart, patience
+        config,
+        layout,
+        first,
+        last,
+        None if sample is None else Sample(sample),
+        restart,
+        patience,
+        known=repr([progress.get("topics"), progress.get("server")]),
     )
     verdict, topic, read = run(asked, find_range, on_progress)
     note_topic(topic, verdict)

@@ -57,7 +57,7 @@ _FORMAT = 1
 _PORTION_ROWS = 65_536
 _SECOND_CHECKS = 10_000
 _DAY = 86_400_000_000
-_OLDEST = 24 * 3600.0
+_OLDEST = 3600.0
 """Seconds after which an interrupted comparison is begun anew."""
 
 _LOCK_SECONDS = 2.0
@@ -84,6 +84,8 @@ class Asked:
     sample: Sample | None
     restart: bool
     patience: float
+    known: str = ""
+    """What else must be the same for an interrupted comparison to go on: topics and server."""
 
     @property
     def name(self) -> str:
@@ -97,7 +99,7 @@ class Asked:
             _FORMAT, sys.version, str(os.geteuid()), config.app.id, config.app.former_ids,
             config.store.url.get_secret_value(), layout, config.sink.topic,
             config.sink.bootstrap_servers, config.sink.ignored_sources, str(config.app.state_dir),
-            config.read.start, self.first, self.last, self.sample,
+            config.read.start, self.first, self.last, self.sample, self.known,
         ]  # fmt: skip
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 

@@ -13,6 +13,7 @@ from eventpub.channel import PartitionId
 from eventpub.config import Config, Read, format_time
 from eventpub.coordinator.durable_state import StartState
 from eventpub.coordinator.newest import last_of
+from eventpub.errors import StateError
 from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
 from eventpub.shard.assignment import Assignment
 from eventpub.sink import (
@@ -63,6 +64,13 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         newest = last_of(store.newest(1), now)
     start = int(started["position"])
     before = kept_progress(state, config.spark.shards, start)
+    if available_now and before.get("is_paused"):
+        raise StateError(
+            "run.paused",
+            "the publisher is paused, and a run that ends by itself would wait for ever",
+            where=str(state.root),
+            suggestion="eventpub resume",
+        )
     former = before.get("shards", config.spark.shards)
     # before fencing: a runner of a former run takes its shard before that, and is fenced, or after
     # it, and finds nobody who gives it the lease

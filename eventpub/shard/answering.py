@@ -12,10 +12,14 @@ from operator import attrgetter
 from eventpub import admission
 from eventpub.admission import VersionRange, topic_partition, values
 from eventpub.channel import Request
+from eventpub.errors import SinkError, StoreError
 from eventpub.shard import pace
 from eventpub.shard.context import ShardContext
 from eventpub.shard.publishing import NO_EVENTS, Publishing
 from eventpub.sink import has_event
+
+_OF_THE_ROW = {"sink.too_many_refused", "store.other_history", "store.row_invalid"}
+"""Errors that say what a row is like, which nobody but the user has asked for."""
 
 
 class Answering:
@@ -30,7 +34,7 @@ class Answering:
         if request.action == "list":
             self._context.report.answers[request.id] = self._list(request.most)
         elif request.action == "publish":
-            self._context.report.answers[request.id] = self._publish(request)
+            self._context.report.answers[request.id] = self._try_to_publish(request)
         else:
             self._context.report.answers[request.id] = self._act(request)
 
@@ -82,6 +86,18 @@ class Answering:
 
     # -- a dead letter's row -----------------------------------------------------------------------
 
+    def _try_to_publish(self, request: Request) -> str:
+        """As `_publish`; what is wrong with this row alone ends nobody."""
+        index, a = self._context.index, request.aggregate_id
+        before = index.known([a]).skipped.get(a, ())
+        try:
+            return self._publish(request)
+        except (StoreError, SinkError) as error:
+            if error.code not in _OF_THE_ROW:
+                raise
+            index.note_skipped(a, before)
+            return f"failed: {error.code}: {error.message}"
+
     def _publish(self, request: Request) -> str:  # noqa: PLR0911 (one case after the other)
         """Publish a row that was refused, as a late event, unless it was published since.
 
@@ -109,8 +125,11 @@ class Answering:
             return "not in the store"
         others = admission.without(version, known.skipped.get(a, ()))
         index.note_skipped(a, [*others, (version, version)])
-        before = len(context.report.dead)
-        self._publishing.step(rows.slice(0, 1), None)
+        before, run = len(context.report.dead), index.dead_run
+        try:
+            self._publishing.step(rows.slice(0, 1), None)
+        finally:
+            index.note_dead_run(run)  # what users try again says nothing of the store or the broker
         dead = context.report.dead[before:]
         if any((d["aggregate_id"], d["version"]) == (a, version) for d in dead):
             return "refused again"

@@ -104,10 +104,52 @@ class TestChecks:
 
     def test_an_index_that_is_rebuilt_is_a_warning_until_it_is(self) -> None:
         life, lanes = begun()
+        life.on(e.Written())
         life.receives(lanes[0], Folding(10, 1_000))
-        assert states(life)["index"] == "warn"
+        assert states(life)["index"] == states(life)["shard 0"] == "warn"
+        life.reports(lanes[1], position=at(1_000))
+        assert states(life)["index"] == "warn", "the other one has not read it back yet"
         life.reports(lanes[0], position=at(1_000))
         assert states(life)["index"] == "ok"
+
+    def test_a_fold_does_not_hide_a_full_disk(self) -> None:
+        life = working()
+        lanes = [life.coordinator.shards[0].lane]
+        life.waits(1.5)
+        full = StateError("state.disk_full", "no space", retriable=True)
+        life.on(e.Failed(life.last(e.Remember), full))
+        assert lanes[0] is not None
+        life.receives(lanes[0], Folding(10, 1_000))
+        life.reports(lanes[0], position=at(2_000), low=at(2_000))
+        assert "index" in wrong(life)
+
+    def test_a_shard_is_ready_when_it_has_the_lease_and_has_read_back_also_paused(self) -> None:
+        life = begin(is_paused=True)
+        for number in range(2):
+            life.reports(life.joins(number), position=at(1_000), low=at(1_000))
+        assert states(life)["shard 0"] == states(life)["shard 1"] == "ok"
+        assert states(life)["publishing"] == "warn"
+        life.on(e.PauseAsked(False, lambda _: None))
+        assert states(life)["publishing"] == "ok"
+
+    def test_a_large_window_of_which_something_is_done_all_the_time(self) -> None:
+        life, lanes = streaming()
+        life.polled(at(2_500))
+        for _ in range(9):
+            life.waits(10.0)
+            life.reports(lanes[0], position=at(2_000), low=at(2_000), published=1_000)
+        assert "shard 0" not in wrong(life)
+        assert "shard 1" in wrong(life)
+
+    def test_a_hold_that_waits_for_its_time_stops_nobody(self) -> None:
+        life, lanes = streaming()
+        life.on(e.Written())
+        life.reports_done(lanes[0], holds=1, low=at(1_500))
+        for _ in range(70):
+            life.waits(1.0)
+            measured(life, 0.0)
+        assert lag(life) > 60
+        assert "publishing" not in wrong(life)
 
     def test_a_full_disk_is_wrong_until_the_position_is_written(self) -> None:
         life = working()
@@ -200,6 +242,7 @@ class TestPause:
         assert status(life.coordinator, life.now)["state"] == "paused"
         assert self.pause(life, is_paused=False) == 0
         life.polled(at(2_700))
+        assert life.coordinator.in_work(life.coordinator.shards[0]) == 1
         assert [lane.windows[-1].upto for lane in lanes] == [at(2_700)] * 2
 
     def test_it_is_written_down_and_the_next_run_begins_so(self) -> None:
