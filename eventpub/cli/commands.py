@@ -119,7 +119,11 @@ def _show_checks(console: Console, checks: list[Check], summary: str) -> None:
 
 
 @click.command()
-@click.option("--available-now", is_flag=True, help="Publish what is in the table now, then stop.")
+@click.option(
+    "--available-now",
+    is_flag=True,
+    help="Publish what is in the table now, then stop. Waits until holds are filled or skipped.",
+)
 @reports
 @configured(
     "app.id",
@@ -202,7 +206,10 @@ def _time(text: str | None, flag: str) -> int | None:
 
 @click.group()
 def gaps() -> None:
-    """List missing versions, or act on one. A hold waits for a version; a skip has given it up."""
+    """List missing versions, or act on one.
+
+    A hold is an aggregate that waits for a missing version. A skip is a gap that was given up.
+    """
 
 
 @gaps.command("list")
@@ -216,7 +223,10 @@ def gaps() -> None:
 @reports
 @configured("app.id", "app.state_dir", *_SINK, "ops.log")
 def gaps_list(request: Request, limit: int) -> Report:
-    """List open holds and recorded skips. Exit status 1 while any hold is open."""
+    """List aggregates that wait for a version (holds), and versions that were given up (skips).
+
+    Exit status 1 while any aggregate waits.
+    """
     loaded = request.load()
     from eventpub.ops.gaps import find
 
@@ -289,7 +299,10 @@ _later = click.option(
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
-    """Look up an aggregate's missing version now, whether it is waited for or was skipped."""
+    """Look up an aggregate's missing versions now, whether they are waited for or were skipped.
+
+    Exit status 1 if they are still missing.
+    """
     loaded = request.load()
     from eventpub.ops.gaps import act
 

@@ -22,16 +22,20 @@ _NEXT = (
 
 
 @click.command()
-@click.option("--url", metavar="URL", help="As --store-url.")
+@click.option(
+    "--url",
+    metavar="URL",
+    help="The database to look into, as for --store-url: mysql+pymysql://user@host:3306/database.",
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("eventpub.toml"),
     show_default=True,
     metavar="FILE",
-    help="Write it there.",
+    help="The file to write.",
 )
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 @reports
 @configured(
     "store.url", "store.table", "app.id", "sink.topic", "sink.bootstrap_servers", "ops.log",

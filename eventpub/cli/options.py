@@ -34,7 +34,8 @@ FLAGS: dict[str, tuple[str, str]] = {
     "read.page_rows": ("--page-rows", "Largest number of rows read at once."),
     "gaps.max_backoff": (
         "--max-backoff",
-        "Attempts to find a missing version before it is skipped.",
+        "Attempts (a number, not a time) to find a missing version before it is skipped; the"
+        " default 8 take about 64 s in all, and each more doubles that.",
     ),
     "gaps.late": (
         "--late",

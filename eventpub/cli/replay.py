@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     "id_",
     metavar="NAME",
     default="",
-    help="Name of the replay; default: made of what it publishes, so that the same command goes on"
-    " where it was interrupted. Another name publishes it again.",
+    help="Name of this replay, in the header eventpub_replay. By default it follows from app.id,"
+    " range, topic and aggregate, so the same command goes on where it was interrupted. Give"
+    " another name to publish the same range a second time.",
 )
 @reports
 @configured("app.id", "store.url", "store.table", "sink.bootstrap_servers", "ops.log")

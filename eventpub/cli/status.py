@@ -25,11 +25,14 @@ _STYLES = {"ok": "green", "warn": "yellow", "error": "bold red"}
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Show it anew every second, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def status(request: Request, watch: bool) -> Report:
-    """Show how the publisher stands. Exit status 1 where none runs, or a check is wrong."""
+    """Show what the publisher does: its lag, its checks and each shard.
+
+    When none runs: what ended the last one. Exit status 1 if none runs, or a check is wrong.
+    """
     loaded = request.load()
     from eventpub.ops.status import find
 
@@ -163,7 +166,11 @@ def _age(seconds: float) -> str:
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def pause(request: Request) -> Report:
-    """Publish nothing from now on, not even after a restart, until `resume`."""
+    """Publish nothing until `eventpub resume`, not even after a restart.
+
+    Returns when the transactions under way are published. Without a running publisher the next one
+    starts paused.
+    """
     return _set_paused(request, "pause", is_paused=True)
 
 
@@ -171,7 +178,7 @@ def pause(request: Request) -> Report:
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def resume(request: Request) -> Report:
-    """Go on after `pause`."""
+    """Publish again after `eventpub pause`."""
     return _set_paused(request, "resume", is_paused=False)
 
 

@@ -55,7 +55,8 @@ def trace(
 ) -> Report:
     """Find one event, or the last versions of an aggregate: in the store, on a topic, held, dead.
 
-    Exit status 1 unless all are published, or accounted for.
+    Exit status 0 if each version shown is published, late, from before the start, or skipped and
+    not in the store; 1 if any is not, or none is known.
     """
     loaded = request.load()
     from eventpub.ops import trace as tracing
