@@ -311,7 +311,8 @@ def _request(data: dict[str, Any] | None, id: str) -> Request | None:
         request = request_of(data or {})
     except MalformedError:
         return None
-    return request if request.id == id and request.action in {"retry", "skip"} else None
+    is_known = request.action in {"retry", "skip"} and request.aggregate_id
+    return request if request.id == id and is_known else None
 
 
 def _mapped(error: OSError, path: Path) -> StateError:

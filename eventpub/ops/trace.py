@@ -246,7 +246,7 @@ def _ask(config: Config, aggregate_id: str, partition: int | None) -> _Publisher
         start = parse_time(config.read.start)
     status = ask_running(state, "status")
     if status is not None:
-        shards = {int(n): shard for n, shard in status["progress"]["per_shard"].items()}
+        shards = {shard["shard"]: shard for shard in status["shards"]}
         own = {} if partition is None or not shards else shards.get(partition % len(shards), {})
         position = own.get("position") or kept.get("position")
         answers = ask_shards(state, Request(secrets.token_hex(8), "list"), _LIST_TIMEOUT)

@@ -330,6 +330,7 @@ class TestReports:
         context.lease = Lease(1, low=50, position=70)
         context.shard = SimpleNamespace(number=1)
         context.hidden_since = None
+        context._index_seen_at = float("inf")
         context.index = SimpleNamespace(
             position=100, offsets={("events", 1): 5}, holds=Holds(oldest=None, next_due=None)
         )
