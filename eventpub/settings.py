@@ -172,7 +172,9 @@ def load(
     if layers.problems or config is None:
         raise _joined(layers.problems)
     origins = {name: "default" for name, key in KEYS.items() if not key.is_map} | layers.origins
-    return Loaded(_with_token(_with_password(config, origins), origins), origins, path)
+    config = _with_secret(config, origins, "store", "password")
+    config = _with_secret(config, origins, "ops", "token")
+    return Loaded(config, origins, path)
 
 
 def shown(loaded: Loaded) -> dict[str, Any]:
@@ -525,26 +527,16 @@ def _with_secret_files(config: Config, layers: _Layers) -> Config:
     return config.model_copy(update={"sink": sink})
 
 
-def _with_password(config: Config, origins: dict[str, str]) -> Config:
-    """The password file's text in the password's place: executors need not have the file."""
-    file = config.store.password_file
+def _with_secret(config: Config, origins: dict[str, str], section: str, name: str) -> Config:
+    """The text of `<name>_file` in the place of `<name>`: executors need not have the file."""
+    part = getattr(config, section)
+    file: Path | None = getattr(part, f"{name}_file")
     if file is None:
         return config
-    password = _secret_of(file, "store.password_file")
-    origins["store.password"] = f"file {file}"
-    store = config.store.model_copy(update={"password": SecretStr(password), "password_file": None})
-    return config.model_copy(update={"store": store})
-
-
-def _with_token(config: Config, origins: dict[str, str]) -> Config:
-    """The token file's text in the token's place."""
-    file = config.ops.token_file
-    if file is None:
-        return config
-    token = _secret_of(file, "ops.token_file")
-    origins["ops.token"] = f"file {file}"
-    ops = config.ops.model_copy(update={"token": SecretStr(token), "token_file": None})
-    return config.model_copy(update={"ops": ops})
+    secret = _secret_of(file, f"{section}.{name}_file")
+    origins[f"{section}.{name}"] = f"file {file}"
+    changed = part.model_copy(update={name: SecretStr(secret), f"{name}_file": None})
+    return config.model_copy(update={section: changed})
 
 
 def _secret_of(file: Path, key: str) -> str:

@@ -46,17 +46,3 @@ class Histogram:
         if len(counts) == len(self.counts):
             self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
             self.sum += total
-
-    def quantile(self, share: float) -> float | None:
-        """About what so great a share is at most, s; None where there are none.
-
-        Linear within a bucket; what is above the last bound counts as that.
-        """
-        rank, below, low = share * sum(self.counts), 0, 0.0
-        if not rank:
-            return None
-        for bound, count in zip(self.bounds, self.counts, strict=False):
-            if count and below + count >= rank:
-                return low + (bound - low) * (rank - below) / count
-            below, low = below + count, bound
-        return self.bounds[-1]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.options import Request, configured, reading_timeout, reports
 from eventpub.cli.output import Report
 
 if TYPE_CHECKING:
@@ -19,14 +19,7 @@ _KEYS = (
     "app.id", "app.state_dir", "store.url", "store.table",
     "sink.bootstrap_servers", "sink.topic", "ops.log",
 )  # fmt: skip
-_timeout = click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Read the topics for so long at most.",
-)
+_timeout = reading_timeout()
 
 
 @click.group()

@@ -165,3 +165,15 @@ def reports(command: Callable[..., Any]) -> Callable[..., Any]:
         expose_value=False,
         help="Print the result as one JSON object.",
     )(command)
+
+
+def reading_timeout() -> Callable[[Any], Any]:
+    """`--timeout` of commands that read the topics."""
+    return click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Stop reading the topics after so many seconds.",
+    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.options import Request, configured, reading_timeout, reports
 from eventpub.cli.output import Report
 
 if TYPE_CHECKING:
@@ -37,14 +37,7 @@ _STYLES = {
     show_default=True,
     help="Without VERSION: show the last so many.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Read the topics for so long at most.",
-)
+@reading_timeout()
 @reports
 @configured(
     "app.id", "app.state_dir", "store.url", "store.table",
