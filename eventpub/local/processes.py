@@ -9,6 +9,7 @@ signal, because that one fires when the *thread* that started the server ends.
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import random
 import signal
@@ -40,6 +41,7 @@ kill -KILL "$1"
 """
 
 _started: weakref.WeakSet[Server] = weakref.WeakSet()
+_given: collections.deque[socket.socket] = collections.deque(maxlen=100)  # marks of free_port
 
 
 class Server(ABC):
@@ -233,20 +235,25 @@ def _suggestion(printed: str) -> str:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens.
+    """A port of 127.0.0.1 on which nobody listens, and that no process is given soon after.
 
     Below the range from which outgoing connections take theirs, so that a server that restarts
-    finds its port still free.
+    finds its port still free. Many servers are given theirs long before they listen: until then
+    the UDP port of the same number, which none of them uses, is held as the mark of this.
     """
     for _ in range(200):
         port = random.randrange(20_000, 32_000)
+        mark = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
+                mark.bind(("127.0.0.1", port))
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                mark.close()
                 continue
-            return port
+        _given.append(mark)
+        return port
     raise LocalError("local.start_failed", "no free port between 20000 and 32000 was found")
 
 

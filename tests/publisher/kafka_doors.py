@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from eventpub.local import Kafka, kafka
-from tests.sink.conftest import free_ports
+from eventpub.local.processes import free_port
 
 PASSWORD = "correct-horse-battery"
 USER = "publisher"
@@ -66,7 +66,7 @@ def doors(folder: Path) -> Iterator[Doors]:
     certificates.mkdir(parents=True)
     _certificates(certificates)
     names = ["PLAINTEXT", "CONTROLLER", "SCRAM", "PLAIN", "TOKEN", "MUTUAL"]
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    ports = {name: free_port() for name in names}
 
     def listeners(*, controller: bool) -> str:
         hosts = {"PLAINTEXT": "127.0.0.1", "CONTROLLER": "127.0.0.1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.local import Kafka, kafka
+from eventpub.local.processes import free_port
 from eventpub.private_apis import bulk
 from tests.sink.proxy import Proxy
 
@@ -48,7 +48,7 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
 def broker_with_doors(folder: Path) -> Iterator[OwnBroker]:
     """A broker that can be reached in several ways."""
     names = ["PLAINTEXT", "CONTROLLER", "GUARDED", "PROXIED", "ITSELF"]
-    *inside, outside, around = free_ports(len(names) + 2)
+    *inside, outside, around = (free_port() for _ in range(len(names) + 2))
     ports = dict(zip(names, inside, strict=True))
     doors = {**ports, "PROXIED": outside, "ITSELF": around}
     users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
@@ -79,15 +79,6 @@ def broker_with_doors(folder: Path) -> Iterator[OwnBroker]:
         )
         proxy.close()
         to_itself.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses; found together, so that they differ."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _listeners(ports: dict[str, int]) -> str:
