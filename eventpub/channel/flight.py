@@ -377,12 +377,11 @@ class FlightLink(Link):
                 self._writer.done_writing()
 
     def _next(self) -> Lease | Work | None:
-        while True:
-            try:
-                found = self._came.get(timeout=_ASKS_AFTER)
-                break
-            except queue.Empty:
-                self._ask_whether_wanted()
+        try:
+            found = self._came.get(timeout=_ASKS_AFTER)
+        except queue.Empty:
+            self._ask_whether_wanted()
+            return None
         if isinstance(found, StateError):
             self._came.put(found)
             raise found

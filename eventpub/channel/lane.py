@@ -42,7 +42,7 @@ class Link(ABC):
 
     @abstractmethod
     def _next(self) -> Lease | Work | None:
-        """Wait for what comes next; None: `wake` was called."""
+        """Wait for what comes next; None: `wake` was called, or nothing has come for a while."""
 
     def lease(self) -> Lease | None:
         """Wait for the lease of the shard; None: there is none to be had any more.
@@ -57,7 +57,7 @@ class Link(ABC):
         return found
 
     def receive(self) -> Work | None:
-        """Wait for the next work; None: `wake` was called.
+        """Wait for the next work; None: `wake` was called, or nothing has come for a while.
 
         Raises:
             StateError: run.disconnected

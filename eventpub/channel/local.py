@@ -17,6 +17,9 @@ from eventpub.channel.lane import (
 )
 from eventpub.channel.messages import Farewell, FromRunner, Hello, Lease, Stop, Work
 
+_IDLE_AFTER = 60.0
+"""Seconds without a message after which a runner may do what is due now and then."""
+
 _Item = Lease | Work | None
 
 
@@ -65,7 +68,10 @@ class LocalLink(Link):
         post(Joined(self._lane))
 
     def _next(self) -> _Item:
-        found = self._lane.sent.get()
+        try:
+            found = self._lane.sent.get(timeout=_IDLE_AFTER)
+        except queue.Empty:
+            return None
         if isinstance(found, _Wake):
             return None
         if found is None:

@@ -76,7 +76,7 @@ class Reading:
         if self._unhandled:
             return self._unhandled.popleft()
         while (work := self._context.link.receive()) is None:
-            continue
+            self._context.sink.serve()
         if isinstance(work, Window):
             self._last = work
         return work
@@ -101,7 +101,8 @@ class Reading:
             elif work is not None:
                 self._unhandled.append(work)
                 yield work
-            work = context.link.receive()  # None: woken, perhaps for a block that was left before
+            # None: nothing has come, or woken, perhaps for a block that was left before
+            work = context.link.receive()
             if self._is_left:
                 self._keep(work)
                 return

@@ -30,6 +30,9 @@ from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 _COPIES_EVERY = 1.0
 """Seconds between two checks whether a copy of the index is due, where nothing else comes."""
 
+_SERVES_EVERY = 60.0
+"""Seconds after which the producer hands over what it has logged, where nothing else comes."""
+
 _COMPARES_EVERY = 0.02
 """Seconds between two checks whether keys of a comparison have come, while no rows do."""
 
@@ -158,14 +161,19 @@ class Runner:
     def _next(self, items: Prefetch[Item]) -> Item | None:
         """What comes next; a comparison goes on meanwhile."""
         context, comparing = self._context, self._comparing
-        while comparing.is_under_way or context.keeps_copies:
-            if items.wait(_COMPARES_EVERY if comparing.is_under_way else _COPIES_EVERY):
-                break
+        while not items.wait(self._patience()):
             if comparing.go_on():
                 self._report()
             context.keep_copy()
+            context.sink.serve()
         with context.timed("read"):
             return next(items, None)
+
+    def _patience(self) -> float:
+        """Seconds to wait for what comes next before something else is due."""
+        if self._comparing.is_under_way:
+            return _COMPARES_EVERY
+        return _COPIES_EVERY if self._context.keeps_copies else _SERVES_EVERY
 
     def _publish(self, item: Rows) -> bool:
         """False where the shard waits, or stops."""

@@ -114,6 +114,14 @@ class ShardSink:
         """True when it must not be used again: close it, make a new one, fold, go on."""
         return self._owned.needs_replacement
 
+    def serve(self) -> None:
+        """Lets the producer hand over its log lines and errors.
+
+        It keeps them until somebody asks, some 300 B each: to be called once a minute where nothing
+        is published.
+        """
+        self._owned.serve()
+
     def close(self) -> None:
         """Lets go of the producer; an open transaction is left to the next owner, which aborts it.
 

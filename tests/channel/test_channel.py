@@ -153,6 +153,23 @@ def test_who_waits_for_work_is_woken(coordinator: Coordinator, connect: Connect)
     assert link.receive() == Window(1, 10)
 
 
+def test_who_waits_for_long_may_do_what_is_due_meanwhile(
+    coordinator: Coordinator, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventpub.channel.local._IDLE_AFTER", 0.1)
+    monkeypatch.setattr("eventpub.channel.flight._ASKS_AFTER", 0.1)
+    link = connect(0)
+    lane = coordinator.joined()
+    coordinator.leases = {(0, LEASE.number)}
+    threading.Timer(0.5, lambda: lane.send(LEASE)).start()
+    assert link.lease() == LEASE
+    assert [link.receive() for _ in range(3)] == [None] * 3
+    lane.send(Window(1, 10))
+    while (work := link.receive()) is None:
+        continue
+    assert work == Window(1, 10)
+
+
 def test_whether_a_lease_is_still_in_force_is_asked(
     coordinator: Coordinator, connect: Connect
 ) -> None:

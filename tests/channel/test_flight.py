@@ -199,7 +199,6 @@ class TestWhoDies:
             with linked(through) as link:
                 coordinator.joined().send(LEASE)
                 assert link.lease() == LEASE
-                threading.Timer(1.5, link.wake).start()
                 assert link.receive() is None, "it is still wanted"
                 proxy.target = None
                 proxy.swallow()

@@ -19,6 +19,7 @@ from eventpub.admission.buckets import bucket_of
 from eventpub.channel import Comparison, Lease, Report, Request, Stop, Window, Work
 from eventpub.coordinator.recount import Recount
 from eventpub.errors import SinkError
+from eventpub.shard import runner as runner_module
 from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 from eventpub.shard.runner import Runner
@@ -65,6 +66,7 @@ def reading(
     """A shard at a position, what came for it, and the store's rows."""
     context: Any = SimpleNamespace(
         link=Link(*work),
+        sink=SimpleNamespace(serve=lambda: None),
         index=SimpleNamespace(position=position),
         reader=Table(*times),
         shard=None,
@@ -307,6 +309,38 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
     assert not runner._read_on()
     counted.update(runner._accounted.take(9 * SECOND))
     assert counted == {0: 1, 4: 1, 5: 1}
+
+
+@pytest.mark.parametrize("waits_for_a_hold", [False, True])
+def test_a_producer_hands_over_its_log_while_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch, waits_for_a_hold: bool
+) -> None:
+    """It keeps each line and error until it is asked: memory would grow for weeks."""
+    monkeypatch.setattr(runner_module, "_SERVES_EVERY", 0.01)
+    runner: Any = object.__new__(Runner)
+    read, context = reading()
+    served: list[int] = []
+
+    def serve() -> None:
+        served.append(len(served))
+        if len(served) == 3:
+            context.link.came.put(Stop())
+
+    context.sink = SimpleNamespace(serve=serve)
+    context.is_stopping, context.keeps_copies, context.report = False, False, Report(0)
+    context.timed = lambda _: nullcontext()
+    context.keep_copy = context.take_report = lambda: None
+    context.link.send = lambda _: None
+    context.index.holds = {"a": None}
+    runner._context, runner._reading, runner._accounted = context, read, Accounted(0)
+    runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)
+    if waits_for_a_hold:
+        for _ in range(3):
+            context.link.wake()
+        assert not runner._wait_for_holds()
+    else:
+        assert not runner._read_on()
+    assert len(served) >= 3
 
 
 def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept() -> None:

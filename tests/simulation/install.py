@@ -132,8 +132,9 @@ class _Ahead:
         return was_ready or self._has_ended
 
     def wait(self, timeout: float) -> bool:
-        del timeout
         self._read()
+        while timeout >= runner._SERVES_EVERY and not (self._waiting or self._has_ended):
+            self._read_one()  # who has nothing else to do waits for what comes
         return bool(self._waiting) or self._has_ended
 
     def __iter__(self) -> _Ahead:

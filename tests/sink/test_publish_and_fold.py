@@ -31,6 +31,7 @@ from eventpub.sink import (
     check_topics,
     fence_all,
 )
+from eventpub.sink.client import ClientLog
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
 from tests.sink.conftest import OwnBroker
@@ -134,6 +135,25 @@ def publish_all_but_refused(new_sink: Callable[..., ShardSink], table: pa.Table)
             sink.close()
             sink = new_sink()
     raise AssertionError("the batch was never published")
+
+
+def test_an_idle_producer_hands_over_what_it_has_logged(
+    new_sink: Callable[..., ShardSink],
+    sink_config: config.Sink,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It keeps all of it until it is asked."""
+    lines: list[str] = []
+    often = {"topic.metadata.refresh.interval.ms": "100"}
+    sink = new_sink(sink=sink_config.model_copy(update={"properties": often}))
+    sink.publish(some_events(WHOLE, 40))
+    sink.serve()
+    monkeypatch.setattr(ClientLog, "note", lambda _, facility, text: lines.append(facility))
+    time.sleep(1)
+    assert lines == []
+    sink.serve()
+    assert len(lines) > 5
+    assert not sink.needs_replacement
 
 
 class TestPublish:
