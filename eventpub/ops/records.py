@@ -379,13 +379,14 @@ def hash_of_metadata(text: str | None) -> int:
         return _EMPTY_HASH
     if not isinstance(data, Mapping):
         return _hash_of_pairs([("metadata", text.encode(errors="replace"))])
-    pairs: dict[str, bytes | None] = {}
+    pairs: list[tuple[str, bytes | None]] = []
     for name, value in data.items():
         if name == "content-type":
             continue
         renamed = f"metadata_{name}" if name.startswith(("ce_", "eventpub_")) else name
-        pairs[renamed.encode(errors="replace").decode()] = _header_bytes(value)
-    return _hash_of_pairs(pairs.items())
+        sent = renamed.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
+        pairs.append((sent.decode(), _header_bytes(value)))
+    return _hash_of_pairs(pairs)
 
 
 def _header_bytes(value: Any) -> bytes | None:

@@ -7,7 +7,8 @@ or take the place of a header of ours.
 
 Rules for metadata (a flat JSON object): each key is a header; text as it is, numbers, booleans and
 nested values as JSON text, null as a null header. Keys that begin with ``ce_`` or ``eventpub_``
-are CloudEvents' and ours: they are renamed ``metadata_<key>``. `content-type` in the metadata wins;
+are CloudEvents' and ours: they are renamed ``metadata_<key>``. A NUL in a key becomes U+FFFD, since
+the client would cut the header's name there. `content-type` in the metadata wins;
 without it a payload that begins with ``{`` or ``[`` is ``application/json``, any other is
 ``application/octet-stream``, and a NULL payload has none. Metadata that is no JSON object becomes
 one header `metadata` with its text.
@@ -61,6 +62,7 @@ _IS_LATE = (LATE, "1")
 _decode = json.JSONDecoder().decode
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _RESERVED = ("ce_", "eventpub_")
+_NO_NUL = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,10 @@ def metadata_headers(text: str) -> list[Header]:
         for key, value in data.items()
     ]
     if "\\u" in text:
-        headers = [(name.encode(errors="replace").decode(), value) for name, value in headers]
+        headers = [
+            (name.encode(errors="replace").decode().replace("\0", _NO_NUL), value)
+            for name, value in headers
+        ]
     return headers
 
 

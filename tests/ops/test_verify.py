@@ -15,14 +15,17 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from eventpub.admission.model import Shard
 from eventpub.config import Config, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
 from eventpub.ops import verify_run
 from eventpub.ops.verify import KINDS, Progress, Sample, verify
 from eventpub.ops.verify_plan import Asked
+from eventpub.sink import ShardSink
 from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
+from tests.sink.helpers import events
 
 PARTITIONS = 4
 TABLE = """
@@ -381,3 +384,24 @@ def test_metadata_and_late_records_are_read_among_others(world: World) -> None:
     assert found.ok, found.to_dict()
     assert found.accounted["late"] == 1
     assert found.records == len(EVENTS)
+
+
+def test_a_metadata_key_with_a_nul_is_the_header_that_the_documentation_says(world: World) -> None:
+    """The client would cut its name there."""
+    metadata = json.dumps({"a\0b": "1", "content-type\0": "mine", "ce_\0": None, "\0": {}})
+    world.append(("a", 1))
+    world.database.execute(
+        "UPDATE events SET metadata = %s, create_time = create_time", (metadata,)
+    )
+    [(key, version, event_type, payload, text, created)] = world.rows()
+    row = {
+        "event_type": [event_type],
+        "payload": [payload],
+        "metadata": [text],
+        "create_time": [parse_time(created)],
+    }
+    with ShardSink(world.config.sink, "orders", Shard(0, 1, PARTITIONS)) as sink:
+        sink.publish(events([(key, version)], **row))
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"))
+    assert found.ok, found.to_dict()
+    assert found.records == 1

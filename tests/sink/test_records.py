@@ -146,6 +146,8 @@ def test_a_late_event_says_so() -> None:
         ("[" * 100_000, [("metadata", b"[" * 100_000)]),
         ('{"half":"\\ud800"}', [("half", b"?")]),
         ('{"nul":"a\\u0000b"}', [("nul", b"a\x00b")]),
+        ('{"a\\u0000b":1,"a\\ufffdb":2}', [("a\ufffdb", b"1"), ("a\ufffdb", b"2")]),
+        ('{"content-type\\u0000":"mine"}', [("content-type\ufffd", b"mine")]),
         (
             '{"whole":"\\u00e4"}',
             [
