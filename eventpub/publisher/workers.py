@@ -179,7 +179,8 @@ class ChecksWork:
         if isinstance(command, e.CheckTable):
             return e.TableChecked(EventStore.discover(config.store))
         if isinstance(command, e.CheckOpen):
-            return e.OpenChecked(are_left_open(config.sink, command.ends, _TIMEOUT))
+            sources = sources_of(config.sink, config.app.id, config.app.former_ids)
+            return e.OpenChecked(are_left_open(config.sink, sources, command.ends, _TIMEOUT))
         raise TypeError(command)
 
     def _count(self, command: e.Count) -> e.Counted:

@@ -9,9 +9,10 @@ from eventpub.sink.client import check_properties
 from eventpub.sink.faults import RecordRefusedError, topic_remade
 from eventpub.sink.fencing import fence_all
 from eventpub.sink.finding import has_event
+from eventpub.sink.first_open import are_left_open
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Folded
-from eventpub.sink.missing_markers import MissingMarkerError, are_left_open
+from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.origin import (
     Sources,
     check_between,

@@ -70,7 +70,9 @@ class Fold(Iterator[Folded]):
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._scope = scope
-        self._stable_ends = StableEnds(scope, known.written, known.acknowledged, end_open, timeout)
+        self._stable_ends = StableEnds(
+            *(scope, known.written, known.acknowledged, end_open, timeout), meanwhile=meanwhile
+        )
         self._decoder = Decoder(scope)
         self._timeout = timeout
         self._meanwhile = meanwhile

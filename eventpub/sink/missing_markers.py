@@ -75,16 +75,6 @@ def hanging(
     )
 
 
-def are_left_open(sink: config.Sink, ends: Mapping[PartitionId, int], timeout: float) -> bool:
-    """Whether readers are kept from what was committed up to these offsets.
-
-    Raises:
-        SinkError: as `check_topics`.
-    """
-    stable = list_offsets(sink, list(ends), "latest", committed=True, timeout=timeout)
-    return any(stable[place] < end for place, end in ends.items())
-
-
 def lost_records(
     sink: config.Sink,
     app_ids: Collection[str],

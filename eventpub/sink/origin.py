@@ -125,6 +125,8 @@ def check_between(
 ) -> None:
     """Look for another publisher's events in offsets that this one has not written.
 
+    Committed or not: who waited for that would stand still as long as a transaction is open there.
+
     Args:
         ranges: first and next offset; of a long range, its beginning is read.
 
@@ -140,14 +142,19 @@ def check_between(
             place: (max(at, lows[place]), min(end, max(at, lows[place]) + _MOST_BETWEEN))
             for place, (at, end) in own.items()
         },
+        committed=False,
     )
 
 
 def _check(
-    sink: config.Sink, sources: Sources, ranges: Mapping[PartitionId, tuple[int, int]]
+    sink: config.Sink,
+    sources: Sources,
+    ranges: Mapping[PartitionId, tuple[int, int]],
+    *,
+    committed: bool = True,
 ) -> None:
     try:
-        found = read_ranges(sink, ranges, committed=True, few=True, timeout=_LONGEST)
+        found = read_ranges(sink, ranges, committed=committed, few=True, timeout=_LONGEST)
     except SinkError as error:
         if error.code != "sink.unreachable":
             raise

@@ -22,6 +22,7 @@ from eventpub.sink import client, faults, fencing, records
 from eventpub.sink.batch import Batch, Content, batch_of
 from eventpub.sink.causes import aborted
 from eventpub.sink.caution import caution_of
+from eventpub.sink.first_open import FirstOpen
 from eventpub.sink.fold import FOLD_TIMEOUT, Fold, Known
 from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
@@ -197,7 +198,7 @@ class ShardSink:
         restored = 0
         while True:
             # until it is seen: the marker of what is published here may be left out as well
-            self._end_all(list(written))
+            self._end_all(list(written), meanwhile)
             lost = lost_records(self._sink, self._sources.own, written, meanwhile)
             if not lost:
                 return restored
@@ -206,23 +207,34 @@ class ShardSink:
             self._transactions.run(Batch({}, lost), no_crash, self._check_offsets)
             restored += len(lost)
 
-    def _end_all(self, places: list[PartitionId]) -> None:
-        """Waits until no transaction is open in these partitions; ends those of this producer."""
+    def _end_all(self, places: list[PartitionId], meanwhile: Callable[[], None]) -> None:
+        """Waits until no transaction is open before the ends of these partitions as they are now.
+
+        Those of this producer are ended, those of other producers are waited for.
+        """
         ends = list_offsets(self._sink, places, "latest")
-        for tries in range(2):
-            deadline = time.monotonic() + MARKER_TIMEOUT
-            while True:
-                stable = list_offsets(self._sink, places, "latest", committed=True)
-                behind = {place for place in places if stable[place] < ends[place]}
-                if not behind:
-                    return
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.05)
-            if not tries:
-                self._end_open(behind)
-        place = min(behind)
-        raise hanging(self._sink, place, stable[place], ends[place], MARKER_TIMEOUT)
+        first_open = FirstOpen(self._sink, self._sources)
+        began = time.monotonic()
+        ended: set[PartitionId] = set()
+        while True:
+            stable = list_offsets(self._sink, places, "latest", committed=True)
+            now = time.monotonic()
+            first_open.seen(stable, now)
+            behind = {place for place in places if stable[place] < ends[place]}
+            if not behind:
+                return
+            if now - began > MARKER_TIMEOUT and (new := behind - ended):
+                # also of ours that others' is before: what of it was committed is known by now
+                self._end_open(new)
+                ended |= new
+                began = time.monotonic()
+            elif now - began > MARKER_TIMEOUT:
+                for place in sorted(behind - first_open.of_others(behind)):
+                    seconds = first_open.seconds(place)
+                    if seconds > MARKER_TIMEOUT:
+                        raise hanging(self._sink, place, stable[place], ends[place], seconds)
+            meanwhile()
+            time.sleep(0.05 if now - began < MARKER_TIMEOUT else 0.2)
 
     def _end_open(self, places: set[PartitionId]) -> None:
         """Ends what this producer, or one before it of the same id, has open in these partitions.

@@ -2,8 +2,10 @@
 
 A fold reads to the *high watermark*: a reader that trusted the last stable offset would stop before
 an open transaction and publish its events a second time. So no transaction may be open there; see
-`missing_markers` for how one may be although its producer is fenced. What must hold: ends are given
-only where everything before them is committed or aborted.
+`missing_markers` for how one may be although its producer is fenced. Those of other producers are
+waited for, up to ends that are taken once: where they overlap, one stands before any end that is
+taken later. What must hold: ends are given only where everything before them is committed or
+aborted.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from eventpub.sink.first_open import FirstOpen
 from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
     MissingMarkerError,
@@ -52,22 +55,26 @@ class StableEnds:
         acknowledged: next offsets up to which all counts as committed, though the saved ones, of a
             lost or older index, may be behind.
         end_open: ends what the shard's own producer has open in these partitions.
-        timeout: seconds after which an open transaction is an error.
+        timeout: seconds after which an open transaction is an error, unless it is another's.
+        meanwhile: called again and again while it waits; what it raises ends that.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (as of a fold)
         self,
         scope: Scope,
         written: Mapping[PartitionId, Written],
         acknowledged: Mapping[PartitionId, int],
         end_open: Callable[[set[PartitionId]], None] | None,
         timeout: float,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._scope = scope
         self._written = written
         self._acknowledged = acknowledged
         self._end_open = end_open
         self._timeout = timeout
+        self._meanwhile = meanwhile
 
     def settle(self, saved: Mapping[PartitionId, int]) -> dict[PartitionId, int]:
         """The ends, once no transaction is open and none of them is before its saved offset.
@@ -77,32 +84,46 @@ class StableEnds:
             SinkError: `sink.hanging_transaction`, `sink.topic_recreated`, or as `check_topics`.
         """
         began: float | None = None
-        has_ended_open = False
+        first_open = FirstOpen(self._scope.sink, self._scope.sources)
+        ended: set[PartitionId] = set()
         kept: dict[PartitionId, int] = {}
         while True:
             ends = {**self._list("latest"), **kept}
             short = {p for p, end in ends.items() if saved.get(p, 0) > end}
-            kept = {p: end for p, end in ends.items() if p in self._scope.shared - short}
+            kept |= {p: end for p, end in ends.items() if p in self._scope.shared - short}
             seen = _Seen(ends, self._list("latest", committed=True), short)
-            began = began or time.monotonic()  # not before the broker answers
-            blocked = seen.blocked
-            if not blocked | short:
+            now = time.monotonic()
+            began = began or now  # not before the broker answers
+            first_open.seen(seen.stable, now)
+            held = seen.blocked | short
+            if not held:
                 return ends
-            waited = time.monotonic() - began
-            if waited > MARKER_TIMEOUT:  # else: a commit is answered before its markers are written
-                self._check_committed(seen, saved)
-                own = blocked - self._scope.of_others
-                if not has_ended_open and self._end_open is not None and own:
+            if now - began > MARKER_TIMEOUT:
+                others = first_open.of_others(seen.blocked)
+                kept |= {place: ends[place] for place in others - short}
+                seconds = {place: first_open.seconds(place) for place in held - others}
+                # a marker may come after the answer that its transaction is over
+                late = {place for place, since in seconds.items() if since > MARKER_TIMEOUT}
+                self._check_committed(seen, saved, late)
+                own = (seen.blocked & late) - self._scope.of_others - ended
+                if self._end_open is not None and own:
                     self._end_open(own)
-                    has_ended_open = True
-                elif waited > self._timeout:
-                    place = min(blocked | short)
+                    ended |= own
+                elif seconds and max(seconds.values()) > self._timeout:
+                    place = max(sorted(seconds), key=seconds.__getitem__)
                     stable, end = seen.stable[place], ends[place]
-                    raise hanging(self._scope.sink, place, stable, end, waited)
-            time.sleep(0.02 if waited < 0.5 else 0.2)
+                    raise hanging(self._scope.sink, place, stable, end, seconds[place])
+            self._meanwhile()
+            time.sleep(0.02 if now - began < 0.5 else 0.2)
 
-    def _check_committed(self, seen: _Seen, saved: Mapping[PartitionId, int]) -> None:
-        """Whether all that is known as committed is still there, and none of it left open."""
+    def _check_committed(
+        self, seen: _Seen, saved: Mapping[PartitionId, int], late: set[PartitionId]
+    ) -> None:
+        """Whether all that is known as committed is still there, and none of it left open.
+
+        Args:
+            late: partitions in which what is open first has to be ours, if it is anybody's.
+        """
         sink, ends = self._scope.sink, seen.ends
         for place in sorted(seen.short):
             # a marker that is missing is one offset
@@ -110,7 +131,7 @@ class StableEnds:
             if ends[place] < saved[place] - marker:
                 raise tail_gone(sink, place, saved[place], ends[place])
         missing_markers = {}
-        for place in (seen.blocked | seen.short) - self._scope.of_others:
+        for place in late - self._scope.of_others:
             first = seen.stable[place]
             known = min(self._acknowledged.get(place, 0) - 1, ends[place])
             written = self.before_marker(place, saved.get(place))
