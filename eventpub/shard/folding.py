@@ -109,7 +109,7 @@ class Fold:
                     index.written,
                     acknowledged=context.lease.acknowledged,
                     everywhere=index.reads_everywhere,
-                    meanwhile=context.require_going_on,
+                    meanwhile=lambda: self._go_on(context.sink.unread),
                 )
             except MissingMarkerError as lost:
                 self._reads_all = False  # the next one goes on where this one has come to
@@ -227,8 +227,8 @@ class Fold:
         """At the end of a first fold, or of one that was cut, whatever tries of it came before.
 
         Cut above what the index knows: the index is older than what the coordinator knows, or the
-        whole state is older than the topic, or what was published last was noted nowhere before it
-        was cut.
+        whole state is older than the topic. Else only others' records were cut, where they write to
+        the topic, too, or what was published last, which was noted nowhere before.
         """
         context, index = self._context, self._context.index
         if index.undecided is None:
@@ -236,7 +236,7 @@ class Fold:
         truncated, newest = index.undecided
         baseline, known_to, low = None, index.position, context.lease.low
         is_older = known_to is None or known_to < low
-        if truncated and (is_older or self._is_of_older_state()):
+        if truncated and (is_older or self._is_of_older_state(newest)):
             baseline = context.report.baseline = self._lost_baseline(newest)
             baseline = max(baseline, index.baseline or 0)
             index.forget_times(context.now)
@@ -258,14 +258,25 @@ class Fold:
         """
         context, low = self._context, self._context.lease.low
         start = context.assignment.start or 0
-        if low > start and not self._is_of_older_state():
+        if low > start and not self._is_of_older_state(newest):
             return low
-        kept = newest - context.assignment.config.recount.horizon - context.rules.longest_hold
-        return max(start, low, kept)
+        return max(start, low, self._kept(newest))
 
-    def _is_of_older_state(self) -> bool:
-        """Whether the coordinator does not know either what was cut off the topic."""
+    def _kept(self, newest: int) -> int:
+        """Everything created before that was published or skipped when the newest event was."""
         context = self._context
+        return newest - context.assignment.config.recount.horizon - context.rules.longest_hold
+
+    def _is_of_older_state(self, newest: int) -> bool:
+        """Whether the coordinator does not know either what was cut off the topic.
+
+        That it does not reach to where a partition begins is not enough: what stood there may have
+        been another producer's, and with a baseline all that commits late, or that a hold waits
+        for, would be lost. A state that is older shows by what was published since.
+        """
+        context = self._context
+        if self._kept(newest) <= context.lease.low:
+            return False
         sink, known = context.assignment.config.sink, context.lease.acknowledged
         lows = first_offsets(sink, [(sink.topic, p) for p in context.shard.topic_partitions()])
         return any(known.get(at, 0) < low for at, low in lows.items())

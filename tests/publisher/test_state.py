@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.conftest import FreshDatabase
@@ -145,6 +145,41 @@ def test_an_older_state_and_a_topic_that_has_forgotten_what_came_after_it(
     assert keys_and_versions(publisher) == expected
     publisher.until_said("count as published", 1)
     assert publisher.gaps.read() == []
+
+
+def test_what_others_wrote_is_cut_in_partitions_where_nothing_of_ours_was_written_since(
+    publisher: Publisher, database: FreshDatabase
+) -> None:
+    """Index and state are whole: what commits late, or fills a gap that waits, is not given up."""
+    publisher.settings["sink"]["ignored_sources"] = "billing"
+    publisher.settings["gaps"] = {"backoff_base": "10s", "max_backoff": 8}
+    commit(database, range(1, 4))
+    with transaction(database) as cursor:
+        insert(cursor, "waits", 2)
+        cursor.connection.commit()
+    publisher.start()
+    eventually(lambda: len(keys_and_versions(publisher)) == 120)
+    time.sleep(2)
+    publisher.stop()
+    producer = Producer({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    for number in range(200):
+        partition = number % publisher.topic.partitions()
+        headers: dict[str, str | bytes | None] = {"ce_source": "billing"}
+        producer.produce(publisher.topic.name, b"theirs", b"k", partition, headers=headers)
+    producer.flush(10)
+    empty_by_retention(publisher)
+    with transaction(database) as cursor:
+        cursor.execute("SELECT CURRENT_TIMESTAMP(6) - INTERVAL 20 SECOND")
+        [(before,)] = cursor.fetchall()
+        insert(cursor, "late", 1, create_time=before)
+        insert(cursor, "waits", 1, create_time=before)
+        cursor.connection.commit()
+    publisher.start()
+    publisher.until_published("late", [1])
+    publisher.until_published("waits", [1, 2])
+    publisher.stop()
+    assert keys_and_versions(publisher) == [("late", 1), ("waits", 1), ("waits", 2)]
+    assert "count as published" not in publisher.words()
 
 
 def test_f9_an_older_index_does_not_know_what_the_topic_has_forgotten(

@@ -1,0 +1,84 @@
+"""What a fold decides about an index whose topic was cut above what it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eventpub import config
+from eventpub.admission import EVENTS, Decision, Shard
+from eventpub.channel import Lease, Report
+from eventpub.index import Index
+from eventpub.shard import folding
+
+SECOND = 1_000_000
+NOW = 1_700_000_000 * SECOND
+READ_TO = NOW - 10 * SECOND
+HORIZON, LONGEST_HOLD = 300 * SECOND, 64 * SECOND
+KNOWN = {("t", 0): 101, ("t", 1): 50}
+Decide = Callable[..., tuple[Index, Report]]
+
+
+@pytest.fixture
+def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
+    """Has a fold decide that met a topic which begins behind what index and coordinator know."""
+    index = Index(tmp_path / "index", {"app": "a"})
+    index.begin(None)
+    index.decide_baseline(None)
+    index.moved_to(KNOWN)
+    index.record(Decision(EVENTS.empty_table()), {}, READ_TO)
+    monkeypatch.setattr(folding, "first_offsets", lambda *_: {("t", 0): 5_000, ("t", 1): 0})
+
+    def decided(newest: int, low: int = READ_TO) -> tuple[Index, Report]:
+        settings = SimpleNamespace(
+            sink=config.Sink(topic="t", ignored_sources=("billing",)),
+            recount=SimpleNamespace(horizon=HORIZON),
+            gaps=SimpleNamespace(policy="hold_aggregate"),
+        )
+        context: Any = SimpleNamespace(
+            index=index,
+            lease=Lease(1, low=low, position=low, acknowledged=KNOWN),
+            assignment=SimpleNamespace(config=settings, start=None),
+            rules=SimpleNamespace(longest_hold=LONGEST_HOLD),
+            shard=Shard(0, 1, 2),
+            report=Report(0),
+            now=NOW,
+            low=lambda position: position,
+        )
+        index.note_truncated(True, newest)
+        folding.Fold(context)._decide_baseline()
+        return index, context.report
+
+    yield decided
+    index.close()
+
+
+@pytest.mark.parametrize("newest", [0, READ_TO + SECOND])
+def test_what_others_wrote_may_be_cut_and_nothing_of_ours_is_given_up(
+    decide: Decide, newest: int
+) -> None:
+    """A partition in which nothing of ours was written for longer than the retention.
+
+    With a baseline, what commits late and what holds wait for would be lost. `newest`: nothing was
+    read back, or what was published just before a crash.
+    """
+    index, report = decide(newest)
+    assert (index.baseline, report.baseline) == (None, None)
+    assert report.repeats_after == READ_TO - HORIZON, (
+        "it may have been ours, of just before a crash"
+    )
+
+
+def test_what_was_published_long_after_shows_that_the_whole_state_is_older(decide: Decide) -> None:
+    newest = READ_TO + HORIZON + LONGEST_HOLD + SECOND
+    index, report = decide(newest)
+    assert index.baseline == report.baseline == READ_TO + SECOND
+
+
+def test_an_index_that_is_older_than_what_the_coordinator_knows(decide: Decide) -> None:
+    index, report = decide(0, low=READ_TO + SECOND)
+    assert index.baseline == report.baseline == READ_TO + SECOND
