@@ -22,7 +22,7 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.errors import EventpubError, StateError
 from eventpub.publisher.prepare import Prepared, prepare
-from eventpub.publisher.workers import BoundaryWork, ChecksWork
+from eventpub.publisher.workers import BROKER_CHECKS, BoundaryWork, BrokerWork, ChecksWork
 from eventpub.shard.runner import serve
 from eventpub.sink.records import parse_times
 from tests.simulation.channel import Connection
@@ -85,7 +85,8 @@ class Run:
             config, type(begin)(**{**vars(begin), "requests": tuple(requests)})
         )
         self.boundary = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
-        self.watch = ChecksWork(config, begin.layout, prepared.topics)
+        self.watch = ChecksWork(config, begin.layout)
+        self.broker = BrokerWork(config, prepared.topics)
         self.events: deque[e.Event] = deque()
         self.to_start: list[e.StartRunner] = []
         self.poll: e.Poll | None = None
@@ -467,6 +468,8 @@ class Driver:
             run.events.append(e.Sampled((), 0))
         elif isinstance(command, e.MeasureLag):
             run.events.append(e.LagMeasured(command.position, 0, 0.0, 0))
+        elif isinstance(command, BROKER_CHECKS):
+            self._ask(run, run.broker.do, command)
         elif not isinstance(command, (e.Show, e.EndRunner)):  # as if it could not be ended
             self._ask(run, run.watch.do, command)
 
