@@ -142,7 +142,7 @@ class Answering:
             return "not in the store"
         others = admission.without(version, known.skipped.get(a, ()))
         index.note_skipped(a, [*others, (version, version)])
-        before, run = len(context.report.dead), index.dead_run
+        before, run, replaced = len(context.report.dead), index.dead_run, context.report.replaced
         try:
             self._publishing.step(rows.slice(0, 1), None)
         finally:
@@ -154,6 +154,8 @@ class Answering:
         if admission.in_ranges(version, left):  # created before the start
             index.note_skipped(a, admission.without(version, left))
             return "not published"
+        if context.report.replaced > replaced and not self._was_published(request, version):
+            return "refused again"  # what was in doubt is its dead letter, which was read back
         return "published"
 
     def _was_published(self, request: Request, version: int) -> bool | None:

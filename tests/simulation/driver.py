@@ -338,11 +338,17 @@ class Driver:
         this.monotonic = at + 0.001
         run.events.append(e.Tick())
 
-    def _reply(self, request: Request) -> Callable[[dict[int, str]], None]:
-        def reply(answers: dict[int, str]) -> None:
+    def _reply(self, request: Request) -> e.Reply:
+        def reply(outcome: dict[int, str] | EventpubError) -> None:
             self.world.point("answer")
-            for answer in answers.values():
+            failed = isinstance(outcome, EventpubError)
+            asked = request.aggregate_id, request.version
+            for answer in [outcome.code] if failed else outcome.values():
                 self.world.counts[f"answered {answer}"] += 1
+                if request.action == "publish" and answer in {"published", "published before"}:
+                    self.world.promised.add(asked)
+                if answer == "run.paused":  # and so it must not be done
+                    self.world.not_done[request.action, *asked] += 1
             self.world.requests = [r for r in self.world.requests if r.id != request.id]
 
         return reply
