@@ -11,7 +11,8 @@
     POST /pause, /resume, /retry?aggregate_id=, /skip?aggregate_id=&from_version=&to_version=
                     with ``Authorization: Bearer`` and `ops.token`
 
-An answer that is no page is JSON; where something is wrong, an object with `error`.
+An answer that is no page is JSON; where something is wrong, an object with `error`. A retry or a
+skip is not done while the publisher is paused: 409.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from eventpub.coordinator.status import is_ready
 from eventpub.masking import mask, mask_all
 from eventpub.ops.http import Source
 from eventpub.ops.metrics import exposition
+from eventpub.ops.status import not_lasting
 from eventpub.settings import Loaded, shown
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
@@ -125,6 +127,19 @@ def _line(text: str, status: int) -> Response:
     return PlainTextResponse(mask(text) + "\n", status, headers=_SAFE)
 
 
+def _not_done(error: dict[str, Any] | None, silent: str) -> Response:
+    """Why a request was not done.
+
+    Args:
+        error: as `EventpubError.to_dict` says it; None: nobody has answered.
+        silent: what is said then.
+    """
+    if error is None:
+        return _answer({"error": silent}, 503)
+    code, text = error["code"], f"{error['code']}: {error['message']}"
+    return _answer({"error": text, "code": code}, 409 if code == "run.paused" else 503)
+
+
 async def _failed(_: Request, error: Exception) -> Response:
     log.warning("a page failed", error=f"{type(error).__name__}: {error}")
     return _answer({"error": "the page failed; the publisher's log says why"}, 500)
@@ -189,7 +204,7 @@ class Reading:
             now = time.monotonic()
             self._list_again = now + max(_LISTS_EVERY, (now - began) / _LISTS_SHARE)
         if found["answers"] is None:
-            return _answer({"error": "the shards have not answered in time"}, 503)
+            return _not_done(found["error"], "the shards have not answered in time")
         answers = [json.loads(answer) for answer in found["answers"].values()]
         holds = [hold for answer in answers for hold in answer["holds"]]
         holds.sort(key=lambda hold: hold["first_seen"])
@@ -237,6 +252,8 @@ class Acting:
 
     async def _set_paused(self, *, is_paused: bool) -> Response:
         found = await run_in_threadpool(self._source.pause, is_paused)
+        if found["error"] is not None:
+            return _answer(found | {"error": not_lasting(found["error"], is_paused)}, 503)
         return _answer(found, 503 if found["is_paused"] is None else 200)
 
     async def retry(self, request: Request) -> Response:
@@ -264,7 +281,7 @@ class Acting:
         asked = ShardRequest(secrets.token_hex(8), action, aggregate_id, first, last)
         found = await run_in_threadpool(self._source.ask, asked, _ACT_TIMEOUT)
         if found["answers"] is None:
-            return _answer({"error": "the shard has not answered in time"}, 503)
+            return _not_done(found["error"], "the shard has not answered in time")
         return _answer({"outcome": next(iter(found["answers"].values()))})
 
 

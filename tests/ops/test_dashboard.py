@@ -67,16 +67,17 @@ class Played:
     def pause(self, is_paused: bool) -> dict[str, Any]:
         self.done.append("pause" if is_paused else "resume")
         self.document |= {"is_paused": is_paused, "state": "paused" if is_paused else "running"}
-        return {"is_paused": is_paused, "in_work": 0}
+        return {"is_paused": is_paused, "in_work": 0, "error": None}
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         if request.action == "list":
-            return {"answers": {"0": json.dumps({"holds": self.holds, "count": len(self.holds)})}}
+            answer = json.dumps({"holds": self.holds, "count": len(self.holds)})
+            return {"answers": {"0": answer}, "error": None}
         named = (request.version, request.to_version) if request.action == "skip" else ()
         self.done.append((request.action, request.aggregate_id, *named))
         if self.outcome is None:
-            return {"answers": None}
-        return {"answers": {"0": self.outcome}}
+            return {"answers": None, "error": None}
+        return {"answers": {"0": self.outcome}, "error": None}
 
     def lived(self, seconds: int = 900, *, rate: float = 900.0) -> None:
         """Let the last minutes have been lively."""
