@@ -325,7 +325,8 @@ class Coordinator:
     def _polled(self, event: e.Polled, now: float) -> None:
         self._failures.is_done(e.Poll)
         self._boundary = event.result.upper
-        self._changes.polled(event.result, now)
+        if self._changes.polled(event.result, now):
+            self._remember()
         self._windows.polled(event, self._recounting.uncounted_since, now, is_paused=self.is_paused)
 
     # -- recount ----------------------------------------------------------------------------------

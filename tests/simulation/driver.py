@@ -341,9 +341,9 @@ class Driver:
     def _reply(self, request: Request) -> e.Reply:
         def reply(outcome: dict[int, str] | EventpubError) -> None:
             self.world.point("answer")
-            failed = isinstance(outcome, EventpubError)
             asked = request.aggregate_id, request.version
-            for answer in [outcome.code] if failed else outcome.values():
+            answers = [outcome.code] if isinstance(outcome, EventpubError) else outcome.values()
+            for answer in answers:
                 self.world.counts[f"answered {answer}"] += 1
                 if request.action == "publish" and answer in {"published", "published before"}:
                     self.world.promised.add(asked)
@@ -429,13 +429,13 @@ class Driver:
             self._has_failed = True
         elif isinstance(event, e.Polled) and event.result.end is None:
             self._vain_polls += 1
-        before = run.coordinator._windows.last
+        windows = run.coordinator._windows
+        before = windows.last and windows.last.upto
         commands = run.coordinator.on(event, this.monotonic)
-        window = run.coordinator._windows.last
-        if window is not None and window is not before:
+        if windows.last is not None and windows.last.upto != before:
             self._windows += 1
             self._did_something = True
-            this.reached = max(this.reached, window.upto)
+            this.reached = max(this.reached, windows.last.upto)
             this.point("planned")
         for command in commands:
             self._do(run, command)
@@ -460,6 +460,7 @@ class Driver:
             run.to_start.append(command)
         elif isinstance(command, e.Remember):
             StateDir(None).write(StateDir.progress_file, dict(command.what), lasting=True)
+            self.world.clock_known = self.world.polled_at
             self.world.point("remembered")
             if command.then is not None and command.then.shards is not None:
                 StateDir(None).forget_shards(command.then.shards)

@@ -506,6 +506,28 @@ def _pause(seed: int) -> Schedule:
     return maker.made(steps)
 
 
+def _clocks(seed: int) -> Schedule:
+    """The database's clock jumps ahead and back, and the publisher is down at times."""
+    rng = Random(f"{seed} clocks")
+    horizon = 8_000_000
+    watermark = rng.choice(["auto", "auto", "off"])
+    maker = _Quiet(rng, "rollback", horizon=horizon, watermark=watermark, is_down=True)
+    ahead: Step = ["clock", rng.choice([5_000_000, 20_000_000, 100_000_000])]
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 3)):
+        steps += maker.some(0.7, ahead) + maker.life() + maker.batches()
+        back = rng.choice([-2_000_000, -20_000_000, -100_000_000])
+        steps += maker.some(0.8, ["clock", back]) + maker.some(0.7, *maker.batches(1))
+        # what is open for long while the clock is behind
+        steps += maker.some(0.7, *maker.life(2), ["batch", 0, 0, []])
+        steps += maker.some(0.5, ["time", rng.choice([1_000_000, horizon + 4_000_000])])
+        steps += [["look"], *maker.batches(1)]
+        steps += maker.some(0.6, *_down(maker))
+        steps += maker.some(0.3, ["time", horizon + 4_000_000])
+        steps += maker.batches()
+    return maker.made(steps)
+
+
 _AROUND_A_REQUEST = [
     "before_begin",
     "after_produce",
@@ -662,6 +684,11 @@ KINDS: dict[str, Kind] = {
         "a fold that ended too early is noticed before anything is committed behind it",
     ),
     "pause": Kind(_pause, "", "complete, once and in order, also by who starts paused"),
+    "clocks": Kind(
+        _clocks,
+        "a fresh look: the clock behind the position",
+        "all of what was committed while the clock was behind, or the publisher down meanwhile",
+    ),
     "retries": Kind(
         _retries,
         "",

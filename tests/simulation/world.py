@@ -285,6 +285,8 @@ class World:
         self.has_accepted = False
         """Whether it ever did."""
         self.reached = 0
+        self.polled_at = self.clock_known = START
+        """The clock at the last poll, and at the last before something was written down."""
         """The highest end of a window that was planned."""
         self.look: Callable[[], None] = lambda: None
         self.pause: Callable[[bool], None] = lambda _: None
@@ -576,12 +578,13 @@ class World:
     def stopped(self) -> None:
         """The publisher is down."""
         if self.stopped_at is None:
-            self.stopped_at = self.reached
+            self.stopped_at = min(self.reached, self.clock_known)
 
     def started(self) -> None:
         """It runs again: what may have committed meanwhile, or just before, has to be found.
 
-        As far as it was not older than the horizon when the publisher went down.
+        As far as it was not older than the horizon when the publisher went down, by the clock that
+        the database had then.
         """
         stopped_at, self.stopped_at = self.stopped_at, None
         setup = self.setup
@@ -590,6 +593,14 @@ class World:
         since = stopped_at - setup.horizon + SLACK
         for row in self.committed.values():
             row.sought = row.sought or row.create_time > since
+
+    def polled(self, after: int) -> None:
+        """Where the clock is behind what was read, rows may come that no window shows: what is
+        open then is to be found, however late it commits."""
+        self.polled_at = self.clock
+        if self.setup.watermark == "auto" and not self.is_stale and self.clock < after:
+            for row in (row for rows in self.transactions.values() for row in rows):
+                row.seen = row.seen or self.moment
 
     def forget(self) -> None:
         """A runner begins: an index that is lost is made anew from what is left of the topic.
