@@ -25,12 +25,14 @@ import zipfile
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import asdict
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import structlog
+from h11 import LocalProtocolError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -40,6 +42,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from eventpub.channel import MalformedError, request_of
 from eventpub.channel import Request as ShardRequest
 from eventpub.config import Config
 from eventpub.coordinator.status import is_ready
@@ -65,6 +68,10 @@ _LISTS_EVERY = 2.0
 """Seconds between two lists of open gaps, whoever asks."""
 _LISTS_SHARE = 0.02
 """Of the time of shards that may go into them."""
+_MOST_WAITING = 16
+"""Who may wait for one list; each holds memory while shards do not answer."""
+
+_NO_GAPS: dict[str, Any] = {"open": [], "open_count": 0}
 
 _SAFE = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -126,7 +133,9 @@ def _line(text: str, status: int) -> Response:
 
 
 async def _failed(_: Request, error: Exception) -> Response:
-    log.warning("a page failed", error=f"{type(error).__name__}: {error}")
+    # an answer to a request whose body turned out to be malformed is not taken: it was refused
+    if not isinstance(error, LocalProtocolError):
+        log.warning("a page failed", error=f"{type(error).__name__}: {error}", exc_info=error)
     return _answer({"error": "the page failed; the publisher's log says why"}, 500)
 
 
@@ -139,7 +148,8 @@ class Reading:
         self._history = history
         self._lists = asyncio.Lock()
         self._list_again = 0.0
-        self._gaps: dict[str, Any] = {"open": [], "open_count": 0}
+        self._waiting = 0
+        self._gaps = _NO_GAPS
 
     async def healthz(self, _: Request) -> Response:
         """Whether the process is to be left alone."""
@@ -177,25 +187,35 @@ class Reading:
         Shards are asked anew only when the last answer is old for what it took them: a shard that
         looks through its holds publishes nothing meanwhile.
         """
-        async with self._lists:
-            began = time.monotonic()
-            if not self._source.status()["holds_open"]:
-                self._gaps = {"open": [], "open_count": 0}
-                return _answer(self._gaps)
-            if began < self._list_again:
-                return _answer(self._gaps)
-            asked = ShardRequest(secrets.token_hex(8), "list", most=_MOST_SHOWN)
-            found = await run_in_threadpool(self._source.ask, asked, _LIST_TIMEOUT)
-            now = time.monotonic()
-            self._list_again = now + max(_LISTS_EVERY, (now - began) / _LISTS_SHARE)
+        if self._waiting >= _MOST_WAITING:
+            return _answer({"error": "too many ask for the gaps at once"}, 503)
+        self._waiting += 1
+        try:
+            async with self._lists:
+                if not self._source.status()["holds_open"]:
+                    self._gaps = _NO_GAPS
+                elif time.monotonic() >= self._list_again:
+                    await self._list()
+                found = self._gaps
+        finally:
+            self._waiting -= 1
+        return _answer(found, 503 if "error" in found else 200)
+
+    async def _list(self) -> None:
+        began = time.monotonic()
+        asked = ShardRequest(secrets.token_hex(8), "list", most=_MOST_SHOWN)
+        found = await run_in_threadpool(self._source.ask, asked, _LIST_TIMEOUT)
+        now = time.monotonic()
         if found["answers"] is None:
-            return _answer({"error": "the shards have not answered in time"}, 503)
+            self._list_again = now + _LISTS_EVERY
+            self._gaps = {"error": "the shards have not answered in time"}
+            return
+        self._list_again = now + max(_LISTS_EVERY, (now - began) / _LISTS_SHARE)
         answers = [json.loads(answer) for answer in found["answers"].values()]
         holds = [hold for answer in answers for hold in answer["holds"]]
         holds.sort(key=lambda hold: hold["first_seen"])
         count = sum(answer["count"] for answer in answers)
         self._gaps = {"open": holds[:_MOST_SHOWN], "open_count": count}
-        return _answer(self._gaps)
 
     async def page(self, request: Request) -> Response:
         """The dashboard, and its files."""
@@ -262,6 +282,10 @@ class Acting:
         if not aggregate_id:
             return _answer({"error": "it needs aggregate_id"}, 400)
         asked = ShardRequest(secrets.token_hex(8), action, aggregate_id, first, last)
+        try:
+            request_of(asdict(asked))
+        except MalformedError:
+            return _answer({"error": "from_version and to_version have 64 bits"}, 400)
         found = await run_in_threadpool(self._source.ask, asked, _ACT_TIMEOUT)
         if found["answers"] is None:
             return _answer({"error": "the shard has not answered in time"}, 503)
