@@ -31,7 +31,7 @@ from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.status import status
+from eventpub.coordinator.status import notable, status
 from eventpub.errors import ConfigError, EventpubError
 from eventpub.failpoint import failpoint
 from eventpub.masking import mask_all
@@ -54,7 +54,8 @@ _ANSWER_TIMEOUT = 60.0
 _PAUSE_TIMEOUT = 5.0
 
 _STATUS_EVERY = 10.0
-"""Seconds after which the status is written down though no check has changed."""
+"""Seconds after which the status is written down though no check has changed: `at` says how old it
+is."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -384,11 +385,10 @@ class CommandRunner:
     def keep_status(self, error: EventpubError | None = None, *, is_over: bool = False) -> None:
         """Write the status down for who asks when none runs, where it has changed or is old."""
         found = self.status()
-        notable = [(c["name"], c["state"], c["message"]) for c in found["checks"]]
-        now = time.monotonic()
-        if not is_over and notable == self._kept and now - self._kept_at < _STATUS_EVERY:
+        checks, now = notable(found), time.monotonic()
+        if not is_over and checks == self._kept and now - self._kept_at < _STATUS_EVERY:
             return
-        self._kept, self._kept_at = notable, now
+        self._kept, self._kept_at = checks, now
         if is_over:
             why = None if error is None else str(error)
             found |= {"state": "stopped", "stopped_by": why, "stopped_at": time.time()}
