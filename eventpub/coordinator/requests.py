@@ -37,9 +37,9 @@ class Requests:
         self._pending: dict[str, _Pending] = {}
 
     def send(self, request: Request, reply: Callable[[dict[int, str]], None]) -> None:
-        """Have it answered by the shard of its aggregate, a list by all of them."""
+        """Have it answered by the shard of its aggregate, a list of all of them by each."""
         shards = self._shards
-        if request.action != "list":
+        if request.action != "list" or request.aggregate_id:
             partition = topic_partition(request.aggregate_id, self._partitions)
             shards = [self._shards[partition % len(self._shards)]]
         self._pending[request.id] = _Pending(request, reply, {shard.number for shard in shards})

@@ -8,8 +8,11 @@
     GET  /config    the configuration in effect, without secrets
     GET  /gaps      open holds
     GET  /          the dashboard, and its files
+
+With ``Authorization: Bearer`` and `ops.token`:
+
+    GET  /gap?aggregate_id=     the versions that a skip would give up, as the gap stands now
     POST /pause, /resume, /retry?aggregate_id=, /skip?aggregate_id=&from_version=&to_version=
-                    with ``Authorization: Bearer`` and `ops.token`
 
 An answer that is no page is JSON; where something is wrong, an object with `error`.
 """
@@ -101,6 +104,7 @@ def application(config: Config, source: Source, history: deque[dict[str, Any]]) 
             Route("/history", reading.history),
             Route("/config", reading.configuration),
             Route("/gaps", reading.gaps),
+            Route("/gap", acting.guarded(acting.gap)),
             Route("/pause", acting.guarded(acting.pause), methods=["POST"]),
             Route("/resume", acting.guarded(acting.resume), methods=["POST"]),
             Route("/retry", acting.guarded(acting.retry), methods=["POST"]),
@@ -259,9 +263,17 @@ class Acting:
         found = await run_in_threadpool(self._source.pause, is_paused)
         return _answer(found, 503 if found["is_paused"] is None else 200)
 
+    async def gap(self, request: Request) -> Response:
+        """From which version to which a skip would give up; null: nothing is missing."""
+        answer = await self._ask("list", request.query_params.get("aggregate_id", ""))
+        if isinstance(answer, Response):
+            return answer
+        first, last = json.loads(answer)["gap"] or (None, None)
+        return _answer({"from_version": first, "to_version": last})
+
     async def retry(self, request: Request) -> Response:
         """An aggregate's missing version is looked for now."""
-        return await self._ask("retry", request.query_params.get("aggregate_id", ""))
+        return _outcome(await self._ask("retry", request.query_params.get("aggregate_id", "")))
 
     async def skip(self, request: Request) -> Response:
         """An aggregate's missing versions are given up, those that are named."""
@@ -270,15 +282,15 @@ class Acting:
             versions = int(given["from_version"]), int(given["to_version"])
         except (KeyError, ValueError):
             return _answer({"error": "it needs from_version and to_version, two numbers"}, 400)
-        return await self._ask("skip", given.get("aggregate_id", ""), *versions)
+        return _outcome(await self._ask("skip", given.get("aggregate_id", ""), *versions))
 
     async def _ask(
         self,
-        action: Literal["retry", "skip"],
+        action: Literal["list", "retry", "skip"],
         aggregate_id: str,
         first: int | None = None,
         last: int | None = None,
-    ) -> Response:
+    ) -> str | Response:
         if not aggregate_id:
             return _answer({"error": "it needs aggregate_id"}, 400)
         asked = ShardRequest(secrets.token_hex(8), action, aggregate_id, first, last)
@@ -289,7 +301,11 @@ class Acting:
         found = await run_in_threadpool(self._source.ask, asked, _ACT_TIMEOUT)
         if found["answers"] is None:
             return _answer({"error": "the shard has not answered in time"}, 503)
-        return _answer({"outcome": next(iter(found["answers"].values()))})
+        return str(next(iter(found["answers"].values())))
+
+
+def _outcome(answer: str | Response) -> Response:
+    return answer if isinstance(answer, Response) else _answer({"outcome": answer})
 
 
 def asset(name: str) -> bytes | None:

@@ -28,7 +28,16 @@ CASES = 4_000
 FAULTS = {503, 504}
 """Of the server, that are documented."""
 
-ACTIONS = ["/pause", "/resume", "/retry?aggregate_id=a", "/retry", "/skip", "/skip?aggregate_id=a"]
+ACTIONS = [
+    "/gap",
+    "/gap?aggregate_id=a",
+    "/pause",
+    "/resume",
+    "/retry?aggregate_id=a",
+    "/retry",
+    "/skip",
+    "/skip?aggregate_id=a",
+]
 ACTIONS += [
     f"/skip?aggregate_id=a&from_version={first}&to_version={last}"
     for first in ("1", "-1", "0x1", "", "9" * 30, "9" * 5_000, "%00", "1e9", "%D9%A1", "NaN")
