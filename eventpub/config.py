@@ -623,6 +623,12 @@ class Ops(_Section):
         "auto", description="form of the log on stderr; auto = text on a terminal, json otherwise"
     )
 
+    traces: bool = Field(
+        False,
+        description="send a span of each transaction to an OpenTelemetry collector, which the"
+        " variables OTEL_… of the environment name; needs eventpub[traces]",
+    )
+
     @model_validator(mode="after")
     def _one_token(self) -> Ops:
         if self.token is not None and self.token_file is not None:
