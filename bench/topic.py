@@ -81,6 +81,7 @@ def _count(bootstrap_servers: str, name: str, partitions: Sequence[int]) -> int:
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
+            "fetch.queue.backoff.ms": 2,
         },
         logger=_QUIET,
     )

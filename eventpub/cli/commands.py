@@ -381,7 +381,8 @@ def _acted(
         "kept": f"kept for the next publisher that runs; eventpub {wait} withdraws it",
         "not running": "not done: no publisher is running; --later keeps it for the next one",
         "not confirmed": f"not done: it would give up {named}; --yes does it",
-        "no answer": "not done: the publisher has not answered; the request was withdrawn",
+        "no answer": "the publisher has not answered in time; the request was withdrawn, unless it"
+        " is being done at this moment: eventpub gaps list shows what came of it",
     }
     summary = f"{aggregate_id}: {words.get(answer.outcome, answer.outcome)}"
     result: dict[str, Any] = {"aggregate_id": aggregate_id, "outcome": answer.outcome}

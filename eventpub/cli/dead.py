@@ -224,9 +224,10 @@ _OUTCOMES = {
 def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
     """Publish a refused row after all, as it is in the store now, marked as late.
 
-    Needs a running publisher, which publishes it once, however often you ask. Not possible for a
-    version under which another event was published, for one below store.first_version, and while
-    gaps.late is divert or drop. Exit status 1 if the event is not on the topic.
+    Needs a running publisher that is not paused. It publishes the row once, however often you ask.
+    Not possible for a version under which another event was published, for one below
+    store.first_version, and while gaps.late is divert or drop. Exit status 1 if the event is not on
+    the topic.
     """
     loaded = request.load()
     from eventpub.ops import dead as letters

@@ -193,6 +193,7 @@ def _set_paused(request: Request, command: str, *, is_paused: bool) -> Report:
         "kept": "no publisher runs; the next one starts "
         + ("paused" if is_paused else "without a pause"),
         "no answer": "not done: the publisher is starting, or does not answer",
+        "not written": outcome.error,
         "in work": "paused, but what was under way is not finished yet: see eventpub status",
     }
     result = {"outcome": outcome.outcome}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from eventpub.channel import Lease, PartitionId, Report, Request
-from eventpub.coordinator.events import Do, ForgetFormer, Remember
+from eventpub.coordinator.events import Do, ForgetFormer, Remember, Reply
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.shards import Shard
@@ -55,7 +55,7 @@ class StartState:
     until: int | None = None
     is_paused: bool = False
     kept: Mapping[str, Any] = field(default_factory=dict)
-    requests: tuple[tuple[Request, Callable[[dict[int, str]], None]], ...] = ()
+    requests: tuple[tuple[Request, Reply], ...] = ()
 
 
 class DurableState:

@@ -36,10 +36,10 @@ class Source(Protocol):
         """As of `coordinator.status`."""
 
     def pause(self, is_paused: bool) -> dict[str, Any]:
-        """`is_paused`; None: nobody has answered."""
+        """`is_paused`; None: nobody has answered. `error`: why it is not written down."""
 
     def ask(self, request: ShardRequest, timeout: float) -> dict[str, Any]:
-        """`answers` by shard; None: nobody has answered."""
+        """`answers` by shard; None: there are none, because of `error` where that is not None."""
 
 
 class Pages:

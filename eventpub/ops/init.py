@@ -117,20 +117,27 @@ def _exists(file: Path) -> ConfigError:
 
 
 def _nothing(found: Proposal, table: str | None) -> StoreError:
-    if table is not None:
+    # of those that are like one, the likest
+    near = sorted((len(lacks), name) for name, lacks in found.lacking.items() if len(lacks) < 3)
+    if table is None and not near:
         return StoreError(
-            "init.column_unknown",
-            f"no column of table {table} can be told to be {', '.join(found.lacking)}, by its name"
-            " and type",
-            where=f"table {table}",
-            suggestion="write eventpub.toml by hand, and name the columns in [store.columns]",
+            "init.no_table",
+            f"no table of database {found.database} looks like an event table: aggregate id,"
+            " version, event type, payload and creation time",
+            where="store.url",
+            suggestion="name it with --table, or have `eventpub migrate --sql` print one",
         )
+    name = table or near[0][1]
+    lacking = found.lacking[name]
+    which = f"no column of table {name} can be told to be {', '.join(lacking)}, by name and type"
+    if table is None:
+        which = f"no table of database {found.database} is surely an event table: {which}"
     return StoreError(
-        "init.no_table",
-        f"no table of database {found.database} looks like an event table: aggregate id, version,"
-        " event type, payload and creation time",
-        where="store.url",
-        suggestion="name it with --table, or have `eventpub migrate --sql` print one",
+        "init.column_unknown",
+        which,
+        where=f"table {name}",
+        suggestion=f"if it is the one, name its columns: --table {name} "
+        + " ".join(f"--set store.columns.{role}=…" for role in lacking),
     )
 
 

@@ -14,7 +14,8 @@ With ``Authorization: Bearer`` and `ops.token`:
     GET  /gap?aggregate_id=     the versions that a skip would give up, as the gap stands now
     POST /pause, /resume, /retry?aggregate_id=, /skip?aggregate_id=&from_version=&to_version=
 
-An answer that is no page is JSON; where something is wrong, an object with `error`.
+An answer that is no page is JSON; where something is wrong, an object with `error`. A retry or a
+skip is not done while the publisher is paused: 409.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from eventpub.coordinator.status import is_ready
 from eventpub.masking import mask, mask_all
 from eventpub.ops.http import Source
 from eventpub.ops.metrics import exposition
+from eventpub.ops.status import not_lasting
 from eventpub.settings import Loaded, shown
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
@@ -74,7 +76,7 @@ _LISTS_SHARE = 0.02
 _MOST_WAITING = 16
 """Who may wait for one list; each holds memory while shards do not answer."""
 
-_NO_GAPS: dict[str, Any] = {"open": [], "open_count": 0}
+_NO_GAPS = {"open": [], "open_count": 0}
 
 _SAFE = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -136,6 +138,19 @@ def _line(text: str, status: int) -> Response:
     return PlainTextResponse(mask(text) + "\n", status, headers=_SAFE)
 
 
+def _not_done(error: dict[str, Any] | None, silent: str) -> Response:
+    """Why a request was not done.
+
+    Args:
+        error: as `EventpubError.to_dict` says it; None: nobody has answered.
+        silent: what is said then.
+    """
+    if error is None:
+        return _answer({"error": silent}, 503)
+    code, text = error["code"], f"{error['code']}: {error['message']}"
+    return _answer({"error": text, "code": code}, 409 if code == "run.paused" else 503)
+
+
 async def _failed(_: Request, error: Exception) -> Response:
     # an answer to a request whose body turned out to be malformed is not taken: it was refused
     if not isinstance(error, LocalProtocolError):
@@ -153,7 +168,7 @@ class Reading:
         self._lists = asyncio.Lock()
         self._list_again = 0.0
         self._waiting = 0
-        self._gaps = _NO_GAPS
+        self._gaps = _answer(_NO_GAPS)
 
     async def healthz(self, _: Request) -> Response:
         """Whether the process is to be left alone."""
@@ -197,13 +212,12 @@ class Reading:
         try:
             async with self._lists:
                 if not self._source.status()["holds_open"]:
-                    self._gaps = _NO_GAPS
+                    self._gaps = _answer(_NO_GAPS)
                 elif time.monotonic() >= self._list_again:
                     await self._list()
-                found = self._gaps
+                return self._gaps
         finally:
             self._waiting -= 1
-        return _answer(found, 503 if "error" in found else 200)
 
     async def _list(self) -> None:
         began = time.monotonic()
@@ -212,14 +226,14 @@ class Reading:
         now = time.monotonic()
         if found["answers"] is None:
             self._list_again = now + _LISTS_EVERY
-            self._gaps = {"error": "the shards have not answered in time"}
+            self._gaps = _not_done(found["error"], "the shards have not answered in time")
             return
         self._list_again = now + max(_LISTS_EVERY, (now - began) / _LISTS_SHARE)
         answers = [json.loads(answer) for answer in found["answers"].values()]
         holds = [hold for answer in answers for hold in answer["holds"]]
         holds.sort(key=lambda hold: hold["first_seen"])
         count = sum(answer["count"] for answer in answers)
-        self._gaps = {"open": holds[:_MOST_SHOWN], "open_count": count}
+        self._gaps = _answer({"open": holds[:_MOST_SHOWN], "open_count": count})
 
     async def page(self, request: Request) -> Response:
         """The dashboard, and its files."""
@@ -261,6 +275,8 @@ class Acting:
 
     async def _set_paused(self, *, is_paused: bool) -> Response:
         found = await run_in_threadpool(self._source.pause, is_paused)
+        if found["error"] is not None:
+            return _answer(found | {"error": not_lasting(found["error"], is_paused)}, 503)
         return _answer(found, 503 if found["is_paused"] is None else 200)
 
     async def gap(self, request: Request) -> Response:
@@ -300,7 +316,7 @@ class Acting:
             return _answer({"error": "from_version and to_version have 64 bits"}, 400)
         found = await run_in_threadpool(self._source.ask, asked, _ACT_TIMEOUT)
         if found["answers"] is None:
-            return _answer({"error": "the shard has not answered in time"}, 503)
+            return _not_done(found["error"], "the shard has not answered in time")
         return str(next(iter(found["answers"].values())))
 
 

@@ -12,55 +12,34 @@ row that was committed and published meanwhile is never taken for missing.
 
 from __future__ import annotations
 
-import fcntl
 import gc
-import hashlib
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from eventpub.config import Config
 from eventpub.errors import EventpubError, StateError
-from eventpub.ops.spill import Runs, bucket_count
-from eventpub.ops.topic import NO_TIME, Foreign, Place, Records, Topic, TopicReader
+from eventpub.ops.records import Foreign, Place
+from eventpub.ops.spill import bucket_count
+from eventpub.ops.topic import Topic
 from eventpub.ops.verify import (
-    STORE_FIELDS,
-    TOPIC_FIELDS,
     Progress,
-    Sample,
     Verdict,
-    compare,
     partition_numbers,
-    store_columns,
 )
-from eventpub.store import EventStore, Layout
-
-_FORMAT = 1
-"""Of what is kept; what an other one has kept is not resumed."""
-
-_PORTION_ROWS = 65_536
-_SECOND_CHECKS = 10_000
-_DAY = 86_400_000_000
-_OLDEST = 3600.0
-"""Seconds after which an interrupted comparison is begun anew."""
-
-_LOCK_SECONDS = 2.0
+from eventpub.ops.verify_plan import Asked, Plan, Spans, folder, kept_plan
+from eventpub.ops.verify_work import work
+from eventpub.store import EventStore
 
 _SLICES = 8
 """Parts of the store's range for each worker that reads it."""
@@ -69,66 +48,6 @@ _MOST_WORKERS = 8
 _SECONDS_BETWEEN = 0.2
 
 _START = "import sys; from eventpub.ops.verify_run import main; sys.exit(main(sys.argv[1:]))"
-
-Spans = dict[Place, tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What `verify` was asked for; see there."""
-
-    config: Config
-    layout: Layout
-    first: int | None
-    last: int | None
-    sample: Sample | None
-    restart: bool
-    patience: float
-    known: str = ""
-    """What else must be the same for an interrupted comparison to go on: topics and server."""
-
-    @property
-    def name(self) -> str:
-        """Equal for comparisons of the same."""
-        config = self.config
-        layout = {
-            name: sorted(value) if isinstance(value, frozenset) else value  # in no order
-            for name, value in vars(self.layout).items()
-        }
-        facts = [
-            _FORMAT, sys.version, str(os.geteuid()), config.app.id, config.app.former_ids,
-            config.store.url.get_secret_value(), layout, config.sink.topic,
-            config.sink.bootstrap_servers, config.sink.ignored_sources, str(config.app.state_dir),
-            config.read.start, self.first, self.last, self.sample, self.known,
-        ]  # fmt: skip
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-    def reader(self) -> TopicReader:
-        """A reader of the topic, connections of its own."""
-        app = self.config.app
-        return TopicReader(self.config.sink, (app.id, *app.former_ids), self.patience)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the host does. `slices` are the store's range in parts, `spans` what is on the topic."""
-
-    asked: Asked
-    folder: Path
-    after: int
-    upto: int
-    buckets: int
-    slices: list[tuple[int, int]]
-    spans: Spans
-    numbers: list[int]
-
-    def rows(self) -> Runs:
-        """The store's side."""
-        return Runs(self.folder / "store", STORE_FIELDS, self.buckets)
-
-    def records(self) -> Runs:
-        """The topic's side."""
-        return Runs(self.folder / "topic", TOPIC_FIELDS, self.buckets)
 
 
 def run(
@@ -147,14 +66,14 @@ def run(
     Raises:
         EventpubError: as `verify`.
     """
-    with _folder(asked) as (folder, lock):
+    with folder(asked) as (path, lock):
         try:
-            return _run_in(folder, lock, asked, find_range, on_progress)
+            return _run_in(path, lock, asked, find_range, on_progress)
         except OSError as e:
             raise StateError(
                 "verify.no_space",
                 f"the rows to compare cannot be kept: {e.strerror}",
-                where=str(folder),
+                where=str(path),
                 suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
             ) from e
 
@@ -166,7 +85,7 @@ def _run_in(
     find_range: Callable[[], tuple[int, int, list[str]]],
     on_progress: Callable[[Progress], None],
 ) -> tuple[Verdict, Topic, int]:
-    kept = _kept(folder)
+    kept = kept_plan(folder)
     seed = kept["seed"] if kept else random.SystemRandom().randrange(1, 1 << 32)
     with _host(seed, lock) as host:  # which starts meanwhile
         if kept is None:
@@ -218,83 +137,6 @@ def _cores() -> int:
 
 def _store_workers() -> int:
     return max(1, _cores() // 2)
-
-
-# --- what is kept
-
-
-@contextmanager
-def _folder(asked: Asked) -> Iterator[tuple[Path, int | None]]:
-    """Where the comparison keeps what it has read; it is gone once the comparison is over.
-
-    It stays where that was interrupted. While another process does the same, it is one of our own.
-    With it comes its lock, which all processes that write there must hold.
-    """
-    for former in Path(tempfile.gettempdir()).glob("eventpub-verify-*"):
-        _remove_old(former)
-    path = Path(tempfile.gettempdir()) / f"eventpub-verify-{asked.name}"
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while (lock := _locked(path)) is None and time.monotonic() < deadline:
-        time.sleep(0.1)  # one that was killed is about to end
-    if lock is None:
-        own = Path(tempfile.mkdtemp(prefix="eventpub-verify-"))
-        try:
-            yield own, None
-        finally:
-            shutil.rmtree(own, ignore_errors=True)
-        return
-    try:
-        if asked.restart or _kept(path) is None:
-            for inside in path.iterdir():
-                if inside.name != "lock":
-                    shutil.rmtree(inside) if inside.is_dir() else inside.unlink()
-        yield path, lock
-        shutil.rmtree(path, ignore_errors=True)
-    except EventpubError as e:
-        if not e.retriable:
-            shutil.rmtree(path, ignore_errors=True)
-        raise
-    finally:
-        if not any(path.glob("*/*.run")):  # nothing was read
-            shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
-
-
-def _remove_old(folder: Path) -> None:
-    """What was interrupted and will not be resumed any more."""
-    with suppress(OSError):
-        if time.time() - folder.lstat().st_mtime > _OLDEST and (lock := _locked(folder)):
-            if _kept(folder) is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-
-
-def _locked(path: Path) -> int | None:
-    """A lock on a folder that is ours and nobody else's; None where it is not to be had."""
-    try:
-        about = path.lstat()
-        if about.st_uid != os.geteuid() or not path.is_dir() or path.is_symlink():
-            return None
-        lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
-
-
-def _kept(folder: Path) -> dict[str, Any] | None:
-    """The plan of an interrupted comparison; None where there is none, or it is too old."""
-    try:
-        kept: dict[str, Any] = json.loads((folder / "plan.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return kept if 0 <= time.time() - kept["began"] < _OLDEST else None
 
 
 # --- the host, seen from outside
@@ -413,7 +255,7 @@ class _Host:
     def _fork(self) -> _Worker:
         ours, theirs = Pipe()
         process = get_context("fork").Process(
-            target=_work, args=(self._plan, theirs, ours), daemon=True
+            target=work, args=(self._plan, theirs, ours), daemon=True
         )
         process.start()
         theirs.close()
@@ -548,164 +390,3 @@ def _parts(spans: Spans, number: int) -> list[Spans]:
         parts[least][place] = first, end
         sizes[least] += end - first
     return [part for part in parts if part]
-
-
-# --- workers
-
-
-def _work(plan: Plan, pipe: Any, other_end: Any) -> None:
-    other_end.close()  # or its closing would not be noticed
-    # what is made here has no cycles; looking for some takes most of the time otherwise
-    gc.disable()
-    does: dict[str, Callable[[Plan, Any, Any], Any]] = {
-        "topic": _read_topic,
-        "rest": _read_rest,
-        "store": _read_store,
-        "compare": _compare,
-    }
-    try:
-        while True:
-            what, task = pipe.recv()
-            try:
-                pipe.send(("done", does[what](plan, task, pipe)))
-            except EventpubError as e:
-                pipe.send(("failed", e))
-            except OSError as e:
-                if isinstance(e, ConnectionError):
-                    raise
-                pipe.send(("failed", OSError(e.errno, e.strerror)))
-            gc.collect()
-    except (EOFError, ConnectionError, KeyboardInterrupt):
-        return
-
-
-@dataclass
-class _Portion:
-    """Rows or records that are written together."""
-
-    ids: list[pa.Array[Any]] = field(default_factory=list)
-    columns: list[Mapping[str, Any]] = field(default_factory=list)
-    rows: int = 0
-
-    def add(self, ids: pa.Array[Any], columns: Mapping[str, Any]) -> None:
-        self.ids.append(ids)
-        self.columns.append(columns)
-        self.rows += len(ids)
-
-    def write(self, runs: Runs, fields: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        ids: Any = pa.concat_arrays(self.ids) if self.ids else pa.array([], pa.string())
-        columns = {
-            name: np.concatenate([c[name] for c in self.columns] or [np.empty(0, kind)])
-            for name, kind in fields.items()
-        }
-        runs.add(f"{time.time_ns():020}-{os.getpid()}", ids, columns, about)
-        self.ids, self.columns, self.rows = [], [], 0
-
-
-def _read_store(plan: Plan, task: tuple[int, int, int], pipe: Any) -> None:
-    """Page by page: no statement runs for hours, and no page crosses a change of the clocks."""
-    number, after, upto = task
-    sample = plan.asked.sample
-    shard = None if sample is None else sample.shard
-    runs, portion = plan.rows(), _Portion()
-    page = _PORTION_ROWS * (1 if sample is None else min(10, sample.one_in))
-    with EventStore(plan.asked.config.store, plan.asked.layout) as store:
-        while after < upto:
-            poll = store.poll(after, 0, page)
-            end = upto
-            if poll.has_rows:
-                end = min(poll.upper if poll.page_end is None else poll.page_end, upto)
-                for batch in store.window(after, end, shard):
-                    portion.add(*store_columns(batch))
-                    pipe.send(("progress", {"rows": batch.num_rows}))
-            portion.write(runs, STORE_FIELDS, {"slice": number, "upto": end})
-            begin, stop = plan.slices[number]
-            pipe.send(("progress", {"slices": (end - after) / (stop - begin)}))
-            after = end
-
-
-def _read_topic(plan: Plan, spans: Spans, pipe: Any) -> None:
-    sample = plan.asked.sample
-    reader = plan.asked.reader()
-    runs, portion = plan.records(), _Portion()
-    reached: dict[Place, int] = {}
-    at = {place: first for place, (first, _) in spans.items()}
-    read = 0
-
-    def write() -> None:
-        nonlocal read
-        topic = reader.topic
-        found = {
-            "foreign": [list(vars(one).values()) for one in topic.foreign],
-            "foreign_count": topic.foreign_count,
-        }
-        about = {
-            "reached": [[*place, offset] for place, offset in reached.items()],
-            "read": topic.read - read,
-            "topic": found,
-        }
-        portion.write(runs, TOPIC_FIELDS, about)
-        pipe.send(("progress", {"topic": found}))
-        read = topic.read
-        topic.foreign, topic.foreign_count = [], 0
-
-    told = 0
-    for records in reader.consume(spans, None if sample is None else sample.chooses):
-        portion.add(*_near(records, plan.after, plan.upto))
-        reached.update(records.reached)
-        offsets = sum(upto - at[place] for place, upto in records.reached.items())
-        at.update(records.reached)
-        pipe.send(("progress", {"records": reader.topic.read - told, "offsets": offsets}))
-        told = reader.topic.read
-        if portion.rows >= _PORTION_ROWS:
-            write()
-    write()
-
-
-def _near(records: Records, after: int, upto: int) -> tuple[pa.Array[Any], dict[str, Any]]:
-    times = records.columns["create_time"]
-    # a record with a wrong time is to be found as altered, so a margin is kept
-    near = (times == NO_TIME) | ((times > after - _DAY) & (times <= upto + _DAY))
-    if near.all():
-        return records.ids, records.columns
-    kept = np.flatnonzero(near)
-    columns = {name: column[kept] for name, column in records.columns.items()}
-    return records.ids.take(pa.array(kept)), columns  # type: ignore[arg-type]
-
-
-def _read_rest(plan: Plan, ends: Mapping[Place, int], pipe: Any) -> None:
-    """What was published while the store was read."""
-    reader = plan.asked.reader()
-    spans = reader.spans(reader.places())
-    _read_topic(
-        plan,
-        {p: (max(first, ends.get(p, first)), end) for p, (first, end) in spans.items()},
-        pipe,
-    )
-
-
-def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Verdict:
-    verdict = Verdict(plan.after + 1, plan.upto)
-    checks_left = _SECOND_CHECKS
-
-    with EventStore(plan.asked.config.store, plan.asked.layout) as store:
-
-        def still_there(keys: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-            """Which events are in the store by now, whatever their time; of the first asked for."""
-            nonlocal checks_left
-            checked = keys[: max(checks_left, 0)]
-            checks_left -= len(checked)
-            return store.existing(checked)
-
-        sides = zip(plan.rows().read(numbers), plan.records().read(numbers), strict=True)
-        for (_, rows), (_, records) in sides:
-            compare(
-                rows,
-                records,
-                verdict,
-                numbers=plan.numbers,
-                late_policy=plan.asked.config.gaps.late,
-                still_there=still_there,
-            )
-            pipe.send(("progress", {"compared": 1}))
-    return verdict

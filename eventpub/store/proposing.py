@@ -43,7 +43,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     "event_type": (
         "eventtype", "type", "payloadtype", "eventname", "eventclass", "topic", "name",
-        "sermanifest", "eventmanifest",
+        "sermanifest", "eventmanifest", "kind", "eventkind",
     ),
     "payload": (
         "payload", "eventdata", "eventpayload", "data", "body", "event", "content", "state",
@@ -68,6 +68,7 @@ _TYPES: dict[str, set[str]] = {
     "create_time": {"timestamp", "datetime"},
     "id": INTEGERS,
 }
+_LARGE = {"json", "mediumtext", "longtext", "text", "mediumblob", "longblob", "blob"}
 _OPTIONAL = {"id", "metadata"}
 
 
@@ -102,20 +103,20 @@ class Proposal:
         database: its name.
         is_mariadb: which server it is.
         candidates: the likeliest first.
-        lacking: by table that was asked for, which of our columns it has none for.
+        lacking: by name of each other table, which of our columns it has none for.
     """
 
     database: str
     is_mariadb: bool
     candidates: list[Candidate]
-    lacking: tuple[str, ...] = ()
+    lacking: Mapping[str, tuple[str, ...]]
 
 
 def propose(config: Store, table: str | None = None) -> Proposal:
     """Look at the tables of the database.
 
     Args:
-        config: which says how to connect; its table and columns are of no account.
+        config: which says how to connect, and may name columns; its table is of no account.
         table: look at this one alone.
 
     Raises:
@@ -125,7 +126,8 @@ def propose(config: Store, table: str | None = None) -> Proposal:
         database = str(run(connection, "SELECT DATABASE()")[0][0])
         names = [table] if table is not None else _tables(connection)
         candidates: list[Candidate] = []
-        lacking: tuple[str, ...] = ()
+        lacking: dict[str, tuple[str, ...]] = {}
+        given = {n: v for n, v in config.columns if n in config.columns.model_fields_set and v}
         for name in names:
             of_table = config.model_copy(update={"table": name})
             try:
@@ -134,13 +136,13 @@ def propose(config: Store, table: str | None = None) -> Proposal:
                 if table is not None:
                     raise
                 continue  # one that this account may not read
-            found, lacking = _candidate(name, columns, read_indexes(of_table, connection))
-            if found is not None:
+            found = _candidate(name, columns, read_indexes(of_table, connection), given)
+            if isinstance(found, Candidate):
                 candidates.append(_with_first_version(found, connection))
+            else:
+                lacking[name] = found
         candidates.sort(key=lambda candidate: (-candidate.score, candidate.table))
-        return Proposal(
-            database, is_mariadb(connection), candidates, lacking if table is not None else ()
-        )
+        return Proposal(database, is_mariadb(connection), candidates, lacking)
 
 
 def _tables(connection: Connection) -> list[str]:
@@ -153,11 +155,18 @@ def _tables(connection: Connection) -> list[str]:
 
 
 def _candidate(
-    table: str, columns: Mapping[str, Column], indexes: Sequence[Index]
-) -> tuple[Candidate | None, tuple[str, ...]]:
-    """The table with its columns; or which of ours it has none for."""
-    names: dict[str, str] = {}
-    pair = _unique_pair(columns, indexes)
+    table: str,
+    columns: Mapping[str, Column],
+    indexes: Sequence[Index],
+    given: Mapping[str, str],
+) -> Candidate | tuple[str, ...]:
+    """The table with its columns; or which of ours it has none for.
+
+    Args:
+        given: names of columns that somebody has said.
+    """
+    names = {role: name for role, name in given.items() if name in columns}
+    pair = _unique_pair(columns, indexes, names)
     if pair is not None:
         names["aggregate_id"], names["version"] = pair
     time_columns = {index.columns[0] for index in indexes}
@@ -165,6 +174,8 @@ def _candidate(
     for role in ("aggregate_id", "version", "create_time", "payload", "metadata", "event_type"):
         if role not in names:
             found = _best(role, columns, set(names.values()), time_columns)
+            if found is None and pair is not None:
+                found = _only_one(role, columns, set(names.values()))
             if found is not None:
                 names[role] = found
     own_id = _best("id", columns, set(names.values()), time_columns)
@@ -172,14 +183,14 @@ def _candidate(
         names["id"] = own_id
     lacking = tuple(role for role in _NAMES if role not in names and role not in _OPTIONAL)
     if lacking:
-        return None, lacking
+        return lacking
     score = sum(_rank(role, name) > 0 for role, name in names.items()) * 2
     score += 10 * (pair is not None) + 3 * ("event" in table.lower())
     created = columns[names["create_time"]]
     score += 2 * ("current_timestamp" in created.default) + (created.name in time_columns)
     has_time_index = created.name in time_columns
     every = frozenset(columns)
-    return Candidate(table, names, score, pair is not None, has_time_index, every), ()
+    return Candidate(table, names, score, pair is not None, has_time_index, every)
 
 
 def _plain(name: str) -> str:
@@ -207,7 +218,16 @@ def _best(
     return None
 
 
-def _unique_pair(columns: Mapping[str, Column], indexes: Sequence[Index]) -> tuple[str, str] | None:
+def _only_one(role: str, columns: Mapping[str, Column], taken: set[str]) -> str | None:
+    """The column that is left, whatever its name, if there is just one for it."""
+    types = {"event_type": {"varchar", "char"}, "payload": _LARGE}.get(role, set())
+    left = [c.name for c in columns.values() if c.type in types and c.name not in taken]
+    return left[0] if len(left) == 1 else None
+
+
+def _unique_pair(
+    columns: Mapping[str, Column], indexes: Sequence[Index], given: Mapping[str, str]
+) -> tuple[str, str] | None:
     """The text and the number of a unique key of two columns, the best named one."""
     pairs = []
     for index in indexes:
@@ -215,6 +235,10 @@ def _unique_pair(columns: Mapping[str, Column], indexes: Sequence[Index]) -> tup
             continue
         first, second = (columns.get(name) for name in index.columns)
         if first is None or second is None:
+            continue
+        if given.get("aggregate_id", first.name) != first.name:
+            continue
+        if given.get("version", second.name) != second.name:
             continue
         if first.type in _TYPES["aggregate_id"] and second.type in INTEGERS:
             rank = _rank("aggregate_id", first.name) + _rank("version", second.name)

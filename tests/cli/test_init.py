@@ -89,6 +89,37 @@ def test_a_table_of_other_names_is_found_and_what_is_written_works(
     assert [c for c in of_store if c["status"] == "wrong"] == []
 
 
+def test_columns_of_unusual_names_are_found_by_what_is_left_or_named(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    table = """CREATE TABLE happened (
+      seq BIGINT AUTO_INCREMENT PRIMARY KEY, what VARCHAR(64) NOT NULL, nth INT NOT NULL,
+      sort VARCHAR(80) NOT NULL, thing JSON, at DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
+      UNIQUE KEY (what, nth), KEY (at))"""
+    database.execute(table)
+    done = eventpub("init", "--url", database.url, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    columns = {
+        "id": "seq", "aggregate_id": "what", "version": "nth", "event_type": "sort",
+        "payload": "thing", "create_time": "at",
+    }  # fmt: skip
+    assert {k: v for k, v in envelope(done)["result"]["columns"].items() if v} == columns
+
+    # two that may be it: it says so, and how to name the right one
+    database.execute("ALTER TABLE happened ADD COLUMN country VARCHAR(2)")
+    done = eventpub("init", "--url", database.url, "--force", "--json", cwd=tmp_path)
+    assert done.returncode == 3
+    error = envelope(done)["error"]
+    assert error["code"] == "init.column_unknown"
+    assert "happened" in error["message"]
+    assert "--table happened --set store.columns.event_type=" in error["suggestion"]
+    named = ("--table", "happened", "--set", "store.columns.event_type=country")
+    done = eventpub("init", "--url", database.url, "--force", "--json", *named, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = tomllib.loads((tmp_path / "eventpub.toml").read_text())
+    assert written["store"]["columns"] == columns | {"event_type": "country"}
+
+
 def test_of_several_tables_the_likeliest_is_taken_and_the_others_are_named(
     database: FreshDatabase, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ class Source:
 
     def pause(self, is_paused: bool) -> dict[str, Any]:
         self.done.append(is_paused)
-        return {"is_paused": is_paused, "in_work": 0}
+        return {"is_paused": is_paused, "in_work": 0, "error": None}
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         if request.action == "list" and request.aggregate_id:
@@ -53,7 +53,7 @@ class Source:
         else:
             self.done.append(request)
             outcome = self.outcome
-        return {"answers": None if outcome is None else {"0": outcome}}
+        return {"answers": None if outcome is None else {"0": outcome}, "error": None}
 
 
 @contextmanager

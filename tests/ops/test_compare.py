@@ -17,14 +17,14 @@ import pytest
 
 from eventpub.admission.model import EVENTS
 from eventpub.config import format_time
+from eventpub.ops.comparison import compare
+from eventpub.ops.records import _Rows, hash_of_metadata
 from eventpub.ops.spill import Runs, bucket_count
-from eventpub.ops.topic import _Rows, hash_of_metadata
 from eventpub.ops.verify import (
     KINDS,
     STORE_FIELDS,
     TOPIC_FIELDS,
     Verdict,
-    compare,
     store_columns,
 )
 
@@ -346,7 +346,8 @@ import resource, sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
 from eventpub.ops.spill import Runs, bucket_count, crc32s
-from eventpub.ops.verify import STORE_FIELDS, TOPIC_FIELDS, Verdict, compare
+from eventpub.ops.comparison import compare
+from eventpub.ops.verify import STORE_FIELDS, TOPIC_FIELDS, Verdict
 n, folder = int(sys.argv[1]), Path(sys.argv[2])
 buckets = bucket_count(2 * n)
 rows = Runs(folder / "s", STORE_FIELDS, buckets)

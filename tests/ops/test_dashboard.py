@@ -71,22 +71,22 @@ class Played:
     def pause(self, is_paused: bool) -> dict[str, Any]:
         self.done.append("pause" if is_paused else "resume")
         self.document |= {"is_paused": is_paused, "state": "paused" if is_paused else "running"}
-        return {"is_paused": is_paused, "in_work": 0}
+        return {"is_paused": is_paused, "in_work": 0, "error": None}
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         if request.action == "list" and request.aggregate_id:
             found = [h for h in self.holds if h["aggregate_id"] == request.aggregate_id]
             gap = [[h["first_missing"], self.last_missing or h["seen"] - 1] for h in found]
-            return {
-                "answers": {"0": json.dumps({"gap": gap[0] if gap and not self.is_gone else None})}
-            }
+            answer = json.dumps({"gap": gap[0] if gap and not self.is_gone else None})
+            return {"answers": {"0": answer}, "error": None}
         if request.action == "list":
-            return {"answers": {"0": json.dumps({"holds": self.holds, "count": len(self.holds)})}}
+            answer = json.dumps({"holds": self.holds, "count": len(self.holds)})
+            return {"answers": {"0": answer}, "error": None}
         named = (request.version, request.to_version) if request.action == "skip" else ()
         self.done.append((request.action, request.aggregate_id, *named))
         if self.outcome is None:
-            return {"answers": None}
-        return {"answers": {"0": self.outcome}}
+            return {"answers": None, "error": None}
+        return {"answers": {"0": self.outcome}, "error": None}
 
     def lived(self, seconds: int = 900, *, rate: float = 900.0) -> None:
         """Let the last minutes have been lively."""

@@ -20,7 +20,7 @@ from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
 from eventpub.ops import verify_run
 from eventpub.ops.verify import KINDS, Progress, Sample, verify
-from eventpub.ops.verify_run import Asked
+from eventpub.ops.verify_plan import Asked
 from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
 
@@ -312,7 +312,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
 
 def test_the_same_comparison_has_the_same_name_in_every_process(world: World) -> None:
     program = (
-        "import pickle, sys; from eventpub.ops.verify_run import Asked;"
+        "import pickle, sys; from eventpub.ops.verify_plan import Asked;"
         " config, layout = pickle.load(sys.stdin.buffer);"
         " print(Asked(config, layout, 1, None, None, False, 1.0).name)"
     )

@@ -191,6 +191,10 @@ class TestPages:
         assert status_of(publisher)["is_paused"]
         assert pages.get("/skip?aggregate_id=a", post=True, token=TOKEN)[0] == 400
         code, text = pages.get("/retry?aggregate_id=a", post=True, token=TOKEN)
+        assert (code, json.loads(text)["code"]) == (409, "run.paused")
+        assert "eventpub resume" in json.loads(text)["error"]
+        assert pages.get("/resume", post=True, token=TOKEN)[0] == 200
+        code, text = pages.get("/retry?aggregate_id=a", post=True, token=TOKEN)
         assert (code, json.loads(text)) == (200, {"outcome": "nothing is missing"})
 
     def test_a_gap_is_shown_and_skipped(
@@ -257,6 +261,9 @@ class TestPause:
         assert found["state"] == "paused"
         assert found["lag"]["seconds"] > 1
         assert found["lag"]["events"] > 0
+        code, answer = command(publisher, "gaps", "retry", "a-3")
+        assert (code, answer["error"]["code"]) == (3, "run.paused")
+        assert command(publisher, "gaps", "list")[0] == 0
         publisher.kill()
         publisher.start()
         eventually(lambda: ask_running(StateDir(publisher.state), "status"), 60)

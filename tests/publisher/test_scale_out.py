@@ -13,11 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from bench.cluster import SHARDS, Standalone, kill
+from eventpub.ops.asking import ask_running
+from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -143,6 +146,50 @@ def test_c12_executors_and_a_worker_of_a_standalone_cluster_are_killed(
         publisher.until_published("a-39", list(range(1, version + 1)))
     # one aggregate tells of its shard; the others may be with executors that have just begun
     eventually(lambda: not compare(database, publisher.topic), 60)
+    assert publisher.stop() == 143
+    differences = compare(database, publisher.topic)
+    assert not differences, differences
+
+
+@pytest.mark.long
+def test_the_lag_of_a_cluster_is_that_of_what_its_executors_have_not_published(
+    database: FreshDatabase, new_publisher: NewPublisher, standalone: Standalone
+) -> None:
+    """They are stopped, not ended: nothing tells the publisher but that the lag grows."""
+    create_table(database)
+    publisher = new_publisher(database, spark=SPARK | {"master": standalone.url}, channel=HERE)
+    publisher.start()
+    commit(database, 1)
+    publisher.until_published("a-39", [1])
+    publisher.until_spark_publishes()
+
+    def status() -> dict[str, Any]:
+        return eventually(lambda: ask_running(StateDir(publisher.state), "status") or {}, 30)
+
+    eventually(lambda: status()["lag"]["seconds"] == 0, 60)
+    places = {shard["where"] for shard in status()["shards"]}
+    assert "" not in places
+    assert "this process" not in places, places
+    stopped = executors(standalone.workers)
+    assert stopped
+    for process in stopped:
+        for each in [process, *process.children(recursive=True)]:
+            each.suspend()
+    try:
+        commit(database, 2)
+        began = time.monotonic()
+        lags = []
+        while time.monotonic() - began < 6:
+            lags.append(status()["lag"]["seconds"])
+            time.sleep(0.5)
+        assert lags[-1] > 3, lags
+        assert lags[3:] == sorted(lags[3:]), lags
+    finally:
+        for process in stopped:
+            for each in [process, *process.children(recursive=True)]:
+                each.resume()
+    publisher.until_published("a-39", [1, 2])
+    eventually(lambda: status()["lag"]["seconds"] == 0, 60)
     assert publisher.stop() == 143
     differences = compare(database, publisher.topic)
     assert not differences, differences

@@ -276,6 +276,14 @@ class World:
         """What users ask for and nobody has answered."""
         self.asked: Counter[tuple[str, str, int | None]] = Counter()
         """How often each has been asked for: action, aggregate, and version where it was seen."""
+        self.not_done: Counter[tuple[str, str, int | None]] = Counter()
+        """How often of these the publisher has refused it."""
+        self.promised: set[tuple[str, int | None]] = set()
+        """Dead letters' rows of which users were told that they are on the topic."""
+        self.accepts = False
+        """Whether the broker takes what it has refused before: its limits were raised."""
+        self.has_accepted = False
+        """Whether it ever did."""
         self.reached = 0
         """The highest end of a window that was planned."""
         self.look: Callable[[], None] = lambda: None
@@ -390,6 +398,39 @@ class World:
         self.asked[action, aggregate_id, version] += 1
         self.counts[f"asked to {action}"] += 1
         self.requests.append(Request(f"{self.asked.total()}", action, aggregate_id, version))
+
+    def _do_publish(self, number: int) -> None:
+        """A user wants the row of a dead letter published after all: as `ops.dead.retry` asks."""
+        broker = self.broker
+        main = broker.topics[0]
+        dead = {
+            (m.key() or b"", dict(m.headers())["ce_sequence"] or b"")
+            for place in broker.log
+            if place[0] == f"{main}.dead"
+            for m in broker.read(place, 0)
+        }
+        some = sorted(key for key in dead if int(key[1]) > 0)
+        if not some:
+            return
+        key = some[number % len(some)]
+        places = [(main, partition) for partition in range(broker.partitions)]
+        there = [m for place in places for m in broker.read(place, 0)]
+        if any((m.key(), dict(m.headers())["ce_sequence"]) == key for m in there):
+            self.counts["found by the user"] += 1
+            return
+        aggregate_id, version = key[0].decode(), int(key[1])
+        self.asked["publish", aggregate_id, version] += 1
+        self.counts["asked to publish"] += 1
+        searched = tuple(map(broker.stable, places))
+        request = Request(
+            f"{self.asked.total()}", "publish", aggregate_id, version, searched=searched
+        )
+        self.requests.append(request)
+
+    def _do_accept(self, accepts: int) -> None:
+        """The broker's limits are raised, or are what they were."""
+        self.accepts = bool(accepts)
+        self.has_accepted = self.has_accepted or self.accepts
 
     def _do_rollback(self, transaction: int) -> None:
         self.counts["rollbacks"] += bool(self.transactions.pop(transaction, ()))

@@ -143,7 +143,7 @@ function shardCells(shard, now) {
   const error = shard.last_error;
   const met = error ? `${age(now - error.at)} ago, ${error.code}: ${error.message}` : "";
   return [
-    short(String(shard.shard)), visible(shard.where || (shard.is_running ? "–" : "changes its runner")),
+    short(String(shard.shard)), visible(shard.where || (shard.is_running ? "–" : "starting again")),
     short(position(shard.position)), short(duration(shard.lag_seconds)),
     short(whole.format(shard.holds)), short(whole.format(shard.published)),
     short(shard.index_bytes === null ? "–" : bytes(shard.index_bytes)), message(met),

@@ -1,0 +1,303 @@
+"""Comparing the store's rows with the topic's records, one bucket of aggregates after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from eventpub.ops.records import (
+    DEAD,
+    DIVERTED,
+    EVENT,
+    FAULTS,
+    GAP,
+    LATE,
+)
+from eventpub.ops.spill import crc32s
+from eventpub.ops.verify import SHOWN, STORE_FIELDS, TOPIC_FIELDS, Difference, Verdict
+
+Number = npt.NDArray[Any]
+
+
+def compare(  # noqa: PLR0913 (both sides, and how they are compared)
+    rows: pa.Table,
+    records: pa.Table,
+    verdict: Verdict,
+    *,
+    numbers: Sequence[int],
+    late_policy: Literal["publish", "divert", "drop"] = "publish",
+    still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]] = lambda _: set(),
+) -> None:
+    """Compare all rows and all records of some aggregates, and add what is found to the verdict.
+
+    Args:
+        rows: of the store, as `store_columns` makes them.
+        records: of all topics, as `TopicReader` gives them, each partition in its order.
+        numbers: of the topic's partitions, those that it had before first.
+        late_policy: `gaps.late`.
+        still_there: which of some events the store has now; asked for those it did not have.
+    """
+    _Comparison(
+        rows,
+        records,
+        verdict,
+        numbers=numbers,
+        late_policy=late_policy,
+        still_there=still_there,
+    ).run()
+
+
+class _Comparison:
+    """One bucket: every event has a number, `key`, that ascends by aggregate, then by version."""
+
+    def __init__(  # noqa: PLR0913 (both sides, and how they are compared)
+        self,
+        rows: pa.Table,
+        records: pa.Table,
+        verdict: Verdict,
+        *,
+        numbers: Sequence[int],
+        late_policy: str,
+        still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]],
+    ) -> None:
+        self.verdict = verdict
+        self.late_policy = late_policy
+        self.still_there = still_there
+        ids = pa.chunked_array(
+            [
+                *rows.column("aggregate_id").chunks,
+                *records.column("aggregate_id").chunks,
+            ],
+            pa.string(),
+        )
+        encoded: Any = ids.combine_chunks().dictionary_encode()
+        self.names: list[str] = encoded.dictionary.to_pylist()
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        self.store = {name: _numpy(rows, name) for name in STORE_FIELDS}
+        self.topic = {name: _numpy(records, name) for name in TOPIC_FIELDS}
+        versions = np.concatenate([self.store["version"], self.topic["version"]])
+        distinct, places = np.unique(versions, return_inverse=True)
+        key = codes * max(len(distinct), 1) + places
+        split = rows.num_rows
+        self.store["code"], self.topic["code"] = codes[:split], codes[split:]
+        self.store["key"], self.topic["key"] = key[:split], key[split:]
+        hashes = crc32s(self.names)
+        self._partitions_of = [(hashes % number).astype(np.int32) for number in numbers]
+
+    def run(self) -> None:
+        """Every kind of difference, one after the other."""
+        if self._are_equal():
+            return
+        verdict, topic = self.verdict, self.topic
+        known, first_row, times_stored = np.unique(
+            self.store["key"], return_index=True, return_counts=True
+        )
+        verdict.events += len(known)
+        kind = topic["kind"]
+        verdict.skips += int((kind == GAP).sum())
+
+        is_event = (kind == EVENT) | (kind == LATE)
+        matched = np.isin(topic["key"], known)
+        times = topic["create_time"]
+        in_range = (times >= verdict.first) & (times <= verdict.last)
+        # in the order of publishing, per event: the first is right, the others are repeats
+        events = np.flatnonzero(is_event & (matched | in_range))
+        verdict.records += len(events)
+        events = events[np.lexsort((topic["offset"][events], topic["key"][events]))]
+        keys = topic["key"][events]
+        is_first = np.ones(len(events), bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        firsts = events[is_first]
+        verdict.accounted["late"] += int((kind[firsts] == LATE).sum())
+
+        self._report("repeated", events[~is_first], "published again")
+        self._order(firsts[kind[firsts] == EVENT])
+        self._altered(events[matched[events]], known, first_row, times_stored > 1)
+        self._extra(firsts[~matched[firsts]])
+        self._missing(first_row[~np.isin(known, keys)])
+
+    def _are_equal(self) -> bool:
+        """Whether the sides are plainly the same, as they mostly are; then they are counted.
+
+        For a small part of what it takes to say what differs.
+        """
+        verdict, topic, store = self.verdict, self.topic, self.store
+        times = topic["create_time"]
+        inside = (times >= verdict.first) & (times <= verdict.last)
+        count = len(store["key"])
+        if int(inside.sum()) != count or len(self._partitions_of) > 1:
+            return False
+        if not inside.all():
+            topic = {name: column[inside] for name, column in topic.items()}
+        if topic["kind"].any() or topic["faults"].any() or self._has_kept_back(inside):
+            return False
+        if (topic["partition"] != self._partitions_of[0][topic["code"]]).any():
+            return False
+        # each aggregate's in the order of publishing: that must be the versions' order
+        order = np.lexsort((topic["offset"], topic["code"]))
+        published = topic["key"][order]
+        if (published[1:] <= published[:-1]).any():
+            return False
+        stored = np.argsort(store["key"], kind="stable")
+        for name in ("key", "payload", "type", "create_time", "metadata"):
+            if not np.array_equal(store[name][stored], topic[name][order]):
+                return False
+        verdict.events += count
+        verdict.records += count
+        return True
+
+    def _has_kept_back(self, inside: Number) -> bool:
+        """Whether what is outside of the range is more than events of other times."""
+        outside = ~inside
+        if not outside.any():
+            return False
+        return bool(
+            (self.topic["kind"][outside] != EVENT).any()
+            or np.isin(self.topic["key"][outside], self.store["key"]).any()
+        )
+
+    def _order(self, events: Number) -> None:
+        """Per aggregate, by offset: each version above all before it.
+
+        Where partitions were added, what stands in its former partition came before the others.
+        """
+        code, offset = self.topic["code"][events], self.topic["offset"][events]
+        events = events[np.lexsort((offset, self._number_of(events), code))]
+        keys = self.topic["key"][events]
+        highest = np.maximum.accumulate(keys)
+        behind = np.flatnonzero(keys[1:] < highest[:-1]) + 1
+        # keys of another aggregate are lower for all of it: only within one do they go down
+        self._report("out_of_order", events[behind], "after a later version")
+
+    def _altered(self, events: Number, known: Number, first_row: Number, has_twin: Number) -> None:
+        topic, store = self.topic, self.store
+        places = np.searchsorted(known, topic["key"][events])
+        rows = first_row[places]
+        differs = {
+            name: topic[name][events] != store[name][rows]
+            for name in ("payload", "type", "create_time", "metadata")
+        }
+        differs["partition"] = self._number_of(events) == len(self._partitions_of)
+        for bit, name in FAULTS.items():
+            differs[name] = (topic["faults"][events] & bit) != 0
+        wrong = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
+        excused = [has_twin[places[i]] and self._twin(events[i]) for i in wrong.tolist()]
+        wrong = wrong[~np.array(excused, bool)]
+        chosen = self._earliest(topic["create_time"][events[wrong]])
+        self.verdict.found(
+            "altered",
+            len(wrong),
+            [
+                self._of_topic(
+                    int(events[i]),
+                    ", ".join(name for name, flags in differs.items() if flags[i]),
+                )
+                for i in wrong[chosen].tolist()
+            ],
+        )
+
+    def _twin(self, event: int) -> bool:
+        """Whether another row of the same event is what was published.
+
+        Where clocks go back, the rows of the repeated hour are read at both of their times.
+        """
+        topic, store = self.topic, self.store
+        rows = np.flatnonzero(store["key"] == topic["key"][event])
+        if topic["faults"][event]:
+            return False
+        same = np.ones(len(rows), bool)
+        for name in ("payload", "type", "create_time", "metadata"):
+            same &= store[name][rows] == topic[name][event]
+        right = self._number_of(np.array([event])) < len(self._partitions_of)
+        return bool(same.any() and right.all())
+
+    def _number_of(self, events: Number) -> Number:
+        """Which number of partitions, the former ones first, explains where each stands."""
+        partition, code = self.topic["partition"][events], self.topic["code"][events]
+        found = np.full(len(events), len(self._partitions_of))
+        for place in reversed(range(len(self._partitions_of))):
+            found[partition == self._partitions_of[place][code]] = place
+        return found
+
+    def _extra(self, events: Number) -> None:
+        """On the topic, not in the store as it was read: it may have been committed since."""
+        if not len(events):
+            return
+        codes, versions = self.topic["code"][events], self.topic["version"][events]
+        keys = [(self.names[c], v) for c, v in zip(codes.tolist(), versions.tolist(), strict=True)]
+        arrived = self.still_there(keys)
+        there = np.fromiter((k in arrived for k in keys), bool, len(keys))
+        self.verdict.accounted["arrived"] += int(there.sum())
+        self._report("extra", events[~there], "not in the store")
+
+    def _missing(self, rows: Number) -> None:
+        """In the store, not on the topic: unless its absence is recorded."""
+        if not len(rows):
+            return
+        accounted, kind = self.verdict.accounted, self.topic["kind"]
+        for name, side in (("dead", DEAD), ("diverted", DIVERTED)):
+            there = np.isin(self.store["key"][rows], self.topic["key"][kind == side])
+            accounted[name] += int(there.sum())
+            rows = rows[~there]
+        skipped = self._in_skips(rows)
+        if self.late_policy == "drop":
+            accounted["dropped"] += int(skipped.sum())
+            rows, skipped = rows[~skipped], skipped[~skipped]
+        chosen = self._earliest(self.store["create_time"][rows])
+        self.verdict.found(
+            "missing",
+            len(rows),
+            [
+                Difference(
+                    self.names[int(self.store["code"][rows[i]])],
+                    int(self.store["version"][rows[i]]),
+                    int(self.store["create_time"][rows[i]]),
+                    note="its gap was skipped" if skipped[i] else "not on the topic",
+                )
+                for i in chosen.tolist()
+            ],
+        )
+
+    def _in_skips(self, rows: Number) -> npt.NDArray[np.bool_]:
+        gaps = np.flatnonzero(self.topic["kind"] == GAP)
+        result = np.zeros(len(rows), bool)
+        if not len(gaps):
+            return result
+        codes, versions = self.store["code"][rows], self.store["version"][rows]
+        for gap in gaps.tolist():
+            result |= (
+                (codes == self.topic["code"][gap])
+                & (versions >= self.topic["version"][gap])
+                & (versions <= self.topic["to_version"][gap])
+            )
+        return result
+
+    def _report(self, kind: str, events: Number, note: str) -> None:
+        chosen = events[self._earliest(self.topic["create_time"][events])]
+        self.verdict.found(kind, len(events), [self._of_topic(i, note) for i in chosen.tolist()])
+
+    def _earliest(self, times: Number) -> Number:
+        return np.argsort(times, kind="stable")[:SHOWN]
+
+    def _of_topic(self, event: int, note: str) -> Difference:
+        topic = self.topic
+        return Difference(
+            self.names[int(topic["code"][event])],
+            int(topic["version"][event]),
+            int(topic["create_time"][event]),
+            int(topic["partition"][event]),
+            int(topic["offset"][event]),
+            note,
+        )
+
+
+def _numpy(table: pa.Table, name: str) -> Number:
+    column = table.column(name)
+    if column.num_chunks == 0:
+        return np.empty(0, column.type.to_pandas_dtype())
+    array: Number = column.to_numpy()
+    return array
