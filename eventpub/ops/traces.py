@@ -32,6 +32,8 @@ _SAID_EVERY = 60.0
 _ENDS_WITHIN = 1.0
 """Seconds for the last spans to be sent when the publisher stops."""
 
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_DEFAULT = "http://localhost:4318"
 _HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.traces")
@@ -117,6 +119,7 @@ class Traces:
                 "spans are lost: the collector does not take them",
                 spans=lost - self._said,
                 since_the_start=lost,
+                collector=mask(next(filter(None, map(os.environ.get, _ENDPOINTS)), _DEFAULT)),
                 error=mask(self._reason.text),
             )
             self._said, self._said_at = lost, now
