@@ -27,6 +27,7 @@ from eventpub.channel import Farewell, Lease, Report
 from eventpub.channel.lane import Joined, Lost, Received
 from eventpub.config import Config
 from eventpub.coordinator import events as e
+from eventpub.coordinator.absence import Absence
 from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.durable_state import DurableState, StartState
@@ -59,6 +60,7 @@ class Coordinator:
         shards: each as it stands.
         progress: of the publisher as a whole.
         health: named checks, and the last error of each shard.
+        absence: of a cluster's executors.
         is_paused: nothing that is not under way is published.
         seen_at: when the last event was handled, the machine's s.
     """
@@ -72,6 +74,7 @@ class Coordinator:
         self.shards = shards = [Shard(number) for number in range(config.spark.shards)]
         self.progress = progress = Progress(server=begin.server)
         self.health = Health(shards)
+        self.absence = Absence(config, shards)
         self._is_written_paused = begin.is_paused
         self._pauses: deque[e.PauseAsked] = deque()
         """Those that wait for what they want to be written down, the first first."""
@@ -385,6 +388,8 @@ class Coordinator:
             self._do(command)
         self._remember()
         self._leases.log_folding(now)
+        if (line := self.absence.line(now)) is not None:
+            self._do(line)
         self._do(e.Show())
 
     def _sampled(self, event: e.Sampled, now: float) -> None:

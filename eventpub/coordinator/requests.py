@@ -86,7 +86,7 @@ class Requests:
     # -- requests come and go ---------------------------------------------------------------------
 
     def receive(self, request: Request, reply: Reply) -> None:
-        """Have it answered by the shard of its aggregate, a list by all of them."""
+        """Have it answered by the shard of its aggregate, a list of all of them by each."""
         self._pending[request.id] = _Pending(request, reply, self._of(request))
 
     def keep(self, request: Request, reply: Reply) -> None:
@@ -99,7 +99,7 @@ class Requests:
             pending.is_withdrawn = True
 
     def _of(self, request: Request) -> list[Shard]:
-        if request.action == "list":
+        if request.action == "list" and not request.aggregate_id:
             return list(self._shards)
         partition = topic_partition(request.aggregate_id, self._partitions)
         return [self._shards[partition % len(self._shards)]]

@@ -31,11 +31,12 @@ from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.status import status
+from eventpub.coordinator.status import notable, status
 from eventpub.errors import ConfigError, EventpubError
 from eventpub.failpoint import failpoint
 from eventpub.masking import mask_all
 from eventpub.ops.http import Pages
+from eventpub.ops.traces import Traces
 from eventpub.publisher.placement import Placement, Threads, tune_garbage_collector
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.publisher.workers import (
@@ -60,7 +61,8 @@ _ANSWER_TIMEOUT = 60.0
 _PAUSE_TIMEOUT = 5.0
 
 _STATUS_EVERY = 10.0
-"""Seconds after which the status is written down though no check has changed."""
+"""Seconds after which the status is written down though no check has changed: `at` says how old it
+is."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -179,6 +181,7 @@ class Publisher:
             event: e.Event = e.Tick()
             while True:
                 now = time.monotonic()
+                runner.trace(event, now)
                 commands = coordinator.on(event, now)
                 coordinator.progress.stopped_by = self._stopped_by
                 for command in commands:
@@ -284,6 +287,7 @@ class CommandRunner:
         self._threads = Threads(post, coordinator.is_current)
         self._placement: Placement = self._threads
         token = secrets.token_hex(16)
+        self._traces = Traces(config) if config.ops.traces else None
         self._pages = Pages(config, self)
         self._server = _serve(config, token, events, coordinator.is_current, self._answer)
         self._address = self._server.address(_reached_at(config), token, _authority(config))
@@ -313,6 +317,8 @@ class CommandRunner:
         if self._spark is not None:
             self._spark.end(_WORKERS_END)
         self._pages.end()
+        if self._traces is not None:
+            self._traces.end()
         self._server.end()
         self._boundary.end(_WORKERS_END)
         self._checks.end(_WORKERS_END)
@@ -322,6 +328,11 @@ class CommandRunner:
         """Runners that start from now on start there; those that work move to it."""
         self._placement = placement or self._threads
         self._events.put(e.PlacementChanged(replaces_runners=placement is not None))
+
+    def trace(self, event: e.Event, now: float) -> None:
+        """Before the event is handled: of a runner that leaves, the lease is known until then."""
+        if self._traces is not None:
+            self._traces.observe(event, self._coordinator.shards, now)
 
     def show(self) -> None:
         """About once a second: how it stands is kept."""
@@ -399,11 +410,10 @@ class CommandRunner:
     def keep_status(self, error: EventpubError | None = None, *, is_over: bool = False) -> None:
         """Write the status down for who asks when none runs, where it has changed or is old."""
         found = self.status()
-        notable = [(c["name"], c["state"], c["message"]) for c in found["checks"]]
-        now = time.monotonic()
-        if not is_over and notable == self._kept and now - self._kept_at < _STATUS_EVERY:
+        checks, now = notable(found), time.monotonic()
+        if not is_over and checks == self._kept and now - self._kept_at < _STATUS_EVERY:
             return
-        self._kept, self._kept_at = notable, now
+        self._kept, self._kept_at = checks, now
         if is_over:
             why = None if error is None else str(error)
             found |= {"state": "stopped", "stopped_by": why, "stopped_at": time.time()}

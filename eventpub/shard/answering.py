@@ -50,7 +50,7 @@ class Answering:
 
     def _answer(self, request: Request) -> str:
         if request.action == "list":
-            return self._list(request.most)
+            return self._list(request)
         if request.action == "publish":
             return self._try_to_publish(request)
         return self._act(request)
@@ -89,12 +89,21 @@ class Answering:
 
     def _is_larger(self, hold: admission.Hold, last: int) -> bool:
         """Whether more is missing than up to a version: what was above it was deleted since."""
+        return (self._last_missing(hold) or last) > last
+
+    def _last_missing(self, hold: admission.Hold) -> int | None:
+        """Up to which version a skip would give up; None: nothing is there above the gap."""
         above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
         there = values(self._context.lookup.backtrack([above], 1), "version")
-        return bool(there) and min(there) - 1 > last
+        return min(there) - 1 if there else None
 
-    def _list(self, most: int | None) -> str:
-        index = self._context.index
+    def _list(self, request: Request) -> str:
+        index, most = self._context.index, request.most
+        if request.aggregate_id:
+            hold = index.holds.get(request.aggregate_id)
+            if hold is None or hold.catching_up or (last := self._last_missing(hold)) is None:
+                return json.dumps({"gap": None})
+            return json.dumps({"gap": [hold.first_missing, last]})
         if most is None:
             holds, skipped = index.pending()
             return json.dumps({"holds": [asdict(hold) for hold in holds], "skipped": skipped})

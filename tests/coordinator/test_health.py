@@ -7,7 +7,7 @@ import pytest
 from eventpub.channel import Folding
 from eventpub.channel.histogram import LATENCY_BOUNDS, Histogram
 from eventpub.coordinator import events as e
-from eventpub.coordinator.status import is_ready, status
+from eventpub.coordinator.status import is_ready, notable, status
 from eventpub.errors import EventpubError, SinkError, StateError, StoreError
 from tests.coordinator.life import Life, at, begin, begun, some_rows, streaming
 
@@ -197,6 +197,30 @@ class TestChecks:
         life = working()
         assert status(life.coordinator, life.now + 30)["is_alive"]
         assert not status(life.coordinator, life.now + 61)["is_alive"]
+
+
+class TestWhatIsWrittenDown:
+    """A message that counts seconds had the status written each second, whatever had changed."""
+
+    def test_is_not_new_because_time_passes(self) -> None:
+        life = working()
+        life.now += 20.0  # nothing is heard: the messages say for how long
+        first = status(life.coordinator, life.now)
+        life.now += 1.0
+        second = status(life.coordinator, life.now)
+        assert first["checks"][0]["message"] != second["checks"][0]["message"]
+        assert notable(first) == notable(second)
+        assert second["at"] >= first["at"], "how old it is"
+
+    def test_is_new_when_a_check_changes_or_its_error_is_another(self) -> None:
+        life = working()
+        seen = [notable(status(life.coordinator, life.now))]
+        for error in (AWAY, StoreError("store.auth_failed", "no such user")):
+            life.on(e.Failed(e.MeasureLag(0, 0), error))
+            seen.append(notable(status(life.coordinator, life.now)))
+        life.now += 20.0
+        seen.append(notable(status(life.coordinator, life.now)))
+        assert len({str(each) for each in seen}) == 4
 
 
 class TestLag:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from eventpub.channel.flight import Server
 from eventpub.config import App, Config, Sink, Store
@@ -55,6 +56,7 @@ def test_a_page_that_acts_says_why_it_was_not_done(
     given = {"answers": None, "error": None if error is None else error.to_dict()}
     source: Any = SimpleNamespace(ask=lambda *_: given)
     answer = asyncio.run(Acting(config_in(tmp_path), source)._ask("skip", "a", 1, 1))
+    assert isinstance(answer, Response)
     assert answer.status_code == code
     said = json.loads(bytes(answer.body))["error"]
     assert said == (
