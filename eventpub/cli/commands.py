@@ -264,10 +264,7 @@ def _with_times(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from eventpub.masking import mask
+    from eventpub.cli.terminal import Rows
 
     columns = {
         "open": ("aggregate_id", "first_missing", "seen", "first_seen", "attempts", "next_attempt"),
@@ -277,14 +274,10 @@ def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
         "requests": ("id", "action", "aggregate_id", "from_version", "to_version"),
     }  # fmt: skip
     for kind, names in columns.items():
-        if not result[kind]:
-            continue
-        table = Table(title=kind, title_justify="left", box=None, pad_edge=False)
-        for name in names:
-            table.add_column(name.replace("_", " "), overflow="fold")
-        for entry in result[kind]:
-            table.add_row(*(Text(mask(str(entry[name]))) for name in names))
-        console.print(table)
+        if result[kind]:
+            headings = [name.replace("_", " ") for name in names]
+            rows = [[str(entry[name]) for name in names] for entry in result[kind]]
+            console.print(Rows(headings, rows, kind))
     console.print(summary, markup=False)
 
 

@@ -95,32 +95,30 @@ def _shown(letter: Letter) -> dict[str, Any]:
 
 
 def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
-    from rich.table import Table
     from rich.text import Text
 
+    from eventpub.cli.terminal import Rows
     from eventpub.masking import mask
 
-    if result["letters"]:
-        table = Table(box=None, pad_edge=False)
-        for name in ("aggregate id", "version", "created", "bytes", "in the store", "published"):
-            table.add_column(name, overflow="fold")
-        table.add_column("reason", overflow="fold")
-        for entry in result["letters"]:
-            published = entry["published"]
-            where = "no" if entry["is_searched"] else "not known"
-            if published is not None:
-                where = f"partition {published['partition']} offset {published['offset']}"
-            cells = [
-                str(entry["aggregate_id"] or "-"),
-                "-" if entry["version"] is None else str(entry["version"]),
-                entry["created"],
-                _size(entry["payload_bytes"]),
-                {True: "yes", False: "no", None: "-"}[entry["in_store"]],
-                where,
-                entry["reason"],
-            ]
-            table.add_row(*(Text(mask(cell)) for cell in cells))
-        console.print(table)
+    rows = []
+    for entry in result["letters"]:
+        published = entry["published"]
+        where = "no" if entry["is_searched"] else "not known"
+        if published is not None:
+            where = f"partition {published['partition']} offset {published['offset']}"
+        row = [
+            str(entry["aggregate_id"] or "-"),
+            "-" if entry["version"] is None else str(entry["version"]),
+            entry["created"],
+            _size(entry["payload_bytes"]),
+            {True: "yes", False: "no", None: "-"}[entry["in_store"]],
+            where,
+            entry["reason"],
+        ]
+        rows.append(row)
+    if rows:
+        names = ("aggregate id", "version", "created", "bytes", "in the store", "published")
+        console.print(Rows((*names, "reason"), rows))
     for note in result["notes"]:
         console.print(Text(mask(f"note: {note}")))
     console.print(mask(summary), markup=False)

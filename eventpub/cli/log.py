@@ -66,6 +66,11 @@ def _without_py4j(record: logging.LogRecord) -> bool:
     return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Not that a broker, at the first transaction of its life, makes the topic that keeps them."""
+    return "Coordinator load in progress" not in record.getMessage()
+
+
 def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     record = event.pop("_record", None)
     hidden: dict[str, Any] = mask_all(event)
@@ -120,6 +125,6 @@ def configure(style: Literal["auto", "text", "json"], level: int = logging.INFO)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     clients = logging.getLogger("eventpub.sink")
-    clients.filters[:] = [_Seldom()]
+    clients.filters[:] = [_is_unexpected, _Seldom()]
     # it prints the trace of an error that reaches us as an exception anyway
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -84,21 +84,17 @@ def _time(micros: int | None) -> str | None:
 
 
 def _show(console: Console, found: Trace, summary: str) -> None:
-    from rich.table import Table
     from rich.text import Text
 
+    from eventpub.cli.terminal import Rows
     from eventpub.masking import mask
 
     if found.versions:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("version", justify="right")
-        for name in ("", "created", "type", "bytes", "where", ""):
-            table.add_column(name, overflow="fold")
-        for traced in found.versions:
-            cells = [Text(mask(cell)) for cell in _cells(traced)]
-            word = Text(traced.verdict, style=_STYLES[traced.verdict])
-            table.add_row(str(traced.version), word, *cells)
-        console.print(table)
+        rows: list[list[str | Text]] = [
+            [str(t.version), Text(t.verdict, style=_STYLES[t.verdict]), *_cells(t)]
+            for t in found.versions
+        ]
+        console.print(Rows(("version", "", "created", "type", "bytes", "where", ""), rows))
     for note in found.notes:
         console.print(Text(mask(f"note: {note}")))
     console.print(mask(summary), markup=False)
