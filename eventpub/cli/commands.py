@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _STORE = ("store.url", "store.table")
 _SINK = ("sink.bootstrap_servers", "sink.topic")
+_NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 
 
 @click.command()
@@ -35,7 +36,7 @@ def migrate(request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | 
         return _print_migration(request, dialect)
     if dialect is not None:
         raise click.UsageError("--dialect goes with --sql")
-    loaded = request.load()
+    loaded = request.load(otherwise=_NEEDLESS_TO_MIGRATE)
     from eventpub import store
 
     statements = store.migrate(loaded.config.store)
@@ -49,8 +50,7 @@ def migrate(request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | 
 def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | None) -> Report:
     """The statements, made for what is there; without a database, those of the whole table."""
     placeholder = "mysql+pymysql://nobody@localhost/none"
-    needless = {"app.id": "none", "sink.topic": "none", "store.url": placeholder}
-    loaded = request.load(otherwise=needless)
+    loaded = request.load(otherwise=_NEEDLESS_TO_MIGRATE | {"store.url": placeholder})
     if loaded.origins.get("store.url") == "default":
         dialect = dialect or "mysql"
     from eventpub import store

@@ -16,7 +16,7 @@ import structlog
 
 from eventpub.masking import mask_all
 
-_QUIET = ("pyspark", "alembic", "urllib3")
+_QUIET = ("pyspark", "alembic", "urllib3", "uvicorn.error")
 
 
 class _Stderr(logging.Handler):

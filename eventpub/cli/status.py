@@ -167,11 +167,11 @@ def _parts(standing: Standing) -> list[RenderableType]:
             ]
         )
     of_shards = ("shard", "where", "position", "lag", "holds", "published", "last error")
-    return [
-        head,
-        Rows(("check", "", "since", "last ok", ""), checks),
-        Rows(of_shards, shards),
-    ]
+    parts: list[RenderableType] = [head]
+    if standing.kind != "stopped" or found["state"] != "stopped" or found["stopped_by"]:
+        # of one that ended as it was asked to, they say what its end interrupted
+        parts.append(Rows(("check", "", "since", "last ok", ""), checks))
+    return [*parts, Rows(of_shards, shards)]
 
 
 def _time(position: int | None) -> str:

@@ -43,7 +43,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     "event_type": (
         "eventtype", "type", "payloadtype", "eventname", "eventclass", "topic", "name",
-        "sermanifest", "eventmanifest",
+        "sermanifest", "eventmanifest", "kind", "eventkind", "class",
     ),
     "payload": (
         "payload", "eventdata", "eventpayload", "data", "body", "event", "content", "state",
@@ -111,12 +111,15 @@ class Proposal:
     lacking: tuple[str, ...] = ()
 
 
-def propose(config: Store, table: str | None = None) -> Proposal:
+def propose(
+    config: Store, table: str | None = None, columns: Mapping[str, str] | None = None
+) -> Proposal:
     """Look at the tables of the database.
 
     Args:
         config: which says how to connect; its table and columns are of no account.
         table: look at this one alone.
+        columns: by our names its own, those that somebody has named.
 
     Raises:
         StoreError: store.unreachable, store.auth_failed, store.table_missing, ….
@@ -129,12 +132,13 @@ def propose(config: Store, table: str | None = None) -> Proposal:
         for name in names:
             of_table = config.model_copy(update={"table": name})
             try:
-                columns = read_columns(of_table, connection)
+                there = read_columns(of_table, connection)
             except StoreError:
                 if table is not None:
                     raise
                 continue  # one that this account may not read
-            found, lacking = _candidate(name, columns, read_indexes(of_table, connection))
+            indexes = read_indexes(of_table, connection)
+            found, lacking = _candidate(name, there, indexes, columns or {})
             if found is not None:
                 candidates.append(_with_first_version(found, connection))
         candidates.sort(key=lambda candidate: (-candidate.score, candidate.table))
@@ -153,12 +157,14 @@ def _tables(connection: Connection) -> list[str]:
 
 
 def _candidate(
-    table: str, columns: Mapping[str, Column], indexes: Sequence[Index]
+    table: str, columns: Mapping[str, Column], indexes: Sequence[Index], given: Mapping[str, str]
 ) -> tuple[Candidate | None, tuple[str, ...]]:
     """The table with its columns; or which of ours it has none for."""
-    names: dict[str, str] = {}
+    if absent := tuple(role for role, name in given.items() if name and name not in columns):
+        return None, absent
+    names = dict(given)
     pair = _unique_pair(columns, indexes)
-    if pair is not None:
+    if pair is not None and not {"aggregate_id", "version"} & names.keys():
         names["aggregate_id"], names["version"] = pair
     time_columns = {index.columns[0] for index in indexes}
     # what is taken is taken: the surest first
@@ -168,8 +174,9 @@ def _candidate(
             if found is not None:
                 names[role] = found
     own_id = _best("id", columns, set(names.values()), time_columns)
-    if own_id is not None and own_id in time_columns:
+    if own_id is not None and own_id in time_columns and "id" not in names:
         names["id"] = own_id
+    names = {role: name for role, name in names.items() if name}
     lacking = tuple(role for role in _NAMES if role not in names and role not in _OPTIONAL)
     if lacking:
         return None, lacking
