@@ -92,7 +92,7 @@ def run_demo(*, seconds: float | None, rate: int, keep: str | None) -> Report:
 
 def _show(console: Console, publisher: dict[str, int], found: Any) -> None:
     console.print(
-        f"published {publisher['published']:,} events, {publisher['backtracked']:,} of them found"
+        f"{found.records:,} events were published, {publisher['backtracked']:,} of them found"
         f" by key; gaps found {publisher['gaps_opened']:,},"
         f" filled {publisher['gaps_filled']:,}, skipped {publisher['gaps_skipped']:,}"
     )

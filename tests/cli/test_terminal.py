@@ -105,6 +105,19 @@ def test_facts_stand_beside_each_other_as_far_as_there_is_room() -> None:
     assert all(f"number {n}  {n}" in "\n".join(drawn(numbers, 20)) for n in range(6))
 
 
+def test_ctrl_c_while_the_program_is_imported_is_no_traceback(tmp_path: Path) -> None:
+    program = """
+import builtins, sys
+from eventpub.__main__ import main
+def interrupted(*_):
+    raise KeyboardInterrupt
+builtins.__import__ = interrupted
+sys.exit(main())
+"""
+    shown = python(tmp_path, program, 80)
+    assert (shown.status, shown.raw) == (130, "")
+
+
 @pytest.fixture
 def environ(
     tmp_path: Path, database: FreshDatabase, kafka_server: Kafka, topic_name: str
