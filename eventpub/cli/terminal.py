@@ -162,7 +162,7 @@ class Rows:
         from rich.text import Text
 
         columns = zip(self._names, *self._rows, strict=True)
-        widths = [max(len(str(name)), *(c.cell_len for c in cells)) for name, *cells in columns]
+        widths = [max([len(name), *(c.cell_len for c in cells)]) for name, *cells in columns]
         if not console.is_terminal or sum(widths) + _GAP * len(widths) <= options.max_width:
             table = Table(title=self._title or None, title_justify="left", box=None, pad_edge=False)
             for name in self._names:
@@ -180,7 +180,8 @@ class Rows:
                 if cell.plain
             ]
             yield named[0]
-            yield Padding(Text(", ").join(named[1:]), (0, 0, 0, 2))
+            if named[1:]:
+                yield Padding(Text(", ").join(named[1:]), (0, 0, 0, 2))
 
 
 class Facts:
