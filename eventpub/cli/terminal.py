@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,6 +85,25 @@ def progress(log: logging.Logger) -> Iterator[Show]:
             yield show
     else:
         yield Lines(log).show
+
+
+@contextmanager
+def waiting(doing: str, limit: float) -> Iterator[None]:
+    """Something of which nobody knows how far it is: on a terminal, for how long it goes on.
+
+    Args:
+        limit: it ends after so many seconds.
+    """
+    from rich.text import Text
+
+    began = time.monotonic()
+
+    class View:
+        def __rich__(self) -> Text:
+            return Text(f"{doing}: {time.monotonic() - began:.0f} s, at most {limit:.0f} s")
+
+    with in_place(View()) if can_redraw() else nullcontext():
+        yield
 
 
 @contextmanager

@@ -52,9 +52,11 @@ def trace(
     not in the store; 1 if any is not, or none is known.
     """
     loaded = request.load()
+    from eventpub.cli.terminal import waiting
     from eventpub.ops import trace as tracing
 
-    found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
+    with waiting("reading the topics", timeout):
+        found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
     counts = tracing.words(found.versions)
     if not found.versions:
         summary = f"{aggregate_id}: nothing is known of it, in the store or on the topics"

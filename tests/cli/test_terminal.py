@@ -178,6 +178,12 @@ def test_commands_on_a_terminal(tmp_path: Path, environ: Mapping[str, str]) -> N
     is_clean(again, 0)
     assert "1,000 events published" in again.text
 
+    traced = command("trace", "order-1", "--limit", "2", "--timeout", "7")
+    is_clean(traced, 0)
+    assert "reading the topics: 0 s, at most 7 s" in traced.text
+    assert "2 published" in traced.text
+    is_clean(command("dead", "list"), 0)
+
     watched = command("status", "--watch", interrupt_at="no publisher runs")
     is_clean(watched, 130)
     assert "cli.stopped" not in watched.text
