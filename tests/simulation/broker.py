@@ -145,6 +145,23 @@ class Message:
         return self
 
 
+@dataclass(eq=False)
+class Others:
+    """A transaction of another producer.
+
+    Attributes:
+        write: begins one of its producer, as this one was.
+        left: how often time passes until it ends.
+        more: how many of the same length follow, each begun when half of the one before is over.
+    """
+
+    transaction: Transaction
+    write: Callable[[], Transaction]
+    lasts: int
+    left: int
+    more: int
+
+
 Entry = tuple[Transaction, Message | None]
 """A record, or with None the marker of its transaction."""
 
@@ -166,6 +183,7 @@ class Broker:
         """Grows when a topic is made again."""
         self._appended = 0
         self.owners: dict[str, Owner] = {}
+        self.others: list[Others] = []
         self.late_ends: list[tuple[str, int]] = []
         self.looked: dict[bytes, int] = {}
         """By what a record of a skip says: see `Message.looked`."""
@@ -244,12 +262,31 @@ class Broker:
             owner.ending = None
 
     def settle(self) -> None:
-        """Time passes: all markers are written."""
+        """Time passes: all markers are written, and other producers go on."""
         for owner in self.owners.values():
             self._settle(owner)
+        for each in [*self.others]:
+            each.left -= 1
+            if each.left == each.lasts // 2 and each.more:
+                self.others_begin(each.write, each.lasts, each.more - 1)
+            if each.left <= 0:
+                self._others_end(each)
+
+    def others_begin(self, write: Callable[[], Transaction], lasts: int, more: int) -> None:
+        """Another producer begins a transaction; see `Others`."""
+        self.others.append(Others(write(), write, lasts, lasts, more))
+        self._world.counts["transactions of others"] += 1
+
+    def _others_end(self, each: Others) -> None:
+        self.others.remove(each)
+        each.transaction.outcome = "committed"
+        for place in each.transaction.places:
+            self.log[place].append((each.transaction, None))
 
     def time_out(self) -> None:
         """Open transactions have become too old: they are aborted, their producers fenced."""
+        for each in [*self.others]:
+            self._others_end(each)
         for owner in self.owners.values():
             if owner.transaction is not None:
                 self._world.counts["transactions timed out"] += 1
@@ -286,6 +323,8 @@ class Broker:
             for transaction in (owner.transaction, owner.ending, *owner.left_open.values()):
                 if transaction is not None and place in transaction.places:
                     end = min(end, transaction.places[place])
+        for each in self.others:
+            end = min(end, each.transaction.places.get(place, end))
         return end
 
     def kept_from_readers(self) -> list[Message]:

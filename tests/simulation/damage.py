@@ -119,6 +119,27 @@ def foreign(
     world.counts[f"foreign records, {how}"] += 1
 
 
+def overlapping(world: World, lasts: int, count: int) -> None:
+    """Another producer writes in transactions that overlap: one is open at any time.
+
+    Args:
+        lasts: how often time passes until each ends.
+        count: of the transactions.
+    """
+    broker = world.broker
+
+    def write() -> Transaction:
+        made = Transaction()
+        for place in _places(broker, 0):
+            message = Message(place, "theirs", b"?", [("ce_source", "billing")])
+            message.is_foreign = True
+            made.places[place] = len(broker.log[place])
+            broker.log[place].append((made, message))
+        return made
+
+    broker.others_begin(write, lasts, count - 1)
+
+
 def _partition(world: World, aggregate_id: str) -> int:
     return crc(aggregate_id) % world.broker.partitions
 
@@ -139,4 +160,5 @@ _STEPS: dict[str, Callable[..., None]] = {
     "lose tail": lose_tail,
     "add partitions": add_partitions,
     "foreign": foreign,
+    "overlapping": overlapping,
 }

@@ -323,6 +323,24 @@ def _foreign_skips(seed: int) -> Schedule:
     return _producers(seed, "foreign_skips", ["skip"], [GAPS])
 
 
+def _others_open(seed: int) -> Schedule:
+    """Other producers' transactions are open at any time; now and then ours are left open, too."""
+    rng = Random(f"{seed} others_open")
+    swarm = ("rollback", "crash", "kill", "lose", "older", "restart")
+    maker = _Quiet(rng, *swarm)
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 3)):
+        steps += maker.life()
+        steps.append(["topic", "overlapping", rng.randint(2, 9), rng.randint(2, 12)])
+        for step in maker.batches(3):
+            if step[0] == "batch" and rng.random() < 0.6:
+                name = rng.choice(["kafka.commit", "kafka.committed", "task"])
+                step[3].append([name, 1, ["fault", "markers left out"]])
+            steps.append(step)
+        steps += maker.some(0.3, ["restart", 0]) + maker.some(0.2, ["lose", 0])
+    return maker.made(steps + maker.life() + maker.batches())
+
+
 def _restored(seed: int) -> Schedule:
     rng = Random(f"{seed} restored")
     maker = _Quiet(rng, "rollback", late=rng.choice(["publish", "divert"]))
@@ -656,6 +674,7 @@ KINDS: dict[str, Kind] = {
     "forged": Kind(_forged, "A16", "believed by nobody: nothing is silenced"),
     "two_ids": Kind(_two_ids, "A22", "sink.other_publisher, or complete"),
     "foreign_skips": Kind(_foreign_skips, "A16, A22", "believed by nobody"),
+    "others_open": Kind(_others_open, "C4", "waited for; nothing of ours is taken for theirs"),
     "restored": Kind(
         _restored,
         "A13",
