@@ -101,12 +101,13 @@ def test_what_a_paused_publisher_has_taken_over_can_be_taken_back(
     publisher = new_publisher(database, gaps={"backoff_base": "60s", "max_backoff": 8})
     publisher.start()
     commit(database, "held", 1, 3)
-    eventually(lambda: gaps(publisher, 1, "list")["open"], 60)
+    publisher.until_published("held", [1])
+    eventually(lambda: publisher.command("gaps", "list").returncode == 1, 60)
     publisher.kill()
     assert gaps(publisher, 0, "skip", "held", "--yes", "--later")["outcome"] == "kept"
     assert publisher.answer(0, "pause")["outcome"] == "kept"
     publisher.start()
-    eventually(lambda: gaps(publisher, 1, "list")["open"], 60)
+    eventually(lambda: publisher.answer(0, "pause")["outcome"] == "paused", 60)
     assert len(gaps(publisher, 0, "cancel", "held")["cancelled"]) == 1
     assert publisher.answer(0, "resume")["outcome"] == "resumed"
     commit(database, "after", 1)
