@@ -234,6 +234,17 @@ def _is_http(value: str) -> str:
     return value
 
 
+def is_token(text: str) -> bool:
+    """Whether it can be `ops.token`: hard to guess, and an HTTP header can carry it."""
+    return len(text) >= 16 and text.isascii() and text.isprintable() and text == text.strip()
+
+
+def _is_token(value: SecretStr | None) -> SecretStr | None:
+    if value is not None and not is_token(value.get_secret_value()):
+        raise PydanticCustomError("token", "ops.token is too short, or no header can carry it")
+    return value
+
+
 def _is_function(value: str | None) -> str | None:
     if value and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", value):
         raise ValueError("package.module:function")
@@ -602,14 +613,20 @@ class Ops(_Section):
         "127.0.0.1:8077",
         description="address of metrics, health and dashboard; '' = off",
     )
-    token: SecretStr | None = Field(
+    token: Annotated[SecretStr | None, AfterValidator(_is_token)] = Field(
         None,
-        min_length=16,
-        description="who may pause, resume, retry and skip on the dashboard; unset = nobody",
+        description="who may pause, resume, retry and skip on the dashboard; at least 16"
+        " characters; unset = nobody",
     )
     token_file: Path | None = Field(None, description="a file that holds the token, instead")
     log: Literal["auto", "text", "json"] = Field(
         "auto", description="form of the log on stderr; auto = text on a terminal, json otherwise"
+    )
+
+    traces: bool = Field(
+        False,
+        description="send a span of each transaction to an OpenTelemetry collector, which the"
+        " variables OTEL_… of the environment name; needs eventpub[traces]",
     )
 
     @model_validator(mode="after")

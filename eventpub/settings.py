@@ -27,6 +27,7 @@ from eventpub.config import (
     Config,
     format_duration,
     is_secret_property,
+    is_token,
     parse_duration,
     refused_property,
 )
@@ -174,6 +175,8 @@ def load(
     origins = {name: "default" for name, key in KEYS.items() if not key.is_map} | layers.origins
     config = _with_secret(config, origins, "store", "password")
     config = _with_secret(config, origins, "ops", "token")
+    if config.ops.token is not None and not is_token(config.ops.token.get_secret_value()):
+        raise _invalid_token("ops.token_file", origins["ops.token"])
     return Loaded(config, origins, path)
 
 
@@ -437,11 +440,24 @@ def _problem(detail: dict[str, Any], layers: _Layers, file: Path) -> ConfigError
                 suggestion=context["suggestion"],
             )
     origin = layers.origins.get(key, "default")
+    if detail["type"] == "token":
+        return _invalid_token(key, origin)
     return ConfigError(
         "config.invalid_value",
         f"{key} = {_quoted(key, layers.values.get(key))} ({origin}) is not valid",
         where=key,
         suggestion=f"it must be: {_wanted(detail, key)}",
+    )
+
+
+def _invalid_token(key: str, origin: str) -> ConfigError:
+    return ConfigError(
+        "config.invalid_token",
+        f"the token of the dashboard ({origin}) is too short, or has characters that an HTTP"
+        " header cannot carry",
+        where=key,
+        suggestion="use 16 or more printable ASCII characters, without spaces around them:"
+        " openssl rand -hex 16",
     )
 
 
@@ -545,16 +561,19 @@ def _secret_of(file: Path, key: str) -> str:
     Raises:
         ConfigError: `config.password_file`: it cannot be read, or is empty.
     """
-    what = "password" if key.startswith("store.") else "secret"
+    what = {"store": "password", "ops": "token"}.get(key.partition(".")[0], "secret")
     try:
         secret = file.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as e:
+        is_missing = isinstance(e, FileNotFoundError)
         reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
         raise ConfigError(
             "config.password_file",
-            f"the {what} file {file} cannot be read: {reason}",
+            f"there is no {what} file {file}"
+            if is_missing
+            else f"the {what} file {file} cannot be read: {reason}",
             where=key,
-            suggestion="make it readable for the account that runs eventpub",
+            suggestion=f"write the {what} into it, readable for the account that runs eventpub",
         ) from None
     if not secret:
         raise ConfigError(

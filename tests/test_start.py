@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.index import Index
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.publisher.prepare import _begin_run
-from eventpub.publisher.publisher import run
+from eventpub.publisher.publisher import CommandRunner, run
 from eventpub.publisher.recovery import kept_progress
 from eventpub.publisher.workers import Worker
 from eventpub.state import Running, StateDir
@@ -107,6 +108,21 @@ class TestAWorker:
         assert closed == [True]
 
 
+def test_a_broker_that_hangs_keeps_nobody_from_measuring_the_lag() -> None:
+    """They had one thread, and the database counted as silent while the broker was."""
+    given: dict[str, list[e.Command]] = {"broker": [], "checks": []}
+    runner: Any = CommandRunner.__new__(CommandRunner)
+    for name, commands in given.items():
+        setattr(runner, f"_{name}", SimpleNamespace(put=commands.append))
+    of_the_broker: list[e.Command] = [e.CheckTopic({}), e.CheckOpen({})]
+    of_the_database: list[e.Command] = [
+        e.Count((), 0, {}, False), e.Sample(0), e.MeasureLag(0, 0), e.CheckTable(),
+    ]  # fmt: skip
+    for command in [*of_the_broker, *of_the_database]:
+        runner.do(command)
+    assert given == {"broker": of_the_broker, "checks": of_the_database}
+
+
 class TestWhoIsAsked:
     @pytest.fixture
     def state(self, tmp_path: Path) -> StateDir:
@@ -125,7 +141,13 @@ class TestWhoIsAsked:
 
         def answer(name: str, given: dict[str, Any]) -> dict[str, Any]:
             asked.append((name, given))
-            return {"answers": {"0": "found", "1": None}} if name == "request" else {"n": 1}
+            if name == "status":
+                return {"n": 1}
+            if given["request"]["action"] == "skip":
+                return {"answers": None, "error": failed.to_dict()}
+            return {"answers": {"0": "found", "1": None}, "error": None}
+
+        failed = StateError("run.request_failed", "two runners have failed", where="shard 0")
 
         server = Server("127.0.0.1", "token", lambda _: None, lambda s, n: True, answer)
         state.lock()
@@ -134,10 +156,13 @@ class TestWhoIsAsked:
         try:
             assert ask_running(state, "status") == {"n": 1}
             answers = ask_shards(state, Request("r1", "retry", "a"), 3.0)
+            with pytest.raises(StateError) as caught:
+                ask_shards(state, Request("r2", "skip", "a", 1), 3.0)
         finally:
             server.end()
             state.unlock()
         assert answers == {0: "found", 1: "None"}
+        assert caught.value.to_dict() == failed.to_dict()
         assert asked[1][1]["request"]["aggregate_id"] == "a"
         assert asked[1][1]["timeout"] == 3.0
 

@@ -105,9 +105,9 @@ class Request:
     Attributes:
         id: names it.
         action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
-            shows the shard's open holds, and the skips whose versions are still missing; "publish"
-            publishes a dead letter's row after all.
-        aggregate_id: whose; "" for a list.
+            shows the shard's open holds, and the skips whose versions are still missing, or the gap
+            of one aggregate; "publish" publishes a dead letter's row after all.
+        aggregate_id: whose; "" for a list of all.
         version: the first that is to be given up; a request that is done again gives up no other
             one, and one that names none gives up nothing. Of "publish": the row's.
         to_version: the last that is to be given up; None: all up to the first one that is there.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _STORE = ("store.url", "store.table")
 _SINK = ("sink.bootstrap_servers", "sink.topic")
+_NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 
 
 @click.command()
@@ -35,7 +36,7 @@ def migrate(request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | 
         return _print_migration(request, dialect)
     if dialect is not None:
         raise click.UsageError("--dialect goes with --sql")
-    loaded = request.load()
+    loaded = request.load(otherwise=_NEEDLESS_TO_MIGRATE)
     from eventpub import store
 
     statements = store.migrate(loaded.config.store)
@@ -49,8 +50,7 @@ def migrate(request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | 
 def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | None) -> Report:
     """The statements, made for what is there; without a database, those of the whole table."""
     placeholder = "mysql+pymysql://nobody@localhost/none"
-    needless = {"app.id": "none", "sink.topic": "none", "store.url": placeholder}
-    loaded = request.load(otherwise=needless)
+    loaded = request.load(otherwise=_NEEDLESS_TO_MIGRATE | {"store.url": placeholder})
     if loaded.origins.get("store.url") == "default":
         dialect = dialect or "mysql"
     from eventpub import store
@@ -268,10 +268,7 @@ def _with_times(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from eventpub.masking import mask
+    from eventpub.cli.terminal import Rows
 
     columns = {
         "open": ("aggregate_id", "first_missing", "seen", "first_seen", "attempts", "next_attempt"),
@@ -281,14 +278,10 @@ def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
         "requests": ("id", "action", "aggregate_id", "from_version", "to_version"),
     }  # fmt: skip
     for kind, names in columns.items():
-        if not result[kind]:
-            continue
-        table = Table(title=kind, title_justify="left", box=None, pad_edge=False)
-        for name in names:
-            table.add_column(name.replace("_", " "), overflow="fold")
-        for entry in result[kind]:
-            table.add_row(*(Text(mask(str(entry[name]))) for name in names))
-        console.print(table)
+        if result[kind]:
+            headings = [name.replace("_", " ") for name in names]
+            rows = [[str(entry[name]) for name in names] for entry in result[kind]]
+            console.print(Rows(headings, rows, kind))
     console.print(summary, markup=False)
 
 
@@ -385,7 +378,8 @@ def _acted(
         "kept": f"kept for the next publisher that runs; eventpub {wait} withdraws it",
         "not running": "not done: no publisher is running; --later keeps it for the next one",
         "not confirmed": f"not done: it would give up {named}; --yes does it",
-        "no answer": "not done: the publisher has not answered; the request was withdrawn",
+        "no answer": "the publisher has not answered in time; the request was withdrawn, unless it"
+        " is being done at this moment: eventpub gaps list shows what came of it",
     }
     summary = f"{aggregate_id}: {words.get(answer.outcome, answer.outcome)}"
     result: dict[str, Any] = {"aggregate_id": aggregate_id, "outcome": answer.outcome}

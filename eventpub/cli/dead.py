@@ -19,6 +19,7 @@ _KEYS = (
     "app.id", "app.state_dir", "store.url", "store.table",
     "sink.bootstrap_servers", "sink.topic", "ops.log",
 )  # fmt: skip
+_READING = "reading the topics"
 _timeout = reading_timeout()
 
 
@@ -41,9 +42,11 @@ def dead() -> None:
 def dead_list(request: Request, limit: int, timeout: float) -> Report:
     """List dead letters, the newest first. Exit status 1 while any of these is not published."""
     loaded = request.load()
+    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
-    found = letters.find(loaded.config, limit=limit, timeout=timeout)
+    with waiting(_READING, timeout):
+        found = letters.find(loaded.config, limit=limit, timeout=timeout)
     open_letters = sum(letter.published is None for letter in found.newest)
     summary = f"{found.count} dead letters"
     if found.count > len(found.newest):
@@ -95,32 +98,30 @@ def _shown(letter: Letter) -> dict[str, Any]:
 
 
 def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
-    from rich.table import Table
     from rich.text import Text
 
+    from eventpub.cli.terminal import Rows
     from eventpub.masking import mask
 
-    if result["letters"]:
-        table = Table(box=None, pad_edge=False)
-        for name in ("aggregate id", "version", "created", "bytes", "in the store", "published"):
-            table.add_column(name, overflow="fold")
-        table.add_column("reason", overflow="fold")
-        for entry in result["letters"]:
-            published = entry["published"]
-            where = "no" if entry["is_searched"] else "not known"
-            if published is not None:
-                where = f"partition {published['partition']} offset {published['offset']}"
-            cells = [
-                str(entry["aggregate_id"] or "-"),
-                "-" if entry["version"] is None else str(entry["version"]),
-                entry["created"],
-                _size(entry["payload_bytes"]),
-                {True: "yes", False: "no", None: "-"}[entry["in_store"]],
-                where,
-                entry["reason"],
-            ]
-            table.add_row(*(Text(mask(cell)) for cell in cells))
-        console.print(table)
+    rows = []
+    for entry in result["letters"]:
+        published = entry["published"]
+        where = "no" if entry["is_searched"] else "not known"
+        if published is not None:
+            where = f"partition {published['partition']} offset {published['offset']}"
+        row = [
+            str(entry["aggregate_id"] or "-"),
+            "-" if entry["version"] is None else str(entry["version"]),
+            entry["created"],
+            _size(entry["payload_bytes"]),
+            {True: "yes", False: "no", None: "-"}[entry["in_store"]],
+            where,
+            entry["reason"],
+        ]
+        rows.append(row)
+    if rows:
+        names = ("aggregate id", "version", "created", "bytes", "in the store", "published")
+        console.print(Rows((*names, "reason"), rows))
     for note in result["notes"]:
         console.print(Text(mask(f"note: {note}")))
     console.print(mask(summary), markup=False)
@@ -139,10 +140,12 @@ def _size(payload_bytes: int | None) -> str:
 def dead_show(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
     """Show the newest dead letter of a row: reason, place, headers, the payload's first bytes."""
     loaded = request.load()
+    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
     config = loaded.config
-    found = letters.find(config, only=(aggregate_id, version), limit=1, timeout=timeout)
+    with waiting(_READING, timeout):
+        found = letters.find(config, only=(aggregate_id, version), limit=1, timeout=timeout)
     notes = _notes(found.is_whole, found.newest, config.sink.dead_topic)
     name = f"{aggregate_id}/{version}"
     if not found.newest:
@@ -224,14 +227,17 @@ _OUTCOMES = {
 def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
     """Publish a refused row after all, as it is in the store now, marked as late.
 
-    Needs a running publisher, which publishes it once, however often you ask. Not possible for a
-    version under which another event was published, for one below store.first_version, and while
-    gaps.late is divert or drop. Exit status 1 if the event is not on the topic.
+    Needs a running publisher that is not paused. It publishes the row once, however often you ask.
+    Not possible for a version under which another event was published, for one below
+    store.first_version, and while gaps.late is divert or drop. Exit status 1 if the event is not on
+    the topic.
     """
     loaded = request.load()
+    from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
-    answer = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
+    with waiting(_READING, timeout):
+        answer = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
     words = _OUTCOMES.get(answer.outcome, answer.outcome)
     result: dict[str, Any] = {
         "aggregate_id": aggregate_id,

@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from eventpub.cli import live, verdict
 from eventpub.cli.output import Report, Stopped
+from eventpub.cli.terminal import Facts, in_place
 from eventpub.config import Config
+from eventpub.terminal import can_redraw
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -90,7 +92,7 @@ def run_demo(*, seconds: float | None, rate: int, keep: str | None) -> Report:
 
 def _show(console: Console, publisher: dict[str, int], found: Any) -> None:
     console.print(
-        f"published {publisher['published']:,} events, {publisher['backtracked']:,} of them found"
+        f"{found.records:,} events were published, {publisher['backtracked']:,} of them found"
         f" by key; gaps found {publisher['gaps_opened']:,},"
         f" filled {publisher['gaps_filled']:,}, skipped {publisher['gaps_skipped']:,}"
     )
@@ -168,8 +170,8 @@ http = ""
 def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
     """Writers in a process of their own; at the end each aggregate gets one more event.
 
-    A last version that commits late has nothing behind it that would show the gap: until recount
-    exists, only a later event does.
+    A last version that commits late has nothing behind it that would show the gap, and the demo
+    does not wait for minutes until its second is counted again.
     """
     command = [sys.executable, "-m", "eventpub.local.writers", "--url", url, "--json", "--live"]
     command += ["--rate", str(rate), *(part for pair in _HABITS.items() for part in pair)]
@@ -207,11 +209,11 @@ class DemoView:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """A panel that stays in place on a terminal; lines elsewhere."""
-        self._on_terminal = sys.stderr.isatty()
+        self._on_terminal = can_redraw()
         if not self._on_terminal:
             yield
             return
-        with live.in_place(self):
+        with in_place(self):
             yield
 
     def listen(self, lines: Iterator[str]) -> None:
@@ -248,21 +250,23 @@ class DemoView:
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.panel import Panel
-        from rich.table import Table
         from rich.text import Text
 
         w = self.written
-        writers = Table.grid(padding=(0, 2))
-        writers.add_row(
-            *("committed", f"{w.get('events', 0):,}", "rate", f"{w.get('rate', 0):,.0f}/s"),
-            *("held open", f"{w.get('held_open', 0):,}", "reversed", f"{w.get('reversed', 0):,}"),
-            *("rolled back", f"{w.get('rolled_back', 0):,}"),
-            *("never come", f"{w.get('skipped_versions', 0):,}"),
+        writers = Facts(
+            {
+                "committed": f"{w.get('events', 0):,}",
+                "rate": f"{w.get('rate', 0):,.0f}/s",
+                "held open": f"{w.get('held_open', 0):,}",
+                "reversed": f"{w.get('reversed', 0):,}",
+                "rolled back": f"{w.get('rolled_back', 0):,}",
+                "never come": f"{w.get('skipped_versions', 0):,}",
+            }
         )
         if self._progress is None:
             body: RenderableType = Text("the publisher is starting …", style="dim")
         else:
-            body = live.facts_grid(self._progress, self._rate.at(time.monotonic()))
+            body = live.facts_shown(self._progress, self._rate.at(time.monotonic()))
         left = ""
         stops = self._progress is not None and self._progress.stopped_by is not None
         if self._seconds is not None and self._began is not None:
@@ -272,6 +276,6 @@ class DemoView:
             Panel(
                 body,
                 title=f"publisher → Kafka {self._config.sink.topic}",
-                subtitle=live.STOPPING if stops else f"{left}Ctrl-C stops and compares",
+                subtitle="stopping" if stops else f"{left}Ctrl-C stops and compares",
             ),
         )

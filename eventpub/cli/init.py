@@ -44,7 +44,8 @@ _NEXT = (
 def init(request: Request, url: str | None, output: Path, force: bool) -> Report:
     """Write a first eventpub.toml: find the event table and its columns in a database.
 
-    The password comes from EVENTPUB_STORE__PASSWORD, and is not written.
+    A column that it does not recognise is named by --set store.columns.event_type=NAME. The
+    password comes from EVENTPUB_STORE__PASSWORD, and is not written.
     """
     given = dict(request.overrides)
     if url is not None:
@@ -62,6 +63,11 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
         config,
         output,
         table=stated("store.table", config.store.table),
+        columns={
+            ours: name
+            for ours, name in config.store.columns.model_dump().items()
+            if loaded.origins[f"store.columns.{ours}"] != "default"
+        },
         app_id=stated("app.id", config.app.id),
         topic=stated("sink.topic", config.sink.topic),
         force=force,

@@ -6,8 +6,6 @@ every few seconds while something happens, and at once on anything that somebody
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from eventpub.cli.output import Report, end_if_asked
+from eventpub.cli.terminal import Facts, in_place
 from eventpub.config import Config, format_time
+from eventpub.terminal import can_redraw
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -99,27 +99,12 @@ class View(Protocol):
 @contextmanager
 def watching(config: Config) -> Iterator[View]:
     """The view that suits where stderr goes."""
-    if sys.stderr.isatty() and config.ops.log != "json":
+    if can_redraw() and config.ops.log != "json":
         panel = Panel(f"{config.app.id}  {config.store.table} → {config.sink.topic}")
         with in_place(panel):
             yield panel
     else:
         yield Lines()
-
-
-@contextmanager
-def in_place(panel: Any) -> Iterator[None]:
-    """Redraw something on the terminal behind stderr; what is logged meanwhile stands above it.
-
-    The terminal is held by a descriptor of its own: while Spark starts, stderr goes to a file.
-    """
-    from rich.console import Console
-    from rich.live import Live
-
-    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
-        shown = Console(file=terminal, highlight=False)
-        with Live(panel, console=shown, refresh_per_second=4, redirect_stdout=False):
-            yield
 
 
 class Rate:
@@ -213,15 +198,14 @@ class Panel:
         if self._progress is None:
             waited = time.monotonic() - self._started
             return Frame(Text(f"starting … {waited:.0f} s"), title=self._title)
-        body = facts_grid(self._progress, self._rate.at(time.monotonic()))
+        body = facts_shown(self._progress, self._rate.at(time.monotonic()))
         stops = self._progress.stopped_by is not None
-        subtitle = STOPPING if stops else "Ctrl-C stops"
-        return Frame(body, title=self._title, subtitle=subtitle)
+        return Frame(body, title=self._title, subtitle="stopping" if stops else "Ctrl-C stops")
 
 
-def facts_grid(p: Progress, rate: float) -> RenderableType:
+def facts_shown(p: Progress, rate: float) -> RenderableType:
     """What a person looks at: how fast, how far behind, what waits, what went wrong."""
-    from rich.table import Table
+    from rich.console import Group
     from rich.text import Text
 
     from eventpub.masking import mask
@@ -229,34 +213,33 @@ def facts_grid(p: Progress, rate: float) -> RenderableType:
     def count(value: int, bad: str = "") -> Text:
         return Text(f"{value:,}", style=bad if value else "dim")
 
-    grid = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        grid.add_column(justify="right", style="cyan")
-        grid.add_column(min_width=14)
-    behind = Text(f"{p.lag_seconds:.1f} s", style="yellow" if p.lag_seconds > 10 else "green")
-    grid.add_row(
-        "rate", f"{rate:,.0f}/s", "published", f"{p.published:,}", "lag", behind,
-    )  # fmt: skip
-    grid.add_row(
-        "gaps found", count(p.gaps_opened), "filled", count(p.gaps_filled, "green"),
-        "skipped", count(p.gaps_skipped, "bold red"),
-    )  # fmt: skip
-    grid.add_row(
-        "holds open", count(p.holds_open, "yellow"), "duplicates", count(p.duplicates),
-        "events behind", count(p.lag_events),
-    )  # fmt: skip
-    grid.add_row(
-        "found by key", count(p.backtracked, "green"), "late", count(p.late, "yellow"),
-        "dead", count(p.dead, "bold red"),
-    )  # fmt: skip
-    outer = Table.grid()
-    outer.add_row(grid)
+    behind = Text(f"{p.lag_seconds:,.1f} s", style="yellow" if p.lag_seconds > 10 else "green")
+    numbers = Facts(
+        {
+            "rate": f"{rate:,.0f}/s",
+            "published": f"{p.published:,}",
+            "lag": behind,
+            "gaps found": count(p.gaps_opened),
+            "filled": count(p.gaps_filled, "green"),
+            "skipped": count(p.gaps_skipped, "bold red"),
+            "holds open": count(p.holds_open, "yellow"),
+            "duplicates": count(p.duplicates),
+            "backlog": count(p.lag_events),
+            "found by key": count(p.backtracked, "green"),
+            "late": count(p.late, "yellow"),
+            "dead letters": count(p.dead, "bold red"),
+        }
+    )
     position = format_time(p.position) if p.position > 0 else "beginning"
-    steps = " ".join(f"{k} {1000 * v:.0f}" for k, v in p.report_seconds.items())
-    outer.add_row(Text(f"position {position}   last transaction, ms: {steps}", style="dim"))
+    lines = [Text(f"position {position}", style="dim")]
+    if p.report_seconds:
+        steps = ", ".join(f"{name} {1000 * took:.0f}" for name, took in p.report_seconds.items())
+        lines.append(Text(f"last transaction, ms: {steps}", style="dim"))
     if p.ahead_seconds:
         ahead = f"the newest event lies {p.ahead_seconds:,.0f} s in the future"
-        outer.add_row(Text(ahead, style="yellow"))
+        lines.append(Text(ahead, style="yellow"))
     if p.last_error:
-        outer.add_row(Text(mask(p.last_error), style="red"))
-    return outer
+        lines.append(Text(mask(p.last_error), style="red"))
+    if p.stopped_by is not None:
+        lines.append(Text(STOPPING, style="yellow"))
+    return Group(numbers, *lines)

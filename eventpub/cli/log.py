@@ -16,7 +16,7 @@ import structlog
 
 from eventpub.masking import mask_all
 
-_QUIET = ("pyspark", "alembic", "urllib3")
+_QUIET = ("pyspark", "alembic", "urllib3", "uvicorn.error")
 
 
 class _Stderr(logging.Handler):
@@ -64,6 +64,11 @@ class _Seldom(logging.Filter):
 def _without_py4j(record: logging.LogRecord) -> bool:
     """It logs by the root's logger, too, whatever else is said of the error."""
     return f"{os.sep}py4j{os.sep}" not in record.pathname
+
+
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Not that a broker, at the first transaction of its life, makes the topic that keeps them."""
+    return "Coordinator load in progress" not in record.getMessage()
 
 
 def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -120,6 +125,6 @@ def configure(style: Literal["auto", "text", "json"], level: int = logging.INFO)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     clients = logging.getLogger("eventpub.sink")
-    clients.filters[:] = [_Seldom()]
+    clients.filters[:] = [_is_unexpected, _Seldom()]
     # it prints the trace of an error that reaches us as an exception anyway
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from eventpub.cli.options import Request, configured, reports
-from eventpub.cli.output import Report, console
+from eventpub.cli.output import Report
 
 if TYPE_CHECKING:
     from eventpub.config import Config
@@ -73,21 +74,17 @@ def replay(  # noqa: PLR0913 (flags, by keyword)
 
 
 def _run(config: Config, what: Range) -> Replayed:
-    """The replay; on a terminal it says how far it is and how long it will take."""
+    """The replay, which says how far it is."""
+    from eventpub.cli.terminal import progress
     from eventpub.ops import replay as replaying
 
     named = what.named(config.app.id)
     sys.stderr.write(f"replay {named}: if it is interrupted, the same command goes on\n")
-    if not sys.stderr.isatty():
-        return replaying.replay(config, what)
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    with progress(logging.getLogger("eventpub.replay")) as show:
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task("publishing again", total=None)
+        def published(events: int, total: int | None) -> None:
+            of = "" if total is None else f" of {total:,}"
+            done = None if total is None else min(events / max(total, 1), 1.0)
+            show(f"publishing again: {events:,}{of} events", done)
 
-        def show(events: int, total: int | None) -> None:
-            progress.update(task, completed=events, total=total)
-
-        return replaying.replay(config, what, show)
+        return replaying.replay(config, what, published)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from eventpub.cli.options import Request, configured, reports
 from eventpub.cli.output import DONE, NO, Report
+from eventpub.masking import mask
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -40,20 +44,21 @@ def status(request: Request, watch: bool) -> Report:
         return _watch(lambda: find(loaded.config))
     standing = find(loaded.config)
     summary = _summary(standing)
-    document = standing.document
     return Report(
         "status",
         standing.is_well,
         summary,
-        {"running": standing.kind == "running", "kind": standing.kind, "status": document},
+        _result(standing),
         text=lambda console: _show(console, standing, summary),
         status=DONE if standing.is_well else NO,
     )
 
 
-def _watch(find: Any) -> Report:
-    from eventpub.cli.live import in_place
+def _watch(find: Callable[[], Standing]) -> Report:
+    """Show it anew every second until Ctrl-C, which is how it ends."""
     from eventpub.cli.output import end_if_asked
+    from eventpub.cli.terminal import in_place
+    from eventpub.terminal import can_redraw
 
     class Panel:
         standing = find()
@@ -64,11 +69,23 @@ def _watch(find: Any) -> Report:
             return Group(*_parts(self.standing), _summary(self.standing))
 
     panel = Panel()
-    with in_place(panel):
-        while True:
-            time.sleep(1.0)
-            end_if_asked()
-            panel.standing = find()
+    try:
+        with in_place(panel, stays=True) if can_redraw() else nullcontext():
+            while True:
+                if not can_redraw():
+                    sys.stderr.write(mask(_summary(panel.standing)) + "\n")
+                time.sleep(1.0)
+                end_if_asked()
+                panel.standing = find()
+    except KeyboardInterrupt:
+        summary, is_well = _summary(panel.standing), panel.standing.is_well
+        result = _result(panel.standing)
+        return Report("status", is_well, summary, result, text=lambda _: None, status=130)
+
+
+def _result(standing: Standing) -> dict[str, Any]:
+    is_running = standing.kind == "running"
+    return {"running": is_running, "kind": standing.kind, "status": standing.document}
 
 
 def _summary(standing: Standing) -> str:
@@ -98,7 +115,8 @@ def _parts(standing: Standing) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    from eventpub.masking import mask
+    from eventpub.cli.live import COUNTERS
+    from eventpub.cli.terminal import Rows
 
     found = standing.document
     if found is None or "checks" not in found:  # the first start has failed
@@ -109,43 +127,51 @@ def _parts(standing: Standing) -> list[RenderableType]:
         return Text(mask(str(value)), style=style)
 
     head = Table.grid(padding=(0, 2))
+    head.add_column()
+    head.add_column(overflow="fold")
     head.add_row("publisher", f"{found['app']}: {found['table']} → {found['topic']}")
     where = f"process {found['pid']} on {found['host']}, {found['version']}"
     head.add_row("run", f"{where}, for {_age(now - found['started_at'])}")
     if standing.kind != "running":
         head.add_row("kept", f"{_age(time.time() - now)} ago")
     head.add_row("position", _time(found["position"]))
-    counted = {name: number for name, number in found["counters"].items() if number}
-    head.add_row("since its start", ", ".join(f"{n:,} {name}" for name, n in counted.items()))
-    checks = Table(box=None, pad_edge=False)
-    for name in ("check", "", "since", "last ok", ""):
-        checks.add_column(name, overflow="fold")
+    counters = found["counters"]
+    counted = [f"{counters[n]:,} {n.replace('_', ' ')}" for n in COUNTERS if counters.get(n)]
+    head.add_row("since its start", ", ".join(counted) or "nothing published")
+    checks: list[list[str | Text]] = []
     for check in found["checks"]:
         last = "never" if check["last_ok"] is None else f"{_age(now - check['last_ok'])} ago"
-        checks.add_row(
-            check["name"],
-            text(check["state"], _STYLES[check["state"]]),
-            _age(now - check["since"]),
-            "" if check["state"] == "ok" else last,
-            text(check["message"]),
+        checks.append(
+            [
+                check["name"],
+                text(check["state"], _STYLES[check["state"]]),
+                _age(now - check["since"]),
+                "" if check["state"] == "ok" else last,
+                text(check["message"]),
+            ]
         )
-    shards = Table(box=None, pad_edge=False)
-    for name in ("shard", "where", "position", "lag", "holds", "published", "last error"):
-        shards.add_column(name, overflow="fold")
+    shards: list[list[str | Text]] = []
     for shard in found["shards"]:
         error = shard["last_error"]
         met = "" if error is None else f"{error['code']} {_age(now - error['at'])} ago"
         met += "" if error is None else f": {error['message']}"
-        shards.add_row(
-            str(shard["shard"]),
-            text(shard["where"] or "-"),
-            _time(shard["position"]),
-            f"{shard['lag_seconds']:,.1f} s",
-            f"{shard['holds']:,}",
-            f"{shard['published']:,}",
-            text(met, "red" if error else ""),
+        shards.append(
+            [
+                str(shard["shard"]),
+                text(shard["where"] or "-"),
+                _time(shard["position"]),
+                f"{shard['lag_seconds']:,.1f} s",
+                f"{shard['holds']:,}",
+                f"{shard['published']:,}",
+                text(met, "red" if error else ""),
+            ]
         )
-    return [head, checks, shards]
+    of_shards = ("shard", "where", "position", "lag", "holds", "published", "last error")
+    parts: list[RenderableType] = [head]
+    if standing.kind != "stopped" or found["state"] != "stopped" or found["stopped_by"]:
+        # of one that ended as it was asked to, they say what its end interrupted
+        parts.append(Rows(("check", "", "since", "last ok", ""), checks))
+    return [*parts, Rows(of_shards, shards)]
 
 
 def _time(position: int | None) -> str:
@@ -193,6 +219,7 @@ def _set_paused(request: Request, command: str, *, is_paused: bool) -> Report:
         "kept": "no publisher runs; the next one starts "
         + ("paused" if is_paused else "without a pause"),
         "no answer": "not done: the publisher is starting, or does not answer",
+        "not written": outcome.error,
         "in work": "paused, but what was under way is not finished yet: see eventpub status",
     }
     result = {"outcome": outcome.outcome}

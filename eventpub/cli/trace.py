@@ -52,9 +52,11 @@ def trace(
     not in the store; 1 if any is not, or none is known.
     """
     loaded = request.load()
+    from eventpub.cli.terminal import waiting
     from eventpub.ops import trace as tracing
 
-    found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
+    with waiting("reading the topics", timeout):
+        found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
     counts = tracing.words(found.versions)
     if not found.versions:
         summary = f"{aggregate_id}: nothing is known of it, in the store or on the topics"
@@ -84,21 +86,17 @@ def _time(micros: int | None) -> str | None:
 
 
 def _show(console: Console, found: Trace, summary: str) -> None:
-    from rich.table import Table
     from rich.text import Text
 
+    from eventpub.cli.terminal import Rows
     from eventpub.masking import mask
 
     if found.versions:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("version", justify="right")
-        for name in ("", "created", "type", "bytes", "where", ""):
-            table.add_column(name, overflow="fold")
-        for traced in found.versions:
-            cells = [Text(mask(cell)) for cell in _cells(traced)]
-            word = Text(traced.verdict, style=_STYLES[traced.verdict])
-            table.add_row(str(traced.version), word, *cells)
-        console.print(table)
+        rows: list[list[str | Text]] = [
+            [str(t.version), Text(t.verdict, style=_STYLES[t.verdict]), *_cells(t)]
+            for t in found.versions
+        ]
+        console.print(Rows(("version", "", "created", "type", "bytes", "where", ""), rows))
     for note in found.notes:
         console.print(Text(mask(f"note: {note}")))
     console.print(mask(summary), markup=False)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from eventpub.cli.output import Report, console
+from eventpub.cli.output import Report
+from eventpub.cli.terminal import progress
 from eventpub.config import Config, format_time
 from eventpub.ops import verify
 from eventpub.ops.behind import Behind
@@ -18,7 +15,6 @@ from eventpub.ops.verify import KINDS, Progress, Verdict
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SECONDS_BETWEEN_LINES = 10.0
 _log = logging.getLogger("eventpub.verify")
 
 _MEANING = {
@@ -38,61 +34,21 @@ def compare(
     sample: int | None = None,
     restart: bool = False,
 ) -> Verdict:
-    """`ops.verify.verify`, which says how far it is: a bar on a terminal, log lines elsewhere."""
-    terminal = sys.stderr.isatty()
-    with _bar() if terminal else nullcontext(_Lines().show) as show:
+    """`ops.verify.verify`, which says how far it is."""
+    with progress(_log) as show:
         return verify.verify(
-            config, first=first, last=last, sample=sample, restart=restart, on_progress=show
+            config,
+            first=first,
+            last=last,
+            sample=sample,
+            restart=restart,
+            on_progress=lambda done: show(_words(done), done.done),
         )
 
 
-@contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    bar = Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("reading store and topic", total=1.0)
-
-        def show(progress: Progress) -> None:
-            bar.update(task, completed=progress.done, description=_words(progress))
-
-        yield show
-
-
-class _Lines:
-    """A line every ten seconds."""
-
-    def __init__(self) -> None:
-        self._began = self._said = time.monotonic()
-        self._done_before: float | None = None
-
-    def show(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if self._done_before is None:
-            self._began, self._done_before = now, progress.done
-            if progress.resumed:
-                _log.info("%s", _words(progress))
-        if now - self._said < _SECONDS_BETWEEN_LINES:
-            return
-        self._said = now
-        gained = progress.done - self._done_before
-        left = (now - self._began) * (1 - progress.done) / gained if gained > 0 else None
-        estimate = "" if left is None else f", about {left:.0f} s left"
-        _log.info("%s: %.0f%%%s", _words(progress), 100 * progress.done, estimate)
-
-
-def _words(progress: Progress) -> str:
-    resumed = f" ({progress.resumed:,} read before the interruption)" if progress.resumed else ""
-    return f"{progress.doing}: {progress.rows:,} rows, {progress.records:,} records{resumed}"
+def _words(done: Progress) -> str:
+    resumed = f" ({done.resumed:,} read before the interruption)" if done.resumed else ""
+    return f"{done.doing}: {done.rows:,} rows, {done.records:,} records{resumed}"
 
 
 def report(verdict: Verdict) -> Report:

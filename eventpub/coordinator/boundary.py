@@ -206,8 +206,11 @@ class Boundary:
         must_poll = self._is_first or self._until is not None or is_due
         # Not only when the delay of the first rows has passed: whatever is open at the first poll
         # may hide any row, and what is seen to come and go hides but its own. And not only while
-        # rows come: those of a transaction no longer waited for show when it ends.
-        if poll.has_rows or self._comes_soon(poll) or must_poll or self._watermark.has_open:
+        # rows come: those of a transaction no longer waited for show when it ends, and where the
+        # clock is behind what was read, rows come that do not show here.
+        is_behind = poll.now < after
+        hides = self._comes_soon(poll) or self._watermark.has_open or is_behind
+        if poll.has_rows or must_poll or hides:
             self._watermark.poll(after)
             if self._watermark.server is not None:
                 self._require_same_server(self._watermark.server)

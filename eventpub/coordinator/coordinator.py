@@ -20,12 +20,14 @@ that one needs of another is passed here.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from eventpub.channel import Farewell, Lease, Report
 from eventpub.channel.lane import Joined, Lost, Received
 from eventpub.config import Config
 from eventpub.coordinator import events as e
+from eventpub.coordinator.absence import Absence
 from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.durable_state import DurableState, StartState
@@ -58,6 +60,7 @@ class Coordinator:
         shards: each as it stands.
         progress: of the publisher as a whole.
         health: named checks, and the last error of each shard.
+        absence: of a cluster's executors.
         is_paused: nothing that is not under way is published.
         seen_at: when the last event was handled, the machine's s.
     """
@@ -71,6 +74,10 @@ class Coordinator:
         self.shards = shards = [Shard(number) for number in range(config.spark.shards)]
         self.progress = progress = Progress(server=begin.server)
         self.health = Health(shards)
+        self.absence = Absence(config, shards)
+        self._is_written_paused = begin.is_paused
+        self._pauses: deque[e.PauseAsked] = deque()
+        """Those that wait for what they want to be written down, the first first."""
         self._lag_measured_at: float | None = None
         self._boundary = 0
         self._durable = durable = DurableState(begin)
@@ -79,7 +86,10 @@ class Coordinator:
         )
         self._failures = Failures(config)
         self._ending = Ending(shards, self._failures, progress, begin.until, do)
-        self._leases = Leases(shards, begin.run, self._ending, do)
+        self._requests = Requests(shards, begin.partitions, do)
+        for request, reply in begin.requests:
+            self._requests.keep(request, reply)
+        self._leases = Leases(shards, begin.run, self._ending, self._requests, do)
         gaps = config.gaps
         self._windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
         odd = OddRows(
@@ -89,9 +99,6 @@ class Coordinator:
         self._changes = DatabaseChanges(odd, self._recounting, durable, progress, do)
         self._checks = Checks(config.sink.delivery == "exactly_once")
         self._report_log = ReportLog(config)
-        self._requests = Requests(shards, begin.partitions)
-        for request, reply in begin.requests:
-            self._requests.send(request, reply)
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:
@@ -112,10 +119,10 @@ class Coordinator:
             e.TableChecked: self._table_checked,
             e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
-            e.RequestReceived: lambda event, _: requests.send(event.request, event.reply),
+            e.RequestReceived: lambda event, _: requests.receive(event.request, event.reply),
             e.Withdrawn: lambda event, _: requests.withdraw(event.id),
             e.PauseAsked: self._pause,
-            e.Written: lambda _, now: self.health.written(now),
+            e.Written: self._written,
             e.StopAsked: lambda _, now: ending.stop(None, now),
         }
 
@@ -151,10 +158,11 @@ class Coordinator:
         return lag
 
     def in_work(self, shard: Shard) -> int:
-        """How much a shard was sent and has not done yet."""
+        """How much a shard was sent and has not done yet; may be asked from any thread."""
         comparison, report = self._recounting.comparison, shard.report
         is_compared = report is None or report.compared >= comparison.number
-        return len(shard.sent) + bool(comparison.buckets and shard.lane and not is_compared)
+        compares = bool(comparison.buckets and shard.lane and not is_compared)
+        return len(shard.sent) + self._requests.under_way(shard) + compares
 
     def shard_lag_seconds(self, shard: Shard, now: float) -> float:
         """The same of one shard; at most that of the publisher."""
@@ -204,6 +212,7 @@ class Coordinator:
         if not self._ending.is_stopping:
             self._grant(now)
             self._leases.start_runners(now)
+            self._requests.send(is_paused=self.is_paused)
             if not self.is_paused:
                 self._windows.catch_up(now)
                 self._compare()
@@ -233,14 +242,27 @@ class Coordinator:
         return self._durable.lease(number, self._recounting.uncounted_since)
 
     def _pause(self, event: e.PauseAsked, now: float) -> None:
+        if event.is_paused == self.is_paused == self._is_written_paused and not self._pauses:
+            event.reply(sum(map(self.in_work, self.shards)))
+            return
+        self._pauses.append(event)
         if event.is_paused != self.is_paused:
             self.is_paused = event.is_paused
             text = "the publisher is paused: eventpub resume goes on"
             self._do(e.Log("info", text if self.is_paused else "the publisher goes on", {}))
             if not self.is_paused:
                 self._resume(now)
-            self._remember()
-        event.reply(sum(map(self.in_work, self.shards)))
+        self._remember()
+
+    def _written(self, event: e.Written, now: float) -> None:
+        self.health.written(now)
+        self._is_written_paused = event.what["is_paused"]
+        self._reply_to_pauses(self._is_written_paused, sum(map(self.in_work, self.shards)))
+
+    def _reply_to_pauses(self, is_paused: bool, outcome: int | EventpubError) -> None:
+        """What was written, or was not, said whether it is paused: as who asked first wanted."""
+        while self._pauses and self._pauses[0].is_paused == is_paused:
+            self._pauses.popleft().reply(outcome)
 
     def _resume(self, now: float) -> None:
         """Who has got the lease meanwhile begins."""
@@ -279,8 +301,7 @@ class Coordinator:
         for line in self._report_log.lines(report, self.progress.begin_above, now):
             self._do(line)
         for request_id, answer in report.answers.items():
-            if (said := self._requests.answered(request_id, shard.number, answer)) is not None:
-                self._do(said)
+            self._requests.answered(request_id, shard.number, answer)
         if is_first and all(s.report is not None for s in self.shards):
             self._all_have_reported()
         if is_first_written:  # which tells a topic that is made again from a new one
@@ -307,7 +328,8 @@ class Coordinator:
     def _polled(self, event: e.Polled, now: float) -> None:
         self._failures.is_done(e.Poll)
         self._boundary = event.result.upper
-        self._changes.polled(event.result, now)
+        if self._changes.polled(event.result, now):
+            self._remember()
         self._windows.polled(event, self._recounting.uncounted_since, now, is_paused=self.is_paused)
 
     # -- recount ----------------------------------------------------------------------------------
@@ -366,6 +388,8 @@ class Coordinator:
             self._do(command)
         self._remember()
         self._leases.log_folding(now)
+        if (line := self.absence.line(now)) is not None:
+            self._do(line)
         self._do(e.Show())
 
     def _sampled(self, event: e.Sampled, now: float) -> None:
@@ -425,6 +449,7 @@ class Coordinator:
             self._checks.lag_is_measured()
         elif isinstance(command, e.Remember):
             self._durable.is_not_written(command)
+            self._reply_to_pauses(command.what["is_paused"], error)
         self._ending.judge_command(command, error, now)
 
     # -- the end ----------------------------------------------------------------------------------

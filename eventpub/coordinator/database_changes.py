@@ -53,18 +53,21 @@ class DatabaseChanges:
 
     # -- polls ------------------------------------------------------------------------------------
 
-    def polled(self, result: PollResult, now: float) -> None:
-        """The boundary was polled."""
+    def polled(self, result: PollResult, now: float) -> bool:
+        """The boundary was polled; whether that has shown what is to be written down at once."""
         progress = self._progress
         self.seen_at = now
         progress.time = result.now
+        self._durable.open_hidden_since = result.hidden_since
         self._meet(result.server)
         self._recounting.ended(result.ended)
         self._odd.ended(result.ended, now)
         progress.no_longer_waited_for(result.timed_out)
         self._say_watermark(result.state)
-        if seconds := self._recounting.clock_went_back(result.now):
+        seconds = self._recounting.clock_went_back(result.now)
+        if seconds:
             self._do(wording.clock_went_back(seconds, self._durable.position))
+        return seconds > 0
 
     def _meet(self, server: str) -> None:
         """Which server is read; a change is said, and everything is counted again."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from eventpub.channel import Lease, PartitionId, Report, Request
-from eventpub.coordinator.events import Do, ForgetFormer, Remember
+from eventpub.coordinator.events import Do, ForgetFormer, Remember, Reply
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.shards import Shard
 from eventpub.store import Layout
+from eventpub.store.open_transactions import DAY
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class StartState:
     until: int | None = None
     is_paused: bool = False
     kept: Mapping[str, Any] = field(default_factory=dict)
-    requests: tuple[tuple[Request, Callable[[dict[int, str]], None]], ...] = ()
+    requests: tuple[tuple[Request, Reply], ...] = ()
 
 
 class DurableState:
@@ -70,6 +71,8 @@ class DurableState:
         self.position = begin.start if begin.position is None else begin.position
         self.low = begin.low
         self.shards_hidden_since = begin.hidden_since
+        self.open_hidden_since: int | None = None
+        """Of what was open at the last poll: while the clock is behind, no window says it."""
         self._hidden_since: dict[int, int | None] = {}
         self.acknowledged: dict[PartitionId, int] = dict(begin.acknowledged)
         self.is_placed = begin.is_placed
@@ -103,15 +106,25 @@ class DurableState:
             self.shards_hidden_since = min((at for at in since if at is not None), default=None)
         self.uncounted_since = recounting.uncounted_since
 
-    def hidden(self) -> int | None:
+    def hidden(self, time: int | None) -> int | None:
         """Nothing that is hidden, or was and is not counted since, was created at or before.
 
-        Who polls anew begins with it: whatever was hidden when the position was reached.
+        Who polls anew begins with it: whatever was hidden when the position was reached. Where that
+        is years old nothing was seen hidden there, and a start counts again itself what the former
+        run has left: of both, more than a day counts as a day.
+
+        Args:
+            time: the database's time of the last poll, µs; None: this run has not polled yet.
         """
         if not self.has_read:
             return None
-        since = [self.shards_hidden_since, self.uncounted_since, self.position]
-        return min(at for at in since if at is not None)
+        day_ago = (self._begin.now if time is None else time) - DAY
+        others = [self.uncounted_since, self.position]
+        seen = [self.shards_hidden_since, self.open_hidden_since]
+        if time is None:
+            others, seen = [*others, *seen], []
+        since = [max(at, day_ago) for at in others if at is not None]
+        return min([*since, *(at for at in seen if at is not None)])
 
     def held(self, shard: Shard) -> tuple[int, int] | None:
         """Between which times a shard may hold events, as it or the former run has said last."""
@@ -162,7 +175,12 @@ class DurableState:
             shards: how many there are.
         """
         begin = self._begin
-        since = [self.shards_hidden_since, recounting.uncounted_since]
+        since = [
+            self.shards_hidden_since,
+            self.open_hidden_since,
+            recounting.uncounted_since,
+            recounting.behind_since(self.position),
+        ]
         return {
             **begin.kept,
             "run": begin.run,

@@ -17,6 +17,10 @@ from eventpub.errors import EventpubError
 from eventpub.store import Layout
 from eventpub.store.events import NewRow
 
+Reply: TypeAlias = Callable[[dict[int, str] | EventpubError], None]
+"""Called once with what came of a request: the answers by shard, or why there are none. From the
+coordinator's thread."""
+
 # -- what happens ----------------------------------------------------------------------------------
 
 
@@ -130,11 +134,11 @@ class RequestReceived:
     """Somebody asks for something that shards do.
 
     Attributes:
-        reply: called once with what came of it, by shard; from the coordinator's thread.
+        reply: as of `Reply`.
     """
 
     request: Request
-    reply: Callable[[dict[int, str]], None]
+    reply: Reply
 
 
 @dataclass(frozen=True)
@@ -149,16 +153,24 @@ class PauseAsked:
     """Somebody wants nothing to be published for now, or that to end.
 
     Attributes:
-        reply: takes how many windows are on their way, which are finished.
+        reply: called once it is written down, so that a crash does not undo it, with how many
+            windows and requests are on their way, which are finished; or with the error because
+            of which it is not written down.
     """
 
     is_paused: bool
-    reply: Callable[[int], None]
+    reply: Callable[[int | EventpubError], None]
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was to be remembered is."""
+    """What was to be remembered is.
+
+    Attributes:
+        what: as of `Remember`.
+    """
+
+    what: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

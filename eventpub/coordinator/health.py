@@ -36,6 +36,8 @@ _DATABASE = (e.Polled, e.Counted, e.Sampled, e.LagMeasured, e.TableChecked)
 _BROKER = (e.TopicChecked, e.OpenChecked)
 
 _NOT_YET = "not seen to work yet"
+_NO_RUNNER = "nothing publishes it at the moment; what does is being started again"
+_NOT_POLLED = "new events are not looked for, since no shard is published at the moment"
 
 State = Literal["ok", "warn", "error"]
 
@@ -189,12 +191,19 @@ class Health:
             if check.state == "ok" and check.last_ok is not None and now - check.last_ok > limit:
                 silent = f"no answer for {now - check.last_ok:.0f} s"
                 found[name] = replace(check, state="error", message=silent, since=check.last_ok)
+        found["boundary"] = self._of_boundary(found["boundary"])
         for shard in self._shards:
             found[_of(shard)] = self._of_shard(shard, found[_of(shard)], now)
         found["index"] = self._of_index(found["index"], now)
         found["publishing"] = self._publishing(found, now, unread_seconds, is_paused)
         self._checks["publishing"] = found["publishing"]
         return list(found.values())
+
+    def _of_boundary(self, check: Check) -> Check:
+        """Nobody polls it while nobody could read, which says nothing of the database."""
+        if check.state == "ok" or any(shard.lane is not None for shard in self._shards):
+            return check
+        return replace(check, message=_NOT_POLLED)
 
     def _of_shard(self, shard: Shard, check: Check, now: float) -> Check:
         folding = self._of_fold(shard.number, now)
@@ -205,7 +214,7 @@ class Health:
             text = f"it has done nothing of what it was sent for {now - since:.0f} s"
             return replace(check, state="error", message=text, since=since)
         if check.state == "ok" and shard.lane is None:
-            return replace(check, state="warn", message="it changes its runner")
+            return replace(check, state="warn", message=_NO_RUNNER)
         return check
 
     def _of_fold(self, number: int, now: float) -> str | None:

@@ -24,6 +24,7 @@ from eventpub.coordinator.events import (
     StartRunner,
 )
 from eventpub.coordinator.fold_log import FoldLog
+from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import MakeLease, Shard, has_got_on
 from eventpub.coordinator.silence import Silence
 from eventpub.errors import EventpubError
@@ -39,13 +40,17 @@ class Leases:
         shards: of the publisher.
         run: its number; runners of another run do not get a lease.
         ending: judges the errors that runners have met.
+        requests: those that runners have when they fail.
         do: takes commands.
     """
 
-    def __init__(self, shards: Sequence[Shard], run: int, ending: Ending, do: Do) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], run: int, ending: Ending, requests: Requests, do: Do
+    ) -> None:
         self._shards = shards
         self._run = run
         self._ending = ending
+        self._requests = requests
         self._do = do
         self._has_executors = False
         self._silence = Silence()
@@ -156,6 +161,8 @@ class Leases:
         if not shard.leave(lane, now):
             return
         self._folding.forget(shard.number)
+        if error is not None:
+            self._requests.runner_failed(shard, lane, error)
         is_gone = error is None or error.code in _GONE
         is_replaced = shard.next_lane is not None or self._ending.is_stopping
         if error is not None and is_elsewhere and not is_replaced:

@@ -22,6 +22,7 @@ from itertools import islice
 from typing import TypeVar
 
 from eventpub.admission.buckets import KEPT, WIDTH, bucket_of, oldest_needed
+from eventpub.admission.rules import CLOCK_STEP
 from eventpub.coordinator.ranges import Buckets
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ def _from_both_ends(items: Sequence[T]) -> Iterator[T]:
 
 
 def hidden_at_most(position: int) -> int:
-    """From where on a start counts again that does not know what was hidden below its position.
+    """From where on a start counts again that does not know what was hidden below a time.
 
     A day, as far as numbers are kept: what was open for longer than that is not found.
     """
@@ -93,6 +94,8 @@ class Recount:
     def _count_again(self, now: int, position: int, hidden_since: int | None) -> None:
         """What a former run has passed: nobody knows what has ended in the meantime."""
         since = min(now, position) - self._horizon
+        if position > now + CLOCK_STEP:  # nobody knows since when the clock has been behind
+            since = min(since, hidden_at_most(now))
         since = since if hidden_since is None else min(since, hidden_since)
         young = bucket_of(now - self._horizon)
         first = max(bucket_of(since + 1), self._start, self._next - _MOST_HIDDEN)

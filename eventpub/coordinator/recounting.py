@@ -36,7 +36,8 @@ class Recounting:
         hidden_since: int | None = None,
     ) -> None:
         self._recount = Recount(horizon, start, now, position, hidden_since)
-        self._last_time = 0
+        self._horizon = horizon
+        self._last_time = now
         self._counting: Count | None = None
         self._late_until = 0.0
         self._is_last = False
@@ -81,6 +82,13 @@ class Recounting:
     def uncounted_since(self) -> int | None:
         """As of `Recount`."""
         return self._recount.uncounted_since
+
+    def behind_since(self, position: int) -> int | None:
+        """While the database's clock is behind what was read, no window shows what comes: nothing
+        that is to be counted yet was created at or before, µs. None: it is not behind."""
+        if not self._horizon or self._last_time + CLOCK_STEP >= position:
+            return None
+        return self._last_time - self._horizon
 
     def everything(self, now: int) -> None:
         """Count every second of the horizon again."""

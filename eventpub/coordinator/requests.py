@@ -1,26 +1,71 @@
-"""Requests of users on their way to shards: who is asked, and what each has answered."""
+"""Requests of users on their way to shards: who is asked, and what each has answered.
+
+A request is sent to a runner that has begun, and to the next one where that one is gone before it
+has answered. It must end nobody: where two runners have failed with it, it is answered with an
+error that names theirs. While the publisher is paused, none is done that publishes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eventpub.admission import topic_partition
 from eventpub.channel import Request
-from eventpub.coordinator.events import Log
+from eventpub.channel.lane import Lane
+from eventpub.coordinator import wording
+from eventpub.coordinator.events import Do, Log, Reply
 from eventpub.coordinator.shards import Shard
+from eventpub.errors import EventpubError, StateError
 
-_COMMANDS = {"retry": "gaps retry", "skip": "gaps skip", "publish": "dead retry"}
+_COMMANDS = {
+    "list": "gaps list",
+    "retry": "gaps retry",
+    "skip": "gaps skip",
+    "publish": "dead retry",
+}
+
+_MOST_FAILURES = 2
+"""Runners of a shard that may fail with a request under way. One failure says little; the more
+there are, the nearer is the one that ends the publisher (see `failures`)."""
 
 
 @dataclass
 class _Pending:
-    """A request that not all of its shards have answered."""
+    """A request that not all of its shards have answered.
+
+    Attributes:
+        is_kept: whether it was left for this publisher, so that it may wait for `resume`.
+        lanes: of the runners that it was sent to, by shard.
+        failures: runners that have failed with it.
+        error: what the last of these has met.
+        is_withdrawn: whether nobody waits for it any more; a runner may still do it.
+    """
 
     request: Request
-    reply: Callable[[dict[int, str]], None]
-    shards: set[int]
+    reply: Reply
+    shards: list[Shard]
+    is_kept: bool = False
+    lanes: dict[int, Lane] = field(default_factory=dict)
     answers: dict[int, str] = field(default_factory=dict)
+    failures: int = 0
+    error: EventpubError | None = None
+    is_withdrawn: bool = False
+
+    @property
+    def command(self) -> str:
+        """What the user has typed."""
+        return _COMMANDS[self.request.action]
+
+    @property
+    def publishes(self) -> bool:
+        """Whether events may be published because of it."""
+        return self.request.action != "list"
+
+    def is_at(self, shard: Shard) -> bool:
+        """Whether the shard's runner has it and has not answered."""
+        lane = self.lanes.get(shard.number)
+        return lane is not None and lane is shard.lane and shard.number not in self.answers
 
 
 class Requests:
@@ -29,40 +74,111 @@ class Requests:
     Args:
         shards: of the publisher.
         partitions: of the topic, which say whose an aggregate is.
+        do: takes commands.
     """
 
-    def __init__(self, shards: Sequence[Shard], partitions: int) -> None:
+    def __init__(self, shards: Sequence[Shard], partitions: int, do: Do) -> None:
         self._shards = shards
         self._partitions = partitions
+        self._do = do
         self._pending: dict[str, _Pending] = {}
 
-    def send(self, request: Request, reply: Callable[[dict[int, str]], None]) -> None:
-        """Have it answered by the shard of its aggregate, a list by all of them."""
-        shards = self._shards
-        if request.action != "list":
-            partition = topic_partition(request.aggregate_id, self._partitions)
-            shards = [self._shards[partition % len(self._shards)]]
-        self._pending[request.id] = _Pending(request, reply, {shard.number for shard in shards})
-        for shard in shards:
-            shard.ask(request)
+    # -- requests come and go ---------------------------------------------------------------------
 
-    def answered(self, request_id: str, shard: int, answer: str) -> Log | None:
-        """A shard has answered; what is to be said when it was the last."""
-        pending = self._pending.get(request_id)
-        if pending is None:
-            return None
-        pending.answers[shard] = answer
-        if pending.answers.keys() < pending.shards:
-            return None
-        del self._pending[request_id]
-        pending.reply(pending.answers)
-        if pending.request.action == "list":
-            return None
-        facts = {"aggregate_id": pending.request.aggregate_id, "outcome": answer}
-        return Log("info", f"{_COMMANDS[pending.request.action]} was requested", facts)
+    def receive(self, request: Request, reply: Reply) -> None:
+        """Have it answered by the shard of its aggregate, a list of all of them by each."""
+        self._pending[request.id] = _Pending(request, reply, self._of(request))
+
+    def keep(self, request: Request, reply: Reply) -> None:
+        """The same of one that was left for this publisher; while it is paused, it waits."""
+        self._pending[request.id] = _Pending(request, reply, self._of(request), is_kept=True)
 
     def withdraw(self, request_id: str) -> None:
         """Nobody waits for it any more."""
-        self._pending.pop(request_id, None)
-        for shard in self._shards:
-            shard.requests.pop(request_id, None)
+        if (pending := self._pending.get(request_id)) is not None:
+            pending.is_withdrawn = True
+
+    def _of(self, request: Request) -> list[Shard]:
+        if request.action == "list" and not request.aggregate_id:
+            return list(self._shards)
+        partition = topic_partition(request.aggregate_id, self._partitions)
+        return [self._shards[partition % len(self._shards)]]
+
+    # -- on their way -----------------------------------------------------------------------------
+
+    def send(self, *, is_paused: bool) -> None:
+        """Send each to the runners that have begun and do not have it."""
+        for pending in list(self._pending.values()):
+            is_under_way = any(map(pending.is_at, pending.shards))
+            if pending.is_withdrawn:
+                if not is_under_way:
+                    del self._pending[pending.request.id]
+            elif not (is_paused and pending.publishes):
+                self._send(pending)
+            elif not (is_under_way or pending.is_kept):
+                error = pending.error
+                self._end(pending, _paused() if error is None else _failed(pending, error))
+
+    def _send(self, pending: _Pending) -> None:
+        for shard in pending.shards:
+            is_open = shard.number not in pending.answers and not pending.is_at(shard)
+            if is_open and shard.has_begun and shard.lane is not None:
+                pending.lanes[shard.number] = shard.lane
+                shard.lane.send(pending.request)
+
+    def under_way(self, shard: Shard) -> int:
+        """How many that publish its runner has and has not answered; from any thread."""
+        pending = list(self._pending.values())
+        return sum(each.publishes and each.is_at(shard) for each in pending)
+
+    # -- what comes of them -----------------------------------------------------------------------
+
+    def answered(self, request_id: str, shard: int, answer: str) -> None:
+        """A shard has answered."""
+        pending = self._pending.get(request_id)
+        if pending is None:
+            return
+        pending.answers[shard] = answer
+        if len(pending.answers) < len(pending.shards):
+            return
+        del self._pending[request_id]
+        if not pending.is_withdrawn:
+            pending.reply(pending.answers)
+        if pending.publishes:
+            facts = {"aggregate_id": pending.request.aggregate_id, "outcome": answer}
+            self._do(Log("info", f"{pending.command} was requested", facts))
+
+    def runner_failed(self, shard: Shard, lane: Lane, error: EventpubError) -> None:
+        """A runner has ended with an error, or was lost."""
+        for pending in list(self._pending.values()):
+            if pending.lanes.get(shard.number) is not lane or shard.number in pending.answers:
+                continue
+            pending.failures, pending.error = pending.failures + 1, error
+            if pending.failures >= _MOST_FAILURES and not pending.is_withdrawn:
+                self._end(pending, _failed(pending, error))
+
+    def _end(self, pending: _Pending, error: EventpubError) -> None:
+        del self._pending[pending.request.id]
+        pending.reply(error)
+        facts = {"aggregate_id": pending.request.aggregate_id, "error": error.message}
+        self._do(wording.warning(f"{pending.command} was requested, and not done", **facts))
+
+
+def _paused() -> StateError:
+    return StateError(
+        "run.paused",
+        "the publisher is paused: until eventpub resume it publishes nothing, not even on request",
+        suggestion="eventpub resume, then ask again",
+    )
+
+
+def _failed(pending: _Pending, error: EventpubError) -> StateError:
+    [shard, *_] = pending.shards
+    return StateError(
+        "run.request_failed",
+        f"{pending.command} was given up: {pending.failures} runners of its shard have failed"
+        f" before they answered, the last with {error.code}: {error.message}",
+        where=f"shard {shard.number}" if pending.publishes else None,
+        suggestion="fix what the error says, and ask again; it may have been done all the same:"
+        " eventpub gaps list and eventpub trace show that",
+    )

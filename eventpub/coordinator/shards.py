@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from eventpub.channel import Comparison, Lease, Report, Request, Stop, Window
+from eventpub.channel import Comparison, Lease, Report, Stop, Window
 from eventpub.channel.lane import Lane
 from eventpub.coordinator.elsewhere import Elsewhere
 
@@ -62,7 +62,6 @@ class Shard:
         window: the number of the last window.
         report: the last one; None: the shard has not said anything in this run.
         reported_lease: the number of the lease that it is of.
-        requests: those that were sent and not answered.
         due_sent_for: what the last report was when a window for holds that are due was sent.
         attempt: how often a runner was started.
         is_starting: whether the last one has not connected yet.
@@ -81,7 +80,6 @@ class Shard:
     window: int = 0
     report: Report | None = None
     reported_lease: int = 0
-    requests: dict[str, Request] = field(default_factory=dict)
     due_sent_for: Report | None = None
     attempt: int = 0
     is_starting: bool = False
@@ -132,8 +130,6 @@ class Shard:
         assert self.lane is not None
         self.lease, self.window, self.lease_at = lease.number, 0, now
         self.lane.send(lease)
-        for request in self.requests.values():
-            self.lane.send(request)
 
     def failed(self, now: float, *, at_once: bool = False) -> None:
         """Its runner is gone: another one is started, after a wait unless it is the first."""
@@ -241,12 +237,6 @@ class Shard:
         ):
             self.lane.send(comparison)
 
-    def ask(self, request: Request) -> None:
-        """Send a request, now or when somebody has the lease."""
-        self.requests[request.id] = request
-        if self.lane is not None:
-            self.lane.send(request)
-
     @property
     def pages(self) -> int:
         """How many full pages are on their way."""
@@ -258,9 +248,14 @@ class Shard:
             return False
         return now - self.sent[0].at < _STALLED
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has a runner, which has read the topic back."""
+        return self.lane is not None and self.reported_lease == self.lease
+
     def has_work(self) -> bool:
         """Whether its runner has yet to begin, or to do what it was sent."""
-        return self.lane is not None and (bool(self.sent) or self.reported_lease != self.lease)
+        return self.lane is not None and (bool(self.sent) or not self.has_begun)
 
     def is_idle(self) -> bool:
         """Whether it has a runner, which has done all that it was sent."""
@@ -272,8 +267,6 @@ class Shard:
         """Take over a report of who has the lease."""
         while self.sent and self.sent[0].number <= report.done:
             self.sent.popleft()
-        for answered in report.answers:
-            self.requests.pop(answered, None)
         self.report = report
         self.reported_lease = self.lease
         if has_got_on(report):

@@ -6,6 +6,7 @@ show the same numbers, since they are taken here, once.
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict
 from typing import Any
@@ -37,6 +38,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         return None if at is None else round(wall - (now - at), 3)
 
     def of_check(check: Check) -> dict[str, Any]:
+        check = coordinator.absence.mark(check, now)
         times = {"since": unix(check.since), "last_ok": unix(check.last_ok)}
         return asdict(check) | times
 
@@ -87,3 +89,11 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
 def is_ready(document: dict[str, Any]) -> bool:
     """Whether no check is wrong; one that only warns is not."""
     return all(check["state"] != "error" for check in document["checks"])
+
+
+def notable(document: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What is written down at once when it changes: the checks, without how long ago it was."""
+    return [
+        (check["name"], check["state"], re.sub(r"\b\d+ s\b", "", check["message"]))
+        for check in document["checks"]
+    ]

@@ -94,7 +94,8 @@ class Windows:
         self._longest_wait = longest_wait
         self._do = do
         self.planned = durable.position
-        self._boundary = self._time = 0
+        self._boundary = 0
+        self._time: int | None = None
         self._began_at: float | None = None
         self.polling = Polling()
         self.last: Window | None = None
@@ -120,7 +121,7 @@ class Windows:
             return
         shards = [] if is_paused else live
         dues = [due for shard in shards if (due := self._next_due(shard)) is not None]
-        next_due, hidden_since = min(dues, default=None), self._durable.hidden()
+        next_due, hidden_since = min(dues, default=None), self._durable.hidden(self._time)
         anew = polling.begin()
         with_rows = self._with_rows and not is_paused
         self._do(Poll(self.planned, next_due, with_rows, anew, hidden_since))
@@ -137,13 +138,17 @@ class Windows:
         result = event.result
         self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
         self._boundary, self._time = result.upper, result.now
+        # what has begun since the poll is not known: a gap that is seen later is not skipped
+        open_since = result.now if result.open_since is None else result.open_since
+        if self.last is not None:
+            # a runner may begin with it after the clock was set back
+            self.last = replace(self.last, open_since=open_since)
         if is_paused:
             return
         window = Window(
             0,
             self.planned if result.end is None else max(result.end, self.planned),
-            # what has begun since the poll is not known: a gap that is seen later is not skipped
-            open_since=result.now if result.open_since is None else result.open_since,
+            open_since=open_since,
             hidden_since=result.hidden_since,
             uncounted_since=uncounted_since,
         )
@@ -197,8 +202,8 @@ class Windows:
     def _next_due(self, shard: Shard) -> int | None:
         """When a hold is due; now where the database's clock was set back since it was seen."""
         due = shard.next_due()
-        is_wrong = due is not None and due > self._time + self._longest_wait
-        return self._time if is_wrong else due
+        time = self._time or 0
+        return time if due is not None and due > time + self._longest_wait else due
 
     # -- how far it is ----------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from eventpub.terminal import can_redraw
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
@@ -31,7 +33,7 @@ class Progress:
     @contextmanager
     def task(self, what: str) -> Iterator[Report]:
         """Shows `what` while the block runs; the block may report how far it is."""
-        if sys.stderr.isatty():
+        if can_redraw():
             with self._bar(what) as report:
                 yield report
             return
@@ -44,7 +46,7 @@ class Progress:
     @contextmanager
     def _bar(self, what: str) -> Iterator[Report]:
         from rich.console import Console
-        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
         with self._lock:
@@ -52,8 +54,8 @@ class Progress:
                 self._bars = Bars(
                     SpinnerColumn(),
                     TextColumn("{task.description}"),
-                    BarColumn(),
-                    TimeElapsedColumn(),
+                    BarColumn(20),
+                    TimeRemainingColumn(elapsed_when_finished=True),
                     console=Console(stderr=True),
                     transient=True,
                     refresh_per_second=4,

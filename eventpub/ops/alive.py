@@ -28,9 +28,11 @@ def alive(folder: Path) -> tuple[bool, str]:
     status = ask_running(state, "status")
     if status is None:
         return False, "the publisher is starting, or does not answer"
-    age = status["poll_age_seconds"]
-    if age is None:
+    # not the age of the last poll: none is made while no shard is published, whatever keeps them
+    database = next(check for check in status["checks"] if check["name"] == "database")
+    if database["last_ok"] is None:
         return False, "the publisher has not seen the database yet"
+    age = status["at"] - database["last_ok"]
     return age < _SILENT, f"the publisher has seen the database {age:.0f} s ago"
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from eventpub.channel import Request
-from eventpub.errors import StateError
+from eventpub.errors import StateError, from_dict
 from eventpub.state import StateDir
 
 
@@ -34,9 +34,17 @@ def ask_running(
 
 
 def ask_shards(state: StateDir, request: Request, timeout: float) -> dict[int, str] | None:
-    """What came of a request, by shard; None: nobody has answered, and nothing is done any more."""
+    """What came of a request, by shard; None: nobody has answered, and nothing is done any more.
+
+    Raises:
+        StateError: run.paused, run.request_failed: it was not done.
+    """
     argument = {"request": asdict(request), "timeout": timeout}
     answer = ask_running(state, "request", argument, timeout + 5.0)
-    if answer is None or answer["answers"] is None:
+    if answer is None:
+        return None
+    if (error := answer.get("error")) is not None:
+        raise from_dict(error)
+    if answer["answers"] is None:
         return None
     return {int(shard): str(outcome) for shard, outcome in answer["answers"].items()}

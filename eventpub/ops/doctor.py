@@ -165,6 +165,8 @@ def java(environ: os._Environ[str] | dict[str, str]) -> Check:
 
 
 def _spark(config: Config) -> list[Check]:
+    if config.spark.master == "none":
+        return [Check("Spark", "ok", "not used, and no Java: the shards are threads")]
     found = [java(os.environ), pyspark()]
     if config.spark.master.startswith("local") and all(c.status == "ok" for c in found):
         found.append(classes())

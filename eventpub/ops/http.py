@@ -22,6 +22,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
 HISTORY_SAMPLES = 900
 """One a second."""
 
+MOST_CONNECTIONS = 64
+"""One more closes the oldest: who connects and says nothing, or slowly, keeps nobody out, neither a
+liveness probe nor the publisher from its file descriptors."""
+
 _ENDS_WITHIN = 0.3
 
 
@@ -32,10 +36,10 @@ class Source(Protocol):
         """As of `coordinator.status`."""
 
     def pause(self, is_paused: bool) -> dict[str, Any]:
-        """`is_paused`; None: nobody has answered."""
+        """`is_paused`; None: nobody has answered. `error`: why it is not written down."""
 
     def ask(self, request: ShardRequest, timeout: float) -> dict[str, Any]:
-        """`answers` by shard; None: nobody has answered."""
+        """`answers` by shard; None: there are none, because of `error` where that is not None."""
 
 
 class Pages:
@@ -96,12 +100,15 @@ class Pages:
         app = application(self._config, self._source, self._history)
         settings = uvicorn.Config(
             app,
+            http=_protocol(MOST_CONNECTIONS),
+            ws="none",
             log_config=None,
+            log_level="critical",  # strangers' malformed requests; of what fails `pages` tells
             access_log=False,
             lifespan="off",
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=5,
-            limit_concurrency=64,
             h11_max_incomplete_event_size=16_384,
         )
         self._server = uvicorn.Server(settings)
@@ -125,6 +132,35 @@ class Pages:
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()
+
+
+def _protocol(most: int) -> Any:
+    """uvicorn's own, with so many connections at most; for one server."""
+    from h11 import LocalProtocolError
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    connected: dict[Any, None] = {}
+
+    class Bounded(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            if len(connected) >= most:
+                oldest = next(iter(connected))
+                del connected[oldest]
+                oldest.abort()
+            connected[transport] = None
+            super().connection_made(transport)
+
+        def data_received(self, data: bytes) -> None:
+            try:
+                super().data_received(data)
+            except LocalProtocolError:  # malformed, behind what was answered
+                self.transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            connected.pop(self.transport, None)
+            super().connection_lost(exc)
+
+    return Bounded
 
 
 def _listen(address: str) -> socket.socket:

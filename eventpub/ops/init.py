@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote as quote_url
@@ -45,6 +46,7 @@ def init(  # noqa: PLR0913 (options, by keyword)
     file: Path,
     *,
     table: str | None = None,
+    columns: Mapping[str, str] | None = None,
     app_id: str | None = None,
     topic: str | None = None,
     force: bool = False,
@@ -55,6 +57,7 @@ def init(  # noqa: PLR0913 (options, by keyword)
         config: which says where the database and the brokers are.
         file: to be written.
         table: the event table; None: the likeliest of the database.
+        columns: by our names its own, where somebody has named them.
         app_id, topic: None: made of the names of database and table.
         force: write over a file that is there.
 
@@ -64,17 +67,17 @@ def init(  # noqa: PLR0913 (options, by keyword)
     """
     if file.exists() and not force:
         raise _exists(file)
-    found = propose(config.store, table)
+    found = propose(config.store, table, columns)
     if not found.candidates:
         raise _nothing(found, table)
     chosen, *others = found.candidates
-    columns = _columns(chosen)
+    names = _columns(chosen)
     url = _without_password(config.store.url.get_secret_value())
     user = unquote(urlsplit(url).username or "root")
     text = _text(
         config,
         chosen,
-        columns,
+        names,
         url=url,
         app_id=app_id or _plain(found.database),
         topic=topic or f"{_plain(found.database)}.{_plain(chosen.table)}",
@@ -92,7 +95,7 @@ def init(  # noqa: PLR0913 (options, by keyword)
             suggestion="name another file with --output",
         ) from error
     account = account_sql(user, found.database, chosen.table, is_mariadb=found.is_mariadb)
-    return Written(file, chosen, others, columns, account)
+    return Written(file, chosen, others, names, account)
 
 
 def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> list[str]:

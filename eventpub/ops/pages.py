@@ -8,10 +8,14 @@
     GET  /config    the configuration in effect, without secrets
     GET  /gaps      open holds
     GET  /          the dashboard, and its files
-    POST /pause, /resume, /retry?aggregate_id=, /skip?aggregate_id=&from_version=&to_version=
-                    with ``Authorization: Bearer`` and `ops.token`
 
-An answer that is no page is JSON; where something is wrong, an object with `error`.
+With ``Authorization: Bearer`` and `ops.token`:
+
+    GET  /gap?aggregate_id=     the versions that a skip would give up, as the gap stands now
+    POST /pause, /resume, /retry?aggregate_id=, /skip?aggregate_id=&from_version=&to_version=
+
+An answer that is no page is JSON; where something is wrong, an object with `error`. A retry or a
+skip is not done while the publisher is paused: 409.
 """
 
 from __future__ import annotations
@@ -25,12 +29,14 @@ import zipfile
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import asdict
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import structlog
+from h11 import LocalProtocolError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -40,12 +46,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from eventpub.channel import MalformedError, request_of
 from eventpub.channel import Request as ShardRequest
 from eventpub.config import Config
 from eventpub.coordinator.status import is_ready
 from eventpub.masking import mask, mask_all
 from eventpub.ops.http import Source
 from eventpub.ops.metrics import exposition
+from eventpub.ops.status import not_lasting
 from eventpub.settings import Loaded, shown
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
@@ -65,6 +73,10 @@ _LISTS_EVERY = 2.0
 """Seconds between two lists of open gaps, whoever asks."""
 _LISTS_SHARE = 0.02
 """Of the time of shards that may go into them."""
+_MOST_WAITING = 16
+"""Who may wait for one list; each holds memory while shards do not answer."""
+
+_NO_GAPS = {"open": [], "open_count": 0}
 
 _SAFE = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -94,6 +106,7 @@ def application(config: Config, source: Source, history: deque[dict[str, Any]]) 
             Route("/history", reading.history),
             Route("/config", reading.configuration),
             Route("/gaps", reading.gaps),
+            Route("/gap", acting.guarded(acting.gap)),
             Route("/pause", acting.guarded(acting.pause), methods=["POST"]),
             Route("/resume", acting.guarded(acting.resume), methods=["POST"]),
             Route("/retry", acting.guarded(acting.retry), methods=["POST"]),
@@ -125,8 +138,23 @@ def _line(text: str, status: int) -> Response:
     return PlainTextResponse(mask(text) + "\n", status, headers=_SAFE)
 
 
+def _not_done(error: dict[str, Any] | None, silent: str) -> Response:
+    """Why a request was not done.
+
+    Args:
+        error: as `EventpubError.to_dict` says it; None: nobody has answered.
+        silent: what is said then.
+    """
+    if error is None:
+        return _answer({"error": silent}, 503)
+    code, text = error["code"], f"{error['code']}: {error['message']}"
+    return _answer({"error": text, "code": code}, 409 if code == "run.paused" else 503)
+
+
 async def _failed(_: Request, error: Exception) -> Response:
-    log.warning("a page failed", error=f"{type(error).__name__}: {error}")
+    # an answer to a request whose body turned out to be malformed is not taken: it was refused
+    if not isinstance(error, LocalProtocolError):
+        log.warning("a page failed", error=f"{type(error).__name__}: {error}", exc_info=error)
     return _answer({"error": "the page failed; the publisher's log says why"}, 500)
 
 
@@ -139,7 +167,8 @@ class Reading:
         self._history = history
         self._lists = asyncio.Lock()
         self._list_again = 0.0
-        self._gaps: dict[str, Any] = {"open": [], "open_count": 0}
+        self._waiting = 0
+        self._gaps = _answer(_NO_GAPS)
 
     async def healthz(self, _: Request) -> Response:
         """Whether the process is to be left alone."""
@@ -177,25 +206,34 @@ class Reading:
         Shards are asked anew only when the last answer is old for what it took them: a shard that
         looks through its holds publishes nothing meanwhile.
         """
-        async with self._lists:
-            began = time.monotonic()
-            if not self._source.status()["holds_open"]:
-                self._gaps = {"open": [], "open_count": 0}
-                return _answer(self._gaps)
-            if began < self._list_again:
-                return _answer(self._gaps)
-            asked = ShardRequest(secrets.token_hex(8), "list", most=_MOST_SHOWN)
-            found = await run_in_threadpool(self._source.ask, asked, _LIST_TIMEOUT)
-            now = time.monotonic()
-            self._list_again = now + max(_LISTS_EVERY, (now - began) / _LISTS_SHARE)
+        if self._waiting >= _MOST_WAITING:
+            return _answer({"error": "too many ask for the gaps at once"}, 503)
+        self._waiting += 1
+        try:
+            async with self._lists:
+                if not self._source.status()["holds_open"]:
+                    self._gaps = _answer(_NO_GAPS)
+                elif time.monotonic() >= self._list_again:
+                    await self._list()
+                return self._gaps
+        finally:
+            self._waiting -= 1
+
+    async def _list(self) -> None:
+        began = time.monotonic()
+        asked = ShardRequest(secrets.token_hex(8), "list", most=_MOST_SHOWN)
+        found = await run_in_threadpool(self._source.ask, asked, _LIST_TIMEOUT)
+        now = time.monotonic()
         if found["answers"] is None:
-            return _answer({"error": "the shards have not answered in time"}, 503)
+            self._list_again = now + _LISTS_EVERY
+            self._gaps = _not_done(found["error"], "the shards have not answered in time")
+            return
+        self._list_again = now + max(_LISTS_EVERY, (now - began) / _LISTS_SHARE)
         answers = [json.loads(answer) for answer in found["answers"].values()]
         holds = [hold for answer in answers for hold in answer["holds"]]
         holds.sort(key=lambda hold: hold["first_seen"])
         count = sum(answer["count"] for answer in answers)
-        self._gaps = {"open": holds[:_MOST_SHOWN], "open_count": count}
-        return _answer(self._gaps)
+        self._gaps = _answer({"open": holds[:_MOST_SHOWN], "open_count": count})
 
     async def page(self, request: Request) -> Response:
         """The dashboard, and its files."""
@@ -237,11 +275,21 @@ class Acting:
 
     async def _set_paused(self, *, is_paused: bool) -> Response:
         found = await run_in_threadpool(self._source.pause, is_paused)
+        if found["error"] is not None:
+            return _answer(found | {"error": not_lasting(found["error"], is_paused)}, 503)
         return _answer(found, 503 if found["is_paused"] is None else 200)
+
+    async def gap(self, request: Request) -> Response:
+        """From which version to which a skip would give up; null: nothing is missing."""
+        answer = await self._ask("list", request.query_params.get("aggregate_id", ""))
+        if isinstance(answer, Response):
+            return answer
+        first, last = json.loads(answer)["gap"] or (None, None)
+        return _answer({"from_version": first, "to_version": last})
 
     async def retry(self, request: Request) -> Response:
         """An aggregate's missing version is looked for now."""
-        return await self._ask("retry", request.query_params.get("aggregate_id", ""))
+        return _outcome(await self._ask("retry", request.query_params.get("aggregate_id", "")))
 
     async def skip(self, request: Request) -> Response:
         """An aggregate's missing versions are given up, those that are named."""
@@ -250,22 +298,30 @@ class Acting:
             versions = int(given["from_version"]), int(given["to_version"])
         except (KeyError, ValueError):
             return _answer({"error": "it needs from_version and to_version, two numbers"}, 400)
-        return await self._ask("skip", given.get("aggregate_id", ""), *versions)
+        return _outcome(await self._ask("skip", given.get("aggregate_id", ""), *versions))
 
     async def _ask(
         self,
-        action: Literal["retry", "skip"],
+        action: Literal["list", "retry", "skip"],
         aggregate_id: str,
         first: int | None = None,
         last: int | None = None,
-    ) -> Response:
+    ) -> str | Response:
         if not aggregate_id:
             return _answer({"error": "it needs aggregate_id"}, 400)
         asked = ShardRequest(secrets.token_hex(8), action, aggregate_id, first, last)
+        try:
+            request_of(asdict(asked))
+        except MalformedError:
+            return _answer({"error": "from_version and to_version have 64 bits"}, 400)
         found = await run_in_threadpool(self._source.ask, asked, _ACT_TIMEOUT)
         if found["answers"] is None:
-            return _answer({"error": "the shard has not answered in time"}, 503)
-        return _answer({"outcome": next(iter(found["answers"].values()))})
+            return _not_done(found["error"], "the shard has not answered in time")
+        return str(next(iter(found["answers"].values())))
+
+
+def _outcome(answer: str | Response) -> Response:
+    return answer if isinstance(answer, Response) else _answer({"outcome": answer})
 
 
 def asset(name: str) -> bytes | None:

@@ -56,10 +56,13 @@ class Paused:
 
     Attributes:
         outcome: "paused", "resumed"; "kept": no publisher runs, and the next one begins so;
-            "no answer"; "in work": it is paused, and still finishes what was under way.
+            "no answer"; "in work": it is paused, and still finishes what was under way; "not
+            written": it is so until the publisher ends, and `error` says why not for longer.
+        error: as there; "": nothing is wrong.
     """
 
     outcome: str
+    error: str = ""
 
     @property
     def is_done(self) -> bool:
@@ -81,6 +84,8 @@ def pause(config: Config, *, is_paused: bool) -> Paused:
         return _keep(state, is_paused)
     if answer is None or answer["is_paused"] is None:
         return Paused("no answer")
+    if (error := answer.get("error")) is not None:
+        return Paused("not written", not_lasting(error, is_paused))
     deadline = time.monotonic() + _PAUSED_WITHIN
     while is_paused:
         document = ask_running(state, "status")
@@ -90,6 +95,18 @@ def pause(config: Config, *, is_paused: bool) -> Paused:
             return Paused("in work")
         time.sleep(0.1)
     return Paused("paused" if is_paused else "resumed")
+
+
+def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
+    """That a pause, or its end, was not written down.
+
+    Args:
+        error: why, as `EventpubError.to_dict` says it.
+    """
+    return (
+        f"{'paused' if is_paused else 'events are published again'}, but only until the publisher"
+        f" ends: it could not be written down ({error['code']}: {error['message']})"
+    )
 
 
 def _keep(state: StateDir, is_paused: bool) -> Paused:

@@ -1,6 +1,6 @@
 """One run of the publisher: the coordinator's loop, and what carries out its commands.
 
-events ──▶ Coordinator.on ──▶ commands ──▶ boundary worker, checks worker, placement, disk, log
+events ──▶ Coordinator.on ──▶ commands ──▶ workers (boundary, checks, broker), placement, disk, log
    ▲                                                        │
    └────────────────────────────────────────────────────────┘
 """
@@ -31,14 +31,21 @@ from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.status import status
+from eventpub.coordinator.status import notable, status
 from eventpub.errors import ConfigError, EventpubError
 from eventpub.failpoint import failpoint
 from eventpub.masking import mask_all
 from eventpub.ops.http import Pages
+from eventpub.ops.traces import Traces
 from eventpub.publisher.placement import Placement, Threads, tune_garbage_collector
 from eventpub.publisher.prepare import Prepared, prepare
-from eventpub.publisher.workers import BoundaryWork, ChecksWork, Worker
+from eventpub.publisher.workers import (
+    BROKER_CHECKS,
+    BoundaryWork,
+    BrokerWork,
+    ChecksWork,
+    Worker,
+)
 from eventpub.state import Running, StateDir
 
 _SPARK_AFTER = 10.0
@@ -54,7 +61,8 @@ _ANSWER_TIMEOUT = 60.0
 _PAUSE_TIMEOUT = 5.0
 
 _STATUS_EVERY = 10.0
-"""Seconds after which the status is written down though no check has changed."""
+"""Seconds after which the status is written down though no check has changed: `at` says how old it
+is."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -173,6 +181,7 @@ class Publisher:
             event: e.Event = e.Tick()
             while True:
                 now = time.monotonic()
+                runner.trace(event, now)
                 commands = coordinator.on(event, now)
                 coordinator.progress.stopped_by = self._stopped_by
                 for command in commands:
@@ -203,8 +212,8 @@ class Publisher:
             log.warning("not a request; it was moved aside", file=str(file))
         return self._state.kept()
 
-    def _forget(self, request: Request) -> Callable[[dict[int, str]], None]:
-        def forget(_: dict[int, str]) -> None:
+    def _forget(self, request: Request) -> e.Reply:
+        def forget(_: dict[int, str] | EventpubError) -> None:
             self._state.withdraw(request)
 
         return forget
@@ -266,16 +275,19 @@ class CommandRunner:
         self._kept_at = 0.0
         begin = prepared.start_state
         self._boundary_work = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
-        self._checks_work = ChecksWork(config, begin.layout, prepared.topics)
+        self._checks_work = ChecksWork(config, begin.layout)
+        broker_work = BrokerWork(config, prepared.topics)
         post = events.put
         work = self._boundary_work
         self._boundary = Worker("eventpub-boundary", work.do, post, work.close)
         self._checks = Worker(
             "eventpub-checks", self._checks_work.do, post, self._checks_work.close
         )
+        self._broker = Worker("eventpub-broker", broker_work.do, post)
         self._threads = Threads(post, coordinator.is_current)
         self._placement: Placement = self._threads
         token = secrets.token_hex(16)
+        self._traces = Traces(config) if config.ops.traces else None
         self._pages = Pages(config, self)
         self._server = _serve(config, token, events, coordinator.is_current, self._answer)
         self._address = self._server.address(_reached_at(config), token, _authority(config))
@@ -305,14 +317,22 @@ class CommandRunner:
         if self._spark is not None:
             self._spark.end(_WORKERS_END)
         self._pages.end()
+        if self._traces is not None:
+            self._traces.end()
         self._server.end()
         self._boundary.end(_WORKERS_END)
         self._checks.end(_WORKERS_END)
+        self._broker.end(_WORKERS_END)
 
     def _use(self, placement: Placement | None) -> None:
         """Runners that start from now on start there; those that work move to it."""
         self._placement = placement or self._threads
         self._events.put(e.PlacementChanged(replaces_runners=placement is not None))
+
+    def trace(self, event: e.Event, now: float) -> None:
+        """Before the event is handled: of a runner that leaves, the lease is known until then."""
+        if self._traces is not None:
+            self._traces.observe(event, self._coordinator.shards, now)
 
     def show(self) -> None:
         """About once a second: how it stands is kept."""
@@ -337,12 +357,14 @@ class CommandRunner:
             try:
                 self._state.write(self._state.progress_file, dict(command.what), lasting=True)
                 failpoint("after_remember")
-                self._events.put(e.Written())
+                self._events.put(e.Written(command.what))
                 self._forget(command.then)
             except EventpubError as error:
                 self._events.put(e.Failed(command, error))
         elif isinstance(command, e.Log):
             getattr(log, command.level)(command.text, **command.facts)
+        elif isinstance(command, BROKER_CHECKS):
+            self._broker.put(command)
         else:
             self._checks.put(command)
 
@@ -372,23 +394,26 @@ class CommandRunner:
         """Have nothing published for now, or end that; may be called in any thread.
 
         Returns:
-            `is_paused`; None: the coordinator has not answered in time.
+            `is_paused`; None: the coordinator has not answered in time. With an `error`, it holds
+            until the publisher ends: it could not be written down.
         """
-        replies: queue.SimpleQueue[int] = queue.SimpleQueue()
+        replies: queue.SimpleQueue[int | EventpubError] = queue.SimpleQueue()
         self._events.put(e.PauseAsked(is_paused, replies.put))
         try:
-            return {"is_paused": is_paused, "in_work": replies.get(timeout=_PAUSE_TIMEOUT)}
+            outcome = replies.get(timeout=_PAUSE_TIMEOUT)
         except queue.Empty:
-            return {"is_paused": None, "in_work": 0}
+            return {"is_paused": None, "in_work": 0, "error": None}
+        if isinstance(outcome, EventpubError):
+            return {"is_paused": is_paused, "in_work": 0, "error": outcome.to_dict()}
+        return {"is_paused": is_paused, "in_work": outcome, "error": None}
 
     def keep_status(self, error: EventpubError | None = None, *, is_over: bool = False) -> None:
         """Write the status down for who asks when none runs, where it has changed or is old."""
         found = self.status()
-        notable = [(c["name"], c["state"], c["message"]) for c in found["checks"]]
-        now = time.monotonic()
-        if not is_over and notable == self._kept and now - self._kept_at < _STATUS_EVERY:
+        checks, now = notable(found), time.monotonic()
+        if not is_over and checks == self._kept and now - self._kept_at < _STATUS_EVERY:
             return
-        self._kept, self._kept_at = notable, now
+        self._kept, self._kept_at = checks, now
         if is_over:
             why = None if error is None else str(error)
             found |= {"state": "stopped", "stopped_by": why, "stopped_at": time.time()}
@@ -399,16 +424,20 @@ class CommandRunner:
         """Have shards do something; may be called in any thread.
 
         Returns:
-            `answers` by shard; None: they have not answered in time.
+            `answers` by shard; None: there are none, because of `error`, or in time where that is
+            None, too.
         """
-        answered: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()
-        self._events.put(e.RequestReceived(request, answered.put))
+        outcomes: queue.SimpleQueue[dict[int, str] | EventpubError] = queue.SimpleQueue()
+        self._events.put(e.RequestReceived(request, outcomes.put))
         try:
-            answers = answered.get(timeout=min(max(timeout, 0.0), _ANSWER_TIMEOUT))
+            outcome = outcomes.get(timeout=min(max(timeout, 0.0), _ANSWER_TIMEOUT))
         except queue.Empty:
             self._events.put(e.Withdrawn(request.id))
-            return {"answers": None}
-        return {"answers": {str(shard): answer for shard, answer in answers.items()}}
+            return {"answers": None, "error": None}
+        if isinstance(outcome, EventpubError):
+            return {"answers": None, "error": outcome.to_dict()}
+        answers = {str(shard): answer for shard, answer in outcome.items()}
+        return {"answers": answers, "error": None}
 
 
 def _suggest_archive(config: Config) -> None:

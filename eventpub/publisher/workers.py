@@ -1,4 +1,5 @@
-"""What takes time, in threads of its own: polls of the boundary, and everything less urgent."""
+"""What takes time, in threads of its own: polls of the boundary, what else is asked of the database
+now and then, and what is asked of the broker. Where one of these hangs, the others go on."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Worker:
         name: str,
         do: Callable[[e.Command], e.Event | None],
         post: Post,
-        close: Callable[[], None],
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self._do = do
         self._post = post
@@ -139,17 +140,15 @@ class BoundaryWork:
 
 
 class ChecksWork:
-    """Does what is looked at now and then: counts, samples, lag, topic, table.
+    """Does what is asked of the database now and then: counts, samples, lag, table.
 
     Args:
         config: the whole configuration.
         layout: of the event table.
-        topics: the topics' ids, as they were at the start.
     """
 
-    def __init__(self, config: Config, layout: Layout, topics: dict[str, str]) -> None:
+    def __init__(self, config: Config, layout: Layout) -> None:
         self._config = config
-        self._topics = topics
         self._store = EventStore(config.store, layout)
         self._lag = Lag()
 
@@ -162,7 +161,7 @@ class ChecksWork:
         """The outcome of a command.
 
         Raises:
-            StoreError, SinkError: it could not be done.
+            StoreError: it could not be done.
         """
         store, config = self._store, self._config
         if isinstance(command, e.Count):
@@ -173,13 +172,8 @@ class ChecksWork:
         if isinstance(command, e.MeasureLag):
             poll = self._lag.measure(store, command.position, config.read.delay, command.read)
             return e.LagMeasured(command.position, poll.upper, self._lag.seconds, self._lag.events)
-        if isinstance(command, e.CheckTopic):
-            self._check_topic(command)
-            return e.TopicChecked()
         if isinstance(command, e.CheckTable):
             return e.TableChecked(EventStore.discover(config.store))
-        if isinstance(command, e.CheckOpen):
-            return e.OpenChecked(are_left_open(config.sink, command.ends, _TIMEOUT))
         raise TypeError(command)
 
     def _count(self, command: e.Count) -> e.Counted:
@@ -187,6 +181,44 @@ class ChecksWork:
         windows = [window_of(bucket, command.position) for bucket in command.buckets]
         rows = dict(zip(command.buckets, self._store.counts(windows), strict=True))
         return e.Counted(now, rows, command.expected, command.in_turn)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._store.close()
+
+
+def _sample(above: int | None) -> tuple[int, int | None]:
+    return (SAMPLE, None) if above is None else (MOST, above)
+
+
+BROKER_CHECKS = (e.CheckTopic, e.CheckOpen)
+"""The commands of `BrokerWork`."""
+
+
+class BrokerWork:
+    """Does what is asked of the broker now and then: `BROKER_CHECKS`.
+
+    Args:
+        config: the whole configuration.
+        topics: the topics' ids, as they were at the start.
+    """
+
+    def __init__(self, config: Config, topics: dict[str, str]) -> None:
+        self._config = config
+        self._topics = topics
+
+    def do(self, command: e.Command) -> e.Event | None:
+        """The outcome of a command.
+
+        Raises:
+            SinkError: it could not be done.
+        """
+        if isinstance(command, e.CheckTopic):
+            self._check_topic(command)
+            return e.TopicChecked()
+        if isinstance(command, e.CheckOpen):
+            return e.OpenChecked(are_left_open(self._config.sink, command.ends, _TIMEOUT))
+        raise TypeError(command)
 
     def _check_topic(self, command: e.CheckTopic) -> None:
         """Whether the topic is the same, and nobody else publishes to it.
@@ -202,11 +234,3 @@ class ChecksWork:
         between = {p: (ends[p], end) for p, end in found.items() if end > ends[p]}
         if between:
             check_between(sink, sources_of(sink, app.id, app.former_ids), between)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._store.close()
-
-
-def _sample(above: int | None) -> tuple[int, int | None]:
-    return (SAMPLE, None) if above is None else (MOST, above)

@@ -12,7 +12,7 @@ from operator import attrgetter
 from eventpub import admission
 from eventpub.admission import VersionRange, topic_partition, values
 from eventpub.channel import Request
-from eventpub.errors import SinkError, StoreError
+from eventpub.errors import EventpubError, SinkError, StoreError, from_dict
 from eventpub.shard import pace
 from eventpub.shard.context import ShardContext
 from eventpub.shard.publishing import NO_EVENTS, Publishing
@@ -20,6 +20,9 @@ from eventpub.sink import has_event
 
 _OF_THE_ROW = {"sink.too_many_refused", "store.other_history", "store.row_invalid"}
 """Errors that say what a row is like, which nobody but the user has asked for."""
+
+_OF_THE_SHARD = {"sink.fenced", "index.corrupt"}
+"""Errors that are met whatever is asked for, and that more is done about than to start again."""
 
 
 class Answering:
@@ -30,13 +33,27 @@ class Answering:
         self._publishing = publishing
 
     def answer(self, request: Request) -> None:
-        """The answer is in the next report."""
+        """The answer is in the next report.
+
+        Raises:
+            StoreError, SinkError, StateError: it could not be done; where waiting does not fix
+                that, the next runner may go on all the same, since the coordinator sees to it that
+                a request does not fail for ever.
+        """
+        try:
+            answer = self._answer(request)
+        except EventpubError as error:
+            if error.retriable or error.code in _OF_THE_SHARD:
+                raise
+            raise from_dict(error.to_dict() | {"retriable": True}) from error
+        self._context.report.answers[request.id] = answer
+
+    def _answer(self, request: Request) -> str:
         if request.action == "list":
-            self._context.report.answers[request.id] = self._list(request.most)
-        elif request.action == "publish":
-            self._context.report.answers[request.id] = self._try_to_publish(request)
-        else:
-            self._context.report.answers[request.id] = self._act(request)
+            return self._list(request)
+        if request.action == "publish":
+            return self._try_to_publish(request)
+        return self._act(request)
 
     def _act(self, request: Request) -> str:
         context, step = self._context, self._publishing.step
@@ -72,12 +89,21 @@ class Answering:
 
     def _is_larger(self, hold: admission.Hold, last: int) -> bool:
         """Whether more is missing than up to a version: what was above it was deleted since."""
+        return (self._last_missing(hold) or last) > last
+
+    def _last_missing(self, hold: admission.Hold) -> int | None:
+        """Up to which version a skip would give up; None: nothing is there above the gap."""
         above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
         there = values(self._context.lookup.backtrack([above], 1), "version")
-        return bool(there) and min(there) - 1 > last
+        return min(there) - 1 if there else None
 
-    def _list(self, most: int | None) -> str:
-        index = self._context.index
+    def _list(self, request: Request) -> str:
+        index, most = self._context.index, request.most
+        if request.aggregate_id:
+            hold = index.holds.get(request.aggregate_id)
+            if hold is None or hold.catching_up or (last := self._last_missing(hold)) is None:
+                return json.dumps({"gap": None})
+            return json.dumps({"gap": [hold.first_missing, last]})
         if most is None:
             holds, skipped = index.pending()
             return json.dumps({"holds": [asdict(hold) for hold in holds], "skipped": skipped})
@@ -125,7 +151,7 @@ class Answering:
             return "not in the store"
         others = admission.without(version, known.skipped.get(a, ()))
         index.note_skipped(a, [*others, (version, version)])
-        before, run = len(context.report.dead), index.dead_run
+        before, run, replaced = len(context.report.dead), index.dead_run, context.report.replaced
         try:
             self._publishing.step(rows.slice(0, 1), None)
         finally:
@@ -137,6 +163,8 @@ class Answering:
         if admission.in_ranges(version, left):  # created before the start
             index.note_skipped(a, admission.without(version, left))
             return "not published"
+        if context.report.replaced > replaced and not self._was_published(request, version):
+            return "refused again"  # what was in doubt is its dead letter, which was read back
         return "published"
 
     def _was_published(self, request: Request, version: int) -> bool | None:
@@ -154,4 +182,5 @@ class Answering:
             a,
             version,
             app_ids={config.app.id, *config.app.former_ids},
+            meanwhile=context.require_going_on,
         )

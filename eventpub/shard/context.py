@@ -117,6 +117,9 @@ class ShardContext:
         if not before or self.now < before - CLOCK_STEP:
             latest = self.now + self.assignment.config.gaps.longest_wait + CLOCK_STEP
             self.index.see_holds_anew(latest, self.now, self.rules.next_attempt(self.now, 0))
+            if self.open_since is not None:
+                # by the clock of before it says nothing of what has begun since
+                self.open_since = min(self.open_since, self.now)
         return self.now
 
     def committed(self, created: npt.NDArray[np.int64]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from eventpub import config
 from eventpub.sink import records
@@ -18,6 +18,7 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     version: int,
     *,
     app_ids: Collection[str],
+    meanwhile: Callable[[], None],
 ) -> bool | None:
     """Whether it does, committed; None: retention has removed a part of the range.
 
@@ -27,6 +28,7 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
         offsets: the first and the next after the last.
         aggregate_id, version: of the event.
         app_ids: whose events count, by `ce_source`.
+        meanwhile: called again and again; what it raises ends the reading.
 
     Raises:
         SinkError: the range cannot be read.
@@ -37,7 +39,8 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     if list_offsets(sink, [place], "earliest")[place] > first:
         return None
     key, sequence = aggregate_id.encode(), str(version).encode()
-    for message in iter_ranges(sink, {place: (first, end)}, committed=True):
+    found = iter_ranges(sink, {place: (first, end)}, committed=True, meanwhile=meanwhile)
+    for message in found:
         if message.key() == key:
             headers = dict(message.headers() or ())
             if headers.get(records.SEQUENCE) == sequence and records.is_ours(

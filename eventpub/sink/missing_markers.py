@@ -233,13 +233,14 @@ def read_ranges(
     return list(iter_ranges(sink, ranges, committed=committed, few=few, timeout=timeout))
 
 
-def iter_ranges(
+def iter_ranges(  # noqa: PLR0913 (options, by keyword)
     sink: config.Sink,
     ranges: Mapping[PartitionId, tuple[int, int]],
     *,
     committed: bool,
     few: bool = False,
     timeout: float = _READ_TIMEOUT,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[Any]:
     """The records of each range, in the order of each partition.
 
@@ -247,6 +248,7 @@ def iter_ranges(
         committed: leave out what is not.
         few: fetch little at once.
         timeout: seconds without a record after which it gives up.
+        meanwhile: called again and again; what it raises ends the reading.
 
     Raises:
         SinkError: `sink.unreachable`, ….
@@ -259,6 +261,7 @@ def iter_ranges(
     try:
         consumer.assign([TopicPartition(t, p, at) for (t, p), (at, _) in unread.items()])
         while unread:
+            meanwhile()
             message: Any = client.call(consumer.poll, 0.1)
             if message is None:
                 if time.monotonic() > deadline:

@@ -65,9 +65,7 @@ class OpenTransactions:
     Args:
         max_wait: how long a transaction is waited for, µs.
         hidden_since: who polled before has read on, and nothing that was hidden then was created
-            at or before, µs; None: nobody has. More than a day before the first poll counts as a
-            day: who reads what is years old has seen nothing hidden there, and its seconds are not
-            counted again one by one.
+            at or before, µs; None: nobody has.
 
     Attributes:
         polled_at: the time of the last poll, µs; None: there was none.
@@ -91,9 +89,7 @@ class OpenTransactions:
             transactions: that were open.
             reached: up to where the reader has read before it, µs.
         """
-        if self._first_poll is None and self._hidden_since is not None:
-            self._hidden_since = max(self._hidden_since, at - DAY)
-        if self.polled_at is not None and at < self.polled_at:
+        if went_back := self.polled_at is not None and at < self.polled_at:
             self._clock_went_back(at)
         before = dict(self._open)
         by_id = {t.id: key for key, t in before.items() if t.has_id}
@@ -110,7 +106,7 @@ class OpenTransactions:
                     # unless that statement is over, and this is another one
                     self._end(earlier, reached)
             else:
-                now = self._begins(found, at)
+                now = self._begins(found, at, went_back=went_back)
             if not now.timed_out and at - now.first_seen > self._max_wait:
                 now = replace(now, timed_out=True)
                 self.timed_out += 1
@@ -152,14 +148,19 @@ class OpenTransactions:
             timed_out=earlier.timed_out,
         )
 
-    def _begins(self, found: Transaction, at: int) -> Transaction:
-        """Its first statement began after the last poll; InnoDB may have known of it much later."""
+    def _begins(self, found: Transaction, at: int, *, went_back: bool) -> Transaction:
+        """Its first statement began after the last poll; InnoDB may have known of it much later.
+
+        Args:
+            went_back: whether the clock has, since that poll, so that the time of the poll says
+                nothing.
+        """
         started = found.started if found.statement is None else min(found.started, found.statement)
         if self.polled_at is None:
             before = started
             since = before if self._hidden_since is None else min(before, self._hidden_since)
         else:
-            before = self.polled_at
+            before = min(self.polled_at, started) if went_back else self.polled_at
             if found.statement is not None:
                 before = found.statement if found.is_waiting else min(before, found.statement)
             since = before

@@ -43,7 +43,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     "event_type": (
         "eventtype", "type", "payloadtype", "eventname", "eventclass", "topic", "name",
-        "sermanifest", "eventmanifest", "kind", "eventkind",
+        "sermanifest", "eventmanifest", "kind", "eventkind", "class",
     ),
     "payload": (
         "payload", "eventdata", "eventpayload", "data", "body", "event", "content", "state",
@@ -112,12 +112,15 @@ class Proposal:
     lacking: Mapping[str, tuple[str, ...]]
 
 
-def propose(config: Store, table: str | None = None) -> Proposal:
+def propose(
+    config: Store, table: str | None = None, columns: Mapping[str, str] | None = None
+) -> Proposal:
     """Look at the tables of the database.
 
     Args:
-        config: which says how to connect, and may name columns; its table is of no account.
+        config: which says how to connect; its table and columns are of no account.
         table: look at this one alone.
+        columns: by our names its own, those that somebody has named.
 
     Raises:
         StoreError: store.unreachable, store.auth_failed, store.table_missing, ….
@@ -127,16 +130,20 @@ def propose(config: Store, table: str | None = None) -> Proposal:
         names = [table] if table is not None else _tables(connection)
         candidates: list[Candidate] = []
         lacking: dict[str, tuple[str, ...]] = {}
-        given = {n: v for n, v in config.columns if n in config.columns.model_fields_set and v}
+        given = columns or {}
         for name in names:
             of_table = config.model_copy(update={"table": name})
             try:
-                columns = read_columns(of_table, connection)
+                there = read_columns(of_table, connection)
             except StoreError:
                 if table is not None:
                     raise
                 continue  # one that this account may not read
-            found = _candidate(name, columns, read_indexes(of_table, connection), given)
+            if absent := tuple(role for role, of in given.items() if of and of not in there):
+                if table is not None:
+                    lacking[name] = absent
+                continue
+            found = _candidate(name, there, read_indexes(of_table, connection), given)
             if isinstance(found, Candidate):
                 candidates.append(_with_first_version(found, connection))
             else:
@@ -163,9 +170,9 @@ def _candidate(
     """The table with its columns; or which of ours it has none for.
 
     Args:
-        given: names of columns that somebody has said.
+        given: names of columns that somebody has said; "": there is none.
     """
-    names = {role: name for role, name in given.items() if name in columns}
+    names = dict(given)
     pair = _unique_pair(columns, indexes, names)
     if pair is not None:
         names["aggregate_id"], names["version"] = pair
@@ -179,8 +186,9 @@ def _candidate(
             if found is not None:
                 names[role] = found
     own_id = _best("id", columns, set(names.values()), time_columns)
-    if own_id is not None and own_id in time_columns:
+    if own_id is not None and own_id in time_columns and "id" not in names:
         names["id"] = own_id
+    names = {role: name for role, name in names.items() if name}
     lacking = tuple(role for role in _NAMES if role not in names and role not in _OPTIONAL)
     if lacking:
         return lacking

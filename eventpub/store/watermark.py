@@ -132,14 +132,14 @@ class Watermark:
 
     @property
     def hidden_since(self) -> int | None:
-        """As of `OpenTransactions`; while no answer is fresh, since the last one that was, or for
-        a day, whichever is less. None too where the account may not see them."""
+        """As of `OpenTransactions`; while no answer is fresh, since the last one that was, but that
+        at most for a day. None too where the account may not see them."""
         state, transactions = self.state, self._transactions
         if state != "stale":
             return None if state == "denied" else transactions.hidden_since
-        since = [transactions.hidden_since, transactions.polled_at]
-        known = min((at for at in since if at is not None), default=0)
-        return max(known, self._now - DAY)
+        since = max(transactions.polled_at or 0, self._now - DAY)
+        known = transactions.hidden_since
+        return since if known is None else min(since, known)
 
     @property
     def timed_out(self) -> int:

@@ -120,6 +120,26 @@ def test_columns_of_unusual_names_are_found_by_what_is_left_or_named(
     assert written["store"]["columns"] == columns | {"event_type": "country"}
 
 
+def test_a_column_that_is_not_recognised_can_be_named(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    names = OTHER_NAMES.replace("payload_type", "what").replace("recorded_at", "booked")
+    database.execute(names)
+    named = ("--set", "store.columns.event_type=what", "--set", "store.columns.metadata=")
+    done = eventpub("init", "--url", database.url, *named, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    written = tomllib.loads((tmp_path / "eventpub.toml").read_text())["store"]
+    assert written["table"] == "domain_events"
+    assert written["columns"] == {
+        "id": "global_index",
+        "aggregate_id": "stream_id",
+        "version": "sequence_number",
+        "event_type": "what",
+        "payload": "event_data",
+        "create_time": "booked",
+    }
+
+
 def test_of_several_tables_the_likeliest_is_taken_and_the_others_are_named(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
@@ -169,6 +189,9 @@ def test_what_cannot_be_found_is_said_and_no_password_is_written(
     unknown = refused("--url", database.url, "--table", "users")
     assert unknown["code"] == "init.column_unknown"
     assert "version" in unknown["message"]
+    assert "--set store.columns.version=…" in unknown["suggestion"]
+    named = refused("--url", database.url, "--table", "users", "--set", "store.columns.version=no")
+    assert "version" in named["message"]
     assert refused("--url", database.url, "--table", "none")["code"] == "store.table_missing"
     assert refused()["code"] == "config.missing_key"
     wrong = refused("--url", with_password(database.url, "hunter2"))

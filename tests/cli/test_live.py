@@ -14,7 +14,7 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from eventpub.cli import live, output
-from eventpub.cli.live import STOPPING, Lines, Panel, Rate, facts_grid
+from eventpub.cli.live import STOPPING, Lines, Panel, Rate, facts_shown
 from eventpub.config import App, Config, Sink, Store
 from eventpub.coordinator.progress import Progress
 
@@ -121,7 +121,7 @@ def test_the_panel_shows_what_a_person_looks_for() -> None:
         last_error="sink.unreachable: no broker [bold]answers[/bold]",
     )
     out = io.StringIO()
-    Console(file=out, width=120).print(facts_grid(progress, 678.9))
+    Console(file=out, width=120).print(facts_shown(progress, 678.9))
     shown = out.getvalue()
     for text in ("12,345", "679/s", "2.5 s", "total 50", "beginning", "[bold]answers[/bold]"):
         assert text in shown

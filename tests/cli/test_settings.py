@@ -269,6 +269,45 @@ def test_the_password_file_is_read_without_its_line_end(tmp_path: Path) -> None:
     assert refused({"store.password_file": str(tmp_path / "pw")}).code == "config.password_file"
 
 
+@pytest.mark.parametrize("token", ["", "2short", "x" * 15, "ключ" * 5, " " * 20, "x" * 16 + "\x7f"])
+def test_a_token_that_can_be_guessed_or_sent_by_nobody_is_refused(
+    token: str, tmp_path: Path
+) -> None:
+    """In a library's own words where it was written down, and not at all where it is a file's."""
+    file = tmp_path / "token"
+    file.write_text(token, encoding="utf-8")
+    given = refused({"ops.token": token})
+    assert (given.code, given.where) == ("config.invalid_token", "ops.token")
+    of_environment = refused(environ={"EVENTPUB_OPS__TOKEN": token})
+    assert "EVENTPUB_OPS__TOKEN" in of_environment.message
+    of_file = refused({"ops.token_file": str(file)})
+    assert of_file.where == "ops.token_file"
+    assert str(file) in of_file.message
+    if token:
+        assert of_file.code == given.code
+        assert of_file.suggestion == given.suggestion
+    for error in (given, of_environment, of_file):
+        assert error.suggestion
+        assert not token or token not in str(error)
+
+
+def test_the_token_s_file_is_missed_by_name_and_read_without_its_line_end(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    error = refused({"ops.token_file": str(file)})
+    assert error.message == f"there is no token file {file}"
+    assert (error.where, error.suggestion) == (
+        "ops.token_file",
+        "write the token into it, readable for the account that runs eventpub",
+    )
+    file.write_bytes(b"\xff" * 20)
+    assert "it is not UTF-8" in refused({"ops.token_file": str(file)}).message
+    assert "is a directory" in refused({"ops.token_file": str(tmp_path)}).message.lower()
+    file.write_text("0123456789abcdef\n")
+    token = load(None, ENOUGH | {"ops.token_file": str(file)}, {}).config.ops.token
+    assert token is not None
+    assert token.get_secret_value() == "0123456789abcdef"
+
+
 def test_a_property_may_come_from_a_file_and_is_a_secret_then(tmp_path: Path) -> None:
     file = tmp_path / "word"
     file.write_text("s3cret of Kafka\n")

@@ -219,6 +219,21 @@ def test_a_hold_that_is_due_has_open_transactions_looked_at(
     assert results
 
 
+def test_while_the_clock_is_behind_open_transactions_are_looked_at(
+    database: FreshDatabase, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rows show in a window then, and what commits may be older than the horizon."""
+    create_table(database)
+    boundary = opened(database.url)
+    boundary._is_first = False
+    assert boundary._watermark is not None
+    results: list[int] = []
+    monkeypatch.setattr(boundary._watermark, "poll", results.append)
+    ahead = now(database) + HOUR
+    assert boundary.poll(ahead).end is None
+    assert results == [ahead]
+
+
 def test_the_end_of_a_transaction_that_was_timed_out_is_looked_for_and_reported(
     database: FreshDatabase, opened: Open
 ) -> None:

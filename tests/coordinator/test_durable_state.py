@@ -8,12 +8,16 @@ from __future__ import annotations
 from eventpub.coordinator import events as e
 from eventpub.errors import StateError
 from tests.coordinator.life import (
+    NOW,
     at,
     begin,
     begun,
     counted_with,
     streaming,
 )
+
+HORIZON = at(300)
+DAY = at(86_400)
 
 
 class TestWhatMustLast:
@@ -42,7 +46,7 @@ class TestWhatMustLast:
         life, lanes = begun(hidden_since=at(900))
         life.polled(None, ended=((at(897), at(1_000)),), hidden_since=at(897))
         counted_with(life)
-        assert life.written["hidden_since"] == at(900)
+        assert life.written["hidden_since"] == at(897)
         life.polled(at(2_000))
         for lane in lanes:
             life.reports_done(lane)
@@ -68,6 +72,45 @@ class TestWhatMustLast:
         counted_with(life)
         life.waits(1.0)
         assert life.written.get("hidden_since") is None
+
+    def test_while_the_clock_is_behind_what_may_come_below_the_position_is_hidden(self) -> None:
+        """Who starts next counts it, however long that takes: no window shows it."""
+        life, lanes = streaming()
+        counted_with(life)
+        life.polled(at(2_001))
+        for lane in lanes:
+            life.reports_done(lane)
+        counted_with(life)
+        life.waits(1.0)
+        assert life.written.get("hidden_since") is None
+        life.polled(None, now=at(1_500))
+        # at once: a crash must not find the old one
+        assert life.written["hidden_since"] == at(1_500) - HORIZON
+        life.polled(None, now=at(1_600), hidden_since=at(1_490))
+        counted_with(life)
+        life.waits(1.0)
+        assert life.written["hidden_since"] == min(at(1_490), at(1_600) - HORIZON)
+        life.polled(at(2_100), now=at(2_100))
+        for lane in lanes:
+            life.reports_done(lane)
+        counted_with(life)
+        life.waits(1.0)
+        assert life.written.get("hidden_since") is None
+
+    def test_what_was_read_long_ago_hid_nothing_for_longer_than_a_day(self) -> None:
+        """A publisher that began with the oldest event, or years behind; or that starts."""
+        life, _ = begun(hidden_since=at(1_000) - 9 * DAY, position=at(1_000) - 9 * DAY)
+        assert life.all(e.Poll)[-1].hidden_since == NOW - DAY
+
+    def test_what_was_open_for_days_is_whole_for_who_polls_anew(self) -> None:
+        life, lanes = streaming()
+        counted_with(life)
+        old = at(2_001) - 3 * DAY
+        life.polled(at(2_001), hidden_since=old)
+        for lane in lanes:
+            life.reports_done(lane, hidden_since=old)
+        life.polled(at(2_002), hidden_since=old)
+        assert life.all(e.Poll)[-1].hidden_since == old
 
     def test_who_polls_anew_begins_with_what_was_hidden(self) -> None:
         life, lanes = streaming()

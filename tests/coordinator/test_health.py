@@ -7,8 +7,8 @@ import pytest
 from eventpub.channel import Folding
 from eventpub.channel.histogram import LATENCY_BOUNDS, Histogram
 from eventpub.coordinator import events as e
-from eventpub.coordinator.status import is_ready, status
-from eventpub.errors import SinkError, StateError, StoreError
+from eventpub.coordinator.status import is_ready, notable, status
+from eventpub.errors import EventpubError, SinkError, StateError, StoreError
 from tests.coordinator.life import Life, at, begin, begun, some_rows, streaming
 
 AWAY = StoreError("store.unreachable", "no route to host", where="store.url", retriable=True)
@@ -28,9 +28,14 @@ def working() -> Life:
     """A run of which all checks have been seen to work."""
     life, _ = streaming()
     life.on(e.TopicChecked())
-    life.on(e.Written())
+    life.on(e.Written(life.last(e.Remember).what))
     measured(life, 0.0)
     return life
+
+
+def message(life: Life, name: str) -> str:
+    checks = status(life.coordinator, life.now)["checks"]
+    return str(next(check["message"] for check in checks if check["name"] == name))
 
 
 def measured(life: Life, seconds: float, events: int = 0) -> None:
@@ -82,6 +87,27 @@ class TestChecks:
         life.on(e.Failed(e.CheckTopic({}), NO_BROKER))
         assert wrong(life) == {"broker"}
 
+    def test_that_no_shard_has_a_runner_is_no_database_that_is_away(self) -> None:
+        """The boundary is not polled then, and the check said that nothing had answered."""
+        life, lanes = streaming()
+        life.on(e.TopicChecked())
+        for lane in lanes:
+            life.leaves(lane, NO_BROKER)
+        for _ in range(20):
+            life.waits(1.0)
+            measured(life, 0.0)
+        assert {"boundary", "shard 0", "shard 1"} <= wrong(life)
+        assert "database" not in wrong(life)
+        assert message(life, "boundary") == (
+            "new events are not looked for, since no shard is published at the moment"
+        )
+
+    def test_a_shard_whose_runner_was_lost_is_being_started_again(self) -> None:
+        life, lanes = streaming()
+        life.loses(lanes[0])
+        assert states(life)["shard 0"] == "warn"
+        assert "started again" in message(life, "shard 0")
+
     def test_the_last_error_of_a_shard_is_kept_when_it_works_again(self) -> None:
         life, lanes = streaming()
         life.leaves(lanes[0], NO_BROKER)
@@ -104,7 +130,7 @@ class TestChecks:
 
     def test_an_index_that_is_rebuilt_is_a_warning_until_it_is(self) -> None:
         life, lanes = begun()
-        life.on(e.Written())
+        life.on(e.Written(life.last(e.Remember).what))
         life.receives(lanes[0], Folding(10, 1_000))
         assert states(life)["index"] == states(life)["shard 0"] == "warn"
         life.reports(lanes[1], position=at(1_000))
@@ -143,7 +169,7 @@ class TestChecks:
 
     def test_a_hold_that_waits_for_its_time_stops_nobody(self) -> None:
         life, lanes = streaming()
-        life.on(e.Written())
+        life.on(e.Written(life.last(e.Remember).what))
         life.reports_done(lanes[0], holds=1, low=at(1_500))
         for _ in range(70):
             life.waits(1.0)
@@ -157,7 +183,7 @@ class TestChecks:
         full = StateError("state.disk_full", "no space", retriable=True)
         life.on(e.Failed(life.last(e.Remember), full))
         assert "index" in wrong(life)
-        life.on(e.Written())
+        life.on(e.Written(life.last(e.Remember).what))
         assert "index" not in wrong(life)
 
     def test_events_that_are_due_and_not_published(self) -> None:
@@ -171,6 +197,30 @@ class TestChecks:
         life = working()
         assert status(life.coordinator, life.now + 30)["is_alive"]
         assert not status(life.coordinator, life.now + 61)["is_alive"]
+
+
+class TestWhatIsWrittenDown:
+    """A message that counts seconds had the status written each second, whatever had changed."""
+
+    def test_is_not_new_because_time_passes(self) -> None:
+        life = working()
+        life.now += 20.0  # nothing is heard: the messages say for how long
+        first = status(life.coordinator, life.now)
+        life.now += 1.0
+        second = status(life.coordinator, life.now)
+        assert first["checks"][0]["message"] != second["checks"][0]["message"]
+        assert notable(first) == notable(second)
+        assert second["at"] >= first["at"], "how old it is"
+
+    def test_is_new_when_a_check_changes_or_its_error_is_another(self) -> None:
+        life = working()
+        seen = [notable(status(life.coordinator, life.now))]
+        for error in (AWAY, StoreError("store.auth_failed", "no such user")):
+            life.on(e.Failed(e.MeasureLag(0, 0), error))
+            seen.append(notable(status(life.coordinator, life.now)))
+        life.now += 20.0
+        seen.append(notable(status(life.coordinator, life.now)))
+        assert len({str(each) for each in seen}) == 4
 
 
 class TestLag:
@@ -225,9 +275,49 @@ class TestLag:
 
 class TestPause:
     def pause(self, life: Life, *, is_paused: bool = True) -> int:
-        replies: list[int] = []
+        replies: list[int | EventpubError] = []
         life.on(e.PauseAsked(is_paused, replies.append))
-        return replies[0]
+        life.on(e.Written(life.last(e.Remember).what))
+        [in_work] = replies
+        assert isinstance(in_work, int)
+        return in_work
+
+    def test_it_is_answered_when_it_is_written_down(self) -> None:
+        """A crash right after the answer lost the pause."""
+        life, _ = streaming()
+        replies: list[int | EventpubError] = []
+        for is_paused in (True, False):
+            before = life.last(e.Remember).what
+            life.on(e.PauseAsked(is_paused, replies.append))
+            life.on(e.Written(before))
+            assert replies == []
+            life.on(e.Written(life.last(e.Remember).what))
+            assert replies == [0]
+            life.on(e.PauseAsked(is_paused, replies.append))
+            assert replies == [0, 0], "it is so already"
+            replies.clear()
+
+    def test_that_it_cannot_be_written_down_is_the_answer(self) -> None:
+        life, _ = streaming()
+        replies: list[int | EventpubError] = []
+        life.on(e.PauseAsked(True, replies.append))
+        full = StateError("state.disk_full", "no space", retriable=True)
+        life.on(e.Failed(life.last(e.Remember), full))
+        assert replies == [full]
+        assert life.coordinator.is_paused
+        life.on(e.PauseAsked(True, replies.append))
+        assert replies == [full]
+        life.on(e.Written(life.last(e.Remember).what))
+        assert replies == [full, 0]
+
+    def test_each_of_several_is_answered_by_what_it_has_wanted(self) -> None:
+        life, _ = streaming()
+        replies: list[str] = []
+        for is_paused, name in ((True, "first"), (False, "second"), (True, "third")):
+            life.on(e.PauseAsked(is_paused, lambda _, name=name: replies.append(name)))  # type: ignore[misc]
+        for number, command in enumerate(life.all(e.Remember)[-3:], 1):
+            life.on(e.Written(command.what))
+            assert replies == ["first", "second", "third"][:number]
 
     def test_what_is_under_way_is_finished_and_nothing_more_is_sent(self) -> None:
         life, lanes = streaming()

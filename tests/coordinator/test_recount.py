@@ -192,6 +192,13 @@ def test_a_new_start_counts_from_where_the_former_one_stood_however_long_it_was_
     assert recount.uncounted_since == before, "this run has read further"
 
 
+def test_a_start_that_finds_the_clock_behind_counts_a_day() -> None:
+    """Nobody knows since when it has been: rows came below the position all the time."""
+    day, now = 86_400, 500_000
+    recount = Recount(HORIZON, 0, now * SECOND, (now + 600) * SECOND)
+    assert recount.uncounted_since == (now - day) * SECOND
+
+
 def test_a_bucket_that_was_counted_in_part_is_counted_when_all_of_it_is_read() -> None:
     """Also beyond the horizon: its rows were read long ago, and are published one by one."""
     recount = Recount(HORIZON, start=0)

@@ -32,6 +32,17 @@ class TestWindows:
         assert [w.number for w in lanes[0].windows] == [1, 2]
         assert [p.after / SECOND for p in life.all(e.Poll)] == [1_000, 2_000]
 
+    def test_who_begins_is_told_when_the_oldest_that_is_open_began_by_the_clock_of_now(
+        self,
+    ) -> None:
+        """After the clock went back no window comes for long, and gaps are found all the same."""
+        life, lanes = streaming()
+        life.polled(None, now=at(1_500), open_since=at(1_499))
+        life.loses(lanes[0])
+        lane = life.joins(0)
+        life.waits(0.5)
+        assert lane.windows[0].open_since == at(1_499)
+
     def test_where_nothing_is_new_nothing_is_sent(self) -> None:
         life, lanes = streaming()
         sent = [len(lane.sent) for lane in lanes]

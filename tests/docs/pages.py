@@ -11,6 +11,10 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[2]
+_CALLER = re.compile(
+    r"(?:sudo |kubectl exec \S+ -- |docker compose exec publisher )?eventpub "
+    r"|docker compose run --rm publisher "
+)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
@@ -63,9 +67,8 @@ def _of_shell(text: str) -> Iterator[list[str]]:
     text = re.sub(r"[\[\]]", "", text.replace("\\\n", " "))  # in a synopsis what may be left out
     for line in re.split(r"\n| && ", text):
         command = line.strip().removeprefix("$ ")
-        for caller in ("eventpub ", "docker compose run --rm publisher "):
-            if command.startswith(caller):
-                yield shlex.split(command.removeprefix(caller), comments=True)
+        if caller := _CALLER.match(command):
+            yield shlex.split(command[caller.end() :], comments=True)
 
 
 def _of_containers(found: object) -> Iterator[list[str]]:

@@ -9,7 +9,9 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import click
@@ -50,7 +52,7 @@ def test_a_wrong_command_line_would_be_seen() -> None:
             parse(wrong)
     assert parse(["gaps", "skip", "a", "--yes"]) == "eventpub gaps skip"
     found = {tuple(a[:2]) for page in FOR_USERS for a in command_lines(page)}
-    assert {("run",), ("verify",), ("gaps", "list"), ("run", "--config")} <= found
+    assert {("run",), ("verify",), ("gaps", "list"), ("status",)} <= found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -60,6 +62,50 @@ def test_modules_and_scripts_that_are_called_exist(page: Path) -> None:
             assert importlib.util.find_spec(module), module
         for script in re.findall(r"^\s*(script/\w+)", block.text, re.MULTILINE):
             assert (ROOT / script).is_file(), script
+
+
+@cache
+def help_of(module: str) -> str:
+    """What a module says of its options."""
+    command = [sys.executable, "-m", module, "--help"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=[str(p.relative_to(ROOT)) for p in FOR_USERS])
+def test_modules_that_are_called_have_the_options(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for module, rest in re.findall(r"python3? -m ((?:eventpub|bench)[\w.]*)([^`\n#]*)", text):
+        for option in re.findall(r"(?<!\S)--[\w-]+", rest):
+            assert option in help_of(module), f"{module} {option}"
+
+
+def test_the_script_of_the_unit_gives_a_command_the_services_configuration(tmp_path: Path) -> None:
+    (script,) = (
+        block.text
+        for block in blocks(ROOT / "docs" / "how-to" / "deploy.md")
+        if block.language == "sh" and block.text.startswith("#!/bin/sh")
+    )
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nenv | grep ^EVENTPUB_ | sort\npwd\necho "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "secrets").write_text("EVENTPUB_STORE__PASSWORD='a $b c'\n")
+    for named, is_here in (
+        ("setpriv --reuid=eventpub --regid=eventpub --init-groups ", ""),
+        ("/opt/eventpub/bin/eventpub", str(program)),
+        ("/etc/eventpub/secrets", str(tmp_path / "secrets")),
+        ("cd /var/lib/eventpub", f"cd {tmp_path}"),
+    ):
+        assert named in script
+        script = script.replace(named, is_here)
+    command = ["sh", "-c", script, "eventpub", "trace", "an id"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=True)
+    assert done.stdout.splitlines() == [
+        "EVENTPUB_APP__STATE_DIR=/var/lib/eventpub/state",
+        "EVENTPUB_CONFIG=/etc/eventpub/eventpub.toml",
+        "EVENTPUB_STORE__PASSWORD=a $b c",
+        str(tmp_path),
+        "trace an id",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -46,6 +46,8 @@ class Played:
     Attributes:
         document: what `/status` shows.
         holds: what `/gaps` shows.
+        last_missing: of every gap; None: all below what was seen is missing.
+        is_gone: no gap is there any more, whatever the page still shows.
         outcome: the answer to a retry or a skip; None: no shard answers.
         done: what was asked.
     """
@@ -53,6 +55,8 @@ class Played:
     def __init__(self, configuration: Config) -> None:
         self.document = document()
         self.holds: list[Any] = []
+        self.last_missing: int | None = None
+        self.is_gone = False
         self.outcome: str | None = "found"
         self.done: list[Any] = []
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_SAMPLES)
@@ -67,16 +71,22 @@ class Played:
     def pause(self, is_paused: bool) -> dict[str, Any]:
         self.done.append("pause" if is_paused else "resume")
         self.document |= {"is_paused": is_paused, "state": "paused" if is_paused else "running"}
-        return {"is_paused": is_paused, "in_work": 0}
+        return {"is_paused": is_paused, "in_work": 0, "error": None}
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
+        if request.action == "list" and request.aggregate_id:
+            found = [h for h in self.holds if h["aggregate_id"] == request.aggregate_id]
+            gap = [[h["first_missing"], self.last_missing or h["seen"] - 1] for h in found]
+            answer = json.dumps({"gap": gap[0] if gap and not self.is_gone else None})
+            return {"answers": {"0": answer}, "error": None}
         if request.action == "list":
-            return {"answers": {"0": json.dumps({"holds": self.holds, "count": len(self.holds)})}}
+            answer = json.dumps({"holds": self.holds, "count": len(self.holds)})
+            return {"answers": {"0": answer}, "error": None}
         named = (request.version, request.to_version) if request.action == "skip" else ()
         self.done.append((request.action, request.aggregate_id, *named))
         if self.outcome is None:
-            return {"answers": None}
-        return {"answers": {"0": self.outcome}}
+            return {"answers": None, "error": None}
+        return {"answers": {"0": self.outcome}, "error": None}
 
     def lived(self, seconds: int = 900, *, rate: float = 900.0) -> None:
         """Let the last minutes have been lively."""
@@ -315,9 +325,9 @@ class TestTextOfOthers:
         opened(page, played)
         expect(page.locator("#gaps tbody td").first).to_have_text(HOSTILE)
         page.get_by_role("button", name="Skip").click()
+        give_token(page)
         expect(page.locator("#skip-what")).to_contain_text(HOSTILE)
         page.locator("#ask-skip button[value=ok]").click()
-        give_token(page)
         expect(page.locator("#outcome")).to_contain_text(f": {HOSTILE}")
         assert played.done == [("skip", HOSTILE, 1, 2)]
         assert page.locator("img").count() == 0
@@ -375,24 +385,41 @@ class TestActions:
         played.holds = [hold("one", 4, 5, now=now), hold("more", 7, 12, now=now)]
         opened(page, played)
         page.get_by_role("button", name="Skip one").click()
+        page.get_by_role("button", name="Cancel").click()  # of the token
+        page.wait_for_timeout(300)
+        page.get_by_role("button", name="Skip one").click()
+        give_token(page)
         expect(page.locator("#skip-what")).to_contain_text("one: version 4 will not be waited for")
         page.keyboard.press("Enter")  # the focus is on Cancel
         expect(page.locator("#ask-skip")).to_be_hidden()
         page.get_by_role("button", name="Skip more").click()
-        expect(page.locator("#skip-what")).to_contain_text("missing of versions 7 to 11")
+        expect(page.locator("#skip-what")).to_contain_text("more: versions 7 to 11 (5) will not")
         page.keyboard.press("Escape")
         assert played.done == []
+        played.outcome, played.last_missing = "skipped", 9
         page.get_by_role("button", name="Skip more").click()
+        expect(page.locator("#skip-what")).to_contain_text("more: versions 7 to 9 (3) will not")
         page.locator("#ask-skip button[value=ok]").click()
-        page.get_by_role("button", name="Cancel").click()  # of the token
-        page.wait_for_timeout(300)
-        assert played.done == []
-        played.outcome = "skipped"
-        page.get_by_role("button", name="Skip more").click()
-        page.locator("#ask-skip button[value=ok]").click()
+        expect(page.locator("#outcome")).to_contain_text("versions 7 to 9 (3): skipped")
+        assert played.done == [("skip", "more", 7, 9)]
+
+    def test_a_skip_of_a_gap_that_has_changed_or_gone_gives_nothing_up(
+        self, page: Page, played: Played
+    ) -> None:
+        now = played.document["database_time"]
+        played.holds = [hold("one", 4, 5, now=now)]
+        played.outcome = "changed"
+        opened(page, played)
+        page.get_by_role("button", name="Skip one").click()
         give_token(page)
-        expect(page.locator("#outcome")).to_contain_text("versions 7 to 11: skipped")
-        assert played.done == [("skip", "more", 7, 11)]
+        page.locator("#ask-skip button[value=ok]").click()
+        expect(page.locator("#outcome")).to_contain_text("version 4: not done: more is missing")
+        expect(page.locator("#outcome")).to_have_class("notice error")
+        played.is_gone = True
+        page.get_by_role("button", name="Skip one").click()
+        expect(page.locator("#outcome")).to_contain_text("one: nothing is missing any more")
+        expect(page.locator("#ask-skip")).to_be_hidden()
+        assert played.done == [("skip", "one", 4, 4)]
 
     def test_nothing_can_be_given_up_where_nothing_is_missing(
         self, page: Page, played: Played
@@ -504,10 +531,10 @@ def test_before_a_real_publisher(
     expect(page.locator("#gaps tbody td").first).to_have_text(HOSTILE)
     expect(page.locator("#holds")).to_have_text("1")
     page.get_by_role("button", name="Skip").click()
+    give_token(page)
     expect(page.locator("#skip-what")).to_contain_text("versions 1 to 2")
     page.locator("#ask-skip button[value=ok]").click()
-    give_token(page)
-    expect(page.locator("#outcome")).to_contain_text("versions 1 to 2: skipped")
+    expect(page.locator("#outcome")).to_contain_text("versions 1 to 2 (2): skipped")
     publisher.until_published(HOSTILE, [3])
     expect(page.locator("#gaps-note")).to_contain_text("None")
     expect(page.locator("#skipped")).to_have_text("1")

@@ -73,6 +73,20 @@ def test_a_missing_java_is_wrong(tmp_path: Path) -> None:
     assert check.suggestion
 
 
+def test_without_spark_no_java_is_needed(
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    def of_spark(master: str) -> list[tuple[str, str]]:
+        spark = config.spark.model_copy(update={"master": master})
+        checks = doctor._spark(config.model_copy(update={"spark": spark}))
+        return [(check.name, check.status) for check in checks]
+
+    assert of_spark("none") == [("Spark", "ok")]
+    assert ("Java", "wrong") in of_spark("local[*]")
+
+
 def test_pyspark_is_new_enough() -> None:
     assert doctor.pyspark().status == "ok"
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,9 @@ SERIES = {
     for name, (kind, _) in SERVED.items()
     for ending in (("_bucket", "_count", "_sum") if kind == "histogram" else ("",))
 }
+SITE = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "urls"
+]["Documentation"]
 PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
 GRAFANA: dict[str, Any] = json.loads((OPERATIONS / "grafana.json").read_text(encoding="utf-8"))
 RULES: list[dict[str, Any]] = [
@@ -87,11 +93,18 @@ def test_an_alert_asks_for_what_is_served_and_has_its_page(rule: dict[str, Any])
     notes = rule["annotations"]
     labels = {label for name in names for label in SERVED[name][1]} | {"instance"}
     assert set(re.findall(r"\$labels\.(\w+)", notes["summary"])) <= labels
-    assert notes["runbook_url"] == f"docs/operations/{rule['alert']}.md"
+    assert notes["runbook_url"] == f"{SITE}/operations/{rule['alert']}.html"
     page = (OPERATIONS / f"{rule['alert']}.md").read_text(encoding="utf-8")
     assert page.startswith(f"# {rule['alert']}\n")
     for part in ("**Means:**", "**Look at**", "**Do"):
         assert part in page, part
+
+
+def test_the_site_of_the_alerts_pages_is_set_by_one_command() -> None:
+    [line] = re.findall(r"^    (sed .*) > ", PAGE, re.MULTILINE)
+    made = subprocess.check_output(shlex.split(line), cwd=DOCS.parent, text=True)
+    assert SITE not in made
+    assert made.count("https://wiki.internal/eventpub/operations/") == len(RULES)
 
 
 def test_each_page_belongs_to_an_alert() -> None:

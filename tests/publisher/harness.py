@@ -6,6 +6,7 @@ topic is read by a consumer of its own.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -72,6 +73,14 @@ def insert(
     names = ", ".join(values)
     marks = ", ".join(["%s"] * len(values))
     cursor.execute(f"INSERT INTO events ({names}) VALUES ({marks})", list(values.values()))  # noqa: S608
+
+
+def commit(database: FreshDatabase, aggregate_id: str, *versions: int, **columns: Any) -> None:
+    """Append events of one aggregate, committed at once."""
+    with transaction(database) as cursor:
+        for version in versions:
+            insert(cursor, aggregate_id, version, **columns)
+        cursor.connection.commit()
 
 
 @contextmanager
@@ -388,6 +397,13 @@ class Publisher:
             env=self._environment(),
             check=False,
         )
+
+    def answer(self, status: int, *arguments: str) -> dict[str, Any]:
+        """The result that another command has with --json; it must end with this status."""
+        done = self.command(*arguments, "--json")
+        assert done.returncode == status, done.stdout + done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)["result"]
+        return result
 
     def start(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         """Start `eventpub run`; does not wait."""

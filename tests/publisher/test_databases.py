@@ -14,7 +14,14 @@ from eventpub.errors import LocalError
 from eventpub.local import DATABASES, Database, Kafka
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import FAST
-from tests.publisher.harness import Publisher, compare, create_table, insert, transaction
+from tests.publisher.harness import (
+    Publisher,
+    commit,
+    compare,
+    create_table,
+    insert,
+    transaction,
+)
 from tests.variants import variants
 
 SHARED = [("mariadb", "11.4"), ("mysql", "9")]
@@ -45,14 +52,6 @@ def server(
         yield running
 
 
-def write(database: FreshDatabase, aggregate_id: str, *versions: int) -> None:
-    """Committed at once."""
-    with transaction(database) as cursor:
-        for version in versions:
-            insert(cursor, aggregate_id, version)
-        cursor.connection.commit()
-
-
 def test_f14_the_main_scenario_on_several_versions_and_both_types_of_column(
     server: Database, kafka_server: Kafka, tmp_path: Path, topic_name: str
 ) -> None:
@@ -73,7 +72,7 @@ def test_f14_the_main_scenario_on_several_versions_and_both_types_of_column(
             assert said
             assert not [c for c in said if c["status"] != "ok"], said
         for database, publisher in pairs:
-            write(database, "plain", 1, 2)
+            commit(database, "plain", 1, 2)
             publisher.until_published("plain", [1, 2])
         for database, publisher in pairs:
             the_main_scenario(database, publisher)
@@ -90,9 +89,9 @@ def the_main_scenario(database: FreshDatabase, publisher: Publisher) -> None:
         insert(single, "single", 1)
         insert(first, "reversed", 1)
         time.sleep(0.05)
-        write(database, "reversed", 2)
-        write(database, "gap", 1, 3)
-        write(database, "other", 1)
+        commit(database, "reversed", 2)
+        commit(database, "gap", 1, 3)
+        commit(database, "other", 1)
         publisher.until_published("other", [1])
         time.sleep(1.0)
         first.connection.commit()
@@ -100,7 +99,7 @@ def the_main_scenario(database: FreshDatabase, publisher: Publisher) -> None:
     publisher.until_published("reversed", [1, 2])
     publisher.until_published("single", [1], 60)
     publisher.until_published("gap", [1, 3], 60)
-    write(database, "gap", 2)
+    commit(database, "gap", 2)
     publisher.until_published("gap", [1, 3, 2])
     gaps = [json.loads(r.value) for r in publisher.gaps.read() if r.key == "gap" and r.value]
     assert [(gap["from_version"], gap["to_version"]) for gap in gaps] == [(2, 2)]

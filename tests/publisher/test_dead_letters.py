@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,19 +23,14 @@ from eventpub.ops.asking import ask_shards
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
+from tests.publisher.harness import (
+    Publisher,
+    commit,
+    create_table,
+    eventually,
+)
 
 LARGE = Random(1).randbytes(300_000)
-
-
-def commit(
-    database: FreshDatabase, aggregate_id: str, *versions: int, payload: bytes = b"{}"
-) -> None:
-    """Committed at once."""
-    with transaction(database) as cursor:
-        for version in versions:
-            insert(cursor, aggregate_id, version, payload)
-        cursor.connection.commit()
 
 
 def take_up_to(publisher: Publisher, size: int) -> None:
@@ -51,10 +45,7 @@ def take_up_to(publisher: Publisher, size: int) -> None:
 
 def dead(publisher: Publisher, status: int, *arguments: str) -> dict[str, Any]:
     """What `eventpub dead … --json` says."""
-    done = publisher.command("dead", *arguments, "--json")
-    assert done.returncode == status, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)["result"]
-    return result
+    return publisher.answer(status, "dead", *arguments)
 
 
 def test_a_refused_row_is_listed_and_published_after_all_once(

@@ -18,6 +18,7 @@ from tests.publisher.harness import (
     Publisher,
     Record,
     Topic,
+    commit,
     create_table,
     differences,
     eventually,
@@ -25,16 +26,6 @@ from tests.publisher.harness import (
     transaction,
 )
 from tests.sink.helpers import events
-
-
-def commit(
-    database: FreshDatabase, aggregate_id: str, *versions: int, payload: Any = b"{}"
-) -> None:
-    """Committed at once."""
-    with transaction(database) as cursor:
-        for version in versions:
-            insert(cursor, aggregate_id, version, payload)
-        cursor.connection.commit()
 
 
 def letters(publisher: Publisher) -> list[Record]:
@@ -45,10 +36,7 @@ def letters(publisher: Publisher) -> list[Record]:
 
 def gaps(publisher: Publisher, status: int) -> dict[str, Any]:
     """`eventpub gaps list --json`."""
-    done = publisher.command("gaps", "list", "--json")
-    assert done.returncode == status, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)["result"]
-    return result
+    return publisher.answer(status, "gaps", "list")
 
 
 def answer(publisher: Publisher, *arguments: str) -> str:

@@ -19,6 +19,7 @@ from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (
     Publisher,
+    commit,
     compare,
     create_table,
     eventually,
@@ -50,14 +51,6 @@ def world(
         assert publisher.stop() == 143
         differences = compare(database, publisher.topic)
         assert not differences, differences
-
-
-def commit(database: FreshDatabase, aggregate_id: str, *versions: int) -> None:
-    """Committed at once."""
-    with transaction(database) as cursor:
-        for version in versions:
-            insert(cursor, aggregate_id, version)
-        cursor.connection.commit()
 
 
 def gaps_of(publisher: Publisher, aggregate_id: str) -> list[dict[str, Any]]:

@@ -191,6 +191,10 @@ class TestPages:
         assert status_of(publisher)["is_paused"]
         assert pages.get("/skip?aggregate_id=a", post=True, token=TOKEN)[0] == 400
         code, text = pages.get("/retry?aggregate_id=a", post=True, token=TOKEN)
+        assert (code, json.loads(text)["code"]) == (409, "run.paused")
+        assert "eventpub resume" in json.loads(text)["error"]
+        assert pages.get("/resume", post=True, token=TOKEN)[0] == 200
+        code, text = pages.get("/retry?aggregate_id=a", post=True, token=TOKEN)
         assert (code, json.loads(text)) == (200, {"outcome": "nothing is missing"})
 
     def test_a_gap_is_shown_and_skipped(
@@ -204,6 +208,7 @@ class TestPages:
         )
         with transaction(database) as cursor:
             insert(cursor, "held", 2)
+            insert(cursor, "held", 5)
             cursor.connection.commit()
         publisher.start()
         pages = Pages(publisher)
@@ -212,9 +217,17 @@ class TestPages:
         assert (hold["aggregate_id"], hold["first_missing"]) == ("held", 1)
         eventually(lambda: status_of(publisher)["lag"]["seconds"] > 1, 30)
         assert status_of(publisher)["lag"]["events"] >= 1, "what is held is not published"
-        path = "/skip?aggregate_id=held&from_version=1&to_version=1"
-        assert pages.get(path, post=True, token=TOKEN) == (200, '{"outcome":"skipped"}')
-        publisher.until_published("held", [2])
+        assert pages.get("/gap?aggregate_id=held")[0] == 401
+        gap = '{"from_version":1,"to_version":1}'
+        assert pages.get("/gap?aggregate_id=held", token=TOKEN) == (200, gap)
+        nothing = '{"from_version":null,"to_version":null}'
+        assert pages.get("/gap?aggregate_id=another", token=TOKEN) == (200, nothing)
+        database.execute("DELETE FROM events WHERE version = 2")
+        path = "/skip?aggregate_id=held&from_version=1&to_version="
+        assert pages.get(f"{path}1", post=True, token=TOKEN) == (200, '{"outcome":"changed"}')
+        assert pages.get("/gap?aggregate_id=held", token=TOKEN)[1].endswith('"to_version":4}')
+        assert pages.get(f"{path}4", post=True, token=TOKEN) == (200, '{"outcome":"skipped"}')
+        publisher.until_published("held", [5])
         eventually(lambda: status_of(publisher)["lag"]["seconds"] == 0, 30)
 
     def test_an_address_that_another_has_is_refused(
@@ -248,6 +261,9 @@ class TestPause:
         assert found["state"] == "paused"
         assert found["lag"]["seconds"] > 1
         assert found["lag"]["events"] > 0
+        code, answer = command(publisher, "gaps", "retry", "a-3")
+        assert (code, answer["error"]["code"]) == (3, "run.paused")
+        assert command(publisher, "gaps", "list")[0] == 0
         publisher.kill()
         publisher.start()
         eventually(lambda: ask_running(StateDir(publisher.state), "status"), 60)

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from typing import Any
 
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
-
-
-def commit(database: FreshDatabase, aggregate_id: str, *versions: int) -> None:
-    """Committed at once."""
-    with transaction(database) as cursor:
-        for version in versions:
-            insert(cursor, aggregate_id, version)
-        cursor.connection.commit()
+from tests.publisher.harness import (
+    Publisher,
+    commit,
+    create_table,
+    eventually,
+)
 
 
 def gaps(publisher: Publisher, status: int, *arguments: str) -> dict[str, Any]:
     """What `eventpub gaps … --json` says."""
-    done = publisher.command("gaps", *arguments, "--json")
-    assert done.returncode == status, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)["result"]
-    return result
+    return publisher.answer(status, "gaps", *arguments)
 
 
 def test_a19_a_skip_names_what_it_gives_up_and_gives_up_nothing_else(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -195,3 +196,30 @@ def test_b7_a_start_compares_only_the_seconds_in_which_something_has_landed(
     assert status["counters"]["comparisons"] == 1
     assert publisher.stop() == 143
     assert not compare(database, publisher.topic)
+
+
+@pytest.mark.long
+def test_a_cluster_that_never_answers_is_said_while_threads_publish(
+    publisher: Publisher, database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Its driver may wait for jars, its master or a queue for ever, and says nothing."""
+    script = tmp_path / "spark" / "bin" / "spark-submit"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\nexec sleep 600\n")
+    script.chmod(0o755)
+    publisher.environment["SPARK_HOME"] = str(tmp_path / "spark")
+    publisher.settings["spark"] = {"master": "spark://127.0.0.1:1", "shards": 2}
+    publisher.settings["channel"] = {"host": "127.0.0.1"}
+    with transaction(database) as cursor:
+        insert(cursor, "a", 1)
+        cursor.connection.commit()
+    publisher.start()
+    publisher.until_published("a", [1])
+    publisher.until_said("threads of the publisher's process publish", timeout=120)
+    found = ask_running(StateDir(publisher.state), "status")
+    assert found is not None
+    of_shards = [c for c in found["checks"] if c["name"].startswith("shard")]
+    assert {(c["state"], c["message"].partition(";")[0]) for c in of_shards} == {
+        ("warn", "Spark has not come up")
+    }
+    assert publisher.stop() == 143

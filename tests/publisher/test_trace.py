@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from confluent_kafka import Producer
@@ -11,25 +10,19 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 from eventpub.admission import topic_partition
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
+from tests.publisher.harness import (
+    Publisher,
+    commit,
+    create_table,
+    eventually,
+)
 
 LONG_AGO = "2020-01-01 00:00:00"
 
 
-def commit(database: FreshDatabase, aggregate_id: str, *versions: int, **columns: Any) -> None:
-    """Committed at once."""
-    with transaction(database) as cursor:
-        for version in versions:
-            insert(cursor, aggregate_id, version, **columns)
-        cursor.connection.commit()
-
-
 def trace(publisher: Publisher, status: int, *arguments: str) -> dict[str, Any]:
     """What `eventpub trace … --json` says."""
-    done = publisher.command("trace", *arguments, "--json")
-    assert done.returncode == status, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)["result"]
-    return result
+    return publisher.answer(status, "trace", *arguments)
 
 
 def verdicts(result: dict[str, Any]) -> dict[int, str]:

@@ -22,6 +22,7 @@ from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
     Publisher,
+    commit,
     compare,
     create_table,
     eventually,
@@ -37,14 +38,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 LONGER_THAN_THE_HORIZON = 5.0
 
 both = pytest.mark.parametrize("database", variants(["mysql", "mariadb"]), indirect=True)
-
-
-def commit(database: FreshDatabase, aggregate_id: str, *versions: int) -> None:
-    """Committed at once."""
-    with transaction(database) as cursor:
-        for version in versions:
-            insert(cursor, aggregate_id, version)
-        cursor.connection.commit()
 
 
 def create(database: FreshDatabase, **columns: str) -> None:

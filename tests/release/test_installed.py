@@ -20,8 +20,9 @@ from tests.publisher.harness import Topic, insert, transaction
 
 ROOT = Path(__file__).parents[2]
 PIP = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
-STEPS = [["migrate"], ["doctor"], ["run", "--available-now"], ["verify"]]
-"""As a newcomer calls them; rows are written after the first."""
+STEPS = {("doctor",): 0, ("run", "--available-now"): 0, ("status",): 1, ("verify",): 0}
+"""As a newcomer calls them, after `migrate` has made a table and `init` has found it; and how they
+end: `status` says that no publisher runs any more."""
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +84,20 @@ def test_the_wheel_alone_publishes(
         )
         return done.returncode, json.loads(done.stdout), done.stderr
 
-    (folder / "eventpub.toml").write_text(
-        f'app.id = "orders"\nstore.url = "{database.url}"\n'
-        f'sink.topic = "{topic_name}"\n'
-        f'sink.bootstrap_servers = "{kafka_server.bootstrap_servers}"\n'
-    )
-    for arguments in STEPS:
+    status, said, log = eventpub("migrate", "--store-url", database.url)
+    assert status == 0, (said, log)
+    with transaction(database) as cursor:
+        for version in range(1, 101):
+            insert(cursor, f"order-{version % 3}", (version + 2) // 3)
+        cursor.connection.commit()
+    servers = ["--bootstrap-servers", kafka_server.bootstrap_servers]
+    status, said, log = eventpub("init", "--url", database.url, *servers, "--topic", topic_name)
+    assert status == 0, (said, log)
+    assert said["result"]["table"] == "events"  # type: ignore[index]
+    variables["EVENTPUB_STORE__URL"] = database.url  # not the account that has yet to be made
+    for arguments, expected in STEPS.items():
         status, said, log = eventpub(*arguments)
-        assert status == 0, (arguments, said, log)
-        if arguments is STEPS[0]:
-            with transaction(database) as cursor:
-                for version in range(1, 101):
-                    insert(cursor, f"order-{version % 3}", (version + 2) // 3)
-                cursor.connection.commit()
+        assert status == expected, (arguments, said, log)
     assert len(Topic(kafka_server.bootstrap_servers, topic_name).read()) == 100
     status, said, _ = eventpub("status")
     assert (status, said["result"]["kind"]) == (1, "stopped")  # type: ignore[index]

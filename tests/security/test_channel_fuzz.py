@@ -4,12 +4,16 @@ publishes: it goes on, does not grow, and has no traceback to show."""
 from __future__ import annotations
 
 import json
+import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -29,6 +33,8 @@ from tests.channel.ends import TOKEN, Coordinator, serving
 from tests.channel.test_flight import _reads_to_the_end
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, compare, eventually, insert
+
+ROOT = Path(__file__).parents[2]
 
 # -- decode ----------------------------------------------------------------------------------------
 
@@ -229,6 +235,38 @@ def test_no_call_of_any_kind_is_answered_without_the_token(
             assert error is not None or kind == "list_actions"
         assert coordinator.nothing_happens()
     assert "Traceback" not in capfd.readouterr().err
+
+
+_SERVES = """
+import sys
+from tests.channel.ends import Coordinator, serving
+with serving(Coordinator()) as server:
+    print(server.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("kind", "most"), [("do_exchange", 10), ("do_put", 10), ("do_action", 90)])
+def test_what_a_stranger_sends_costs_as_much_memory_as_is_documented(kind: str, most: int) -> None:
+    """A stream is not read before its token is checked; a question is (docs/security.md)."""
+    command = [sys.executable, "-c", _SERVES]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+    ) as process:
+        assert process.stdout is not None
+
+        def peak() -> int:
+            text = Path(f"/proc/{process.pid}/status").read_text()
+            return int(re.findall(r"VmHWM:\s+(\d+) kB", text)[0]) // 1000
+
+        with flight.connect(f"grpc://127.0.0.1:{int(process.stdout.readline())}") as client:
+            assert answer(client, kind, b"x", "status", options(b"another")) is not None
+            before = peak()
+            error = answer(client, kind, b"x" * 30_000_000, "status", options(b"another", 60.0))
+        assert fails(error), error
+        assert peak() - before < most, "MB"
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,9 +135,9 @@ class Message:
         """Topic and partition."""
         return self._place
 
-    def ends_with(self, *marks: bytes) -> bool:
+    def is_refused(self, *marks: bytes) -> bool:
         """Whether the value says that it is one that is refused."""
-        return self._value is not None and self._value.endswith(marks)
+        return self._value is not None and self._value.endswith(marks) and not world().accepts
 
     def at(self, offset: int) -> Message:
         """The message where it was appended."""
@@ -358,7 +358,7 @@ class Producer:
     ) -> None:
         """As there; sent at once or with `flush`."""
         del callback
-        if value is not None and value.endswith(_BY_CLIENT):
+        if value is not None and value.endswith(_BY_CLIENT) and not self._world.accepts:
             raise _error(KafkaError.MSG_SIZE_TOO_LARGE)
         message = Message((topic, partition), key, value, headers)
         message.looked = self._broker.looked.setdefault(value or b"", self._world.process.looked)
@@ -371,7 +371,7 @@ class Producer:
         queue, self._queue = self._queue, []
         spoilt: set[PartitionId] = set()
         if not (self._careful or self._world.setup.eager_send):
-            spoilt = {m.place for m, _ in queue if m.ends_with(_WITH_ITS_BATCH)}
+            spoilt = {m.place for m, _ in queue if m.is_refused(_WITH_ITS_BATCH)}
         limits = self._world.setup
         latest = self._world.clock // 1000 + MOST_AHEAD
         for message, on_delivery in queue:
@@ -387,9 +387,9 @@ class Producer:
                     self._world.counts["timed out, too many bytes"] += 1
                     self._unreported.append((on_delivery, error, message))
                     continue
-            if place in spoilt or message.ends_with(_ALONE, _WITH_ITS_BATCH):
+            if place in spoilt or message.is_refused(_ALONE, _WITH_ITS_BATCH):
                 code = KafkaError.INVALID_RECORD
-                if place in spoilt or message.ends_with(_WITH_ITS_BATCH):
+                if place in spoilt or message.is_refused(_WITH_ITS_BATCH):
                     code = KafkaError.MSG_SIZE_TOO_LARGE
                 self._unreported.append((on_delivery, _error(code).args[0], message))
                 continue

@@ -78,13 +78,14 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             if payload in seen and _is_said_to_repeat(world, _row(world, key, payload)):
                 world.counts["repeated after a cut, and said"] += 1
                 continue
-            if payload in seen or (key in dead and key not in world.undone):
+            is_dead = key in dead and key not in world.undone
+            if payload in seen or (is_dead and not _was_asked_for(world, key)):
                 raise ViolationError("repeated", where)
             seen.add(payload)
             row = _row(world, key, payload)
             if row is None:
                 raise ViolationError("never committed", where)
-            if row.refused:
+            if row.refused and not (world.has_accepted and version > 0):
                 raise ViolationError("published what is refused", where)
             if row.create_time <= start:
                 raise ViolationError("before the start", where)
@@ -102,7 +103,9 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             highest[aggregate_id] = version
     for key, row in world.committed.items():
         skipped = any(s.first <= key[1] <= s.last for s in skips.get(key[0], ()))
-        if key in late and not skipped:
+        if key in world.promised and row.payload not in seen:
+            raise ViolationError("lost", f"{key}, which was published on request")
+        if key in late and not (skipped or (key in dead and _was_asked_for(world, key))):
             raise ViolationError("late without a skip", f"{key}")
         if row.payload in seen or key in accounted or row.create_time <= start:
             continue
@@ -130,6 +133,11 @@ def check(world: World, start: int, counted_from: int | None) -> None:
     world.counts["late events"] += len(late)
 
 
+def _was_asked_for(world: World, key: tuple[str, int]) -> bool:
+    """Whether a user wanted the row of a dead letter published after all, and was not refused."""
+    return world.asked["publish", *key] > world.not_done["publish", *key]
+
+
 def _is_said_to_repeat(world: World, row: Row | None) -> bool:
     after = world.repeats_after
     return row is not None and world.is_cut and after is not None and row.create_time > after
@@ -155,6 +163,7 @@ def _row(world: World, key: tuple[str, int], payload: bytes) -> Row | None:
 def _dead(world: World, start: int) -> set[tuple[str, int]]:
     """The dead letters: each once, and only of what is refused.
 
+    Again where a user wanted it published and it was refused again: once each time it was tried.
     Or of what has the version of an event that was published before the database was restored.
     """
     found: set[tuple[str, int]] = set()
@@ -164,7 +173,7 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
         key = _key(world, message)
         where = f"{key} at {DEAD}[{message.partition()}]@{message.offset()}"
         letter = (*key, message.value())
-        if letter in letters:
+        if letter in letters and not _was_asked_for(world, key):
             raise ViolationError("repeated", where)
         letters.add(letter)
         rows = [*filter(None, [world.committed.get(key)]), *world.undone.get(key, ())]

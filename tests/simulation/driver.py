@@ -22,7 +22,7 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.errors import EventpubError, StateError
 from eventpub.publisher.prepare import Prepared, prepare
-from eventpub.publisher.workers import BoundaryWork, ChecksWork
+from eventpub.publisher.workers import BROKER_CHECKS, BoundaryWork, BrokerWork, ChecksWork
 from eventpub.shard.runner import serve
 from eventpub.sink.records import parse_times
 from tests.simulation.channel import Connection
@@ -85,7 +85,8 @@ class Run:
             config, type(begin)(**{**vars(begin), "requests": tuple(requests)})
         )
         self.boundary = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
-        self.watch = ChecksWork(config, begin.layout, prepared.topics)
+        self.watch = ChecksWork(config, begin.layout)
+        self.broker = BrokerWork(config, prepared.topics)
         self.events: deque[e.Event] = deque()
         self.to_start: list[e.StartRunner] = []
         self.poll: e.Poll | None = None
@@ -337,11 +338,17 @@ class Driver:
         this.monotonic = at + 0.001
         run.events.append(e.Tick())
 
-    def _reply(self, request: Request) -> Callable[[dict[int, str]], None]:
-        def reply(answers: dict[int, str]) -> None:
+    def _reply(self, request: Request) -> e.Reply:
+        def reply(outcome: dict[int, str] | EventpubError) -> None:
             self.world.point("answer")
-            for answer in answers.values():
+            asked = request.aggregate_id, request.version
+            answers = [outcome.code] if isinstance(outcome, EventpubError) else outcome.values()
+            for answer in answers:
                 self.world.counts[f"answered {answer}"] += 1
+                if request.action == "publish" and answer in {"published", "published before"}:
+                    self.world.promised.add(asked)
+                if answer == "run.paused":  # and so it must not be done
+                    self.world.not_done[request.action, *asked] += 1
             self.world.requests = [r for r in self.world.requests if r.id != request.id]
 
         return reply
@@ -422,13 +429,13 @@ class Driver:
             self._has_failed = True
         elif isinstance(event, e.Polled) and event.result.end is None:
             self._vain_polls += 1
-        before = run.coordinator._windows.last
+        windows = run.coordinator._windows
+        before = windows.last and windows.last.upto
         commands = run.coordinator.on(event, this.monotonic)
-        window = run.coordinator._windows.last
-        if window is not None and window is not before:
+        if windows.last is not None and windows.last.upto != before:
             self._windows += 1
             self._did_something = True
-            this.reached = max(this.reached, window.upto)
+            this.reached = max(this.reached, windows.last.upto)
             this.point("planned")
         for command in commands:
             self._do(run, command)
@@ -453,6 +460,7 @@ class Driver:
             run.to_start.append(command)
         elif isinstance(command, e.Remember):
             StateDir(None).write(StateDir.progress_file, dict(command.what), lasting=True)
+            self.world.clock_known = self.world.polled_at
             self.world.point("remembered")
             if command.then is not None and command.then.shards is not None:
                 StateDir(None).forget_shards(command.then.shards)
@@ -467,6 +475,8 @@ class Driver:
             run.events.append(e.Sampled((), 0))
         elif isinstance(command, e.MeasureLag):
             run.events.append(e.LagMeasured(command.position, 0, 0.0, 0))
+        elif isinstance(command, BROKER_CHECKS):
+            self._ask(run, run.broker.do, command)
         elif not isinstance(command, (e.Show, e.EndRunner)):  # as if it could not be ended
             self._ask(run, run.watch.do, command)
 

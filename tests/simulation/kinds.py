@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation import schedule
+from tests.simulation.broker import ALONE, BY_CLIENT, WITH_ITS_BATCH
 from tests.simulation.schedule import Maker, Schedule, with_channel
 from tests.simulation.world import Step
 
@@ -505,6 +506,87 @@ def _pause(seed: int) -> Schedule:
     return maker.made(steps)
 
 
+def _clocks(seed: int) -> Schedule:
+    """The database's clock jumps ahead and back, and the publisher is down at times."""
+    rng = Random(f"{seed} clocks")
+    horizon = 8_000_000
+    watermark = rng.choice(["auto", "auto", "off"])
+    maker = _Quiet(rng, "rollback", horizon=horizon, watermark=watermark, is_down=True)
+    ahead: Step = ["clock", rng.choice([5_000_000, 20_000_000, 100_000_000])]
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 3)):
+        steps += maker.some(0.7, ahead) + maker.life() + maker.batches()
+        back = rng.choice([-2_000_000, -20_000_000, -100_000_000])
+        steps += maker.some(0.8, ["clock", back]) + maker.some(0.7, *maker.batches(1))
+        # what is open for long while the clock is behind
+        steps += maker.some(0.7, *maker.life(2), ["batch", 0, 0, []])
+        steps += maker.some(0.5, ["time", rng.choice([1_000_000, horizon + 4_000_000])])
+        steps += [["look"], *maker.batches(1)]
+        steps += maker.some(0.6, *_down(maker))
+        steps += maker.some(0.3, ["time", horizon + 4_000_000])
+        steps += maker.batches()
+    return maker.made(steps)
+
+
+_AROUND_A_REQUEST = [
+    "before_begin",
+    "after_produce",
+    "before_commit",
+    "kafka.commit",
+    "kafka.committed",
+    "after_commit",
+    "before_index",
+    "index.write",
+    "index.written",
+    "after_index",
+    "before_report",
+    "kafka.read",
+    "store.backtrack",
+    "answer",
+]
+
+
+def _retries(seed: int) -> Schedule:
+    """Rows are refused, and users want them published after all, more than once or while paused."""
+    rng = Random(f"{seed} retries")
+    swarm = ("rollback", "faults", "crash", "kill", "lose", "older", "restart", "timeout")
+    maker = _Quiet(rng, *swarm, late="publish", start="beginning")
+    pauses = Random(f"{seed} retries pauses")
+    steps: list[Step] = []
+    for _ in range(rng.randint(2, 4)):
+        for step in maker.life():
+            steps.append(step)
+            if step[0] == "write" and rng.random() < 0.6:
+                steps.append(["spoil", step[1], rng.choice([BY_CLIENT, ALONE, WITH_ITS_BATCH])])
+        steps += maker.batches()
+        steps += maker.some(0.6, ["accept", rng.choice([1, 1, 1, 0])])
+        for _ in range(rng.randint(1, 3)):
+            number = rng.randrange(4)
+            is_paused = pauses.random() < 0.15
+            if is_paused and pauses.random() < 0.5:
+                steps.append(["pause", 1])
+            steps.append(["publish", number])
+            steps += maker.some(0.3, ["publish", number])
+            points = _while_it_is_done(rng)
+            if is_paused:
+                points.append([pauses.choice(_AROUND_A_REQUEST), 1, ["pause", 1]])
+            steps.append(["batch", 0, 0, points])
+            if is_paused and pauses.random() < 0.8:
+                steps.append(["pause", 0])
+            steps += maker.some(0.3, *maker._between()) + maker.some(0.3, ["look"])
+        steps += maker.some(0.5, *maker.batches(1))
+    return maker.made(steps)
+
+
+def _while_it_is_done(rng: Random) -> list[list[Any]]:
+    """A runner is lost, the publisher dies, or an answer of the broker is lost, perhaps."""
+    points: list[list[Any]] = []
+    if rng.random() < 0.7:
+        action = rng.choice([["crash"], ["kill"], ["cut"], ["fault", "commit unanswered"]])
+        points.append([rng.choice(_AROUND_A_REQUEST), rng.choice([1, 1, 1, 2, 2, 3, 4]), action])
+    return points
+
+
 KINDS: dict[str, Kind] = {
     "any": Kind(schedule.make, "", "complete, once and in order"),
     "downtime": Kind(
@@ -602,6 +684,16 @@ KINDS: dict[str, Kind] = {
         "a fold that ended too early is noticed before anything is committed behind it",
     ),
     "pause": Kind(_pause, "", "complete, once and in order, also by who starts paused"),
+    "clocks": Kind(
+        _clocks,
+        "a fresh look: the clock behind the position",
+        "all of what was committed while the clock was behind, or the publisher down meanwhile",
+    ),
+    "retries": Kind(
+        _retries,
+        "",
+        "a dead letter's row that a user wants published is, once, however often it is asked for",
+    ),
     "power": Kind(_power, "A12", "complete, once and in order"),
     "overlap": Kind(
         _overlap, "", "who is late gives way: confirm, fences and lanes, whoever reports"

@@ -22,7 +22,7 @@ from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.index.recent import Recent
 from eventpub.publisher import prepare, recovery, workers
-from eventpub.shard import folding, publishing
+from eventpub.shard import answering, folding, publishing
 from eventpub.shard.answering import Answering
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.pace import Pace
@@ -386,6 +386,13 @@ def any_report() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def no_search() -> Iterator[None]:
+    """What users want published is not looked for where they have not searched."""
+    with patch.object(answering, "has_event", lambda *_, **__: False):
+        yield
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     f.__name__: f
     for f in (
@@ -419,6 +426,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         no_forget,
         some_reports,
         any_report,
+        no_search,
     )
 }
 """By name. What each breaks is its docstring."""
@@ -451,6 +459,7 @@ NOTICED_BY = {
     "no_halving": ("large", 5),
     "no_older": ("older_and_cut", 17),
     "no_forget": ("any", 2004),
+    "no_search": ("retries", 4),
 }
 """The kind of schedules and the first of their seeds that notices each, but for those that are
 played through."""

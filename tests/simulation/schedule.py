@@ -31,6 +31,9 @@ and those of `kinds` alone:
                           or empty, indexes are set back by N writes
     forget NAME CUT       a file of the state is gone, or empty
     pause 1, pause 0      a user wants nothing to be published from now on, or that to end
+    publish N             a user wants the row of the n-th dead letter published after all, where
+                          the topic does not have it
+    accept 1, accept 0    the broker takes from now on what it would refuse, or refuses it
     skip_blind A          a user wants a gap skipped of an aggregate that holds nothing
     topic WHAT …          retention, deletion, …: a function of `damage`
 """

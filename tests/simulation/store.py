@@ -103,6 +103,7 @@ class EventStore:
         """As there."""
         self._statement("poll")
         now = self._world.clock
+        self._world.polled(after)
         upper = now - delay if at_most is None else min(now - delay, at_most)
         times = sorted(
             r.create_time for r in self._world.committed.values() if after < r.create_time <= upper

@@ -276,7 +276,17 @@ class World:
         """What users ask for and nobody has answered."""
         self.asked: Counter[tuple[str, str, int | None]] = Counter()
         """How often each has been asked for: action, aggregate, and version where it was seen."""
+        self.not_done: Counter[tuple[str, str, int | None]] = Counter()
+        """How often of these the publisher has refused it."""
+        self.promised: set[tuple[str, int | None]] = set()
+        """Dead letters' rows of which users were told that they are on the topic."""
+        self.accepts = False
+        """Whether the broker takes what it has refused before: its limits were raised."""
+        self.has_accepted = False
+        """Whether it ever did."""
         self.reached = 0
+        self.polled_at = self.clock_known = START
+        """The clock at the last poll, and at the last before something was written down."""
         """The highest end of a window that was planned."""
         self.look: Callable[[], None] = lambda: None
         self.pause: Callable[[bool], None] = lambda _: None
@@ -390,6 +400,39 @@ class World:
         self.asked[action, aggregate_id, version] += 1
         self.counts[f"asked to {action}"] += 1
         self.requests.append(Request(f"{self.asked.total()}", action, aggregate_id, version))
+
+    def _do_publish(self, number: int) -> None:
+        """A user wants the row of a dead letter published after all: as `ops.dead.retry` asks."""
+        broker = self.broker
+        main = broker.topics[0]
+        dead = {
+            (m.key() or b"", dict(m.headers())["ce_sequence"] or b"")
+            for place in broker.log
+            if place[0] == f"{main}.dead"
+            for m in broker.read(place, 0)
+        }
+        some = sorted(key for key in dead if int(key[1]) > 0)
+        if not some:
+            return
+        key = some[number % len(some)]
+        places = [(main, partition) for partition in range(broker.partitions)]
+        there = [m for place in places for m in broker.read(place, 0)]
+        if any((m.key(), dict(m.headers())["ce_sequence"]) == key for m in there):
+            self.counts["found by the user"] += 1
+            return
+        aggregate_id, version = key[0].decode(), int(key[1])
+        self.asked["publish", aggregate_id, version] += 1
+        self.counts["asked to publish"] += 1
+        searched = tuple(map(broker.stable, places))
+        request = Request(
+            f"{self.asked.total()}", "publish", aggregate_id, version, searched=searched
+        )
+        self.requests.append(request)
+
+    def _do_accept(self, accepts: int) -> None:
+        """The broker's limits are raised, or are what they were."""
+        self.accepts = bool(accepts)
+        self.has_accepted = self.has_accepted or self.accepts
 
     def _do_rollback(self, transaction: int) -> None:
         self.counts["rollbacks"] += bool(self.transactions.pop(transaction, ()))
@@ -535,12 +578,13 @@ class World:
     def stopped(self) -> None:
         """The publisher is down."""
         if self.stopped_at is None:
-            self.stopped_at = self.reached
+            self.stopped_at = min(self.reached, self.clock_known)
 
     def started(self) -> None:
         """It runs again: what may have committed meanwhile, or just before, has to be found.
 
-        As far as it was not older than the horizon when the publisher went down.
+        As far as it was not older than the horizon when the publisher went down, by the clock that
+        the database had then.
         """
         stopped_at, self.stopped_at = self.stopped_at, None
         setup = self.setup
@@ -549,6 +593,14 @@ class World:
         since = stopped_at - setup.horizon + SLACK
         for row in self.committed.values():
             row.sought = row.sought or row.create_time > since
+
+    def polled(self, after: int) -> None:
+        """Where the clock is behind what was read, rows may come that no window shows: what is
+        open then is to be found, however late it commits."""
+        self.polled_at = self.clock
+        if self.setup.watermark == "auto" and not self.is_stale and self.clock < after:
+            for row in (row for rows in self.transactions.values() for row in rows):
+                row.seen = row.seen or self.moment
 
     def forget(self) -> None:
         """A runner begins: an index that is lost is made anew from what is left of the topic.

@@ -138,6 +138,8 @@ def test_a_late_event_says_so() -> None:
             [("o", '{"a":[1,"ä"]}'.encode()), ("l", b"[]")],
         ),
         ('{"ce_id":"mine","ce_":1}', [("metadata_ce_id", b"mine"), ("metadata_ce_", b"1")]),
+        # a writer's trace is continued by consumers (docs/how-to/traces.md)
+        ('{"traceparent":"00-0af7-b7ad-01"}', [("traceparent", b"00-0af7-b7ad-01")]),
         ('{"eventpub_late":"1"}', [("metadata_eventpub_late", b"1")]),
         ('{"":"empty name"}', [("", b"empty name")]),
         ("not json", [("metadata", b"not json")]),

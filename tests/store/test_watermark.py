@@ -234,17 +234,23 @@ def test_when_a_transaction_began() -> None:
     assert started_at((7300, 7300), between, (7301, 7301)) == (100 + 1 - 3600) * SECOND
 
 
-def test_what_was_read_long_ago_hid_nothing_for_longer_than_a_day() -> None:
-    """A publisher that began with the oldest event, or years behind, and has just been started."""
+def test_what_was_open_for_days_is_reported_whole_by_who_polls_anew() -> None:
+    """A connection is lost, and the transaction ends before the next one's first poll."""
     day = 86_400
-    for reached in (50 * day, 100 * day - 5):
-        found = OpenTransactions(5 * SECOND, hidden_since=0)
-        open_at_first = [tx(1, started=100 * day - 3)]
-        found.seen(100 * day * SECOND, open_at_first, reached=reached * SECOND)
-        found.seen((100 * day + 9) * SECOND, [], reached=(100 * day + 8) * SECOND)
-        ended = found.take_ended()
-        assert min(after for after, _ in ended) == 99 * day * SECOND, ended
-        assert all(after < upto for after, upto in ended), ended
+    found = OpenTransactions(5 * SECOND, hidden_since=day * SECOND)
+    found.seen(100 * day * SECOND, [], reached=(100 * day - 2) * SECOND)
+    assert found.take_ended() == [(day * SECOND, (100 * day - 2) * SECOND)]
+
+
+def test_what_has_begun_since_the_clock_went_back_hides_what_is_as_old_as_it() -> None:
+    """The last poll was long ago, and says nothing of when it began."""
+    found = OpenTransactions(5 * SECOND)
+    found.seen(100 * SECOND, [])
+    found.seen(92 * SECOND, [tx(1, started=80)], reached=99 * SECOND)
+    assert found.hidden_since == 80 * SECOND
+    found.seen(93 * SECOND, [], reached=99 * SECOND)
+    [(after, _)] = found.take_ended()
+    assert after == 80 * SECOND
 
 
 def test_a_session_that_sets_its_own_time_hides_nothing_for_longer_than_a_day() -> None:

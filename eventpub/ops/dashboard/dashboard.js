@@ -143,7 +143,7 @@ function shardCells(shard, now) {
   const error = shard.last_error;
   const met = error ? `${age(now - error.at)} ago, ${error.code}: ${error.message}` : "";
   return [
-    short(String(shard.shard)), visible(shard.where || (shard.is_running ? "–" : "changes its runner")),
+    short(String(shard.shard)), visible(shard.where || (shard.is_running ? "–" : "starting again")),
     short(position(shard.position)), short(duration(shard.lag_seconds)),
     short(whole.format(shard.holds)), short(whole.format(shard.published)),
     short(shard.index_bytes === null ? "–" : bytes(shard.index_bytes)), message(met),
@@ -303,25 +303,22 @@ async function withToken(why = "") {
   return token !== "";
 }
 
-async function act(what, path, button, why = "") {
-  if (!await withToken(why)) return;
-  button.disabled = true;
+// The answer to who has the token; null: it was not given.
+async function answered(what, path, method, why = "") {
+  if (!await withToken(why)) return null;
   outcome(`${what}: asked`, "");
+  // a header holds no character beyond Latin-1: such a token cannot be the one
+  const found = await ask(path, { method, headers: { Authorization: `Bearer ${token}` } });
+  if (found.code !== 401) return found;
+  token = "";
+  outcome(`${what}: ${found.data.error}`, "error");
+  return answered(what, path, method, "That was not the value of ops.token.");
+}
+
+async function trying(what, button, work) {
+  button.disabled = true;
   try {
-    // a header holds no character beyond Latin-1: such a token cannot be the one
-    const headers = { Authorization: `Bearer ${token}` };
-    const { code, data } = await ask(path, { method: "POST", headers });
-    if (code === 401) {
-      token = "";
-      outcome(`${what}: ${data.error}`, "error");
-      button.disabled = false;
-      await act(what, path, button, "That was not the value of ops.token.");
-      return;
-    }
-    if (code === 200) outcome(`${what}: ${visible(data.outcome ?? "done")}`, "ok");
-    else outcome(`${what}: ${visible(data.error ?? "the publisher has not answered in time")}`, "error");
-    took(await page("status"));
-    await loadGaps();
+    await work();
   } catch (error) {
     if (error instanceof TypeError && /header|ISO-8859|Latin/i.test(error.message)) token = "";
     outcome(`${what}: ${visible(error.message)}`, "error");
@@ -331,20 +328,45 @@ async function act(what, path, button, why = "") {
   }
 }
 
+const failed = (what, data) =>
+  outcome(`${what}: ${visible(data.error ?? "the publisher has not answered in time")}`, "error");
+
+const CHANGED = "not done: more is missing by now than was shown";
+
+async function post(what, path) {
+  const found = await answered(what, path, "POST");
+  if (found === null) return;
+  if (found.code !== 200) failed(what, found.data);
+  else if (found.data.outcome === "changed") outcome(`${what}: ${CHANGED}`, "error");
+  else outcome(`${what}: ${visible(found.data.outcome ?? "done")}`, "ok");
+  took(await page("status"));
+  await loadGaps();
+}
+
+const act = (what, path, button) => trying(what, button, () => post(what, path));
+
 const retry = (id, button) =>
   act(`Retry of ${visible(id)}`, `retry?${new URLSearchParams({ aggregate_id: id })}`, button);
 
-async function skip(id, button) {
-  const hold = holds.get(id);
-  if (hold === undefined) return;
-  const first = hold.first_missing, final = Math.max(hold.seen - 1, first);
-  const versions = first === final ? `version ${first}` : `what is missing of versions ${first} to ${final}`;
-  say("skip-what", `${visible(id)}: ${versions} will not be waited for any longer`
-    + (first === final ? "." : ", up to the next version that is there."));
+const skip = (id, button) => trying(`Skip of ${visible(id)}`, button, async () => {
+  const what = `Skip of ${visible(id)}`;
+  const found = await answered(what, `gap?${new URLSearchParams({ aggregate_id: id })}`, "GET");
+  if (found === null) return;
+  if (found.code !== 200) { failed(what, found.data); return; }
+  const { from_version: first, to_version: final } = found.data;
+  if (first === null) {
+    outcome(`${what}: nothing is missing any more`, "");
+    await loadGaps();
+    return;
+  }
+  $("outcome").hidden = true;
+  const versions = first === final ? `version ${first}`
+    : `versions ${first} to ${final} (${whole.format(final - first + 1)})`;
+  say("skip-what", `${visible(id)}: ${versions} will not be waited for any longer.`);
   if (!await asked($("ask-skip"))) return;
   const given = new URLSearchParams({ aggregate_id: id, from_version: first, to_version: final });
-  await act(`Skip of ${visible(id)}, ${versions}`, `skip?${given}`, button);
-}
+  await post(`${what}, ${versions}`, `skip?${given}`);
+});
 
 document.querySelectorAll("dialog .cancel").forEach((button) => {
   button.addEventListener("click", () => button.closest("dialog").close("cancel"));

@@ -1,0 +1,18 @@
+"""The program: `eventpub`, or `python -m eventpub`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run the command line; Ctrl-C while that is still imported ends it without a traceback."""
+    try:
+        from eventpub import cli
+    except KeyboardInterrupt:
+        return 130
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

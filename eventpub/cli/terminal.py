@@ -1,0 +1,229 @@
+"""What people see: tables that fit, a view that stays in place, how far a long command is.
+
+Views and bars are drawn on stderr, and only on a terminal. They end two columns before its edge: a
+line that fills it would have the terminal put the "^C" of Ctrl-C, and then the cursor, on the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from eventpub.masking import mask
+from eventpub.terminal import can_redraw
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
+
+_SECONDS_BETWEEN_LINES = 10.0
+_BAR_WIDTH = 40
+_GAP = 2
+_VALUE_WIDTH = 9
+"""So that the columns stay where they are while numbers grow."""
+
+
+@contextmanager
+def in_place(view: RenderableType, *, stays: bool = False) -> Iterator[None]:
+    """Redraw something on the terminal behind stderr; what is logged meanwhile stands above it.
+
+    The terminal is held by a descriptor of its own: while Spark starts, stderr goes to a file.
+
+    Args:
+        stays: whether it is still there at the end.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+        shown = Console(file=terminal, highlight=False)
+        live = Live(
+            _Narrower(view),
+            console=shown,
+            refresh_per_second=4,
+            redirect_stdout=False,
+            transient=not stays,
+        )
+        stderr = sys.stderr
+        try:
+            live.start(refresh=True)
+            yield
+        finally:
+            with suppress(IndexError):  # Ctrl-C has come while it began, and it takes back too much
+                live.stop()
+            sys.stderr = stderr
+            shown.show_cursor()
+
+
+@dataclass(frozen=True)
+class _Narrower:
+    view: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.view, options.update_width(max(1, options.max_width - _GAP)))
+
+
+Show = Callable[[str, "float | None"], None]
+"""Takes what is being done, in words, and the part of it that is done, 0 to 1; None: not known."""
+
+
+@contextmanager
+def progress(log: logging.Logger) -> Iterator[Show]:
+    """How far a command is: a bar with an estimate on a terminal, log lines elsewhere.
+
+    Args:
+        log: gets the lines.
+    """
+    if can_redraw():
+        with _bar() as show:
+            yield show
+    else:
+        yield Lines(log).show
+
+
+@contextmanager
+def waiting(doing: str, limit: float) -> Iterator[None]:
+    """Something of which nobody knows how far it is: on a terminal, for how long it goes on.
+
+    Args:
+        limit: it ends after so many seconds.
+    """
+    from rich.text import Text
+
+    began = time.monotonic()
+
+    class View:
+        def __rich__(self) -> Text:
+            return Text(f"{doing}: {time.monotonic() - began:.0f} s, at most {limit:.0f} s")
+
+    with in_place(View()) if can_redraw() else nullcontext():
+        yield
+
+
+@contextmanager
+def _bar() -> Iterator[Show]:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.table import Column
+
+    from eventpub.cli.output import console
+
+    words = TextColumn(
+        "{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)
+    )
+    terminal = console(stderr=True)
+    bar = BarColumn(min(_BAR_WIDTH, terminal.width // 4))
+    shown = Progress(bar, TaskProgressColumn(), Remaining(), words, console=terminal, expand=True)
+    task = shown.add_task("starting", total=None)
+
+    def show(doing: str, done: float | None) -> None:
+        total = None if done is None else 1.0
+        shown.update(task, total=total, completed=done or 0.0, description=mask(doing))
+
+    with in_place(shown):
+        yield show
+
+
+class Lines:
+    """A log line every ten seconds."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._began = self._said = clock()
+        self._done_before: float | None = None
+
+    def show(self, doing: str, done: float | None) -> None:
+        """Write it, if the last line is ten seconds old."""
+        now = self._clock()
+        if self._done_before is None and done is not None:
+            self._began, self._done_before = now, done
+        if now - self._said < _SECONDS_BETWEEN_LINES:
+            return
+        self._said = now
+        if done is None or self._done_before is None:
+            self._log.info("%s", doing)
+            return
+        gained = done - self._done_before
+        left = (now - self._began) * (1 - done) / gained if gained > 0 else None
+        estimate = "" if left is None else f", about {left:.0f} s left"
+        self._log.info("%s: %.0f%%%s", doing, 100 * done, estimate)
+
+
+class Rows:
+    """A table; where it is wider than the terminal, a paragraph for each of its rows.
+
+    Args:
+        names: of the columns; "" names a column that needs none.
+        rows: their cells, as many as there are names.
+        title: above it.
+    """
+
+    def __init__(
+        self, names: Sequence[str], rows: Sequence[Sequence[str | Text]], title: str = ""
+    ) -> None:
+        from rich.text import Text
+
+        self._names = names
+        self._rows = [[c if isinstance(c, Text) else Text(mask(c)) for c in row] for row in rows]
+        self._title = title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it."""
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        columns = zip(self._names, *self._rows, strict=True)
+        widths = [max([len(name), *(c.cell_len for c in cells)]) for name, *cells in columns]
+        if not console.is_terminal or sum(widths) + _GAP * len(widths) <= options.max_width:
+            table = Table(title=self._title or None, title_justify="left", box=None, pad_edge=False)
+            for name in self._names:
+                table.add_column(name, overflow="fold")
+            for row in self._rows:
+                table.add_row(*row)
+            yield table
+            return
+        if self._title:
+            yield Text(self._title, style="italic")
+        for row in self._rows:
+            named = [
+                Text(f"{name} ").append_text(cell) if name else cell
+                for name, cell in zip(self._names, row, strict=True)
+                if cell.plain
+            ]
+            yield named[0]
+            if named[1:]:
+                yield Padding(Text(", ").join(named[1:]), (0, 0, 0, 2))
+
+
+class Facts:
+    """Names and short values, beside each other as far as the terminal has room, at most three."""
+
+    def __init__(self, of: Mapping[str, str | Text]) -> None:
+        self._of = of
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw them."""
+        from rich.table import Table
+        from rich.text import Text
+
+        names = max(map(len, self._of))
+        cells = []
+        for name, value in self._of.items():
+            cell = Text(f"{name:>{names}}  ", style="cyan", no_wrap=True)
+            cells.append(cell.append_text(value if isinstance(value, Text) else Text(value)))
+        width = max(names + _GAP + _VALUE_WIDTH, *(cell.cell_len for cell in cells))
+        beside = max(1, min(3, (options.max_width + _GAP) // (width + _GAP)))
+        grid = Table.grid(padding=(0, _GAP))
+        for _column in range(beside):
+            grid.add_column(min_width=width)
+        for first in range(0, len(cells), beside):
+            grid.add_row(*cells[first : first + beside])
+        yield grid

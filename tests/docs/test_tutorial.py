@@ -1,0 +1,98 @@
+"""The tutorial word by word: each of its commands, in its order, on real servers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from eventpub.local import Kafka
+from tests.conftest import FreshDatabase
+from tests.docs.pages import ROOT, blocks
+from tests.publisher.harness import EVENTPUB, eventually
+
+PAGE = ROOT / "docs" / "tutorial.md"
+NOT_HERE = r"python3 -m venv|pip install|python -m eventpub\.(local (mysql|kafka)|spark\.jvm)"
+"""What `tests/release` does, and servers and a cache that the tests share."""
+NOT_OURS = r"mysql |kafka-console-consumer\.sh|CREATE USER|GRANT|export |--isolation-level"
+
+
+def commands() -> Iterator[str]:
+    """The lines of its blocks, without comments, as they are to be typed."""
+    for block in blocks(PAGE):
+        if block.language == "":
+            for line in block.text.splitlines():
+                yield line.partition(" #")[0].strip()
+
+
+@pytest.fixture
+def typed(
+    database: FreshDatabase, kafka_server: Kafka, tmp_path: Path
+) -> Callable[[str], subprocess.Popen[str]]:
+    """Starts a line in a folder of its own, with this test's servers in place of the page's."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("EVENTPUB_")}
+    environ |= {"EVENTPUB_STORE__URL": database.url, "EVENTPUB_OPS__HTTP": ""}
+    environ["PYTHONPATH"] = str(ROOT)
+    here = {
+        r"mysql\+pymysql://\S+|\$EVENTPUB_STORE__URL": database.url,
+        r"127\.0\.0\.1:19092|kafka-1:9092\S*": kafka_server.bootstrap_servers,
+        "--seconds 30": "--seconds 3",
+        "^eventpub ": f"{EVENTPUB} ",
+        "^python ": f"{sys.executable} ",
+    }
+
+    def start(line: str) -> subprocess.Popen[str]:
+        for named, is_here in here.items():
+            line = re.sub(named, is_here, line)
+        return subprocess.Popen(
+            line.split(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=tmp_path, env=environ,
+        )  # fmt: skip
+
+    return start
+
+
+def test_the_tutorial(
+    typed: Callable[[str], subprocess.Popen[str]], database: FreshDatabase, tmp_path: Path
+) -> None:
+    done: list[str] = []
+    running: subprocess.Popen[str] | None = None
+
+    def answer(line: str) -> tuple[int, str]:
+        child = typed(line)
+        said, _ = child.communicate(timeout=120)
+        return child.returncode, said
+
+    for line in commands():
+        if inserted := re.search(r'-e "(INSERT .*)"', line):
+            database.execute(inserted[1])
+            continue
+        if re.match(NOT_OURS, line) or re.match(NOT_HERE, line):
+            continue
+        done.append(line)
+        if line == "eventpub run":
+            running = typed(line)
+            eventually(lambda: answer("eventpub status")[0] == 0)
+            continue
+        if line == "eventpub run --available-now":
+            assert running is not None
+            running.send_signal(signal.SIGINT)
+            running.communicate(timeout=60)
+            assert running.returncode == 130
+        if line.startswith("eventpub init"):  # it is there twice: with servers to try, and without
+            (tmp_path / "eventpub.toml").unlink(missing_ok=True)
+        if line.startswith("eventpub trace"):
+            assert answer("eventpub run --available-now")[0] == 0
+        status, said = answer(line)
+        assert status == 0, f"{line}: {said}"
+    assert {" ".join(line.split()[:2]) for line in done if line.startswith("eventpub")} == {
+        *("eventpub migrate", "eventpub init", "eventpub doctor", "eventpub run"),
+        *("eventpub status", "eventpub verify", "eventpub trace"),
+    }
+    assert any(line.startswith("python -m eventpub.local.writers") for line in done)

@@ -1,0 +1,109 @@
+"""The address of a publisher is asked by very many, slowly, or for what takes long."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from eventpub.channel import Request
+from eventpub.ops.http import MOST_CONNECTIONS
+from tests.coordinator.life import config
+from tests.ops.served import Source, answer, exchange, logged, serving, status_of
+from tests.publisher.harness import eventually
+
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CONFIG = config(ops={"http": "127.0.0.1:0", "token": "a token of the dashboard"})
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+SLOW = {
+    "say nothing": b"",
+    "begin a request": b"GET /status HTTP/1.1\r\nHost: loc",
+    "begin a body": b"POST /pause HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\nx",
+    "have been answered": HEALTHZ,
+}
+
+
+@pytest.mark.parametrize("how", SLOW)
+def test_the_probe_is_answered_beside_many_connections_that(how: str) -> None:
+    """64 of them had /healthz answered with 503, and an orchestrator end a healthy publisher."""
+    with serving(CONFIG, Source()) as address, ExitStack() as opened:
+        for _ in range(300):
+            connection = opened.enter_context(socket.create_connection(address, 10))
+            connection.sendall(SLOW[how])
+        began = time.monotonic()
+        assert exchange(address, HEALTHZ).endswith(b"ok\n")
+        assert time.monotonic() - began < 1.0
+
+
+def test_who_does_not_take_the_answer_is_let_go() -> None:
+    source = Source()
+    source.found["checks"][0]["message"] = "x" * 20_000_000
+    with serving(CONFIG, source) as address, ExitStack() as opened:
+        first = opened.enter_context(socket.create_connection(address, 10))
+        first.sendall(get("/status"))
+        assert first.recv(1)
+        for _ in range(MOST_CONNECTIONS):
+            opened.enter_context(socket.create_connection(address, 10)).sendall(HEALTHZ)
+        assert exchange(address, HEALTHZ).endswith(b"ok\n")
+        assert not answer(first).endswith(b"}")
+
+
+def test_a_page_that_fails_says_so_once_and_its_traceback_is_in_the_log() -> None:
+    source = Source()
+    with logged() as log, serving(CONFIG, source) as address:
+        source.found = {"is_alive": True}
+        received = exchange(address, get("/status"))
+        assert status_of(received) == 500
+        assert b"KeyError" not in received
+        assert exchange(address, HEALTHZ).endswith(b"ok\n")
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    [line] = [line for line in lines if line["level"] != "info"]
+    assert (line["event"], line["error"]) == ("a page failed", "KeyError: 'checks'")
+    assert "Traceback" in line["exception"]
+
+
+class Slow(Source):
+    """Its shards answer when they may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def ask(self, request: Request, timeout: float) -> dict[str, Any]:
+        self.may_answer.wait(timeout)
+        return super().ask(request, timeout)
+
+
+def test_many_that_ask_for_gaps_wait_for_one_list_and_too_many_are_refused() -> None:
+    source = Slow()
+    with serving(CONFIG, source) as address, ExitStack() as opened:
+        waiting = [opened.enter_context(socket.create_connection(address, 10)) for _ in range(40)]
+        for connection in waiting:
+            connection.sendall(get("/gaps"))
+        eventually(lambda: status_of(exchange(address, get("/gaps"))) == 503)
+        assert exchange(address, HEALTHZ).endswith(b"ok\n")
+        source.may_answer.set()
+        found = [status_of(answer(connection)) for connection in waiting]
+        assert set(found) == {200, 503}
+        assert source.lists == 1
+
+
+def test_shards_that_have_not_answered_are_not_shown_as_without_gaps() -> None:
+    source = Source()
+    source.outcome = None
+    with serving(CONFIG, source) as address:
+        for _ in range(2):
+            received = exchange(address, get("/gaps"))
+            assert status_of(received) == 503
+            assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+        assert source.lists == 1
