@@ -66,8 +66,8 @@ def test_only_a_publisher_that_stands_still_is_behind(
             assert answer["result"]["behind"]["events"] == 0
 
         assert publisher.command("pause").returncode == 0
-        status, answer = eventually(lambda: found if (found := verified(publisher))[0] else None)
-        assert status == 1
+        eventually(lambda: verified(publisher)[0] == 1)
+        _, answer = verified(publisher)
         assert answer["result"]["missing"] == 0
         assert answer["result"]["behind"]["events"] > 0
         assert answer["result"]["behind"]["seconds"] > 10
