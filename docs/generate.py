@@ -69,7 +69,8 @@ Reasons of dead letters (`admission.…`) are in [operations](operations.md#dead
 | exit status | means |
 |---|---|
 | 0 | done |
-| 1 | the answer is no: `verify` found a difference, `doctor` something wrong, `gaps list` a hold |
+| 1 | the answer is no: `verify` found a difference or that the publisher is behind,\
+ `doctor` something wrong, `gaps list` a hold |
 | 2 | wrong use or configuration (`cli.…`, `config.…`) |
 | 3 | a service cannot be reached, refused us, or is not set up (`store.…`, `sink.…`, …) |
 | 70 | a defect of eventpub (`internal.unexpected`) |

@@ -183,7 +183,11 @@ def run(request: Request, available_now: bool) -> Report:
 def verify(
     request: Request, from_: str | None, to: str | None, sample: int | None, restart: bool
 ) -> Report:
-    """Compare table and topic. Counts events missing, repeated, out of order, altered, extra."""
+    """Compare table and topic. Counts events missing, repeated, out of order, altered, extra.
+
+    Without --to, also those that should be published by now and are not. Exit status 1 if it counts
+    any.
+    """
     first = _time(from_, "--from")
     last = _time(to, "--to")
     loaded = request.load()

@@ -218,7 +218,8 @@ def _set_paused(request: Request, command: str, *, is_paused: bool) -> Report:
         "resumed": "events are published again",
         "kept": "no publisher runs; the next one starts "
         + ("paused" if is_paused else "without a pause"),
-        "no answer": "not done: the publisher is starting, or does not answer",
+        "no answer": "the publisher is starting, or does not answer; it may do it later: see"
+        " eventpub status",
         "not written": outcome.error,
         "in work": "paused, but what was under way is not finished yet: see eventpub status",
     }

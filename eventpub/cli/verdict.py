@@ -9,6 +9,7 @@ from eventpub.cli.output import Report
 from eventpub.cli.terminal import progress
 from eventpub.config import Config, format_time
 from eventpub.ops import verify
+from eventpub.ops.behind import Behind
 from eventpub.ops.verify import KINDS, Progress, Verdict
 
 if TYPE_CHECKING:
@@ -64,10 +65,25 @@ def report(verdict: Verdict) -> Report:
 def summary(verdict: Verdict) -> str:
     """One sentence."""
     found = ", ".join(f"{verdict.counts[k]:,} {k.replace('_', ' ')}" for k in KINDS)
-    if verdict.sample is None:
-        return f"{verdict.events:,} events compared: {found}"
-    one_in = verdict.sample.one_in
-    return f"{verdict.events:,} events of one aggregate in {one_in:,} compared: {found}"
+    of = "" if verdict.sample is None else f" of one aggregate in {verdict.sample.one_in:,}"
+    text = f"{verdict.events:,} events{of} compared: {found}"
+    if not (verdict.behind and verdict.is_behind):
+        return text
+    if verdict.is_equal:
+        return f"{text}; {_equal_but_behind(verdict.last, verdict.behind)}"
+    return f"{text}; and {_waiting('the range', verdict.behind)}"
+
+
+def _equal_but_behind(last: int, behind: Behind) -> str:
+    return f"nothing differs up to {format_time(last)}, but {_waiting('that', behind)}"
+
+
+def _waiting(after: str, behind: Behind) -> str:
+    why = "; the publisher is paused" if behind.is_paused else ""
+    return (
+        f"{behind.count} events after {after}, the oldest {behind.seconds:,.0f} seconds old,"
+        f" are not published yet{why}"
+    )
 
 
 def _about(verdict: Verdict) -> list[str]:
@@ -116,6 +132,10 @@ def show(console: Console, verdict: Verdict) -> None:
         table.add_row(name, f"{count:,}", "accounted for", style="dim")
     if verdict.skips:
         table.add_row("skips", f"{verdict.skips:,}", "gaps given up for good", style="dim")
+    if verdict.behind and verdict.is_behind:
+        table.add_section()
+        cells = (Text(word, style="bold red") for word in ("behind", verdict.behind.count))
+        table.add_row(*cells, "after that range, not published yet")
     console.print(table)
     for kind in KINDS:
         examples = verdict.examples[kind]
@@ -129,7 +149,12 @@ def show(console: Console, verdict: Verdict) -> None:
             console.print(Text(mask(line)))
     for note in [*verdict.notes, *_about(verdict)]:
         console.print(Text(mask(f"note: {note}")))
-    console.print(
-        Text("nothing differs" if verdict.ok else summary(verdict)),
-        style="bold green" if verdict.ok else "bold red",
-    )
+    console.print(Text(_answer(verdict)), style="bold green" if verdict.ok else "bold red")
+
+
+def _answer(verdict: Verdict) -> str:
+    if verdict.ok:
+        return "nothing differs"
+    if verdict.is_equal and verdict.behind:
+        return _equal_but_behind(verdict.last, verdict.behind)
+    return summary(verdict)

@@ -40,7 +40,7 @@ class Checks:
         self._topic_at = self._table_at = self._open_at = 0.0
         self._busy_at = float("-inf")
         self._stood: dict[PartitionId, int] = {}
-        self._measures_lag = False
+        self._measures_lag = self._checks_topic = False
         self._samples = self._samples_more = False
 
     def is_second(self, now: float) -> bool:
@@ -75,8 +75,8 @@ class Checks:
         if not self._samples and time:
             self._samples = True
             yield e.Sample(time)
-        if now >= self._topic_at:
-            self._topic_at = now + _TOPIC_EVERY
+        if now >= self._topic_at and not self._checks_topic:
+            self._topic_at, self._checks_topic = now + _TOPIC_EVERY, True
             stood, self._stood = self._stood, dict(ends)
             yield e.CheckTopic({at: end for at, end in ends.items() if stood.get(at) == end})
         if now >= self._table_at:
@@ -87,6 +87,10 @@ class Checks:
         elif now >= self._open_at and self._is_exact and all(s.is_idle() for s in shards):
             self._open_at = now + _OPEN_EVERY
             yield e.CheckOpen(ends)
+
+    def topic_is_checked(self) -> None:
+        """It may be checked again; while a broker hangs no more are waiting."""
+        self._checks_topic = False
 
     def lag_is_measured(self) -> None:
         """It may be measured again."""

@@ -115,7 +115,7 @@ class Coordinator:
             e.Tick: self._ticked,
             e.Sampled: self._sampled,
             e.LagMeasured: self._lag_measured,
-            e.TopicChecked: lambda *_: None,
+            e.TopicChecked: lambda *_: self._checks.topic_is_checked(),
             e.TableChecked: self._table_checked,
             e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
@@ -215,7 +215,7 @@ class Coordinator:
             self._requests.send(is_paused=self.is_paused)
             if not self.is_paused:
                 self._windows.catch_up(now)
-                self._compare()
+                self._compare(now)
             self._windows.poll(now, is_paused=self.is_paused)
         self._finish_if_done(now)
 
@@ -235,8 +235,7 @@ class Coordinator:
             if self.is_paused:
                 continue  # `_pause` catches up
             self._windows.begin(shard, now)
-            if comparison.buckets and shard.lane is not None:
-                shard.lane.send(comparison)
+            shard.compare(comparison, now)
 
     def _lease(self, number: int) -> Lease:
         return self._durable.lease(number, self._recounting.uncounted_since)
@@ -270,8 +269,7 @@ class Coordinator:
         for shard in self.shards:
             if shard.lane is not None and shard.window == 0:
                 self._windows.begin(shard, now)
-                if comparison.buckets:
-                    shard.lane.send(comparison)
+                shard.compare(comparison, now)
         self._windows.polling.at = now
 
     # -- reports ----------------------------------------------------------------------------------
@@ -364,12 +362,12 @@ class Coordinator:
         found = positions(self.shards)
         return None if found is None else (found[0], max(found[1], self._windows.planned))
 
-    def _compare(self) -> None:
+    def _compare(self, now: float) -> None:
         comparison = self._recounting.next_comparison()
         if comparison is not None:
             self.progress.comparisons = comparison.number
             for shard in self.shards:
-                shard.compare(comparison)
+                shard.compare(comparison, now)
 
     # -- once a second ----------------------------------------------------------------------------
 
@@ -447,6 +445,8 @@ class Coordinator:
             self._checks.is_sampled()
         elif isinstance(command, e.MeasureLag):
             self._checks.lag_is_measured()
+        elif isinstance(command, e.CheckTopic):
+            self._checks.topic_is_checked()
         elif isinstance(command, e.Remember):
             self._durable.is_not_written(command)
             self._reply_to_pauses(command.what["is_paused"], error)

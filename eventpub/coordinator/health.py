@@ -35,6 +35,9 @@ STALLED_AFTER = 60.0
 _DATABASE = (e.Polled, e.Counted, e.Sampled, e.LagMeasured, e.TableChecked)
 _BROKER = (e.TopicChecked, e.OpenChecked)
 
+_FEW_FAILURES = 3
+"""Runners of a shard that are gone one after the other, and have done nothing."""
+
 _NOT_YET = "not seen to work yet"
 _NO_RUNNER = "nothing publishes it at the moment; what does is being started again"
 _NOT_POLLED = "new events are not looked for, since no shard is published at the moment"
@@ -209,12 +212,14 @@ class Health:
         folding = self._of_fold(shard.number, now)
         if folding is not None:
             return replace(check, state="warn", message=folding)
-        since = max(shard.sent[0].at, check.last_ok or 0.0) if shard.sent else now
+        works_since = shard.works_since
+        since = now if works_since is None else max(works_since, check.last_ok or 0.0)
         if now - since > STALLED_AFTER:
             text = f"it has done nothing of what it was sent for {now - since:.0f} s"
             return replace(check, state="error", message=text, since=since)
         if check.state == "ok" and shard.lane is None:
-            return replace(check, state="warn", message=_NO_RUNNER)
+            state: State = "error" if shard.failures > _FEW_FAILURES else "warn"
+            return replace(check, state=state, message=_NO_RUNNER)
         return check
 
     def _of_fold(self, number: int, now: float) -> str | None:

@@ -62,6 +62,8 @@ class Shard:
         window: the number of the last window.
         report: the last one; None: the shard has not said anything in this run.
         reported_lease: the number of the lease that it is of.
+        comparison: the number of the last that it was sent.
+        compares_since: when the comparison was sent that it has not done, s; None: it has.
         due_sent_for: what the last report was when a window for holds that are due was sent.
         attempt: how often a runner was started.
         is_starting: whether the last one has not connected yet.
@@ -80,6 +82,8 @@ class Shard:
     window: int = 0
     report: Report | None = None
     reported_lease: int = 0
+    comparison: int = 0
+    compares_since: float | None = None
     due_sent_for: Report | None = None
     attempt: int = 0
     is_starting: bool = False
@@ -115,6 +119,7 @@ class Shard:
         self.lane = None
         self.sent.clear()
         self.is_behind = False
+        self.compares_since = None
         return True
 
     def is_free(self, now: float) -> bool:
@@ -230,12 +235,13 @@ class Shard:
         self.sent.append(Sent(self.window, window.upto, is_page, now))
         self.lane.send(replace(window, number=self.window, rows=rows))
 
-    def compare(self, comparison: Comparison) -> None:
-        """Send a comparison."""
-        if self.lane is not None and (
-            self.report is None or self.report.compared < comparison.number
-        ):
+    def compare(self, comparison: Comparison, now: float) -> None:
+        """Send a comparison, where there is one that it has not done."""
+        is_done = self.report and self.has_begun and self.report.compared >= comparison.number
+        if self.lane is not None and comparison.buckets and not is_done:
             self.lane.send(comparison)
+            self.comparison = comparison.number
+            self.compares_since = now
 
     @property
     def pages(self) -> int:
@@ -255,7 +261,15 @@ class Shard:
 
     def has_work(self) -> bool:
         """Whether its runner has yet to begin, or to do what it was sent."""
-        return self.lane is not None and (bool(self.sent) or not self.has_begun)
+        return self.lane is not None and (self.works_since is not None or not self.has_begun)
+
+    @property
+    def works_since(self) -> float | None:
+        """When the first was sent of what it has not done yet, s; None: it has done all."""
+        since = [sent.at for sent in tuple(self.sent)[:1]]  # the loop may take it away meanwhile
+        return min(
+            since if self.compares_since is None else [*since, self.compares_since], default=None
+        )
 
     def is_idle(self) -> bool:
         """Whether it has a runner, which has done all that it was sent."""
@@ -267,6 +281,8 @@ class Shard:
         """Take over a report of who has the lease."""
         while self.sent and self.sent[0].number <= report.done:
             self.sent.popleft()
+        if report.compared >= self.comparison:
+            self.compares_since = None
         self.report = report
         self.reported_lease = self.lease
         if has_got_on(report):

@@ -43,8 +43,8 @@ class Silence:
             since = self._heard.get(shard.number)
             if shard.lane is None or since is None or not shard.has_work():
                 continue
-            if shard.sent:
-                since = max(since, shard.sent[0].at)
+            if shard.works_since is not None:
+                since = max(since, shard.works_since)
             seconds = now - since
             patience = self._patience.setdefault(shard.number, ENDED_AFTER)
             if seconds >= patience:

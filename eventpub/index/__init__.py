@@ -5,7 +5,7 @@ Nothing here knows SQL or Kafka. One shard's task has its index open at a time; 
 makes sure of it.
 """
 
-from eventpub.index.database import set_aside
+from eventpub.index.database import aside_of, set_aside
 from eventpub.index.index import Index
 from eventpub.index.reading import Summary, glance, summary
 from eventpub.index.snapshots import Copying, Snapshots, folder_for
@@ -15,6 +15,7 @@ __all__ = [
     "Index",
     "Snapshots",
     "Summary",
+    "aside_of",
     "folder_for",
     "glance",
     "set_aside",

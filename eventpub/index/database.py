@@ -155,9 +155,14 @@ def _mark(number: int) -> bytes:
     return b"g" + NUMBER.pack(number)
 
 
+def aside_of(directory: Path) -> Path:
+    """Where `set_aside` moves it to."""
+    return directory.with_name(f"{directory.name}.damaged")
+
+
 def set_aside(directory: Path) -> Path:
     """Move a damaged index out of the way of a new one; where to. An older one there is removed."""
-    aside = directory.with_name(f"{directory.name}.damaged")
+    aside = aside_of(directory)
     shutil.rmtree(aside, ignore_errors=True)
     with suppress(FileNotFoundError):
         directory.rename(aside)

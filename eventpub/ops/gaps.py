@@ -17,7 +17,7 @@ from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges,
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.index import glance
-from eventpub.ops.asking import ask_shards
+from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.sink import Fold, Scope
 from eventpub.sink.topics import partition_counts
 from eventpub.state import StateDir
@@ -180,4 +180,6 @@ def cancel(config: Config, name: str) -> list[Request]:
     """Take back the requests of an aggregate, or the one of an id, that nobody has answered."""
     state = StateDir(config.app.state_dir)
     meant = [r for r in state.kept() if name in {r.id, r.aggregate_id}]
+    for request in meant:  # a publisher that runs has taken them over
+        ask_running(state, "withdraw", {"id": request.id})
     return [request for request in meant if state.withdraw(request)]

@@ -3,11 +3,13 @@
 Both sides are read once, side by side in processes of their own (`verify_run`), cut down to hashes,
 and spread over buckets by aggregate; then bucket after bucket is compared. Memory does not grow
 with the number of events, but with the largest aggregate. What must hold: no difference is passed
-over, and a row that commits while we compare is not taken for one.
+over, a row that commits while we compare is not taken for one, and a publisher that stands still is
+not taken for one that has published everything.
 
     verify ─▶ verify_run ─ processes ─▶ verify_work ─▶ topic, records   what is on the topic
-              │                                     ─▶ store            what is in the table
-              └ verify_plan: what is kept           ─▶ comparison       of what both have in `spill`
+           │  │                                     ─▶ store            what is in the table
+           │  └ verify_plan: what is kept           ─▶ comparison       of what both have in `spill`
+           └▶ behind                                                    what is not published yet
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import pyarrow as pa
 from eventpub.admission.model import Shard
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError
+from eventpub.ops.behind import Behind, measure
 from eventpub.ops.records import (
     NO_TIME,
     hash_of_metadata,
@@ -136,11 +139,13 @@ class Verdict:
         examples: the earliest of each kind.
         accounted: rows that are not on the topic for a recorded reason, and records exempt from
             the order: "late", "dead", "diverted", "dropped" (late events, by configuration),
-            "arrived" (committed while we looked).
+            "arrived" (committed, or published, while we looked).
         skips: gaps that were given up, on the topic of gaps.
         notes: what a reader of the result should know.
         resumed: rows and records that an interrupted comparison had read already.
         sample: None where all aggregates were compared.
+        behind: what the publisher has not published yet; None where an end of the range was asked
+            for, or there is no publisher's state.
     """
 
     first: int
@@ -156,11 +161,22 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     resumed: int = 0
     sample: Sample | None = None
+    behind: Behind | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs in the range."""
+        return not any(self.counts.values())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether events after the range should be published by now."""
+        return self.behind is not None and self.behind.events > 0
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs."""
-        return not any(self.counts.values())
+        """Whether nothing differs, and the publisher is not behind."""
+        return self.is_equal and not self.is_behind
 
     def found(self, kind: str, count: int, examples: Sequence[Difference]) -> None:
         """Count differences; the earliest stay as examples."""
@@ -194,6 +210,7 @@ class Verdict:
             "notes": self.notes,
             "resumed": self.resumed,
             "sample": None if self.sample is None else self.sample.to_dict(),
+            "behind": None if self.behind is None else self.behind.to_dict(),
         }
 
 
@@ -224,6 +241,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     sample: int | None = None,
     restart: bool = False,
     patience: float = 15.0,
+    wait: float = 10.0,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Verdict:
     """Compare store and topic; goes on where the same comparison was interrupted.
@@ -235,6 +253,8 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         sample: compare one aggregate in so many; None: all.
         restart: begin anew, whatever was interrupted.
         patience: seconds to wait for open transactions on the topic to end.
+        wait: seconds to wait for missing events, where they are few: a row that is committed late
+            is published seconds after it can be read.
         on_progress: called some times a second.
 
     Raises:
@@ -266,8 +286,13 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         restart,
         patience,
         known=repr([progress.get("topics"), progress.get("server")]),
+        wait=wait,
     )
     verdict, topic, read = run(asked, find_range, on_progress)
+    if last is None:
+        with EventStore(config.store, layout) as store:
+            progress = _state(config, "progress.json")  # as it is by now
+            verdict.behind = measure(store, config.read, progress, verdict.last)
     note_topic(topic, verdict)
     if layout.zone is None and (twice := read - verdict.events):
         verdict.notes.append(f"{twice} rows repeat an (aggregate_id, version) within the store")

@@ -52,6 +52,7 @@ class Asked:
     patience: float
     known: str = ""
     """What else must be the same for an interrupted comparison to go on: topics and server."""
+    wait: float = 10.0
 
     @property
     def name(self) -> str:

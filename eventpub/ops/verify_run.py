@@ -7,7 +7,9 @@ The host is a process of its own: it forks before it has a thread, and its PYTHO
 hashes of all workers, and of those that resume the work, the same. What is read is kept in a folder
 as complete files (`spill`), so an interrupted comparison goes on behind the last of them. What must
 hold: the end of the topic that is compared is one that was asked for after the store was read; so a
-row that was committed and published meanwhile is never taken for missing.
+row that was committed and published meanwhile is never taken for missing. Nor is one that was
+committed meanwhile and is published seconds later, as the recount does: the topic's end is asked
+for again while anything is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,7 +40,7 @@ from eventpub.ops.verify import (
     partition_numbers,
 )
 from eventpub.ops.verify_plan import Asked, Plan, Spans, folder, kept_plan
-from eventpub.ops.verify_work import work
+from eventpub.ops.verify_work import SECOND_CHECKS, work
 from eventpub.store import EventStore
 
 _SLICES = 8
@@ -274,16 +276,50 @@ class _Host:
         reads[:0] = [("topic", part) for part in _parts(spans, _cores())]
         self._all(reads)
         ends = reached | {place: end for place, (_, end) in plan.spans.items()}
-        self._all([("rest", ends)])
+        [ends] = self._all([("rest", ends)])
         self._doing = "comparing"
         self._say(at_once=True)
-        verdict = Verdict(plan.after + 1, plan.upto)
-        width = max(1, plan.buckets // (8 * len(self._workers)))
-        numbers = [range(a, min(a + width, plan.buckets)) for a in range(0, plan.buckets, width)]
-        for found in self._all([("compare", some) for some in numbers]):
-            verdict.merge(found)
+        verdict, lacking = self._compare(range(plan.buckets))
+        self._add_lacking(verdict, lacking, ends)
         verdict.resumed = self._resumed
         return verdict, self._topic, self._rows
+
+    def _compare(self, buckets: Sequence[int]) -> tuple[Verdict, dict[int, Verdict]]:
+        """What was found where nothing is missing, and in each bucket in which something is."""
+        verdict = Verdict(self._plan.after + 1, self._plan.upto)
+        lacking: dict[int, Verdict] = {}
+        width = max(1, self._plan.buckets // (8 * len(self._workers)))
+        for found in self._all([("compare", some) for some in _ranges(buckets, width)]):
+            verdict.merge(found.complete)
+            lacking |= found.lacking
+        return verdict, lacking
+
+    def _add_lacking(
+        self, verdict: Verdict, lacking: dict[int, Verdict], ends: Mapping[Place, int]
+    ) -> None:
+        """Add what some buckets have to the verdict.
+
+        As long as few events are missing, they get some seconds to be published: the topic is read
+        on, and these buckets are compared again.
+        """
+        arrived = _absent(lacking.values())
+        deadline, pause = time.monotonic() + self._plan.asked.wait, 1.0
+        while _are_few(lacking) and (left := deadline - time.monotonic()) > 0:
+            self._doing = "waiting for missing events"
+            self._say(at_once=True)
+            if wait([self._outside], min(pause, left)):
+                raise _LeftError
+            pause *= 2
+            known = self._records
+            [ends] = self._all([("rest", ends)])
+            if self._records == known:
+                continue
+            complete, lacking = self._compare(sorted(lacking))
+            verdict.merge(complete)
+            arrived -= _absent([complete])
+        for found in lacking.values():
+            verdict.merge(found)
+        verdict.accounted["arrived"] += arrived - _absent(lacking.values())
 
     def _open_slices(self) -> tuple[list[Task], float]:
         """What of the store is to be read yet, and how many slices were read already."""
@@ -375,10 +411,34 @@ class _Host:
         parts = (
             0.5 * min(1.0, self._offsets / max(1, offsets)),
             0.4 * min(1.0, self._slices / len(plan.slices)),
-            0.1 * self._compared / plan.buckets,
+            0.1 * min(1.0, self._compared / plan.buckets),
         )
         done = Progress(self._doing, self._rows, self._records, sum(parts), self._resumed)
         self._outside.send(("progress", done))
+
+
+def _ranges(buckets: Sequence[int], width: int) -> list[range]:
+    """Buckets in ascending order as ranges of such that follow one another, none longer."""
+    found: list[range] = []
+    for number in buckets:
+        if found and found[-1].stop == number and len(found[-1]) < width:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found
+
+
+def _are_few(lacking: Mapping[int, Verdict]) -> bool:
+    """Whether anything is missing, and not so much that nobody is about to publish it."""
+    return 0 < sum(found.counts["missing"] for found in lacking.values()) <= SECOND_CHECKS
+
+
+def _absent(verdicts: Iterable[Verdict]) -> int:
+    """Rows that are not on the topic, whether that is accounted for or not."""
+    return sum(
+        v.counts["missing"] + sum(v.accounted[k] for k in ("dead", "diverted", "dropped"))
+        for v in verdicts
+    )
 
 
 def _parts(spans: Spans, number: int) -> list[Spans]:

@@ -28,8 +28,30 @@ from eventpub.ops.verify_plan import Plan, Spans
 from eventpub.store import EventStore
 
 _PORTION_ROWS = 65_536
-_SECOND_CHECKS = 10_000
+SECOND_CHECKS = 10_000
+"""Events that differ and are looked up once more, at most."""
+
 _DAY = 86_400_000_000
+
+
+@dataclass
+class Compared:
+    """What was found in some buckets.
+
+    Attributes:
+        complete: of the buckets in which nothing is missing.
+        lacking: the others', each by its number: what is missing may be published yet.
+    """
+
+    complete: Verdict
+    lacking: dict[int, Verdict] = field(default_factory=dict)
+
+    def add(self, number: int, verdict: Verdict) -> None:
+        """Take what was found in one bucket."""
+        if verdict.counts["missing"]:
+            self.lacking[number] = verdict
+        else:
+            self.complete.merge(verdict)
 
 
 def work(plan: Plan, pipe: Any, other_end: Any) -> None:
@@ -150,8 +172,8 @@ def _near(records: Records, after: int, upto: int) -> tuple[pa.Array[Any], dict[
     return records.ids, records.columns
 
 
-def _read_rest(plan: Plan, ends: Mapping[Place, int], pipe: Any) -> None:
-    """What was published while the store was read."""
+def _read_rest(plan: Plan, ends: Mapping[Place, int], pipe: Any) -> dict[Place, int]:
+    """What was published since the topic was read up to some ends; the ends that it has now."""
     reader = plan.asked.reader()
     spans = reader.spans(reader.places())
     _read_topic(
@@ -159,11 +181,12 @@ def _read_rest(plan: Plan, ends: Mapping[Place, int], pipe: Any) -> None:
         {p: (max(first, ends.get(p, first)), end) for p, (first, end) in spans.items()},
         pipe,
     )
+    return {place: end for place, (_, end) in spans.items()}
 
 
-def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Verdict:
-    verdict = Verdict(plan.after + 1, plan.upto)
-    checks_left = _SECOND_CHECKS
+def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Compared:
+    compared = Compared(Verdict(plan.after + 1, plan.upto))
+    checks_left = SECOND_CHECKS
 
     with EventStore(plan.asked.config.store, plan.asked.layout) as store:
 
@@ -175,7 +198,8 @@ def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Verdict:
             return store.existing(checked)
 
         sides = zip(plan.rows().read(numbers), plan.records().read(numbers), strict=True)
-        for (_, rows), (_, records) in sides:
+        for (number, rows), (_, records) in sides:
+            verdict = Verdict(plan.after + 1, plan.upto)
             compare(
                 rows,
                 records,
@@ -184,5 +208,6 @@ def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Verdict:
                 late_policy=plan.asked.config.gaps.late,
                 still_there=still_there,
             )
+            compared.add(number, verdict)
             pipe.send(("progress", {"compared": 1}))
-    return verdict
+    return compared

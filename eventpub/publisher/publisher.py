@@ -382,6 +382,9 @@ class CommandRunner:
             return self.status()
         if name == "request":
             return self.ask(Request(**given["request"]), float(given["timeout"]))
+        if name == "withdraw":
+            self._events.put(e.Withdrawn(str(given["id"])))
+            return {}
         if name == "pause":
             return self.pause(bool(given["is_paused"]))
         raise LookupError(name)

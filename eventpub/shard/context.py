@@ -33,7 +33,6 @@ class ShardContext:
     """A context manager: whatever is open is closed at its end.
 
     Args:
-        takes_copy: whether a copy of the index may take its place where there is none.
 
     Attributes:
         report: what the next report will say.
@@ -47,8 +46,6 @@ class ShardContext:
         number: int,
         lease: Lease,
         link: Link,
-        *,
-        takes_copy: bool = True,
     ) -> None:
         config = assignment.config
         self.assignment = assignment
@@ -67,7 +64,7 @@ class ShardContext:
         self._copies = IndexCopies(assignment, self.shard, link)
         self.sink = self._new_sink()
         try:
-            self.report.copied_from = self._copies.find(lease, takes_copy=takes_copy)
+            self.report.copied_from = self._copies.find(lease)
             index = open_index(assignment, self.shard, self.report)
             self.index = self._open.enter_context(index)
             self.pace = Pace(config.sink.transaction_timeout / 1e6, self.index.chunk_bytes)

@@ -17,7 +17,7 @@ from eventpub.admission import Shard
 from eventpub.channel import Folding, Lease, Report
 from eventpub.channel.lane import Link
 from eventpub.errors import StateError
-from eventpub.index import Copying, Index, Snapshots, folder_for, set_aside
+from eventpub.index import Copying, Index, Snapshots, aside_of, folder_for, set_aside
 from eventpub.shard.assignment import Assignment
 
 _SAID_EVERY = 1.0
@@ -57,10 +57,11 @@ class IndexCopies:
         self._said_at = 0.0
         self._copying: Copying | None = None
 
-    def find(self, lease: Lease, *, takes_copy: bool) -> str | None:
+    def find(self, lease: Lease) -> str | None:
         """Where this machine has no index of the shard, the newest copy is one: its name.
 
-        Not where what another number of shards or partitions knows, which is newer, is taken over.
+        Not where what another number of shards or partitions knows, which is newer, is taken over;
+        nor beside a damaged one that was set aside: what has damaged it may be in its copies, too.
         Called before the index is opened; copies of it are kept from then on.
 
         Raises:
@@ -73,7 +74,7 @@ class IndexCopies:
         snapshots = Snapshots(state.snapshots, app.id, shard.partitions, shard.shards, shard.number)
         supersedes_others = lease.former_shards is not None or bool(lease.former_indexes)
         found = None
-        if takes_copy and not supersedes_others and not folder.exists():
+        if not (supersedes_others or folder.exists() or aside_of(folder).exists()):
             found = self._get(snapshots, folder)
         self._copying = Copying(snapshots, state.snapshot_every / 1e6)
         return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import traceback
 from contextlib import suppress
 
-from eventpub.channel import Comparison, Farewell, Request, Stop, Window
+from eventpub.channel import Comparison, Farewell, Lease, Request, Stop, Window
 from eventpub.channel.lane import Link
 from eventpub.errors import EventpubError, StateError
 from eventpub.failpoint import failpoint
@@ -49,23 +49,7 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
     try:
         lease = link.lease()
         if lease is not None:
-            damage = None
-            while True:
-                try:
-                    # what has damaged an index may have gone into its copies
-                    takes_copy = damage is None
-                    with ShardContext(
-                        assignment, number, lease, link, takes_copy=takes_copy
-                    ) as context:
-                        context.report.rebuilt = damage or context.report.rebuilt
-                        Runner(context).run()
-                    break
-                except StateError as found:
-                    if found.code != "index.corrupt" or damage is not None:
-                        raise
-                    damage = (
-                        f"{found.message}; it was moved to {set_aside(assignment.index(number))}"
-                    )
+            _serve(assignment, number, lease, link)
     except StateError as found:
         error = None if found.code == "run.stopping" else found
     except EventpubError as found:
@@ -82,11 +66,38 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
         link.send(Farewell(error))
 
 
+def _serve(assignment: Assignment, number: int, lease: Lease, link: Link) -> None:
+    """As `serve`; an index that is damaged is set aside, and a new one made.
+
+    Raises:
+        EventpubError: what has ended the runner.
+    """
+    damage: str | None = None
+    while True:
+        runner: Runner | None = None
+        try:
+            with ShardContext(assignment, number, lease, link) as context:
+                context.report.rebuilt = damage or context.report.rebuilt
+                runner = Runner(context)
+                runner.run()
+            return
+        except StateError as found:
+            if found.code != "index.corrupt" or damage is not None:
+                raise
+            damage = f"{found.message}; it was moved to {set_aside(assignment.index(number))}"
+            if runner is not None and runner.has_begun:
+                # what it was sent since is lost with it: it is sent again to the next one
+                raise StateError(found.code, damage, where=found.where, retriable=True) from found
+
+
 class Runner:
     """See the module.
 
     Args:
         context: of the shard.
+
+    Attributes:
+        has_begun: whether it takes work.
     """
 
     def __init__(self, context: ShardContext) -> None:
@@ -99,6 +110,7 @@ class Runner:
         self._answering = Answering(context, self._publishing)
         self._reading = Reading(context)
         self._holds_shard = config.gaps.policy == "hold_shard"
+        self.has_begun = False
 
     def run(self) -> None:
         """Until the lease ends.
@@ -109,7 +121,7 @@ class Runner:
         context = self._context
         try:
             self._begin()
-            has_lease = True
+            has_lease = self.has_begun = True
             while has_lease and not context.is_stopping:
                 waits = self._holds_shard and bool(context.index.holds)
                 has_lease = self._wait_for_holds() if waits else self._read_on()

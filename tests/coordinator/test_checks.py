@@ -88,6 +88,12 @@ class TestWhatIsWatched:
         life.reports(lanes[0], done=1, position=at(2_000), offsets={("events", 0): 5})
         life.reports(lanes[1], done=1, position=at(2_000), offsets={("events", 1): 5})
         life.waits(10.0)
+        asked = len(life.all(e.CheckTopic))
+        life.waits(30.0)
+        assert len(life.all(e.CheckTopic)) == asked, "a broker that hangs is not asked again"
+        life.on(e.TopicChecked())
+        life.waits(1.0)
+        life.on(e.TopicChecked())
         life.reports(lanes[1], done=1, position=at(2_000), offsets={("events", 1): 6})
         life.waits(10.0)
         assert life.last(e.CheckTopic).ends == {("events", 0): 5}

@@ -9,7 +9,7 @@ from eventpub.channel.histogram import LATENCY_BOUNDS, Histogram
 from eventpub.coordinator import events as e
 from eventpub.coordinator.status import is_ready, notable, status
 from eventpub.errors import EventpubError, SinkError, StateError, StoreError
-from tests.coordinator.life import Life, at, begin, begun, some_rows, streaming
+from tests.coordinator.life import Life, at, begin, begun, counted_with, some_rows, streaming
 
 AWAY = StoreError("store.unreachable", "no route to host", where="store.url", retriable=True)
 NO_BROKER = SinkError("sink.unreachable", "no route to host", where="sink", retriable=True)
@@ -127,6 +127,31 @@ class TestChecks:
         life.polled(at(2_500))
         life.waits(61.0)
         assert {"shard 0", "shard 1"} <= wrong(life)
+
+    def test_a_shard_that_does_nothing_of_a_comparison(self) -> None:
+        """While the database's clock is behind, events go out in no other way."""
+        life, lanes = streaming()
+        counted_with(life, {1_900})
+        assert lanes[0].comparisons
+        life.waits(61.0)
+        assert {"shard 0", "shard 1"} <= wrong(life)
+        for lane in lanes:
+            life.reports(lane, position=at(2_000), low=at(2_000), compared=1)
+        life.waits(61.0)
+        assert not {"shard 0", "shard 1"} & wrong(life)
+
+    def test_a_shard_whose_runners_are_lost_one_after_the_other(self) -> None:
+        life, _ = streaming()
+        for _ in range(5):
+            lane = life.coordinator.shards[0].lane
+            assert lane is not None
+            life.loses(lane)
+            life.waits(12.0)
+            life.joins(0)
+        lane = life.coordinator.shards[0].lane
+        assert lane is not None
+        life.loses(lane)
+        assert "shard 0" in wrong(life)
 
     def test_an_index_that_is_rebuilt_is_a_warning_until_it_is(self) -> None:
         life, lanes = begun()

@@ -41,9 +41,7 @@ def put(context: Path, text: str = "of an index") -> str:
     return name
 
 
-def fetches(
-    root: Path, *, takes_copy: bool = True, copies: str | None = None, **lease: Any
-) -> str | None:
+def fetches(root: Path, *, copies: str | None = None, **lease: Any) -> str | None:
     """Which copy a shard's runner takes that has no index."""
     config = SimpleNamespace(
         state=SimpleNamespace(snapshots=copies or str(root / "copies"), snapshot_every=1_000_000),
@@ -52,7 +50,7 @@ def fetches(
     assignment: Any = SimpleNamespace(config=config, index=lambda _: root / "index" / "0")
     link: Any = SimpleNamespace(is_stopping=False, send=lambda _: None)
     found = IndexCopies(assignment, SHARD, link)
-    return found.find(Lease(1, low=0, position=0, **lease), takes_copy=takes_copy)
+    return found.find(Lease(1, low=0, position=0, **lease))
 
 
 @pytest.mark.parametrize("place", ["from_uri", "get_file_info"])
@@ -105,18 +103,38 @@ def test_what_another_number_knows_is_newer_than_a_copy(
     assert fetches(tmp_path, **former) is None
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
 def test_no_copy_takes_the_place_of_a_damaged_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_begun: bool
 ) -> None:
-    """A copy has the same files: the publisher would end at each start."""
+    """A copy has the same files. Who has taken work leaves: what was sent is lost with it."""
     put(tmp_path / "copies")
-    assert fetches(tmp_path, takes_copy=False) is None
-    tried: list[bool] = []
+    tried: list[str | None] = []
 
     class Damaged:
-        def __init__(self, *_: object, takes_copy: bool) -> None:
-            tried.append(takes_copy)
-            raise StateError("index.corrupt", "a block does not fit its checksum")
+        def __init__(self, *_: object) -> None:
+            tried.append(fetches(tmp_path))
+            (tmp_path / "index" / "0").mkdir(parents=True, exist_ok=True)
+            self.report = SimpleNamespace(rebuilt=None)
+            if not has_begun:
+                raise self.error
+
+        error = StateError("index.corrupt", "a block does not fit its checksum")
+
+        def __enter__(self) -> Damaged:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    class Working:
+        has_begun = True
+
+        def __init__(self, context: Damaged) -> None:
+            self._context = context
+
+        def run(self) -> None:
+            raise self._context.error
 
     class Leased(Link):
         error: EventpubError | None = None
@@ -135,12 +153,19 @@ def test_no_copy_takes_the_place_of_a_damaged_index(
             return None
 
     monkeypatch.setattr(runner, "ShardContext", Damaged)
+    monkeypatch.setattr(runner, "Runner", Working)
     link = Leased()
     assignment: Any = SimpleNamespace(index=lambda _: tmp_path / "index" / "0")
     runner.serve(assignment, 0, link)
-    assert tried == [True, False]
     assert link.error is not None
     assert link.error.code == "index.corrupt"
+    assert link.error.retriable == has_begun
+    if has_begun:
+        assert "0.damaged" in link.error.message
+        runner.serve(assignment, 0, Leased())
+    first, second = tried
+    assert first is not None
+    assert second is None
 
 
 def test_a_copy_is_newer_than_those_of_a_machine_whose_clock_is_ahead(

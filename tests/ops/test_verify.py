@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zlib
@@ -16,10 +18,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from eventpub.admission.model import Shard
+from eventpub.cli.verdict import report
 from eventpub.config import Config, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
-from eventpub.ops import verify_run
+from eventpub.ops import behind, verify_run
 from eventpub.ops.verify import KINDS, Progress, Sample, verify
 from eventpub.ops.verify_plan import Asked
 from eventpub.sink import ShardSink
@@ -163,7 +166,7 @@ def test_every_kind_of_difference_is_found(world: World) -> None:
     world.publish([tuple(altered)])  # type: ignore[list-item]
     world.publish([rows["d", 1]], side=".dead")
     world.publish([rows["e", 1]], side=".late")
-    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"))
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), wait=0.0)
     assert found.counts == {
         "missing": 1, "repeated": 1, "out_of_order": 1, "altered": 1, "extra": 1,
     }  # fmt: skip
@@ -217,8 +220,8 @@ def test_the_range_is_by_create_time_and_includes_both_ends(world: World) -> Non
     world.publish(rows[1:5])
     times = [parse_time(r[5]) for r in rows]
     assert verify(world.config, first=times[1], last=times[4]).ok
-    assert verify(world.config, first=times[0], last=times[4]).counts["missing"] == 1
-    assert verify(world.config, first=times[1], last=times[5]).counts["missing"] == 1
+    for first, last in ((times[0], times[4]), (times[1], times[5])):
+        assert verify(world.config, first=first, last=last, wait=0.0).counts["missing"] == 1
     with pytest.raises(ConfigError) as caught:
         verify(world.config, first=times[4], last=times[1])
     assert caught.value.code == "verify.empty_range"
@@ -278,6 +281,154 @@ def test_nothing_is_left_on_the_disk(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("sample", [None, 2])
+def test_what_is_published_seconds_after_it_was_missed_is_not_missing(
+    world: World, sample: int | None
+) -> None:
+    """The topic's end is known, and the last rows are not on it; then they are published.
+
+    That is how the recount publishes rows that were committed late.
+    """
+    world.append(*EVENTS, *[(name, 1) for name in "cdefg"])
+    rows = world.rows()
+    later = iter([rows[4:6], rows[6:8]])
+    world.publish(rows[:4])
+    world.publish(rows[8:9], side=".dead")
+
+    def publish_later(progress: Progress) -> None:
+        if progress.doing in {"comparing", "waiting for missing events"}:
+            for some in itertools.islice(later, 1):
+                world.publish(some)
+                if some == rows[6:8]:
+                    world.publish(rows[9:10], side=".late")
+
+    last = parse_time("2100-01-01T00:00:00Z")
+    found = verify(world.config, last=last, sample=sample, on_progress=publish_later)
+    compared = [r for r in rows if sample is None or Sample(sample).chooses(r[0].encode())]
+    lost = [r[:2] for r in rows[10:] if r in compared]
+    assert [(d.aggregate_id, d.version) for d in found.examples["missing"]] == lost
+    assert found.counts["missing"] == sum(found.counts.values()) == len(lost)
+    assert found.accounted["arrived"] == len([r for r in rows[4:8] if r in compared])
+    assert found.accounted["dead"] == len([r for r in rows[8:9] if r in compared])
+    assert found.accounted["diverted"] == len([r for r in rows[9:10] if r in compared])
+    assert found.events == len(compared)
+
+
+def test_what_comes_while_missing_events_are_waited_for_is_compared_like_the_rest(
+    world: World,
+) -> None:
+    world.append(*EVENTS)
+    rows = world.rows()
+    altered = (*rows[4][:3], b"something else", *rows[4][4:])
+    later = iter([[altered, rows[5]]])
+    world.publish(rows[:4])
+
+    def publish_later(progress: Progress) -> None:
+        if progress.doing == "comparing":
+            for some in later:
+                world.publish(some)
+
+    assert counts(world, on_progress=publish_later) == {"altered": 1}
+
+
+def test_nobody_waits_for_what_is_not_missing(world: World) -> None:
+    world.append(*EVENTS)
+    world.publish(world.rows())
+    seen: set[str] = set()
+    assert counts(world, on_progress=lambda progress: seen.add(progress.doing)) == {}
+    assert seen == {"reading store and topic", "comparing"}
+
+
+def publisher_state(world: World, position: int, **more: Any) -> None:
+    state = world.config.app.state_dir
+    state.mkdir(exist_ok=True)
+    (state / "progress.json").write_text(json.dumps({"position": position, **more}))
+
+
+def make_older(world: World, versions_from: int, seconds: int) -> None:
+    world.database.execute(
+        "UPDATE events SET create_time = create_time - INTERVAL %s SECOND WHERE version >= %s",
+        (seconds, versions_from),
+    )
+
+
+@pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+def test_a_publisher_that_stands_still_is_behind(world: World) -> None:
+    world.append(("a", 1), ("b", 1), ("a", 2), ("b", 2))
+    make_older(world, 1, 3600)
+    rows = world.rows()
+    world.publish(rows[:2])
+    publisher_state(world, parse_time(rows[1][5]))
+    found = verify(world.config)
+    assert not any(found.counts.values()), found.to_dict()
+    assert not found.ok
+    assert found.behind is not None
+    assert found.to_dict()["behind"] == {
+        "events": 2, "has_more": False, "seconds": round(found.behind.seconds, 1),
+        "is_paused": False,
+    }  # fmt: skip
+    assert 3600 <= found.behind.seconds < 3660
+    answer = report(found)
+    assert answer.exit_status == 1
+    words = r"nothing differs up to \S+Z, but 2 events after that, the oldest 3,6\d\d seconds old"
+    assert re.search(f"{words}, are not published yet$", answer.summary)
+    # an end that is asked for is all that is compared
+    explicit = verify(world.config, last=parse_time(rows[1][5]))
+    assert explicit.ok
+    assert explicit.to_dict()["behind"] is None
+
+
+def test_a_publisher_that_is_paused_is_behind_and_its_pause_is_named(world: World) -> None:
+    world.append(*EVENTS)
+    make_older(world, 1, 60)
+    rows = world.rows()
+    publisher_state(world, parse_time(rows[0][5]), is_paused=True)
+    found = verify(world.config, wait=0.0)
+    assert found.counts["missing"] == 1
+    assert found.behind is not None
+    assert (found.behind.events, found.behind.is_paused) == (5, True)
+    summary = report(found).summary
+    assert re.search("1 missing.*; and 5 events after the range, .* is paused$", summary)
+
+
+def test_a_publisher_is_not_behind_for_what_it_is_about_to_publish(world: World) -> None:
+    world.append(*EVENTS)
+    rows = world.rows()
+    world.publish(rows[:1])
+    publisher_state(world, parse_time(rows[0][5]))
+    found = verify(world.config)
+    assert found.ok, found.to_dict()
+    assert report(found).exit_status == 0
+    assert found.to_dict()["behind"] == {
+        "events": 0, "has_more": False, "seconds": 0.0, "is_paused": False,
+    }  # fmt: skip
+
+
+def test_a_long_backlog_is_not_counted_to_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behind, "MOST_EVENTS", 3)
+    world.append(*EVENTS)
+    make_older(world, 1, 60)
+    rows = world.rows()
+    world.publish(rows[:1])
+    for published, counted, has_more in ((1, 3, True), (3, 3, False)):
+        publisher_state(world, parse_time(rows[published - 1][5]))
+        found = verify(world.config, sample=2, wait=0.0)
+        assert found.behind is not None
+        assert (found.behind.events, found.behind.has_more) == (counted, has_more)
+        assert ("more than 3 events" in report(found).summary) == has_more
+
+
+def test_without_a_publishers_state_nothing_is_behind(world: World) -> None:
+    world.append(*EVENTS)
+    make_older(world, 1, 60)
+    world.publish(world.rows())
+    found = verify(world.config)
+    assert found.ok
+    assert found.behind is None
+
+
 class LostError(Exception):
     """Ends a comparison in its middle."""
 
@@ -300,7 +451,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
     with pytest.raises(LostError):
         verify(world.config, last=last, on_progress=interrupt)
     world.publish(rows[5:])
-    found = verify(world.config, last=last)
+    found = verify(world.config, last=last, wait=0.0)
     assert found.resumed == len(EVENTS) + 4
     assert found.to_dict()["resumed"] == found.resumed
     assert [(d.aggregate_id, d.version) for d in found.examples["missing"]] == [rows[4][:2]]
@@ -309,7 +460,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
 
     with pytest.raises(LostError):
         verify(world.config, last=last, on_progress=interrupt)
-    again = verify(world.config, last=last, restart=True)
+    again = verify(world.config, last=last, restart=True, wait=0.0)
     assert (again.resumed, again.counts) == (0, found.counts)
 
 
@@ -356,7 +507,7 @@ def test_a_sample_compares_all_events_of_some_aggregates(world: World) -> None:
     assert 5 < len(chosen) < 55
     assert chosen & lost
     assert chosen - lost
-    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), sample=3)
+    found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), sample=3, wait=0.0)
     assert found.events == 2 * len(chosen)
     assert found.counts["missing"] == sum(found.counts.values()) == len(chosen & lost)
     assert found.to_dict()["sample"] == {

@@ -202,6 +202,42 @@ def test_b6_what_is_held_when_the_clock_is_set_back_does_not_wait_until_it_is_th
     assert not differences, differences
 
 
+def test_b6_while_the_clock_is_behind_nothing_is_forgotten_neither_running_nor_down(
+    running: tuple[FreshDatabase, Clock, Publisher],
+) -> None:
+    """It was ten minutes ahead for a moment, and then the position is for ten minutes."""
+    database, clock, publisher = running
+    create_table(database)
+    publisher.settings["recount"] = {"horizon": "5s"}
+    publisher.start()
+    clock.step(600)
+    commit(database, "ahead", 1)
+    publisher.until_published("ahead", [1])
+    clock.step(-600)
+    commit(database, "back", 1)
+    publisher.until_published("back", [1])
+    with transaction(database) as late:  # for longer than the horizon
+        insert(late, "late", 1)
+        for number in range(8):
+            commit(database, f"other-{number}", 1)
+            time.sleep(1)
+        late.connection.commit()
+    publisher.until_published("late", [1])
+    time.sleep(3)  # until only progress.json knows that the clock went back
+    assert publisher.stop() == 143
+    for number in range(20):
+        commit(database, f"down-{number}", 1)
+    time.sleep(8)
+    publisher.start()
+    publisher.until_published("down-19", [1])
+    clock.step(605)
+    commit(database, "after", 1)
+    publisher.until_published("after", [1])
+    assert publisher.stop() == 143
+    differences = compare(database, publisher.topic)
+    assert not differences, differences
+
+
 @pytest.mark.parametrize(
     "change",
     [datetime(2025, 10, 26, 1, tzinfo=UTC), datetime(2026, 3, 29, 1, tzinfo=UTC)],

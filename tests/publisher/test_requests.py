@@ -92,3 +92,25 @@ def test_a19_a_skip_names_what_it_gives_up_and_gives_up_nothing_else(
     (skip,) = listed["skipped"]
     assert (skip["aggregate_id"], skip["from_version"], skip["to_version"]) == ("held", 2, 4)
     publisher.kill()
+
+
+def test_what_a_paused_publisher_has_taken_over_can_be_taken_back(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "60s", "max_backoff": 8})
+    publisher.start()
+    commit(database, "held", 1, 3)
+    publisher.until_published("held", [1])
+    eventually(lambda: publisher.command("gaps", "list").returncode == 1, 60)
+    publisher.kill()
+    assert gaps(publisher, 0, "skip", "held", "--yes", "--later")["outcome"] == "kept"
+    assert publisher.answer(0, "pause")["outcome"] == "kept"
+    publisher.start()
+    eventually(lambda: publisher.answer(0, "pause")["outcome"] == "paused", 60)
+    assert len(gaps(publisher, 0, "cancel", "held")["cancelled"]) == 1
+    assert publisher.answer(0, "resume")["outcome"] == "resumed"
+    commit(database, "after", 1)
+    publisher.until_published("after", [1])
+    assert [h["first_missing"] for h in gaps(publisher, 1, "list")["open"]] == [2]
+    assert publisher.topic.versions("held") == [1]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from eventpub.admission.model import Shard
-from eventpub.config import Store
+from eventpub.config import Read, Store
 from eventpub.local import Database
+from eventpub.ops.behind import Behind, measure
 from eventpub.store import EventStore, events
 from tests.conftest import FreshDatabase, fresh_database
 from tests.store.tables import SECOND, create, keys, open_store, read, utc
@@ -124,6 +125,30 @@ def test_a_datetime_column_holds_local_time(
     for found in read_at_once, in_portions:
         assert set(found) == written
         assert all(t == v * SECOND for v, t in found.items() if v not in unsure)
+
+
+@pytest.mark.parametrize("column", ["TIMESTAMP(6)", "DATETIME(6)", "DATETIME(0)"])
+def test_what_a_publisher_has_not_published_is_counted_across_the_change_of_the_clocks(
+    berlin: FreshDatabase, column: str
+) -> None:
+    digits = column.partition("(")[2]
+    create(berlin, create_time=f"{column} NOT NULL DEFAULT CURRENT_TIMESTAMP({digits}")
+    store = open_store(Store(url=berlin.url))
+    instants = range(BACK - 2 * HOUR, BACK + 2 * HOUR + 1, HOUR // 6)
+    write_at(berlin, [*instants])
+
+    def behind(position: int) -> Behind:
+        found = measure(store, Read(), {"position": position}, 0)
+        assert found is not None
+        assert not found.has_more
+        return found
+
+    twice = 0 if "TIMESTAMP" in column else 12  # rows of that hour may be of either
+    everything = behind(instants[0] - 1)
+    assert len(instants) <= everything.events <= len(instants) + twice
+    assert everything.seconds == pytest.approx((store.now() - instants[0]) / 1e6, abs=60)
+    assert behind(BACK + HOUR).events == 6
+    assert behind(instants[-1]) == Behind()
 
 
 def test_no_window_crosses_the_change_of_the_clocks_backward(berlin: FreshDatabase) -> None:

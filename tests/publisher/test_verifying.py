@@ -1,0 +1,117 @@
+"""`verify` beside a publisher: one that works, one that is paused, one that is dead."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from eventpub.config import Config
+from eventpub.ops.verify import Progress, verify
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
+
+pytestmark = pytest.mark.parametrize("database", ["mysql"], indirect=True)
+
+
+def verified(publisher: Publisher) -> tuple[int, dict[str, Any]]:
+    """Exit status and answer."""
+    done = publisher.command("verify", "--json")
+    return done.returncode, json.loads(done.stdout)
+
+
+@contextmanager
+def writers(database: FreshDatabase, number: int = 3) -> Iterator[None]:
+    """Transactions of ten events, one after the other, some 100 ms each."""
+    stop = threading.Event()
+
+    def write(name: str) -> None:
+        version = 0
+        while not stop.is_set():
+            with transaction(database) as cursor:
+                for _ in range(10):
+                    version += 1
+                    insert(cursor, name, version)
+                    stop.wait(0.01)
+                cursor.connection.commit()
+
+    threads = [threading.Thread(target=write, args=(f"w-{n}",)) for n in range(number)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_only_a_publisher_that_stands_still_is_behind(
+    database: FreshDatabase, publisher: Publisher
+) -> None:
+    publisher.start()
+    with writers(database):
+        eventually(lambda: publisher.topic.versions("w-0"))
+        for _ in range(3):
+            status, answer = verified(publisher)
+            assert (status, answer["ok"]) == (0, True), answer
+            assert answer["result"]["events"] > 0
+            assert answer["result"]["behind"]["events"] == 0
+
+        assert publisher.command("pause").returncode == 0
+        eventually(lambda: verified(publisher)[0] == 1)
+        _, answer = verified(publisher)
+        assert answer["result"]["missing"] == 0
+        assert answer["result"]["behind"]["events"] > 0
+        assert answer["result"]["behind"]["seconds"] > 10
+        assert answer["result"]["behind"]["is_paused"] is True
+        assert "are not published yet; the publisher is paused" in answer["summary"]
+        publisher.kill()
+        assert verified(publisher)[1]["result"]["behind"]["is_paused"] is True
+        assert publisher.command("resume").returncode == 0
+        status, answer = verified(publisher)
+        assert status == 1
+        assert answer["result"]["behind"]["is_paused"] is False
+        assert answer["summary"].endswith("are not published yet")
+
+        publisher.start()
+        eventually(lambda: verified(publisher)[0] == 0)
+    publisher.stop()
+
+
+def test_a_row_that_commits_late_and_is_published_while_verify_runs_is_not_missing(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """The publisher stands still from its commit until table and topic are read to their ends."""
+    create_table(database)
+    publisher = new_publisher(database, read={"watermark": "off"})
+    publisher.start()
+    with transaction(database) as late:
+        with database.connect() as connection, connection.cursor() as cursor:
+            insert(cursor, "first", 1)
+            publisher.until_published("first", [1])
+            insert(late, "late", 1)
+            insert(cursor, "beside", 1)
+        publisher.until_published("beside", [1])
+        time.sleep(2.0)  # it knows of no event any more, and has no transaction open
+        assert publisher.process is not None
+        publisher.process.send_signal(signal.SIGSTOP)
+        late.connection.commit()
+
+    def go_on(progress: Progress) -> None:
+        if progress.doing == "comparing" and publisher.process is not None:
+            publisher.process.send_signal(signal.SIGCONT)
+
+    config = Config.model_validate(publisher.settings)
+    found = verify(config, on_progress=go_on)
+    assert found.ok, found.to_dict()
+    assert (found.events, found.accounted["arrived"]) == (3, 1)
+    assert publisher.topic.versions("late") == [1]
+    publisher.stop()
