@@ -545,7 +545,7 @@ def test_a_metadata_key_with_a_nul_is_the_header_that_the_documentation_says(wor
         "UPDATE events SET metadata = %s, create_time = create_time", (metadata,)
     )
     [(key, version, event_type, payload, text, created)] = world.rows()
-    row = {
+    row: dict[str, Any] = {
         "event_type": [event_type],
         "payload": [payload],
         "metadata": [text],
