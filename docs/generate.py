@@ -205,7 +205,11 @@ def _codes(node: ast.expr) -> list[str]:
     package, _, what = node.value.partition(".")
     plain = what.replace("_", "")
     is_code = (
-        package in _PACKAGES and plain.isalpha() and plain.islower() and node.value not in KEYS
+        package in _PACKAGES
+        and plain.isalpha()
+        and plain.islower()
+        and node.value not in KEYS
+        and what != "html"
     )
     return [node.value] if is_code else []
 

@@ -42,10 +42,11 @@ _NEXT = (
     texts={"store.table": "The event table; default: the likeliest of the database."},
 )  # fmt: skip
 def init(request: Request, url: str | None, output: Path, force: bool) -> Report:
-    """Write a first eventpub.toml: find the event table and its columns in a database.
+    """Write a first eventpub.toml for your database.
 
-    A column that it does not recognise is named by --set store.columns.event_type=NAME. The
-    password comes from EVENTPUB_STORE__PASSWORD, and is not written.
+    Finds the event table and its columns in it. A column that it does not recognise is named by
+    --set store.columns.event_type=NAME. The password comes from EVENTPUB_STORE__PASSWORD, and is
+    not written.
     """
     given = dict(request.overrides)
     if url is not None:

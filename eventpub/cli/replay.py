@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 def replay(  # noqa: PLR0913 (flags, by keyword)
     request: Request, *, from_: str, to: str, topic: str, aggregate: str | None, id_: str
 ) -> Report:
-    """Publish a range once more, to a topic of its own; records have the header eventpub_replay.
+    """Publish a range once more, to another topic.
 
-    Each aggregate's events come in the order of their versions, each once, also if the command is
-    interrupted and started again. Exit status 1 if the broker refused any.
+    Records have the header eventpub_replay. Each aggregate's events come in the order of their
+    versions, each once, also if the command is interrupted and started again. Exit status 1 if the
+    broker refused any.
     """
     from eventpub.cli.commands import _time
 

@@ -192,10 +192,10 @@ def _age(seconds: float) -> str:
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def pause(request: Request) -> Report:
-    """Publish nothing until `eventpub resume`, not even after a restart.
+    """Publish nothing until `eventpub resume`.
 
-    Returns when the transactions under way are published. Without a running publisher the next one
-    starts paused.
+    Not even after a restart. Returns when the transactions under way are published. Without a
+    running publisher the next one starts paused.
     """
     return _set_paused(request, "pause", is_paused=True)
 

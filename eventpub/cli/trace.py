@@ -46,10 +46,11 @@ _STYLES = {
 def trace(
     request: Request, aggregate_id: str, version: int | None, limit: int, timeout: float
 ) -> Report:
-    """Find one event, or the last versions of an aggregate: in the store, on a topic, held, dead.
+    """Say where one event is: stored, published, held, dead.
 
-    Exit status 0 if each version shown is published, late, from before the start, or skipped and
-    not in the store; 1 if any is not, or none is known.
+    Without a version: of the last versions of the aggregate. Exit status 0 if each version shown is
+    published, late, from before the start, or skipped and not in the store; 1 if any is not, or
+    none is known.
     """
     loaded = request.load()
     from eventpub.cli.terminal import waiting

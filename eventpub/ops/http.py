@@ -70,16 +70,20 @@ class Pages:
         try:
             self._socket = _listen(self._config.ops.http)
         except OSError as error:
-            text = f"{self._config.ops.http} cannot be listened on: {error.strerror or error}"
+            why = error.strerror or error
             if "http" in self._config.ops.model_fields_set:
                 raise ConfigError(
                     "ops.http_address",
-                    text,
+                    f"{self._config.ops.http} cannot be listened on: {why}",
                     where="ops.http",
                     suggestion="another process has it: give each publisher one of its own, or"
                     " set ops.http = '' for none",
                 ) from error
-            log.warning("no metrics, health and dashboard: set ops.http", error=text)
+            log.warning(
+                "no metrics, health and dashboard: set ops.http",
+                address=self._config.ops.http,
+                error=str(why),
+            )
             return
         self._thread = threading.Thread(target=self._serve, name="eventpub-http", daemon=True)
         self._thread.start()

@@ -132,12 +132,10 @@ def _nothing(found: Proposal, table: str | None) -> StoreError:
         )
     name = table or near[0][1]
     lacking = found.lacking[name]
-    which = f"no column of table {name} can be told to be {', '.join(lacking)}, by name and type"
-    if table is None:
-        which = f"no table of database {found.database} is surely an event table: {which}"
     return StoreError(
         "init.column_unknown",
-        which,
+        ("" if table else f"no table of database {found.database} is surely an event table: ")
+        + f"no column of table {name} can be told to be {', '.join(lacking)}, by name and type",
         where=f"table {name}",
         suggestion=f"if it is the one, name its columns: --table {name} "
         + " ".join(f"--set store.columns.{role}=…" for role in lacking),
