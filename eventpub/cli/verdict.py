@@ -82,7 +82,7 @@ def _waiting(after: str, behind: Behind) -> str:
     why = "; the publisher is paused" if behind.is_paused else ""
     return (
         f"{behind.count} events after {after}, the oldest {behind.seconds:,.0f} seconds old,"
-        f" are not published yet{why}"
+        f" are not published yet, by what the publisher has written down{why}"
     )
 
 

@@ -63,9 +63,10 @@ class Absence:
         for shard in self._shards:
             if check.name != f"shard {shard.number}" or check.state != "ok":
                 continue
-            if self._is_absent(shard.number, now):
+            since = self._since.get(shard.number)  # the loop may take it away meanwhile
+            if since is not None and now - since >= AFTER:
                 text = f"{_why(shard)}; a thread of the publisher's process publishes it"
-                return replace(check, state="warn", message=text, since=self._since[shard.number])
+                return replace(check, state="warn", message=text, since=since)
         return check
 
     def _is_absent(self, number: int, now: float) -> bool:

@@ -159,9 +159,7 @@ class Coordinator:
 
     def in_work(self, shard: Shard) -> int:
         """How much a shard was sent and has not done yet; may be asked from any thread."""
-        comparison, report = self._recounting.comparison, shard.report
-        is_compared = report is None or report.compared >= comparison.number
-        compares = bool(comparison.buckets and shard.lane and not is_compared)
+        compares = shard.compares_since is not None
         return len(shard.sent) + self._requests.under_way(shard) + compares
 
     def shard_lag_seconds(self, shard: Shard, now: float) -> float:

@@ -266,10 +266,11 @@ class Shard:
     @property
     def works_since(self) -> float | None:
         """When the first was sent of what it has not done yet, s; None: it has done all."""
-        since = [sent.at for sent in tuple(self.sent)[:1]]  # the loop may take it away meanwhile
-        return min(
-            since if self.compares_since is None else [*since, self.compares_since], default=None
-        )
+        # both are asked for by other threads, too, while the loop changes them
+        compares_since, since = self.compares_since, [sent.at for sent in tuple(self.sent)[:1]]
+        if compares_since is not None:
+            since.append(compares_since)
+        return min(since, default=None)
 
     def is_idle(self) -> bool:
         """Whether it has a runner, which has done all that it was sent."""

@@ -137,11 +137,12 @@ class Windows:
         """
         result = event.result
         self.polling.done(max(result.pause, _PAUSED_EVERY) if is_paused else result.pause, now)
+        before = self._time
         self._boundary, self._time = result.upper, result.now
         # what has begun since the poll is not known: a gap that is seen later is not skipped
         open_since = result.now if result.open_since is None else result.open_since
-        if self.last is not None:
-            # a runner may begin with it after the clock was set back
+        if self.last is not None and before is not None and result.now < before:
+            # by the clock of before it says nothing of what has begun since
             self.last = replace(self.last, open_since=open_since)
         if is_paused:
             return

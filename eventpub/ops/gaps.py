@@ -16,6 +16,7 @@ from typing import Literal
 from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges, values
 from eventpub.channel import Request
 from eventpub.config import Config
+from eventpub.errors import StateError
 from eventpub.index import glance
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.sink import Fold, Scope
@@ -94,7 +95,12 @@ def find(config: Config) -> Gaps:
 def _pending(config: Config) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:
     """The open holds, and per aggregate the skipped versions that are still missing."""
     state = StateDir(config.app.state_dir)
-    answers = ask_shards(state, Request(secrets.token_hex(8), "list"), _LIST_TIMEOUT)
+    answers = None
+    try:
+        answers = ask_shards(state, Request(secrets.token_hex(8), "list"), _LIST_TIMEOUT)
+    except StateError as error:
+        if error.code != "run.request_failed":
+            raise
     if answers is not None:
         found = [json.loads(answer) for answer in answers.values()]
         open_holds = [Hold(**hold) for answer in found for hold in answer["holds"]]

@@ -213,8 +213,9 @@ class Publisher:
         return self._state.kept()
 
     def _forget(self, request: Request) -> e.Reply:
-        def forget(_: dict[int, str] | EventpubError) -> None:
-            self._state.withdraw(request)
+        def forget(outcome: dict[int, str] | EventpubError) -> None:
+            if not isinstance(outcome, EventpubError):  # else the next start tries it again
+                self._state.withdraw(request)
 
         return forget
 

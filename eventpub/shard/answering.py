@@ -163,7 +163,7 @@ class Answering:
         if admission.in_ranges(version, left):  # created before the start
             index.note_skipped(a, admission.without(version, left))
             return "not published"
-        if context.report.replaced > replaced and not self._was_published(request, version):
+        if context.report.replaced > replaced and self._was_published(request, version) is False:
             return "refused again"  # what was in doubt is its dead letter, which was read back
         return "published"
 

@@ -10,6 +10,7 @@ It does not know who runs it: a thread beside the coordinator, or a task of Spar
 
 from __future__ import annotations
 
+import time
 import traceback
 from contextlib import suppress
 
@@ -32,6 +33,9 @@ _COPIES_EVERY = 1.0
 
 _SERVES_EVERY = 60.0
 """Seconds after which the producer hands over what it has logged, where nothing else comes."""
+
+_REPORTS_EVERY = 5.0
+"""Seconds between two reports of a comparison that takes long."""
 
 _COMPARES_EVERY = 0.02
 """Seconds between two checks whether keys of a comparison have come, while no rows do."""
@@ -111,6 +115,7 @@ class Runner:
         self._reading = Reading(context)
         self._holds_shard = config.gaps.policy == "hold_shard"
         self.has_begun = False
+        self._reported_at = float("-inf")
 
     def run(self) -> None:
         """Until the lease ends.
@@ -174,7 +179,8 @@ class Runner:
         """What comes next; a comparison goes on meanwhile."""
         context, comparing = self._context, self._comparing
         while not items.wait(self._patience()):
-            if comparing.go_on():
+            # also while it goes on: who says nothing for a minute counts as standing still
+            if comparing.go_on() or (comparing.is_under_way and self._is_silent()):
                 self._report()
             context.keep_copy()
             context.sink.serve()
@@ -240,6 +246,10 @@ class Runner:
         context.hidden_since = window.hidden_since
         context.uncounted_since = window.uncounted_since
 
+    def _is_silent(self) -> bool:
+        return time.monotonic() - self._reported_at > _REPORTS_EVERY
+
     def _report(self) -> None:
+        self._reported_at = time.monotonic()
         failpoint("before_report")
         self._context.link.send(self._context.take_report())

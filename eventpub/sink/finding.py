@@ -20,7 +20,8 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     app_ids: Collection[str],
     meanwhile: Callable[[], None],
 ) -> bool | None:
-    """Whether it does, committed; None: retention has removed a part of the range.
+    """Whether it does, committed; None: that cannot be known, since retention has removed a part of
+    the range, or an open transaction of another producer keeps it from readers.
 
     Args:
         sink: the section `[sink]`.
@@ -37,6 +38,8 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
     if first >= end:
         return False
     if list_offsets(sink, [place], "earliest")[place] > first:
+        return None
+    if list_offsets(sink, [place], "latest", committed=True)[place] < end:
         return None
     key, sequence = aggregate_id.encode(), str(version).encode()
     found = iter_ranges(sink, {place: (first, end)}, committed=True, meanwhile=meanwhile)

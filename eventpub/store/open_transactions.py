@@ -29,6 +29,8 @@ class Transaction:
         wrote_before: µs; nothing that it had written when it was seen last is newer.
         shown: µs; when it began as InnoDB said last.
         timed_out: it was open for too long, and nobody waits for it any more.
+        is_ahead: InnoDB said that it began later than now: the clock was set back since, and nobody
+            knows how long it has been open.
     """
 
     id: int
@@ -44,6 +46,7 @@ class Transaction:
     wrote_before: int = 0
     shown: int = 0
     timed_out: bool = False
+    is_ahead: bool = False
 
     @property
     def has_id(self) -> bool:
@@ -146,6 +149,7 @@ class OpenTransactions:
             wrote_before=at if wrote else earlier.wrote_before,
             shown=found.started,
             timed_out=earlier.timed_out,
+            is_ahead=earlier.is_ahead or found.is_ahead,
         )
 
     def _begins(self, found: Transaction, at: int, *, went_back: bool) -> Transaction:
@@ -205,8 +209,9 @@ class OpenTransactions:
 
     @property
     def open_since(self) -> int | None:
-        """When the oldest that is open began, µs, rounded down to a second; None: none is."""
-        return min((t.started for t in self._open.values()), default=None)
+        """When the oldest that is open began, µs, rounded down to a second; None: none is. Where
+        nobody knows when one began, a day before it was seen."""
+        return min((t.started - DAY * t.is_ahead for t in self._open.values()), default=None)
 
     @property
     def hidden_since(self) -> int | None:

@@ -82,6 +82,12 @@ def started_at(own: tuple[int, int], between: tuple[int, int], other: tuple[int,
     return min(found * SECOND, between[0])
 
 
+def is_ahead(own: tuple[int, int], between: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a transaction says that it began later than now; arguments as of `started_at`."""
+    first, last = between[0] // SECOND, between[1] // SECOND
+    return any(first <= seconds <= last for seconds in own) and other[1] > last
+
+
 def found_in(
     now: int, processes: Sequence[Any], own: Sequence[Any], rows: Sequence[Any]
 ) -> list[Transaction]:
@@ -109,17 +115,16 @@ def found_in(
             continue
         if statement is None and int(modified):  # by a function that it calls, say, just now
             statement = running.get(int(thread))
-        started = started_at(
-            (int(own[3]), int(own[4])), (now, int(own[0])), (int(local), int(earliest))
-        )
+        times = (int(own[3]), int(own[4])), (now, int(own[0])), (int(local), int(earliest))
         found.append(
             Transaction(
                 int(number),
                 int(thread),
-                started,
+                started_at(*times),
                 int(modified),
                 bool(query),
                 statement=statement,
+                is_ahead=is_ahead(*times),
             )
         )
     # what InnoDB does not know of, yet

@@ -219,6 +219,7 @@ def installed() -> Iterator[None]:
         failpoint = _failpoint
         put(
             runner,
+            time=_time,
             failpoint=failpoint,
             traceback=SimpleNamespace(print_exc=_unexpected),
         )

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,22 @@ def test_when_a_transaction_began() -> None:
     # a server that shows some other zone's time
     assert started_at((7300, 7300), between, (7290, 7290)) == 90 * SECOND
     assert started_at((7300, 7300), between, (7301, 7301)) == (100 + 1 - 3600) * SECOND
+
+
+def test_of_one_that_began_by_a_clock_that_was_ahead_nobody_knows_when_it_did() -> None:
+    """A gap that was seen since may be its: also for who looks for the first time."""
+    now = 1_700_000_000 * SECOND
+    own = (now + 3, 5, 1, now // SECOND, now // SECOND, "", 0, 0, 0, 0)
+    later = now // SECOND + 600
+    other = (0, 77, 9, later, later, "", 1, 1, 0, 0)
+    rows = [(own[0], own[1], own[2], own[3], own[4], "", 0, 0, 0, 0), other]
+    [found] = found_in(now, [], rows[0], rows)
+    assert found.is_ahead
+    transactions = OpenTransactions(5 * SECOND)
+    transactions.seen(now, [found])
+    assert transactions.open_since == now - 86_400 * SECOND
+    transactions.seen(now + 700 * SECOND, [replace(found, is_ahead=False)])
+    assert transactions.open_since == now - 86_400 * SECOND
 
 
 def test_what_was_open_for_days_is_reported_whole_by_who_polls_anew() -> None:
