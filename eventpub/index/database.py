@@ -156,13 +156,13 @@ def _mark(number: int) -> bytes:
 
 
 def aside_of(directory: Path) -> Path:
-    """Where `set_aside` moves it to."""
+    """Where `set_aside` moves a damaged one to."""
     return directory.with_name(f"{directory.name}.damaged")
 
 
-def set_aside(directory: Path) -> Path:
-    """Move a damaged index out of the way of a new one; where to. An older one there is removed."""
-    aside = aside_of(directory)
+def set_aside(directory: Path, *, is_damaged: bool = True) -> Path:
+    """Move an index out of the way of a new one; where to. An older one there is removed."""
+    aside = aside_of(directory) if is_damaged else directory.with_name(f"{directory.name}.former")
     shutil.rmtree(aside, ignore_errors=True)
     with suppress(FileNotFoundError):
         directory.rename(aside)

@@ -161,9 +161,8 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
         report.copied_from = None
         shutil.rmtree(folder)
     else:  # on the publisher's own disk it was moved to `former_indexes`; here, nobody did
-        report.rebuilt = (
-            f"the topic had {was['partitions']} partitions; it was moved to {set_aside(folder)}"
-        )
+        former = set_aside(folder, is_damaged=False)
+        report.rebuilt = f"the topic had {was['partitions']} partitions; it was moved to {former}"
     return Index(folder, identity, adopts=adopts)
 
 

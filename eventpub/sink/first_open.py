@@ -71,7 +71,8 @@ class FirstOpen:
         unread = {p: self._stable[p] for p in recent if p not in self._of_others}
         if unread and self._sources is not None:
             others = _of_others(self._sink, self._sources, unread)
-            self._of_others |= {place: place in others for place in unread}
+            if others is not None:
+                self._of_others |= {place: place in others for place in unread}
         found = {place for place in recent if self._of_others.get(place)}
         self._say(found)
         return found
@@ -104,19 +105,19 @@ def are_left_open(
     """
     stable = list_offsets(sink, list(ends), "latest", committed=True, timeout=timeout)
     blocked = {place: stable[place] for place, end in ends.items() if stable[place] < end}
-    return bool(blocked.keys() - _of_others(sink, sources, blocked))
+    return bool(blocked.keys() - (_of_others(sink, sources, blocked) or set()))
 
 
 def _of_others(
     sink: config.Sink, sources: Sources, stable: Mapping[PartitionId, int]
-) -> set[PartitionId]:
-    """Where the record at the last stable offset is another producer's."""
+) -> set[PartitionId] | None:
+    """Where the record at the last stable offset is another producer's; None: reading failed."""
     ranges = {place: (at, at + 1) for place, at in stable.items()}
     try:
         found = read_ranges(sink, ranges, committed=False, few=True, timeout=_READ_TIMEOUT)
     except SinkError as error:
         client.log.info("reading what is first of an open transaction: %s", error)
-        return set()
+        return None
     return {(m.topic(), m.partition()) for m in found if _is_of_others(sources, m)}
 
 

@@ -284,7 +284,8 @@ def index_folder(config: object, shards: int, number: int) -> File:
     return File(f"{shards}-shards/{number}")
 
 
-def set_aside(directory: File) -> File:
-    """As `rocks.set_aside`: nobody looks at it any more."""
+def set_aside(directory: File, *, is_damaged: bool = True) -> File:
+    """As `index.set_aside`: nobody looks at it any more."""
+    del is_damaged
     world().disk.databases.pop((world().process.executor, directory.name), None)
     return directory
