@@ -293,7 +293,7 @@ def test_an_index_of_fewer_partitions_is_moved_out_of_the_way(tmp_path: Path) ->
     is_new, report = opens(tmp_path / "2", "former", None)
     assert is_new
     assert "had 2 partitions" in report.rebuilt
-    assert (tmp_path / "2.damaged").exists()
+    assert (tmp_path / "2.former").exists()
     assert not opens(tmp_path / "4", "former", None)[0]
     with pytest.raises(StateError, match=r"index\.foreign"):
         opens(tmp_path / "4", "events", None)
