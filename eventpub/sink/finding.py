@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 
 from eventpub import config
 from eventpub.sink import records
-from eventpub.sink.missing_markers import PartitionId, iter_ranges
+from eventpub.sink.missing_markers import MARKER_TIMEOUT, PartitionId, iter_ranges
 from eventpub.sink.topics import list_offsets
 
 
@@ -39,8 +40,12 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
         return False
     if list_offsets(sink, [place], "earliest")[place] > first:
         return None
-    if list_offsets(sink, [place], "latest", committed=True)[place] < end:
-        return None
+    until = time.monotonic() + MARKER_TIMEOUT  # a commit is answered before its markers are written
+    while list_offsets(sink, [place], "latest", committed=True)[place] < end:
+        meanwhile()
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.1)
     key, sequence = aggregate_id.encode(), str(version).encode()
     found = iter_ranges(sink, {place: (first, end)}, committed=True, meanwhile=meanwhile)
     for message in found:

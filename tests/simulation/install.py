@@ -31,6 +31,7 @@ from eventpub.shard import (
 from eventpub.sink import (
     client,
     fencing,
+    finding,
     fold,
     missing_markers,
     owned_producer,
@@ -206,6 +207,7 @@ def installed() -> Iterator[None]:
         put(fold, time=_time)
         put(stable_ends, time=_time)
         put(missing_markers, time=_time)
+        put(finding, time=_time)
         put(topics, time=_time)
         put(
             database,
