@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from eventpub import config
 from eventpub.local import Kafka, kafka
 from eventpub.local.processes import free_port
 from eventpub.private_apis import bulk
+from eventpub.sink import ShardSink
+from tests.sink.helpers import APP, WHOLE
 from tests.sink.proxy import Proxy
 
 PASSWORDS = {"owner": "owner-word", "poor": "poor-word"}
@@ -79,6 +82,21 @@ def broker_with_doors(folder: Path) -> Iterator[OwnBroker]:
         )
         proxy.close()
         to_itself.close()
+
+
+@pytest.fixture
+def new_sink(sink: config.Sink) -> Iterator[Callable[[], ShardSink]]:
+    """Producers of the whole topic, one after the other; of the module's own `sink`."""
+    made: list[ShardSink] = []
+
+    def make() -> ShardSink:
+        made.append(ShardSink(sink, APP, WHOLE))
+        made[-1].ready()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 def _listeners(ports: dict[str, int]) -> str:

@@ -48,20 +48,6 @@ def sink(own_broker: OwnBroker, topic_name: str) -> Iterator[config.Sink]:
 
 
 @pytest.fixture
-def new_sink(sink: config.Sink) -> Iterator[NewSink]:
-    made: list[ShardSink] = []
-
-    def make() -> ShardSink:
-        made.append(ShardSink(sink, APP, WHOLE))
-        made[-1].ready()
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
 def left_open(
     own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink
 ) -> dict[PartitionId, Written]:

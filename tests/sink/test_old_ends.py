@@ -6,7 +6,7 @@ As one does that is cut off from the others, and not from the publisher. A fold 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,20 +52,6 @@ def sink(servers: str, topic_name: str) -> config.Sink:
     made = settings(topic_name, servers)
     check_topics(made)
     return made
-
-
-@pytest.fixture
-def new_sink(sink: config.Sink) -> Iterator[Callable[[], ShardSink]]:
-    made: list[ShardSink] = []
-
-    def make() -> ShardSink:
-        made.append(ShardSink(sink, APP, WHOLE))
-        made[-1].ready()
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 @pytest.fixture

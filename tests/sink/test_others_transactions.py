@@ -52,20 +52,6 @@ def sink(own_broker: OwnBroker, topic_name: str) -> Iterator[config.Sink]:
     own_broker.proxy.calm()
 
 
-@pytest.fixture
-def new_sink(sink: config.Sink) -> Iterator[NewSink]:
-    made: list[ShardSink] = []
-
-    def make() -> ShardSink:
-        made.append(ShardSink(sink, APP, WHOLE))
-        made[-1].ready()
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 class Others:
     """Another producer's transactions, each by an id of its own."""
 
