@@ -241,7 +241,9 @@ def is_token(text: str) -> bool:
 
 def _is_token(value: SecretStr | None) -> SecretStr | None:
     if value is not None and not is_token(value.get_secret_value()):
-        raise PydanticCustomError("token", "ops.token is too short, or no header can carry it")
+        raise PydanticCustomError(
+            "token", "ops.token has fewer than 16 characters, or no header can carry it"
+        )
     return value
 
 

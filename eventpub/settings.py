@@ -453,7 +453,7 @@ def _problem(detail: dict[str, Any], layers: _Layers, file: Path) -> ConfigError
 def _invalid_token(key: str, origin: str) -> ConfigError:
     return ConfigError(
         "config.invalid_token",
-        f"the token of the dashboard ({origin}) is too short, or has characters that an HTTP"
+        f"the token of the dashboard ({origin}) has fewer than 16 characters, or ones that an HTTP"
         " header cannot carry",
         where=key,
         suggestion="use 16 or more printable ASCII characters, without spaces around them:"

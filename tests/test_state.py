@@ -15,6 +15,7 @@ import pytest
 
 from eventpub.channel import Request
 from eventpub.errors import StateError
+from eventpub.publisher.publisher import Publisher
 from eventpub.state import Running, StateDir, replace_file
 
 _MANY = 300
@@ -148,6 +149,19 @@ def test_requests_that_wait_are_kept_in_order_until_they_are_withdrawn(tmp_path:
     assert state.withdraw(requests[1])
     assert not state.withdraw(requests[1])
     assert state.kept() == [requests[0], requests[2]]
+
+
+def test_a_kept_request_is_gone_when_it_was_answered_and_not_when_it_failed(
+    tmp_path: Path,
+) -> None:
+    """The next start tries it again."""
+    state, request = StateDir(tmp_path), Request("r", "skip", "a", 1, 1)
+    state.keep(request)
+    reply = Publisher._forget(Mock(_state=state), request)
+    reply(StateError("run.request_failed", "two runners have failed with it"))
+    assert state.kept() == [request]
+    reply({0: "skipped"})
+    assert state.kept() == []
 
 
 @pytest.mark.parametrize(

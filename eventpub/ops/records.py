@@ -74,7 +74,7 @@ class Parser:
     Args:
         sources: the application's ids, now and before, one of which every event names.
         ignored: the sources of records that are passed over.
-        found_foreign: is told of each record that is not ours.
+        found_foreign: is called with each record that is not ours.
     """
 
     def __init__(

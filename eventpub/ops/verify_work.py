@@ -150,14 +150,14 @@ def _read_topic(plan: Plan, spans: Spans, pipe: Any) -> None:
         read = topic.read
         topic.foreign, topic.foreign_count = [], 0
 
-    told = 0
+    said = 0
     for records in reader.consume(spans, None if sample is None else sample.chooses):
         portion.add(*_near(records, plan.after, plan.upto))
         reached.update(records.reached)
         offsets = sum(upto - at[place] for place, upto in records.reached.items())
         at.update(records.reached)
-        pipe.send(("progress", {"records": reader.topic.read - told, "offsets": offsets}))
-        told = reader.topic.read
+        pipe.send(("progress", {"records": reader.topic.read - said, "offsets": offsets}))
+        said = reader.topic.read
         if portion.rows >= _PORTION_ROWS:
             write()
     write()

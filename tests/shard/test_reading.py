@@ -311,6 +311,33 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
     assert counted == {0: 1, 4: 1, 5: 1}
 
 
+def test_who_compares_for_long_is_heard_of_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says nothing for a minute counts as standing still, and is ended at last."""
+    monkeypatch.setattr(runner_module, "_REPORTS_EVERY", 0.0)
+    runner: Any = object.__new__(Runner)
+    reports: list[int] = []
+    monkeypatch.setattr(Runner, "_report", lambda _: reports.append(1))
+    runner._reported_at = 0.0
+    runner._context = SimpleNamespace(
+        keeps_copies=False,
+        keep_copy=lambda: None,
+        sink=SimpleNamespace(serve=lambda: None),
+        timed=lambda _: nullcontext(),
+    )
+    runner._comparing = SimpleNamespace(is_under_way=True, go_on=lambda: False)
+    ready = iter([False, False, False, True])
+
+    class Items:
+        def wait(self, _: float) -> bool:
+            return next(ready)
+
+        def __next__(self) -> str:
+            return "rows"
+
+    assert runner._next(Items()) == "rows"
+    assert len(reports) == 3
+
+
 @pytest.mark.parametrize("waits_for_a_hold", [False, True])
 def test_a_producer_hands_over_its_log_while_nothing_comes(
     monkeypatch: pytest.MonkeyPatch, waits_for_a_hold: bool
