@@ -66,9 +66,17 @@ def _without_py4j(record: logging.LogRecord) -> bool:
     return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
+_NO_COORDINATOR_YET = (
+    "Coordinator load in progress",
+    "Not coordinator",
+    "Coordinator not available",
+)
+
+
 def _is_unexpected(record: logging.LogRecord) -> bool:
     """Not that a broker, at the first transaction of its life, makes the topic that keeps them."""
-    return "Coordinator load in progress" not in record.getMessage()
+    text = record.getMessage()
+    return not ("Failed to acquire" in text and any(why in text for why in _NO_COORDINATOR_YET))
 
 
 def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

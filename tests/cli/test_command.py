@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.cli.log import _Seldom
+from eventpub.cli.log import _is_unexpected, _Seldom
 
 MAIN = "import sys; from eventpub.cli import main; sys.exit(main())"
 SECRET = "hunter2-hunter2"
@@ -328,6 +328,23 @@ def test_a_broker_that_is_away_says_so_a_few_times_a_minute() -> None:
     now = 61.0
     assert shown() == "away: x (95 lines before it were left out)"
     assert shown() == "away: x"
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_shown"),
+    [
+        ("Broker: Coordinator load in progress: retrying", False),
+        ("Broker: Not coordinator: retrying", False),
+        ("Broker: Coordinator not available: retrying", False),
+        ("Broker: Transactional Id authorization failed", True),
+    ],
+)
+def test_a_broker_that_makes_its_topic_of_transactions_says_nothing(
+    reason: str, is_shown: bool
+) -> None:
+    text = f"Failed to acquire transactional PID from broker TxnCoordinator/1: {reason}"
+    record = logging.LogRecord("eventpub.sink", logging.INFO, "", 0, "GETPID %s", (text,), None)
+    assert _is_unexpected(record) == is_shown
 
 
 def test_a_crash_in_a_library_says_where() -> None:
