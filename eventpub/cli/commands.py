@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -28,10 +29,16 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
     type=click.Choice(["mysql", "mariadb"]),
     help="With --sql: print what makes the whole table on such a server; look at no database.",
 )
+@click.option("--yes", is_flag=True, help="Alter a table that exists without asking.")
 @reports
 @configured(*_STORE, "ops.log")
-def migrate(request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | None) -> Report:
-    """Create the event table, or what is missing of it."""
+def migrate(
+    request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | None, yes: bool
+) -> Report:
+    """Create the event table, or what is missing of it.
+
+    On a terminal it shows what it would do to a table that exists, and asks; elsewhere it does it.
+    """
     if sql:
         return _print_migration(request, dialect)
     if dialect is not None:
@@ -39,12 +46,26 @@ def migrate(request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | 
     loaded = request.load(otherwise=_NEEDLESS_TO_MIGRATE)
     from eventpub import store
 
-    statements = store.migrate(loaded.config.store)
-    result = {"table": loaded.config.store.table, "statements": statements}
+    table = loaded.config.store.table
+
+    def ask(wanted: list[str]) -> None:
+        question = "\n".join([*wanted, f"alter {table} like this now?"])
+        if _is_somebody_there() and not (yes or _agrees(question)):
+            raise _RefusedError
+
+    try:
+        statements = store.migrate(loaded.config.store, ask)
+    except _RefusedError:
+        result = {"table": table, "statements": []}
+        return Report("migrate", False, "not done: nothing was altered", result)
+    result = {"table": table, "statements": statements}
     if not statements:
         return Report("migrate", True, "the event table has all that it needs", result)
-    done = f"done: {len(statements)} statements, the event table is ready"
-    return Report("migrate", True, done, result)
+    return Report("migrate", True, f"done, {table} is ready: {' '.join(statements)}", result)
+
+
+class _RefusedError(Exception):
+    """Somebody at the terminal has said no."""
 
 
 def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | None) -> Report:
@@ -167,6 +188,12 @@ def run(request: Request, available_now: bool) -> Report:
     help="Compare one aggregate in N, chosen by hash, with all its events.",
 )
 @click.option("--restart", is_flag=True, help="Begin anew, whatever was interrupted.")
+@click.option(
+    "--differences",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write all differences to a file, one JSON object a line.",
+)
 @reports
 @configured(
     "app.id",
@@ -180,8 +207,14 @@ def run(request: Request, available_now: bool) -> Report:
         "read.start": "As for run: where the publisher's range begins, if its state does not say."
     },
 )
-def verify(
-    request: Request, from_: str | None, to: str | None, sample: int | None, restart: bool
+def verify(  # noqa: PLR0913 (flags, by keyword)
+    request: Request,
+    *,
+    from_: str | None,
+    to: str | None,
+    sample: int | None,
+    restart: bool,
+    differences: Path | None,
 ) -> Report:
     """Compare table and topic. Counts events missing, repeated, out of order, altered, extra.
 
@@ -193,7 +226,14 @@ def verify(
     loaded = request.load()
     from eventpub.cli import verdict
 
-    found = verdict.compare(loaded.config, first=first, last=last, sample=sample, restart=restart)
+    found = verdict.compare(
+        loaded.config,
+        first=first,
+        last=last,
+        sample=sample,
+        restart=restart,
+        differences=differences,
+    )
     return verdict.report(found)
 
 
@@ -334,9 +374,11 @@ def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Re
 
 def _agrees(question: str) -> bool:
     """Whether somebody at a terminal says yes; where there is none, nobody does."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    return click.confirm(question, err=True)
+    return _is_somebody_there() and click.confirm(question, err=True)
+
+
+def _is_somebody_there() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 @gaps.command("cancel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventpub.cli.output import Report
@@ -26,13 +27,14 @@ _MEANING = {
 }
 
 
-def compare(
+def compare(  # noqa: PLR0913 (as `verify`)
     config: Config,
     *,
     first: int | None = None,
     last: int | None = None,
     sample: int | None = None,
     restart: bool = False,
+    differences: Path | None = None,
 ) -> Verdict:
     """`ops.verify.verify`, which says how far it is."""
     with progress(_log) as show:
@@ -42,6 +44,7 @@ def compare(
             last=last,
             sample=sample,
             restart=restart,
+            differences=differences,
             on_progress=lambda done: show(_words(done), done.done),
         )
 

@@ -18,7 +18,7 @@ from eventpub.ops.records import (
     LATE,
 )
 from eventpub.ops.spill import crc32s
-from eventpub.ops.verify import SHOWN, STORE_FIELDS, TOPIC_FIELDS, Difference, Verdict
+from eventpub.ops.verify import STORE_FIELDS, TOPIC_FIELDS, Difference, Verdict
 
 Number = npt.NDArray[Any]
 
@@ -281,7 +281,7 @@ class _Comparison:
         self.verdict.found(kind, len(events), [self._of_topic(i, note) for i in chosen.tolist()])
 
     def _earliest(self, times: Number) -> Number:
-        return np.argsort(times, kind="stable")[:SHOWN]
+        return np.argsort(times, kind="stable")[: self.verdict.keeps]
 
     def _of_topic(self, event: int, note: str) -> Difference:
         topic = self.topic

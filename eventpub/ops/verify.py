@@ -14,12 +14,16 @@ not taken for one that has published everything.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +150,7 @@ class Verdict:
         sample: None where all aggregates were compared.
         behind: what the publisher has not published yet; None where an end of the range was asked
             for, or there is no publisher's state.
+        keeps: the most examples of each kind; None: all differences are kept.
     """
 
     first: int
@@ -162,6 +167,7 @@ class Verdict:
     resumed: int = 0
     sample: Sample | None = None
     behind: Behind | None = None
+    keeps: int | None = SHOWN
 
     @property
     def is_equal(self) -> bool:
@@ -184,7 +190,7 @@ class Verdict:
         if examples:
             known = [*self.examples[kind], *examples]
             known.sort(key=lambda d: (d.create_time, d.aggregate_id, d.version))
-            self.examples[kind] = known[:SHOWN]
+            self.examples[kind] = known[: self.keeps]
 
     def merge(self, other: Verdict) -> None:
         """Add what was found of other aggregates."""
@@ -240,6 +246,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     last: int | None = None,
     sample: int | None = None,
     restart: bool = False,
+    differences: Path | None = None,
     patience: float = 15.0,
     wait: float = 10.0,
     on_progress: Callable[[Progress], None] = lambda _: None,
@@ -252,13 +259,15 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             the boundary where its state cannot be read.
         sample: compare one aggregate in so many; None: all.
         restart: begin anew, whatever was interrupted.
+        differences: a file that gets all differences, one JSON object a line, in no order; of
+            records that eventpub cannot have written, the first ones.
         patience: seconds to wait for open transactions on the topic to end.
         wait: seconds to wait for missing events, where they are few: a row that is committed late
             is published seconds after it can be read.
         on_progress: called some times a second.
 
     Raises:
-        ConfigError: there is nothing between `first` and `last`.
+        ConfigError: there is nothing between `first` and `last`; the file cannot be written.
         StoreError: the store cannot be read.
         SinkError: the topic cannot be read to its end.
         StateError: there is no disk space for what is compared, or a process was lost.
@@ -287,8 +296,12 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         patience,
         known=repr([progress.get("topics"), progress.get("server")]),
         wait=wait,
+        lists_all=differences is not None,
     )
-    verdict, topic, read = run(asked, find_range, on_progress)
+    with _written(differences) as listed:
+        verdict, topic, read = run(asked, find_range, on_progress, listed)
+        if listed is not None:
+            listed.writelines(line_of("extra", one) for one in _foreign(topic))
     if last is None:
         with EventStore(config.store, layout) as store:
             progress = _state(config, "progress.json")  # as it is by now
@@ -305,16 +318,51 @@ def partition_numbers(config: Config, partitions: int) -> list[int]:
     return [*(n for n in former if n != partitions), partitions]
 
 
+def _foreign(topic: Topic) -> list[Difference]:
+    return [
+        Difference(f.key, 0, NO_TIME, f.partition, f.offset, f"{f.topic}: {f.reason}")
+        for f in topic.foreign
+    ]
+
+
+def line_of(kind: str, difference: Difference) -> str:
+    """A difference as a line of JSON."""
+    return json.dumps({"kind": kind, **difference.to_dict()}, ensure_ascii=False) + "\n"
+
+
+@contextmanager
+def _written(file: Path | None) -> Iterator[IO[str] | None]:
+    """The file, open; under its name only once the comparison has come to its end."""
+    if file is None:
+        yield None
+        return
+    unfinished = file.with_name(f"{file.name}.part")
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        listed = unfinished.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            "verify.not_writable",
+            f"{file} cannot be written: {error.strerror}",
+            where="--differences",
+            suggestion="name a file in a folder that exists and that you may write to",
+        ) from error
+    try:
+        with listed:
+            yield listed
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def note_topic(topic: Topic, verdict: Verdict) -> None:
     """What can be said of the topic alone: what nobody of us has written, and what is gone."""
     if topic.foreign_count:
         verdict.found(
             "extra",
             topic.foreign_count,
-            [
-                Difference(f.key, 0, NO_TIME, f.partition, f.offset, f"{f.topic}: {f.reason}")
-                for f in topic.foreign
-            ],
+            _foreign(topic),
         )
     if topic.truncated:
         verdict.notes.append(

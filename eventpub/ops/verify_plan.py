@@ -53,6 +53,7 @@ class Asked:
     known: str = ""
     """What else must be the same for an interrupted comparison to go on: topics and server."""
     wait: float = 10.0
+    lists_all: bool = False
 
     @property
     def name(self) -> str:
@@ -96,6 +97,10 @@ class Plan:
     def records(self) -> Runs:
         """The topic's side."""
         return Runs(self.folder / "topic", TOPIC_FIELDS, self.buckets)
+
+    def differences(self, bucket: int) -> Path:
+        """The file of all differences of a bucket, where `lists_all`."""
+        return self.folder / f"differences.{bucket}"
 
 
 @contextmanager

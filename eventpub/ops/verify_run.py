@@ -28,7 +28,7 @@ from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from eventpub.errors import EventpubError, StateError
 from eventpub.ops.records import Foreign, Place
@@ -56,11 +56,13 @@ def run(
     asked: Asked,
     find_range: Callable[[], tuple[int, int, list[str]]],
     on_progress: Callable[[Progress], None],
+    listed: IO[str] | None,
 ) -> tuple[Verdict, Topic, int]:
     """Compare.
 
     Args:
         find_range: gives the range of `create_time` and notes about it, if none is kept.
+        listed: gets all differences, one a line.
 
     Returns:
         The verdict, what was found on the topic beside events, and the rows that were read.
@@ -70,7 +72,7 @@ def run(
     """
     with folder(asked) as (path, lock):
         try:
-            return _run_in(path, lock, asked, find_range, on_progress)
+            return _run_in(path, lock, asked, find_range, on_progress, listed)
         except OSError as e:
             raise StateError(
                 "verify.no_space",
@@ -80,12 +82,13 @@ def run(
             ) from e
 
 
-def _run_in(
+def _run_in(  # noqa: PLR0913, PLR0917 (as `run`, and where)
     folder: Path,
     lock: int | None,
     asked: Asked,
     find_range: Callable[[], tuple[int, int, list[str]]],
     on_progress: Callable[[Progress], None],
+    listed: IO[str] | None,
 ) -> tuple[Verdict, Topic, int]:
     kept = kept_plan(folder)
     seed = kept["seed"] if kept else random.SystemRandom().randrange(1, 1 << 32)
@@ -114,6 +117,9 @@ def _run_in(
             partition_numbers(asked.config, reader.topic.partitions),
         )  # fmt: skip
         verdict, topic, read = host(plan, on_progress)
+        if listed is not None:
+            for bucket in range(plan.buckets):
+                listed.write(plan.differences(bucket).read_text())
     verdict.notes[:0] = kept["notes"]
     verdict.sample = asked.sample
     return verdict, topic, read

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from eventpub.ops.comparison import compare
 from eventpub.ops.records import NO_TIME, Place, Records
 from eventpub.ops.spill import Runs
 from eventpub.ops.verify import (
+    SHOWN,
     STORE_FIELDS,
     TOPIC_FIELDS,
     Verdict,
+    line_of,
     store_columns,
 )
 from eventpub.ops.verify_plan import Plan, Spans
@@ -187,6 +190,7 @@ def _read_rest(plan: Plan, ends: Mapping[Place, int], pipe: Any) -> dict[Place, 
 def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Compared:
     compared = Compared(Verdict(plan.after + 1, plan.upto))
     checks_left = SECOND_CHECKS
+    lists_all = plan.asked.lists_all
 
     with EventStore(plan.asked.config.store, plan.asked.layout) as store:
 
@@ -199,7 +203,7 @@ def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Compared:
 
         sides = zip(plan.rows().read(numbers), plan.records().read(numbers), strict=True)
         for (number, rows), (_, records) in sides:
-            verdict = Verdict(plan.after + 1, plan.upto)
+            verdict = Verdict(plan.after + 1, plan.upto, keeps=None if lists_all else SHOWN)
             compare(
                 rows,
                 records,
@@ -208,6 +212,17 @@ def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Compared:
                 late_policy=plan.asked.config.gaps.late,
                 still_there=still_there,
             )
+            if lists_all:
+                _list(verdict, plan.differences(number))
             compared.add(number, verdict)
             pipe.send(("progress", {"compared": 1}))
     return compared
+
+
+def _list(verdict: Verdict, file: Path) -> None:
+    """Write all differences of a bucket to its file; the verdict keeps the earliest."""
+    with file.open("w", encoding="utf-8") as out:
+        for kind, found in verdict.examples.items():
+            out.writelines(line_of(kind, one) for one in found)
+            del found[SHOWN:]
+    verdict.keeps = SHOWN

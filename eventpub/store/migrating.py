@@ -7,6 +7,7 @@ may well keep one of its own in the same database.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -23,7 +24,7 @@ from eventpub.config import Store
 from eventpub.errors import StoreError
 from eventpub.store.connection import Connection, connect, display_name, run
 from eventpub.store.failures import mapped
-from eventpub.store.schema import copies_the_table, create_table, missing, offline
+from eventpub.store.schema import ALTERS, copies_the_table, create_table, missing, offline
 
 VERSION_TABLE = "eventpub_alembic_version"
 
@@ -58,14 +59,20 @@ def would_execute(config: Store, dialect: Dialect | None = None) -> tuple[list[s
             log.warning("the database cannot be reached", error=error.message)
         else:
             with closing(connection), mapped(where):
-                return [f"{statement};" for statement in missing(config, connection)], True
+                return _ended(missing(config, connection)), True
     return [f"{create_table(config, mariadb=dialect == 'mariadb')};"], False
 
 
-def migrate(config: Store) -> list[str]:
+def migrate(
+    config: Store, before_altering: Callable[[list[str]], None] = lambda _: None
+) -> list[str]:
     """Creates the event table, or adds what an existing one lacks.
 
     A second run adds what has been dropped since, or makes the table of another configuration.
+
+    Args:
+        before_altering: called with the statements before a table that exists is altered; what it
+            raises ends this, and nothing was executed.
 
     Returns:
         The statements that were executed, each ending in a semicolon.
@@ -76,6 +83,10 @@ def migrate(config: Store) -> list[str]:
     where = f"{display_name(config)}, table {config.table}"
     connection = connect(config)
     try:
+        with mapped(where):
+            wanted = _ended(missing(config, connection))
+        if any(statement.startswith(ALTERS) for statement in wanted):
+            before_altering(wanted)
         with mapped(where):
             # two that start at once (containers of one deployment) take turns
             if run(connection, f"SELECT GET_LOCK('{_LOCK}', {_LOCK_SECONDS})")[0][0] != 1:
@@ -90,7 +101,7 @@ def migrate(config: Store) -> list[str]:
             for statement in wanted:
                 _execute(config, connection, statement)
             _upgrade(config)
-            return [f"{statement};" for statement in wanted]
+            return _ended(wanted)
     except StoreError as error:
         if error.code == "store.privilege_missing":
             error.suggestion = (
@@ -100,6 +111,10 @@ def migrate(config: Store) -> list[str]:
         raise
     finally:
         connection.close()
+
+
+def _ended(statements: list[str]) -> list[str]:
+    return [f"{statement};" for statement in statements]
 
 
 def _execute(config: Store, connection: Connection, statement: str) -> None:

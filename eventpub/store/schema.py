@@ -24,6 +24,9 @@ from eventpub.store.layout import (
     slice_expression,
 )
 
+ALTERS = "ALTER TABLE"
+"""How a statement begins that changes a table which exists."""
+
 _ONLINE = "ALGORITHM=INPLACE, LOCK=NONE"
 
 
@@ -48,12 +51,12 @@ def missing(config: Store, connection: Connection) -> list[str]:
     # One statement, since each new stored column copies the table.
     if not any(part.startswith("ADD COLUMN") for part in added):
         added.append(_ONLINE)
-    return [f"ALTER TABLE {quote(config.table)} {', '.join(added)}"]
+    return [f"{ALTERS} {quote(config.table)} {', '.join(added)}"]
 
 
 def copies_the_table(statement: str) -> bool:
     """Whether writers have to wait until a statement is done."""
-    return statement.startswith("ALTER TABLE") and not statement.endswith(_ONLINE)
+    return statement.startswith(ALTERS) and not statement.endswith(_ONLINE)
 
 
 def offline(statement: str) -> str:

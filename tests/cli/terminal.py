@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_INTERRUPT = b"\x03"
+_INTERRUPT = "\x03"
 _WITH_ITS_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -59,13 +59,15 @@ def on_terminal(
     environ: Mapping[str, str],
     width: int = 80,
     interrupt_at: str | None = None,
+    press: str = _INTERRUPT,
     out_is_pipe: bool = False,
     timeout: float = 120.0,
 ) -> Shown:
     """Run it.
 
     Args:
-        interrupt_at: press Ctrl-C as soon as this pattern is on the terminal.
+        interrupt_at: press keys as soon as this pattern is on the terminal.
+        press: these keys, Ctrl-C by default.
         out_is_pipe: whether stdout goes to a pipe, and only stderr to the terminal.
     """
     ours, its = pty.openpty()
@@ -83,7 +85,7 @@ def on_terminal(
         start_new_session=True,
     )
     os.close(its)
-    raw, is_interrupted, deadline = b"", False, time.monotonic() + timeout
+    raw, is_pressed, deadline = b"", False, time.monotonic() + timeout
     try:
         while time.monotonic() < deadline:
             if select.select([ours], [], [], 0.05)[0]:
@@ -91,14 +93,21 @@ def on_terminal(
                     raw += os.read(ours, 65_536)
                 except OSError:  # the last one who had it open has gone
                     break
-            if interrupt_at and not is_interrupted and re.search(interrupt_at, raw.decode()):
-                is_interrupted = True
-                os.write(ours, _INTERRUPT)
+            if (
+                interrupt_at
+                and not is_pressed
+                and re.search(
+                    interrupt_at,
+                    raw.decode(errors="replace"),  # the last character may be cut
+                )
+            ):
+                is_pressed = True
+                os.write(ours, press.encode())
         out, _ = child.communicate(timeout=timeout)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
         os.close(ours)
-    assert is_interrupted or not interrupt_at, raw.decode()
+    assert is_pressed or not interrupt_at, raw.decode()
     return Shown(raw.decode(), (out or b"").decode(), child.returncode)

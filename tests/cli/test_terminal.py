@@ -155,9 +155,15 @@ def is_clean(shown: Shown, status: int) -> None:
 def test_commands_on_a_terminal(tmp_path: Path, environ: Mapping[str, str]) -> None:
     """What each draws, that stdout has its answer alone, and that Ctrl-C leaves nothing behind."""
 
-    def command(*arguments: str, interrupt_at: str | None = None, **how: bool) -> Shown:
+    def command(
+        *arguments: str, interrupt_at: str | None = None, out_is_pipe: bool = False
+    ) -> Shown:
         return on_terminal(
-            [*EVENTPUB, *arguments], cwd=tmp_path, environ=environ, interrupt_at=interrupt_at, **how
+            [*EVENTPUB, *arguments],
+            cwd=tmp_path,
+            environ=environ,
+            interrupt_at=interrupt_at,
+            out_is_pipe=out_is_pipe,
         )
 
     stopped = command("run", interrupt_at="published  1,000")
@@ -190,3 +196,39 @@ def test_commands_on_a_terminal(tmp_path: Path, environ: Mapping[str, str]) -> N
     coloured = command("status", out_is_pipe=True)
     is_clean(coloured, 1)
     assert "\x1b" not in coloured.out
+
+
+def test_migrate_asks_before_it_alters_a_table_that_exists(
+    tmp_path: Path, database: FreshDatabase
+) -> None:
+    columns = "aggregate_id VARCHAR(64), version BIGINT, event_type VARCHAR(64), payload BLOB"
+    database.execute(f"CREATE TABLE events ({columns}, create_time TIMESTAMP(6))")
+    environ = _environ({"EVENTPUB_STORE__URL": database.url})
+
+    def migrate(*flags: str, interrupt_at: str | None = None, press: str = "\x03") -> Shown:
+        return on_terminal(
+            [*EVENTPUB, "migrate", *flags],
+            cwd=tmp_path,
+            environ=environ,
+            interrupt_at=interrupt_at,
+            press=press,
+        )
+
+    def indexes() -> int:
+        return len(database.execute("SHOW INDEX FROM events"))
+
+    asked = r"alter events like this now\? \[y/N\]"
+    refused = migrate(interrupt_at=asked, press="n\r")
+    is_clean(refused, 1)
+    assert "ALTER TABLE `events` ADD UNIQUE INDEX" in refused.text
+    assert "not done: nothing was altered" in refused.text
+    is_clean(migrate(interrupt_at=asked), 130)
+    assert indexes() == 0
+    agreed = migrate(interrupt_at=asked, press="y\r")
+    is_clean(agreed, 0)
+    assert "done, events is ready" in agreed.text
+    assert indexes() > 0
+    database.execute("DROP TABLE events")
+    is_clean(migrate(), 0)  # nobody is asked about a table that is made
+    database.execute("ALTER TABLE events DROP INDEX create_time")
+    is_clean(migrate("--yes"), 0)

@@ -23,7 +23,7 @@ from eventpub.config import Config, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
 from eventpub.ops import behind, verify_run
-from eventpub.ops.verify import KINDS, Progress, Sample, verify
+from eventpub.ops.verify import KINDS, SHOWN, Progress, Sample, verify
 from eventpub.ops.verify_plan import Asked
 from eventpub.sink import ShardSink
 from eventpub.store import EventStore
@@ -179,6 +179,55 @@ def test_every_kind_of_difference_is_found(world: World) -> None:
         "extra": [("ghost", 1)],
     }
     assert found.accounted["dead"] == found.accounted["diverted"] == 1
+
+
+def test_all_differences_go_into_a_file(world: World, tmp_path: Path) -> None:
+    missing = [(f"lost-{number}", 1) for number in range(SHOWN + 5)]
+    world.append(("a", 1), *missing)
+    world.publish([row for row in world.rows() if row[0] == "a"] * 3)
+    producer = world.producer()
+    producer.begin_transaction()
+    producer.produce(world.topic, key=b"stranger", value=b"")
+    producer.commit_transaction(30)
+    file = tmp_path / "differences.jsonl"
+    last = parse_time("2100-01-01T00:00:00Z")
+    found = verify(world.config, last=last, wait=0.0, differences=file)
+    assert (found.counts["missing"], len(found.examples["missing"])) == (SHOWN + 5, SHOWN)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    listed = {(one["kind"], one["aggregate_id"], one["version"]) for one in lines}
+    assert listed == {
+        *(("missing", *event) for event in missing),
+        ("repeated", "a", 1),
+        ("extra", "stranger", 0),
+    }
+    assert len(lines) == SHOWN + 5 + 2 + 1
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_a_file_of_differences_that_cannot_be_written_is_named_before_anything_is_read(
+    world: World, tmp_path: Path
+) -> None:
+    for file in (tmp_path / "no" / "folder", tmp_path):
+        with pytest.raises(ConfigError) as caught:
+            verify(world.config, differences=file)
+        assert caught.value.code == "verify.not_writable"
+        assert str(file) in caught.value.message
+
+
+def test_an_interrupted_comparison_leaves_a_former_file_of_differences(
+    world: World, tmp_path: Path
+) -> None:
+    file = tmp_path / "differences.jsonl"
+    file.write_text("of yesterday\n")
+    world.append(("a", 1))
+
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify(world.config, differences=file, on_progress=interrupt)
+    assert file.read_text() == "of yesterday\n"
+    assert list(tmp_path.glob("*.part")) == []
 
 
 def test_aborted_records_do_not_count(world: World) -> None:
