@@ -152,7 +152,8 @@ def errors() -> str:
         for code in codes:
             ways = list(dict.fromkeys(found[code]))
             messages = "<br>".join(dict.fromkeys(_cell(w.message) for w in ways if w.message))
-            fixes = "<br>".join(dict.fromkeys(_cell(w.suggestion) for w in ways if w.suggestion))
+            lines = (line for w in ways for line in w.suggestion.splitlines())
+            fixes = "<br>".join(dict.fromkeys(_cell(line) for line in lines if line))
             retriable = {w.retriable for w in ways}
             which = retriable.pop() if len(retriable) == 1 else "some"
             parts.append(f"| `{code}` | {messages} | {fixes} | {which} |")
@@ -161,10 +162,11 @@ def errors() -> str:
 
 def _raised(tree: ast.AST) -> Iterator[Raised]:
     """Calls like ``StoreError("store.what", "message", suggestion="…")``, helpers included."""
+    named = _named(tree)
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not call.args:
             continue
-        texts = [_text(a) for a in call.args]
+        texts = [_text(a, named) for a in call.args]
         places = [i for i, argument in enumerate(call.args) if _codes(argument)]
         if not places:
             continue
@@ -175,10 +177,11 @@ def _raised(tree: ast.AST) -> Iterator[Raised]:
             message = texts[at + 1] if len(texts) > at + 1 else ""
             fix = ""
         for keyword in call.keywords:
-            if keyword.arg == "suggestion":
-                fix = _text(keyword.value)
+            if keyword.arg in {"suggestion", "fix"}:
+                said = _text(keyword.value, named)
+                fix = fix if keyword.arg == "fix" and said == "…" else said
             if keyword.arg == "message":
-                message = _text(keyword.value)
+                message = _text(keyword.value, named)
         said, fix = ("" if text == "…" else text for text in (message, fix))
         for code in _codes(call.args[at]):
             yield Raised(code, said, fix, _retriable(call))
@@ -218,23 +221,53 @@ def _name(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
 
 
-def _text(node: ast.expr) -> str:  # noqa: PLR0911 (a case for each kind of type)
+Named = dict[str, list[ast.expr]]
+
+
+def _named(tree: ast.AST) -> Named:
+    """What a name of the file stands for: a variable's values, what a function returns."""
+    found: Named = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found.setdefault(name, []).append(value)
+            case ast.FunctionDef(name=name):
+                returned = (r.value for r in ast.walk(node) if isinstance(r, ast.Return))
+                found.setdefault(name, []).extend(value for value in returned if value)
+    return {name: values for name, values in found.items() if all(map(_is_text, values))}
+
+
+def _is_text(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(value=value):
+            return value is None or isinstance(value, str)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _is_text(left) and _is_text(right)
+        case _:
+            return isinstance(node, ast.JoinedStr)
+
+
+def _text(node: ast.expr, named: Named) -> str:  # noqa: PLR0911 (a case for each kind of type)
     """What a text says, with … for its variable parts; "" where it is no text."""
     match node:
         case ast.Constant(value=str(value)):
             return value
         case ast.JoinedStr(values=values):
-            return "".join(_text(v) if isinstance(v, ast.Constant) else "…" for v in values)
+            return "".join(_text(v, {}) if isinstance(v, ast.Constant) else "…" for v in values)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return (_text(left) or "…") + (_text(right) or "…")
+            return (_text(left, named) or "…") + (_text(right, named) or "…")
         case ast.IfExp(body=body, orelse=orelse):
-            return " / ".join(t for t in (_text(body), _text(orelse)) if t)
+            return " / ".join(t for t in (_text(body, named), _text(orelse, named)) if t)
         case ast.BoolOp(values=values):
-            return " / ".join(t for t in map(_text, values) if t not in {"", "…"}) or "…"
+            texts = (_text(value, named) for value in values)
+            return " / ".join(t for t in texts if t not in {"", "…"}) or "…"
         case ast.Constant(value=None):
             return ""
         case ast.Call(func=ast.Attribute(value=inner, attr="replace")):
-            return _text(inner)
+            return _text(inner, named)
+        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)) if name in named:
+            texts = (_text(value, {}) for value in named[name])
+            return "\n".join(dict.fromkeys(t for t in texts if t)) or "…"
         case _:
             return "…"
 

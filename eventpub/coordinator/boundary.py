@@ -261,6 +261,8 @@ class Boundary:
                 "store.moved",
                 "another database server answers than before; everything connects again",
                 where="store.url",
+                suggestion="nothing to do after a planned failover; else make sure that "
+                "store.url leads to one server, the primary",
                 retriable=True,
             )
 

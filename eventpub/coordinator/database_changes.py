@@ -124,5 +124,6 @@ class DatabaseChanges:
             "store.table_altered",
             "the event table was altered; it is read anew, as it is now",
             where=layout.where,
+            suggestion="nothing to do",
             retriable=True,
         )

@@ -138,7 +138,12 @@ class KafkaCluster:
             if found in self.brokers:
                 return self.brokers[found]
             if time.monotonic() > deadline:
-                raise LocalError("local.no_answer", f"nobody says {question}", retriable=True)
+                raise LocalError(
+                    "local.no_answer",
+                    f"nobody says {question}",
+                    suggestion="start again; the brokers' logs are in the cluster's folder",
+                    retriable=True,
+                )
             time.sleep(0.2)
 
 

@@ -139,6 +139,7 @@ class KafkaConnect(Server):
             "local.connector_failed",
             f"the connector {connector} is not {state}: {json.dumps(status)[:2000]}",
             where=str(self.log),
+            suggestion="read the log that is named",
         )
 
 

@@ -499,4 +499,5 @@ def _text(file: Path) -> str:
             "config.file_unreadable",
             f"{file} cannot be read: {error.strerror}",
             where="channel",
+            suggestion="give the publisher's user read access to it, or name another file",
         ) from error

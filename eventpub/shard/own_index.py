@@ -38,7 +38,12 @@ def require_going_on(link: Link) -> None:
         StateError: run.stopping
     """
     if link.is_stopping:
-        raise StateError("run.stopping", "stopped while it read the topic back", retriable=True)
+        raise StateError(
+            "run.stopping",
+            "stopped while it read the topic back",
+            suggestion="nothing to do: it was asked to stop",
+            retriable=True,
+        )
 
 
 class IndexCopies:

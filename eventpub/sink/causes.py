@@ -22,6 +22,8 @@ def aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
         "sink.aborted",
         f"the transaction was aborted, nothing was published{why}",
         where=f"topic {sink.topic}",
+        suggestion="nothing to do: the same events are published by the next transaction; "
+        "if it goes on, the broker's log says why",
         retriable=True,
     )
 
@@ -89,6 +91,8 @@ class Causes:
                 f" {sum(r.count for r in batch.reports.values())} delivery reports came within"
                 f" {self._owned.flush_timeout:.0f} s; nothing was committed",
                 where=f"sink.bootstrap_servers = {self._sink.bootstrap_servers}",
+                suggestion="nothing to do: the same is tried again; if it goes on, the "
+                "brokers are too slow: lower read.page_rows, or see their logs",
                 retriable=True,
             )
         mapped = self._fault(error, doing)

@@ -333,6 +333,8 @@ def stalled(sink: config.Sink, error: KafkaError, seconds: float) -> SinkError:
         f"this process was not running, or the broker away, for so long ({seconds:.0f} s) that the"
         f" broker has aborted the transaction; nothing was published ({says(error)})",
         where="sink.transaction_timeout",
+        suggestion="nothing to do: the same is published again; if it goes on, see whether "
+        "the machine or the container is short of CPU or memory",
         retriable=True,
     )
 

@@ -224,6 +224,8 @@ class Fold(Iterator[Folded]):
                     "sink.offset_gone",
                     f"retention removed records of {topic}[{partition}] while they were read",
                     where=f"topic {topic}",
+                    suggestion="nothing to do: it is read again, from what is there; if it "
+                    "goes on, raise the topic's retention.ms",
                     retriable=True,
                 )
             elif topic is not None or error.fatal():

@@ -77,7 +77,11 @@ class Session:
             reason = _reason(error)  # which the JVM knows
             self._end_jvm()
             if stops():
-                raise StateError("run.stopping", "stopped before Spark had started") from error
+                raise StateError(
+                    "run.stopping",
+                    "stopped before Spark had started",
+                    suggestion="nothing to do: it was asked to stop",
+                ) from error
             raise StateError(
                 "spark.start_failed",
                 f"Spark does not start: {reason}",

@@ -244,9 +244,14 @@ _MEANINGS = (
         "store.query_failed",
         "the database refused a statement: …",
         {1213, 1317, 1412, 1615},  # which was interrupted
+        suggestion="nothing to do: the statement is tried again",
         retriable=True,
     ),
 )
 """The first that an error means counts."""
 
-_OTHER = _Meaning("store.query_failed", "the database refused a statement: …")
+_OTHER = _Meaning(
+    "store.query_failed",
+    "the database refused a statement: …",
+    suggestion="`eventpub doctor` tries all statements; the server's log may say more",
+)

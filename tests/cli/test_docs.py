@@ -37,6 +37,13 @@ def test_every_code_of_an_error_is_listed() -> None:
             assert f"| `{code}` |" in page, f"{path}: {code}"
 
 
+def test_every_error_says_how_to_fix_it() -> None:
+    rows = re.findall(r"^\| `(\S+)` \| .* \| (.*) \| \S+ \|$", PAGES["errors.md"](), re.MULTILINE)
+    assert len(rows) > 100
+    # who stops a command knows how to start it again
+    assert [code for code, fix in rows if not fix.strip()] == ["cli.stopped"]
+
+
 def test_the_pictures_are_current() -> None:
     drawing = runpy.run_path(str(DOCS / "explanation" / "draw.py"))
     for name, picture in drawing["PICTURES"].items():
