@@ -227,6 +227,8 @@ class ShardSink:
                 # also of ours that others' is before: what of it was committed is known by now
                 self._end_open(new)
                 ended |= new
+                # the marker of what has ended it may be left out as well
+                ends |= list_offsets(self._sink, list(new), "latest")
                 began = time.monotonic()
             elif now - began > MARKER_TIMEOUT:
                 for place in sorted(behind - first_open.of_others(behind)):

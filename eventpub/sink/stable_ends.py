@@ -109,6 +109,8 @@ class StableEnds:
                 if self._end_open is not None and own:
                     self._end_open(own)
                     ended |= own
+                    # the marker of what has ended it may be left out as well
+                    kept = {place: end for place, end in kept.items() if place not in own}
                 elif seconds and max(seconds.values()) > self._timeout:
                     place = max(sorted(seconds), key=seconds.__getitem__)
                     stable, end = seen.stable[place], ends[place]

@@ -182,12 +182,12 @@ class OpenTransactions:
         """Report it where the reader may have read past what it hid.
 
         So it has where it did not wait, and where it could not see: before the first poll, or while
-        no answer was fresh.
+        no answer was fresh. What was written by a clock that was ahead is newer than all polls.
         """
         first, last = self._first_poll, self.polled_at
         if t.timed_out or t.since < reached or (first is not None and t.before < first):
-            was_blind = last is None or reached > last
-            upto = max(t.wrote_before, reached) if was_blind else t.wrote_before
+            is_known = last is not None and reached <= last and not t.is_ahead
+            upto = t.wrote_before if is_known else max(t.wrote_before, reached)
             self._ended.append((t.since, upto))
 
     def take_ended(self) -> list[tuple[int, int]]:

@@ -55,5 +55,13 @@ def _open(this: World) -> list[Transaction]:
             row.begun = begun
         # a row of exactly a full second's time would be no newer than its transaction
         started = (begun - 1) // _SECOND * _SECOND
-        found.append(Transaction(id_, number + 1, started, modified=len(rows)))
+        found.append(
+            Transaction(
+                id_,
+                number + 1,
+                min(started, this.clock),
+                modified=len(rows),
+                is_ahead=started // _SECOND > this.clock // _SECOND,
+            )
+        )
     return found

@@ -251,6 +251,17 @@ def test_of_one_that_began_by_a_clock_that_was_ahead_nobody_knows_when_it_did() 
     assert transactions.open_since == now - 86_400 * SECOND
 
 
+def test_what_a_clock_that_was_ahead_wrote_is_newer_than_the_polls_that_saw_it() -> None:
+    """The clock goes forth again, the reader passes the rows, then the transaction ends."""
+    now = 1_700_000_000 * SECOND
+    transactions = OpenTransactions(5 * SECOND)
+    ahead = Transaction(5, 1, now, modified=1, is_ahead=True)
+    transactions.seen(now, [ahead], reached=now - SECOND)
+    transactions.seen(now + 100 * SECOND, [replace(ahead, is_ahead=False)], now + 90 * SECOND)
+    transactions.seen(now + 101 * SECOND, [], reached=now + 99 * SECOND)
+    assert transactions.take_ended() == [(now, now + 99 * SECOND)]
+
+
 def test_what_was_open_for_days_is_reported_whole_by_who_polls_anew() -> None:
     """A connection is lost, and the transaction ends before the next one's first poll."""
     day = 86_400
