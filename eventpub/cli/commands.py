@@ -276,10 +276,12 @@ def gaps_list(request: Request, limit: int) -> Report:
 
     found = find(loaded.config)
     missing = sum(still for _, still in found.skipped)
-    summary = (
-        f"{len(found.open)} aggregates are held, {len(found.skipped)} skips are recorded"
-        f" ({missing} still missing)"
-    )
+    summary = f"{len(found.open)} aggregates are held, "
+    if found.unread is None:
+        summary += f"{len(found.skipped)} skips are recorded ({missing} still missing)"
+    else:
+        why = f"{found.unread.code}: {found.unread.message}"
+        summary += f"the recorded skips cannot be read: {why}"
     if found.requests:
         summary += f", {len(found.requests)} requests wait for a publisher"
     held = [vars(hold) for hold in found.open[:limit]]
@@ -293,10 +295,12 @@ def gaps_list(request: Request, limit: int) -> Report:
     }
     return Report(
         "gaps list",
-        not found.open,
+        not found.open and found.unread is None,
         summary,
         result,
         text=lambda console: _show_gaps(console, result, summary),
+        status=None if found.unread is None else found.unread.exit_status,
+        error=found.unread,
     )
 
 

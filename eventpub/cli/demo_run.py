@@ -26,6 +26,7 @@ from eventpub.cli import live, verdict
 from eventpub.cli.output import Report, Stopped
 from eventpub.cli.terminal import Facts, in_place
 from eventpub.config import Config
+from eventpub.coordinator.rate import Rate
 from eventpub.terminal import can_redraw
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class DemoView:
         self._began: float | None = None
         self._reported = 0.0
         self._progress: Progress | None = None
-        self._rate = live.Rate()
+        self._rate = Rate()
         self._on_terminal = False
         self.written: dict[str, Any] = {}
 

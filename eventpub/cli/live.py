@@ -7,7 +7,6 @@ every few seconds while something happens, and at once on anything that somebody
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,7 @@ import structlog
 from eventpub.cli.output import Report, end_if_asked
 from eventpub.cli.terminal import Facts, in_place
 from eventpub.config import Config, format_time
+from eventpub.coordinator.rate import Rate
 from eventpub.terminal import can_redraw
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 5.0
 IDLE_LINE_SECONDS = 60.0
-_RATE_SECONDS = 5.0
+ERROR_LINE_SECONDS = 60.0
 STOPPING = "stopping; transactions in work are finished. A second signal ends the process at once"
 
 COUNTERS = (
@@ -48,7 +48,7 @@ _NOTEWORTHY = {
     "conflicts": "rows differ from what was published under their versions, see <topic>.dead; was"
     " the database restored?",
     "passed": "transactions are open for longer than read.max_wait and no longer waited for",
-    "replaced": "producers were replaced after an answer that never came",
+    "replaced": "producers were replaced after an abort, or an answer that never came",
 }
 
 
@@ -107,26 +107,6 @@ def watching(config: Config) -> Iterator[View]:
         yield Lines()
 
 
-class Rate:
-    """Events a second over the last few seconds, from totals."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def add(self, at: float, total: int) -> None:
-        """Note a total, at a time in seconds."""
-        self._seen.append((at, total))
-        while len(self._seen) > 2 and self._seen[1][0] <= at - _RATE_SECONDS:
-            self._seen.popleft()
-
-    def at(self, now: float) -> float:
-        """The rate over what was noted; falls while nothing comes."""
-        if not self._seen:
-            return 0.0
-        (start, first), (_, last) = self._seen[0], self._seen[-1]
-        return max(0, last - first) / max(now - start, 0.001)
-
-
 class Lines:
     """A log line now and then."""
 
@@ -139,6 +119,8 @@ class Lines:
         self._last: dict[str, Any] = {}
         self._said: dict[str, int] = {}
         self._last_error: str | None = None
+        self._errors: dict[str, tuple[float, int]] = {}
+        """By code: when it was said last, and how often it was met since."""
         self._stops = False
 
     def see(self, progress: Progress) -> None:
@@ -156,13 +138,24 @@ class Lines:
                     self._said[name] = facts[name]
                     self._warned = now
         if progress.last_error and progress.last_error != self._last_error:
-            self._log.warning("waiting, then trying again", error=progress.last_error)
+            self._warn_of(progress.last_error, now)
         self._last_error = progress.last_error
         busy = any(facts[c] != self._last.get(c) for c in (*COUNTERS, "holds_open"))
         if now - self._written >= (LINE_SECONDS if busy else IDLE_LINE_SECONDS):
             self._log.info("progress", **facts, rate=round(self._rate.at(now), 1))
             self._written = now
             self._last = facts
+
+    def _warn_of(self, error: str, now: float) -> None:
+        """A code once a minute: what is away is met by many, in many words."""
+        code = error.partition(":")[0]
+        said_at, times = self._errors.get(code, (-ERROR_LINE_SECONDS, 0))
+        if now - said_at < ERROR_LINE_SECONDS:
+            self._errors[code] = said_at, times + 1
+            return
+        self._errors[code] = now, 0
+        more = {"times_since_the_last_line": times} if times else {}
+        self._log.warning("waiting, then trying again", error=error, **more)
 
 
 def _facts(progress: Progress) -> dict[str, Any]:

@@ -85,24 +85,41 @@ def _watch(find: Callable[[], Standing]) -> Report:
 
 def _result(standing: Standing) -> dict[str, Any]:
     is_running = standing.kind == "running"
-    return {"running": is_running, "kind": standing.kind, "status": standing.document}
+    return {
+        "running": is_running,
+        "kind": standing.kind,
+        "starts_paused": standing.starts_paused,
+        "status": standing.document,
+    }
 
 
 def _summary(standing: Standing) -> str:
+    said = _standing(standing)
+    return f"{said}; the next one starts paused" if standing.starts_paused else said
+
+
+def _standing(standing: Standing) -> str:
     words, found = _KINDS[standing.kind], standing.document
     if standing.kind != "running" or found is None:
         if found is None or standing.kind != "stopped":
             return words
-        if found["state"] != "stopped":
+        if found["state"] == "killed":
             return f"{words}; it was killed, or its machine went down"
         ago = f"{_age(time.time() - found['stopped_at'])} ago"
         why = f"by {found['stopped_by']}" if found["stopped_by"] else "when it was asked to stop"
         return f"{words}; it ended {ago} {why}"
     wrong = [check["name"] for check in found["checks"] if check["state"] == "error"]
-    lag = found["lag"]
-    behind = f"lag {lag['seconds']:,.1f} s, {lag['events']:,} events"
-    words = f"{found['state']}, {behind}, {found['holds_open']:,} holds open"
+    words = f"{found['state']}, {_behind(found)}, {found['holds_open']:,} holds open"
     return f"{words}; wrong: {', '.join(wrong)}" if wrong else words
+
+
+def _behind(found: dict[str, Any]) -> str:
+    """Of what is held nobody knows how many events it is."""
+    from eventpub.coordinator.lag import MOST_EVENTS  # which imports the store
+
+    unread = found["lag"]["events"] - found["holds_open"]
+    or_more = " or more" if unread >= MOST_EVENTS else ""
+    return f"lag {found['lag']['seconds']:,.1f} s, {unread:,} events{or_more} to read"
 
 
 def _show(console: Console, standing: Standing, summary: str) -> None:
@@ -137,6 +154,8 @@ def _parts(standing: Standing) -> list[RenderableType]:
     head.add_row("position", _time(found["position"]))
     counters = found["counters"]
     counted = [f"{counters[n]:,} {n.replace('_', ' ')}" for n in COUNTERS if counters.get(n)]
+    if standing.kind == "running":
+        head.add_row("rate", f"{found['rates']['published']:,.0f} events/s")
     head.add_row("since its start", ", ".join(counted) or "nothing published")
     checks: list[list[str | Text]] = []
     for check in found["checks"]:

@@ -38,6 +38,7 @@ from eventpub.coordinator.leases import Leases
 from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
+from eventpub.coordinator.rate import Rate
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.report_log import ReportLog
 from eventpub.coordinator.requests import Requests
@@ -79,6 +80,7 @@ class Coordinator:
         self._pauses: deque[e.PauseAsked] = deque()
         """Those that wait for what they want to be written down, the first first."""
         self._lag_measured_at: float | None = None
+        self._published = Rate()
         self._boundary = 0
         self._durable = durable = DurableState(begin)
         self._recounting = Recounting(
@@ -157,6 +159,10 @@ class Coordinator:
             lag += now - measured_at
         return lag
 
+    def published_per_second(self, now: float) -> float:
+        """Over the last few seconds; may be asked from any thread."""
+        return self._published.at(now)
+
     def in_work(self, shard: Shard) -> int:
         """How much a shard was sent and has not done yet; may be asked from any thread."""
         compares = shard.compares_since is not None
@@ -166,11 +172,13 @@ class Coordinator:
         """The same of one shard; at most that of the publisher."""
         lag, report, measured_at = self.lag_seconds(now), shard.report, self._lag_measured_at
         is_known = measured_at is not None and now - measured_at <= _LAG_IS_OLD
-        if report is None or not lag or not is_known or shard.lane is None:
+        if report is None or not lag or not is_known:
             return lag
         is_read = not shard.sent and report.position >= self._windows.planned
-        if is_read and not report.holds and not self.is_paused:
-            return 0.0
+        if is_read and not report.holds:
+            # where nothing is planned any more, what comes may be this shard's
+            goes_on = shard.lane is not None and not self.is_paused
+            return 0.0 if goes_on else self.unread_seconds(now)
         return min(lag, max(0.0, (self._boundary - report.low) / 1e6))
 
     # -- the loop's side --------------------------------------------------------------------------
@@ -383,6 +391,7 @@ class Coordinator:
         ):
             self._do(command)
         self._remember()
+        self._published.add(now, progress.published)
         self._leases.log_folding(now)
         if (line := self.absence.line(now)) is not None:
             self._do(line)

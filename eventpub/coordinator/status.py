@@ -25,7 +25,8 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         JSON-serializable. Times that end in ``_at``, ``since`` and ``last_ok`` are Unix times in s,
         positions µs on the database's clock. ``lag.seconds`` is the age below the boundary of the
         oldest event that is not published, held ones included; while the database does not answer
-        it grows by the time since its last answer.
+        it grows by the time since its last answer. ``lag.events`` is of those not read yet, at most
+        `lag.MOST_EVENTS`, and one for each aggregate that waits. Rates are events a second.
     """
     wall, progress = time.time(), coordinator.progress
     lag = coordinator.lag_seconds(now)
@@ -74,6 +75,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
             "events": progress.lag_events + progress.holds_open,
             "ahead_seconds": round(progress.ahead_seconds, 3),
         },
+        "rates": {"published": round(coordinator.published_per_second(now), 1)},
         "poll_age_seconds": None if seen_at is None else round(now - seen_at, 3),
         "watermark": progress.watermark,
         "counters": progress.counters(),

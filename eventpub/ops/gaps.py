@@ -16,7 +16,7 @@ from typing import Literal
 from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges, values
 from eventpub.channel import Request
 from eventpub.config import Config
-from eventpub.errors import StateError
+from eventpub.errors import SinkError, StateError
 from eventpub.index import glance
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.sink import Fold, Scope
@@ -24,7 +24,8 @@ from eventpub.sink.topics import partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
 
-_LIST_TIMEOUT = 20.0
+_LIST_TIMEOUT = 5.0
+"""Seconds; shards that do not answer by then, as where the broker is away, are read on the disk."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,15 @@ class Gaps:
     Attributes:
         open: aggregates that wait, the longest first.
         skipped: recorded skips, the latest first, each with whether all of its versions are still
-            missing from the topic.
+            missing from the topic; none where the topic cannot be read.
         requests: what publishers were asked to do and have not answered, oldest first.
+        unread: why the topic of skips cannot be read; None: it was.
     """
 
     open: list[Hold]
     skipped: list[tuple[SkippedGap, bool]]
     requests: list[Request]
+    unread: SinkError | None = None
 
 
 @dataclass(frozen=True)
@@ -67,15 +70,15 @@ def find(config: Config) -> Gaps:
     """All of them.
 
     Raises:
-        StateError, SinkError: the state or the topic of skips cannot be read.
+        StateError: the state cannot be read.
     """
     holds, missing = _pending(config)
-    partitions = partition_counts(config.sink).get(config.sink.gaps_topic)
+    unread: SinkError | None = None
     recorded: list[SkippedGap] = []
-    if partitions:
-        fold = Fold(Scope(config.sink, Shard(0, 1, partitions), only="gaps"))
-        recorded = [gap for part in fold for gap in part.gaps]
-    recorded.sort(key=lambda gap: -gap.skipped_at)
+    try:
+        recorded = _recorded(config)
+    except SinkError as error:
+        unread = error
     return Gaps(
         open=sorted(holds, key=lambda hold: hold.first_seen),
         skipped=[
@@ -89,7 +92,17 @@ def find(config: Config) -> Gaps:
             for gap in recorded
         ],
         requests=StateDir(config.app.state_dir).kept(),
+        unread=unread,
     )
+
+
+def _recorded(config: Config) -> list[SkippedGap]:
+    """Skips on their topic, the latest first."""
+    partitions = partition_counts(config.sink).get(config.sink.gaps_topic)
+    if not partitions:
+        return []
+    fold = Fold(Scope(config.sink, Shard(0, 1, partitions), only="gaps"))
+    return sorted((gap for part in fold for gap in part.gaps), key=lambda gap: -gap.skipped_at)
 
 
 def _pending(config: Config) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:

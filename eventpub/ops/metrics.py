@@ -22,12 +22,18 @@ _COUNTERS = {
     "eventpub_gaps_filled": ("gaps_filled", "Gaps whose missing versions came"),
     "eventpub_gaps_skipped": ("gaps_skipped", "Gaps that were given up, recorded on <topic>.gaps"),
     "eventpub_gaps_vanished": ("gaps_vanished", "Gaps above which the events were deleted"),
-    "eventpub_events_late": ("late", "Events that came after their gap was skipped"),
+    "eventpub_events_late": (
+        "late",
+        "Events that came after their gap was skipped, without those of dead retry",
+    ),
     "eventpub_events_dead": ("dead", "Rows that were refused, recorded on <topic>.dead"),
     "eventpub_events_conflicting": ("conflicts", "Dead letters that differ from what is published"),
     "eventpub_recount_found": ("recount_found", "Events that only a recount has found"),
     "eventpub_transactions_passed": ("passed", "Transactions that were not waited for any longer"),
-    "eventpub_producers_replaced": ("replaced", "Producers replaced after an indefinite answer"),
+    "eventpub_producers_replaced": (
+        "replaced",
+        "Producers replaced after an abort or an indefinite answer",
+    ),
 }
 """Name without ``_total`` → name in the status, help."""
 
@@ -60,7 +66,8 @@ def families(status: dict[str, Any]) -> Iterator[Metric]:
         ),
         (
             "eventpub_lag_events",
-            "Events below the boundary that are not published; 100000: that many or more",
+            "Events below the boundary that are not read yet (100000: that many or more), and"
+            " aggregates that wait for a missing version",
             status["lag"]["events"],
         ),
         ("eventpub_paused", "1 while the publisher is paused", float(status["is_paused"])),

@@ -25,10 +25,12 @@ class Standing:
             "never": none has run on this state directory.
         document: as of `coordinator.status`; of another kind than "running" what was written down
             last, if anything was.
+        starts_paused: whether none runs, and the next one will publish nothing until `resume`.
     """
 
     kind: str
     document: dict[str, Any] | None
+    starts_paused: bool = False
 
     @property
     def is_well(self) -> bool:
@@ -45,9 +47,12 @@ def find(config: Config) -> Standing:
     kept = state.read(state.status_file)
     if state.is_running():
         return Standing("silent", kept)
-    if kept is None and state.read(state.progress_file) is None:
+    progress = state.read(state.progress_file)
+    if kept is None and progress is None:
         return Standing("never", None)
-    return Standing("stopped", kept)
+    if kept is not None and kept["state"] != "stopped":
+        kept |= {"state": "killed", "is_alive": False}
+    return Standing("stopped", kept, bool(progress and progress.get("is_paused")))
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,8 @@ class Publisher:
 
     def _keep_failed_start(self, error: EventpubError) -> None:
         """Write down why it did not start, beside how the last one stood."""
+        if error.code == "run.paused":
+            return  # nothing is wrong, and how the last one ended is of more use
         found = self._state.read(self._state.status_file) or {}
         found |= {"state": "stopped", "stopped_by": str(error), "stopped_at": time.time()}
         with suppress(EventpubError):

@@ -152,10 +152,13 @@ class Answering:
         others = admission.without(version, known.skipped.get(a, ()))
         index.note_skipped(a, [*others, (version, version)])
         before, run, replaced = len(context.report.dead), index.dead_run, context.report.replaced
+        late = context.report.counts.late
         try:
             self._publishing.step(rows.slice(0, 1), None)
         finally:
-            index.note_dead_run(run)  # what users try again says nothing of the store or the broker
+            # what users try again says nothing of the store, the broker or the writers
+            index.note_dead_run(run)
+            context.report.counts.late = late
         dead = context.report.dead[before:]
         if any((d["aggregate_id"], d["version"]) == (a, version) for d in dead):
             return "refused again"

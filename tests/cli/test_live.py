@@ -14,9 +14,10 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from eventpub.cli import live, output
-from eventpub.cli.live import STOPPING, Lines, Panel, Rate, facts_shown
+from eventpub.cli.live import STOPPING, Lines, Panel, facts_shown
 from eventpub.config import App, Config, Sink, Store
 from eventpub.coordinator.progress import Progress
+from eventpub.coordinator.rate import Rate
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +109,18 @@ def test_an_error_that_is_waited_out_is_said_once() -> None:
         for error in (None, "store.unreachable: …", "store.unreachable: …", None):
             lines.see(Progress(last_error=error))
     assert sum("error" in e for e in logs) == 1
+
+
+def test_one_condition_that_is_met_in_many_words_is_a_line_a_minute() -> None:
+    clock = Clock()
+    lines = Lines(clock)
+    with capture_logs() as logs:
+        for second in range(125):
+            clock.now = float(second)
+            what = ("describing topics", "taking over the shard", "producing")[second % 3]
+            lines.see(Progress(last_error=f"sink.unreachable: no answer while {what}"))
+    said = [entry for entry in logs if "error" in entry]
+    assert [entry.get("times_since_the_last_line") for entry in said] == [None, 59, 59]
 
 
 def test_the_panel_shows_what_a_person_looks_for() -> None:

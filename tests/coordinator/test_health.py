@@ -43,6 +43,15 @@ def measured(life: Life, seconds: float, events: int = 0) -> None:
     life.on(e.LagMeasured(position, life.database - at(1), seconds, events))
 
 
+def of_shards(life: Life) -> list[float]:
+    return [shard["lag_seconds"] for shard in status(life.coordinator, life.now)["shards"]]
+
+
+def published_per_second(life: Life) -> float:
+    found: float = status(life.coordinator, life.now)["rates"]["published"]
+    return found
+
+
 def lag(life: Life) -> float:
     return float(status(life.coordinator, life.now)["lag"]["seconds"])
 
@@ -293,9 +302,25 @@ class TestLag:
         measured(life, 0.0)
         assert lag(life) >= 500
         assert status(life.coordinator, life.now)["lag"]["events"] == 1
-        shards = status(life.coordinator, life.now)["shards"]
-        assert shards[0]["lag_seconds"] >= 500
-        assert shards[1]["lag_seconds"] == 0
+        assert of_shards(life)[0] >= 500
+        assert of_shards(life)[1] == 0
+        life.on(e.PauseAsked(True, lambda _: None))
+        assert of_shards(life)[0] >= 500
+        assert of_shards(life)[1] == 0, "what another shard holds is not its"
+        measured(life, 7.0)
+        assert of_shards(life)[1] == 7, "what nobody has planned yet may be"
+        for lane in lanes:
+            life.leaves(lane)
+        measured(life, 0.0)
+        assert of_shards(life)[1] == 0
+
+    def test_the_rate_is_of_the_last_seconds(self) -> None:
+        life, lanes = streaming()
+        life.reports(lanes[0], published=500)
+        life.waits(5.0)
+        assert published_per_second(life) > 50
+        life.waits(20.0)
+        assert published_per_second(life) == 0
 
 
 class TestPause:

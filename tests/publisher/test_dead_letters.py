@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,8 @@ def test_a_refused_row_is_listed_and_published_after_all_once(
     [record] = [r for r in publisher.topic.read() if (r.key, r.version) == ("a", 2)]
     assert record.late
     assert record.value == LARGE
+    status = json.loads(publisher.command("status", "--json").stdout)["result"]["status"]
+    assert status["counters"]["late"] == 0, "nobody has committed late"
     letters = {(x["aggregate_id"], x["version"]): x for x in dead(publisher, 1, "list")["letters"]}
     assert letters["a", 2]["published"] == {
         "partition": record.partition,

@@ -148,7 +148,10 @@ class TestStatus:
         status_of(publisher)
         eventually((publisher.state / "status.json").exists, 30)
         publisher.kill()
-        assert "it was killed" in command(publisher, "status")[1]["summary"]
+        _, answer = command(publisher, "status")
+        assert "it was killed" in answer["summary"]
+        found = answer["result"]["status"]
+        assert (found["state"], found["is_alive"]) == ("killed", False)
 
 
 class TestPages:
@@ -275,6 +278,10 @@ class TestPause:
         eventually(lambda: status_of(publisher)["lag"]["seconds"] == 0, 30)
         assert publisher.stop() == 143
         assert command(publisher, "pause")[1]["result"]["outcome"] == "kept"
+        assert publisher.command("run", "--available-now").returncode == 3
+        _, answer = command(publisher, "status")
+        assert "it ended" in answer["summary"]
+        assert "when it was asked to stop; the next one starts paused" in answer["summary"]
         commit_some(database, range(5, 6))
         publisher.start()
         eventually(lambda: ask_running(StateDir(publisher.state), "status"), 60)

@@ -190,7 +190,11 @@ def test_a5_a_broker_that_is_away_while_only_a_hold_waits(world: World) -> None:
         insert(cursor, "above-a-gap", 2)
     world.broker.kill()
     time.sleep(AWAY)  # the gap is given up meanwhile, which cannot be published
+    listed = world.publisher.command("gaps", "list", "--json")
     world.broker.start()
+    found = json.loads(listed.stdout)
+    assert (listed.returncode, found["error"]["code"]) == (3, "sink.unreachable")
+    assert [hold["aggregate_id"] for hold in found["result"]["open"]] == ["above-a-gap"]
     began = time.monotonic()
     world.publisher.until_published("above-a-gap", [2], timeout=120)
     for number in range(8):  # of both shards
