@@ -42,14 +42,17 @@ from eventpub.index.database import Database, checked_marks, items_of, new_batch
 from eventpub.index.facts import Facts, Range
 from eventpub.index.former import merged
 from eventpub.index.holds import Holds
+from eventpub.index.identity import (
+    FORMAT,
+    FORMATS_READ,
+    IDENTITY,
+    of_another,
+    require_known_format,
+)
 from eventpub.index.reading import Pending, skipped_in
 from eventpub.index.recent import Recent
 from eventpub.index.values import LAST, LAST_SEEN, Partition, last_and_times, packed
 
-FORMAT = 2
-_READ = {1, FORMAT}
-"""Formats that can be read. 1, of versions before the first release, has neither times nor packed
-holds; such a version refuses an index of another number, instead of failing over what is in it."""
 _MOVED_AT_ONCE = 10_000
 
 
@@ -66,7 +69,8 @@ class Index(Facts):
             may need a moment to be gone.
 
     Raises:
-        StateError: index.locked, index.foreign, index.corrupt, index.disk_full.
+        StateError: index.locked, index.newer_format, index.foreign, index.corrupt,
+            index.disk_full.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Index(Facts):
         self._recent = Recent()
         database = Database(directory, lock_timeout)
         try:
+            require_known_format(database.items(IDENTITY), directory)
             super().__init__(database)
             self._counts = BucketCounts(database)
             self.holds = Holds()
@@ -101,21 +106,12 @@ class Index(Facts):
     ) -> None:
         required = {"format": FORMAT, **identity}
         found = self._facts.setdefault("identity", required)
-        is_read = found.get("format") in _READ
+        is_read = found.get("format") in FORMATS_READ
         is_older = is_read and found == {**required, "format": found["format"]}
         if found != required and (is_older or (is_read and adopts(found))):
             self._write(new_batch(), {"identity": required})
         elif found != required:
-            raise StateError(
-                "index.foreign",
-                f"the index belongs to {found}, not to {required}",
-                where=str(self.directory),
-                suggestion="app.id was changed: name the former one in app.former_ids;"
-                " sink.topic was changed, and only new events are to be published there: set"
-                " sink.accept_topic_id to the new topic's id, which `eventpub doctor` shows;"
-                " otherwise use another app.state_dir, or delete this directory: it is"
-                " rebuilt from the topic",
-            )
+            raise of_another(found, required, self.directory)
 
     def __enter__(self) -> Index:
         return self
@@ -216,6 +212,9 @@ class Index(Facts):
             partitions: those that are this shard's; with `everywhere`, all.
             baseline: as in `begin`.
             everywhere: see `reads_everywhere`.
+
+        Raises:
+            StateError: index.newer_format, ….
         """
         former = [self._copy(directory, belongs) for directory in directories]
         facts = merged(former, set(partitions), baseline)
@@ -233,6 +232,7 @@ class Index(Facts):
             if former is None:
                 return None
             try:
+                require_known_format(items_of(former, IDENTITY, directory), directory)
                 checked_marks(former, directory)
                 batch, size = new_batch(), 0
                 for key, value in items_of(former, b"", directory):

@@ -14,6 +14,7 @@ from eventpub.admission import Hold
 from eventpub.errors import StateError
 from eventpub.index.database import checked_marks, items_of, open_read_only
 from eventpub.index.holds import unpacked
+from eventpub.index.identity import IDENTITY, require_known_format
 
 Pending: TypeAlias = tuple[list[Hold], dict[str, list[tuple[int, int]]]]
 """Open holds, and skipped versions that have not turned up since, per aggregate."""
@@ -37,7 +38,7 @@ def glance(directory: Path) -> Pending:
     """What is pending in an index that another process may have open; nothing where there is none.
 
     Raises:
-        StateError: index.corrupt, ….
+        StateError: index.newer_format, index.corrupt, ….
     """
     for _ in range(5):  # files go while another process writes
         with suppress(StateError):
@@ -51,6 +52,7 @@ def _glance(directory: Path) -> Pending:
     if reader is None:
         return [], {}
     try:
+        require_known_format(items_of(reader, IDENTITY, directory), directory)
         holds = [
             unpacked(key[1:].decode(), value) for key, value in items_of(reader, b"h", directory)
         ]
@@ -74,6 +76,7 @@ def summary(directory: Path) -> Summary | None:
         if reader is None:
             return None
         try:
+            require_known_format(items_of(reader, IDENTITY, directory), directory)
             checked_marks(reader, directory)
             facts: dict[str, Any] = {
                 k[1:].decode(): json.loads(v) for k, v in items_of(reader, b"m", directory)

@@ -28,6 +28,9 @@ _LOOKS_FOR = 10.0
 
 _LOOKS_AGAIN_AFTER = 1.0
 
+_OF_NO_USE = {"index.foreign", "index.newer_format"}
+"""Of an index that is whole."""
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
@@ -160,9 +163,9 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
         return Index(folder, identity, adopts=adopts)
     except StateError as error:
         has_grown = bool(was) and was["partitions"] != assignment.partitions
-        if error.code != "index.foreign" or not (report.copied_from or has_grown):
+        if error.code not in _OF_NO_USE or not (report.copied_from or has_grown):
             raise
-    if report.copied_from:  # of another topic, say: it is as if there were no copy
+    if report.copied_from:  # of another topic or a newer version: as if there were no copy
         report.copied_from = None
         shutil.rmtree(folder)
     else:  # on the publisher's own disk it was moved to `former_indexes`; here, nobody did

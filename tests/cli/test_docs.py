@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -29,19 +30,39 @@ def test_the_page_is_current(page: str) -> None:
 
 
 def test_every_code_of_an_error_is_listed() -> None:
-    page = PAGES["errors.md"]()
+    listed = _sections()
     for code in ("sink.fenced", "run.disconnected", "shard.failed", "internal.unexpected"):
-        assert f"| `{code}` |" in page
+        assert code in listed
     for path in sorted(DOCS.parent.glob("eventpub/**/*.py")):
         for code in _codes_raised(path):
-            assert f"| `{code}` |" in page, f"{path}: {code}"
+            assert code in listed, f"{path}: {code}"
 
 
 def test_every_error_says_how_to_fix_it() -> None:
-    rows = re.findall(r"^\| `(\S+)` \| .* \| (.*) \| \S+ \|$", PAGES["errors.md"](), re.MULTILINE)
-    assert len(rows) > 100
+    sections = _sections()
+    assert len(sections) > 100
     # who stops a command knows how to start it again
-    assert [code for code, fix in rows if not fix.strip()] == ["cli.stopped"]
+    without = [code for code, text in sections.items() if "\n**Fix:**" not in text]
+    assert without == ["cli.stopped"]
+
+
+def test_every_error_has_one_anchor_and_says_whether_it_is_retriable() -> None:
+    sections = _sections()
+    assert len({_anchor(code) for code in sections}) == len(sections)
+    assert _anchor("store.row_invalid") == "storerow_invalid", "as the page says"
+    for code, text in sections.items():
+        assert re.search(r"^Retriable: ", text, re.MULTILINE), code
+        # a table is wider than a phone
+        assert "\n|" not in text, code
+
+
+@cache
+def _sections() -> dict[str, str]:
+    """What the page says of each code."""
+    parts = re.split(r"^### (\S+)\n", PAGES["errors.md"](), flags=re.MULTILINE)[1:]
+    codes = parts[::2]
+    assert len(set(codes)) == len(codes)
+    return dict(zip(codes, parts[1::2], strict=True))
 
 
 def test_the_pictures_are_current() -> None:
@@ -83,7 +104,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=NAMES)
 def test_keys_and_codes_exist(page: Path) -> None:
-    codes = set(re.findall(r"^\| `([a-z_.]+)`", _text(DOCS / "errors.md"), re.MULTILINE))
+    codes = _sections().keys()
     modules = {f"{path.parent.name}/{path.name}" for path in DOCS.parent.rglob("eventpub/**/*.py")}
     sections = "|".join(re.escape(section) for section in SECTIONS)
     for name in re.findall(rf"`((?:{sections}|state|index)\.[a-z_]+)(?:`| = )", _text(page)):
@@ -107,8 +128,11 @@ def _text(page: Path) -> str:
 
 def _anchors(page: Path) -> set[str]:
     """Of its headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+    return {_anchor(h) for h in re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)}
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _commands(text: str) -> Iterator[str]:

@@ -9,13 +9,14 @@ import signal
 import struct
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rocksdict import Options, Rdict
 
 from eventpub.admission import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
 from eventpub.errors import StateError
-from eventpub.index import Index, glance
+from eventpub.index import Index, glance, summary
 
 IDENTITY = {"app": "orders", "topic": "orders.events", "partitions": 8, "shard": [0, 2]}
 HOLD = Hold("ä 'b' ", 3, 9, first_seen=100, attempts=2, next_attempt=300, since=50)
@@ -122,12 +123,33 @@ def test_an_unsigned_skip_counts_where_something_follows_it(tmp_path: Path) -> N
         assert index.known(["a"]).skipped == {"a": [(4, 5)]}
 
 
-def test_the_index_of_something_else_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"topic": "other"}, "sink.topic 'orders.events', not to sink.topic 'other'"),
+        (
+            {"app": "sales", "topic": "other"},
+            "app.id 'orders' and sink.topic 'orders.events', not to app.id 'sales' and"
+            " sink.topic 'other'",
+        ),
+        ({"shard": [1, 2]}, "shard 0 of 2, not to shard 1 of 2"),
+    ],
+)
+def test_the_index_of_something_else_is_refused(
+    tmp_path: Path, other: dict[str, Any], said: str
+) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
     with pytest.raises(StateError) as refused:
-        Index(tmp_path, {**IDENTITY, "topic": "other"})
+        Index(tmp_path, {**IDENTITY, **other})
     assert refused.value.code == "index.foreign"
+    assert refused.value.message == f"the index belongs to {said}"
+    fix = refused.value.suggestion or ""
+    for name, advice in (("app", "app.former_ids"), ("topic", "sink.accept_topic_id")):
+        assert (advice in fix) is (name in other), fix
+    assert fix.endswith(
+        "use another app.state_dir, or delete this directory: it is rebuilt from the topic"
+    )
     Index(tmp_path, IDENTITY).close()
 
 
@@ -419,25 +441,57 @@ def test_an_index_is_adopted_where_that_is_known_to_be_right(tmp_path: Path) -> 
         assert index.known(["a"]).last == {"a": 5}
 
 
-def test_an_index_of_an_older_version_is_adopted_and_of_a_newer_one_refused(
-    tmp_path: Path,
-) -> None:
-    def has(format: int) -> None:
-        with Rdict(str(tmp_path), Options(raw_mode=True)) as db:
-            db[b"moffsets"] = b"{}"
-            db[b"midentity"] = json.dumps({"format": format, **IDENTITY}).encode()
+def as_of_format(number: int, directory: Path, **more: bytes) -> Path:
+    """An index as a version of that format may leave it."""
+    with Rdict(str(directory), Options(raw_mode=True)) as db:
+        db[b"moffsets"] = b"{}"
+        db[b"midentity"] = json.dumps({"format": number, **IDENTITY}).encode()
+        for key, value in more.items():
+            db[key.encode()] = value
+    return directory
 
-    has(1)
+
+def test_an_index_of_an_older_version_is_adopted(tmp_path: Path) -> None:
+    as_of_format(1, tmp_path)
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
     with Rdict(str(tmp_path), Options(raw_mode=True)) as db:
         assert json.loads(db[b"midentity"] or "")["format"] > 1, (
             "the older version refuses it by now"
         )
-    has(99)
-    with pytest.raises(StateError) as refused:
-        Index(tmp_path, IDENTITY, adopts=lambda _: True)
-    assert refused.value.code == "index.foreign"
+
+
+def test_an_index_of_an_older_version_that_belongs_elsewhere_says_where(tmp_path: Path) -> None:
+    as_of_format(1, tmp_path)
+    with pytest.raises(StateError, match=r"belongs to app\.id 'orders', not to app\.id 'sales'"):
+        Index(tmp_path, IDENTITY | {"app": "sales"})
+
+
+def test_an_index_of_a_newer_version_is_refused_by_whoever_reads_it(tmp_path: Path) -> None:
+    """Whatever stands in it in another form is not what fails."""
+    newer = as_of_format(99, tmp_path / "newer", ha=b"?", mnumbers=b"?", sa=b"?")
+
+    def moves() -> None:
+        with Index(tmp_path / "mine", IDENTITY) as index:
+            index.move_from([newer], lambda _: True, [("orders.events", 0)], None)
+
+    for reads in (
+        lambda: Index(newer, IDENTITY),
+        lambda: Index(newer, IDENTITY | {"app": "sales"}, adopts=lambda _: True),
+        lambda: glance(newer),
+        moves,
+    ):
+        with pytest.raises(StateError) as refused:
+            reads()
+        assert refused.value.code == "index.newer_format"
+        assert refused.value.where == str(newer)
+        assert not refused.value.retriable
+    assert summary(newer) is None
+    with Rdict(str(newer), Options(raw_mode=True)) as db:
+        assert json.loads(db[b"midentity"] or "")["format"] == 99, (
+            "the newer version still reads it"
+        )
+        assert db[b"ha"] == b"?"
 
 
 def test_when_rows_were_created_is_kept_folded_and_unknown_in_an_older_index(

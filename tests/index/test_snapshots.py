@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 import pytest
+from rocksdict import Options, Rdict
 
 from eventpub.admission import Shard
 from eventpub.channel import Lease, Report
@@ -265,6 +267,20 @@ def test_a_copy_of_an_index_of_another_topic_is_none(tmp_path: Path) -> None:
         found, report = opens(folder, topic, name)
         assert found == is_new
         assert report.copied_from == (None if is_new else name)
+
+
+def test_a_copy_of_an_index_of_a_newer_version_is_none(tmp_path: Path) -> None:
+    """Deleting the index, as the error says, would bring the copy back."""
+    folder = tmp_path / "0"
+    with Index(folder, OF) as index:
+        index.begin(7)
+    with Rdict(str(folder), Options(raw_mode=True)) as db:
+        db[b"midentity"] = json.dumps({"format": 99, **OF}).encode()
+    with pytest.raises(StateError, match=r"index\.newer_format"):
+        opens(folder, "former", None)
+    is_new, report = opens(folder, "former", "a copy")
+    assert is_new
+    assert report.copied_from is None
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ def test_an_alert_asks_for_what_is_served_and_has_its_page(rule: dict[str, Any])
     assert page.startswith(f"# {rule['alert']}\n")
     for part in ("**Means:**", "**Look at**", "**Do"):
         assert part in page, part
+    assert "\n|" not in page, "a table is wider than a phone"
+    assert not re.search(r"^ {5,7}\S", page, re.MULTILINE), "in a list code is indented by eight"
+
+
+def test_the_lag_s_critical_alert_is_the_warning_with_a_higher_limit() -> None:
+    """By one name, so that Alertmanager can have the one inhibit the other."""
+    rules = {r["labels"]["severity"]: r["expr"] for r in RULES if r["alert"] == "EventpubLag"}
+    assert rules.keys() == {"warning", "critical"}
+    assert rules["critical"] == rules["warning"].replace("> 60 ", "> 600 ")
 
 
 def test_the_site_of_the_alerts_pages_is_set_by_one_command() -> None:

@@ -13,6 +13,7 @@ import pytest
 from eventpub import settings
 from eventpub.admission.model import Shard
 from eventpub.local import Kafka
+from eventpub.ops.alive import alive
 from eventpub.sink import ShardSink, check_topics, fold
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
@@ -43,7 +44,10 @@ def publish_before(publisher: Publisher) -> None:
 def test_a25_a_stop_does_not_wait_until_the_topic_is_read_back(
     database: FreshDatabase, new_publisher: NewPublisher, kafka_server: Kafka, topic_name: str
 ) -> None:
-    """20 MB at 150 kB/s; SIGTERM waited for all of it, and nothing said how much was left."""
+    """20 MB at 150 kB/s; SIGTERM waited for all of it, and nothing said how much was left.
+
+    Meanwhile it is alive, and an orchestrator leaves it alone.
+    """
     create_table(database)
     publisher = new_publisher(database, sink={"properties": {"client.id": topic_name}})
     publish_before(publisher)
@@ -53,6 +57,9 @@ def test_a25_a_stop_does_not_wait_until_the_topic_is_read_back(
         cursor.connection.commit()
     publisher.start()
     publisher.until_said("reading the topic back into the index", 120)
+    for _ in range(5):
+        assert alive(publisher.state) == (True, "the publisher is starting")
+        time.sleep(1.0)
     began = time.monotonic()
     assert publisher.stop(timeout=60) == 143, "it has waited for the rest, which takes 130 s"
     print(f"stopped within {time.monotonic() - began:.1f} s")

@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_wheel_has_the_program_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_neither_bench_nor_tests_and_says_what_it_is(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
         described = opened.read(f"eventpub-{__version__}.dist-info/METADATA").decode()
@@ -55,6 +55,26 @@ def test_the_version_stands_in_one_place() -> None:
     assert "version" not in project
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(rf"^## (Unreleased: )?{re.escape(__version__)}\b", changelog, re.MULTILINE)
+
+
+def git(*arguments: str) -> list[str]:
+    """The lines that it answers."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_a_tagged_commit_has_no_placeholders_and_they_are_listed_until_then() -> None:
+    """Where documentation, source and issues are, only who publishes the project knows."""
+    listed = (ROOT / "CONTRIBUTING.md").read_text().partition("## Before the first publication")[2]
+    files = git("grep", "-l", "--fixed-strings", "docs.example.com", "--", ":!tests")
+    places = {name for name in files if name != "CONTRIBUTING.md"}
+    for name in places:
+        assert f"`{name}`" in listed
+    if any(re.fullmatch(r"v\d.*", tag) for tag in git("tag", "--points-at", "HEAD")):
+        assert not places, "as CONTRIBUTING.md says: before the first publication"
+        urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+        assert {"Documentation", "Repository", "Issues", "Changelog"} <= urls.keys()
 
 
 @pytest.mark.long
