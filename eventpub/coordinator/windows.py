@@ -153,9 +153,12 @@ class Windows:
             hidden_since=result.hidden_since,
             uncounted_since=uncounted_since,
         )
-        if result.end is not None and event.after == self.planned:
+        if event.after != self.planned:
+            # all shards have read further meanwhile: its rows begin too low
+            result = replace(result, rows=None)
+        if result.end is not None or self.last is None:
             self._send(window, result, event.after, now)
-        elif result.is_due or self.last is None:
+        elif result.is_due:
             self._send_for_holds(window, result, now)
 
     def due_at(self) -> list[float]:
@@ -167,8 +170,13 @@ class Windows:
         self.polling.anew = True
 
     def begin_at(self, position: int) -> None:
-        """All shards have read up to there, µs: windows begin no lower."""
+        """All shards have read up to there, µs: windows begin no lower.
+
+        A later runner of a shard may have an older index: it reads up to there, too.
+        """
         self.planned = max(self.planned, position)
+        if self.last is not None:
+            self.last = replace(self.last, upto=self.planned)
 
     # -- what shards are sent ---------------------------------------------------------------------
 

@@ -10,10 +10,13 @@ import pytest
 
 from eventpub.admission import EVENTS
 from eventpub.coordinator import events as e
+from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.shards import MOST_PAGES, MOST_WINDOWS
 from tests.coordinator.life import (
+    NOW,
     SECOND,
     at,
+    begin,
     begun,
     streaming,
     upto,
@@ -152,6 +155,29 @@ class TestWindows:
         assert life.coordinator.progress.lag_events == 0
         life.on(e.LagMeasured(at(1_000), at(2_000), 30.0, 400))
         assert life.coordinator.progress.lag_events == 0, "that was before"
+
+
+@pytest.mark.parametrize("is_polled_before", [True, False])
+def test_who_begins_with_an_older_index_reads_as_far_as_all_have(is_polled_before: bool) -> None:
+    """The indexes were further than was written down, and nobody writes any more."""
+    life = begin()
+    lanes = [life.joins(number) for number in range(2)]
+    ends = (at(1_100), at(1_300))
+    if is_polled_before:  # the second one while the shards say where they are
+        life.polled(ends[0], is_page=True)
+    poll = life.poll()
+    for lane in lanes:
+        life.reports(lane, position=at(1_200), low=at(1_200))
+    if poll is not None:
+        life.on(
+            e.Polled(poll.after, PollResult(NOW, ends[1], ends[1] if is_polled_before else None))
+        )
+    life.polled(None)
+    life.loses(lanes[0])
+    older = life.joins(0)
+    life.reports(older, position=at(1_000), low=at(1_000))
+    assert [window.upto for window in older.windows][-1] >= at(1_200)
+    assert older.windows[-1].rows is None
 
 
 def test_a_window_is_never_sent_that_ends_before_the_one_before() -> None:
