@@ -282,9 +282,9 @@ class App(_Section):
     """`[app]`"""
 
     id: AppId = Field(
-        description="name of this publisher: ce_source of its records, part of its transactional"
-        " ids; only one publisher of a name may run; when you change it, add the old one to"
-        " former_ids"
+        description="name of this publisher: the ce_source of its records and a part of its"
+        " transactional ids; only one publisher of a name may run; when you change it, add the old"
+        " one to former_ids"
     )
     former_ids: Annotated[tuple[AppId, ...], BeforeValidator(_names)] = Field(
         (),
@@ -345,15 +345,15 @@ class Store(_Section):
     )
     allow_replica: bool = Field(
         False,
-        description="read from a replica all the same: rows that it applies later than"
-        " recount.horizon after their create_time may be lost, and the primary's open transactions"
-        " are not seen",
+        description="read from a replica although it may lose events: rows that it applies later"
+        " than recount.horizon after their create_time may be lost, and the primary's open"
+        " transactions are not seen",
     )
     takes_all_writes: bool = Field(
         False,
-        description="the promise that every writer of the event table uses the server that url"
-        " names, where others could take writes: Galera, a group in multi-primary mode, two"
-        " servers that replicate each other",
+        description="your promise that every writer of the event table uses the server that url"
+        " names, though others could take writes, too: Galera, a group in multi-primary mode, two"
+        " servers that replicate each other; eventpub cannot check it",
     )
     columns: Columns = Columns()
 
@@ -378,8 +378,8 @@ class Read(_Section):
     )
     delay: Micros = Field(
         1_000_000,
-        description="events are read at this age, so that transactions can commit: the boundary is"
-        " the database's clock minus delay",
+        description="age at which events are read, so that transactions can commit first: the"
+        " boundary is the database's clock minus delay",
     )
     page_rows: int = Field(50_000, ge=1, le=10_000_000, description="most rows read at once")
     watermark: Literal["auto", "off"] = Field(
@@ -389,8 +389,8 @@ class Read(_Section):
     )
     max_wait: Micros = Field(
         1_000_000,
-        description="longest wait of the boundary for an open transaction; the events of one open"
-        " longer are found by the recount when it has committed",
+        description="longest wait of the boundary for an open transaction; the recount finds the"
+        " events of a transaction that is open for longer, when it has committed",
     )
 
 
@@ -442,8 +442,8 @@ class Recount(_Section):
         "stop",
         description="what to do when rows keep being inserted with a create_time older than"
         " recount.horizon, because of another time zone or an import of old rows: 'stop' with the"
-        " error store.rows_in_past, or 'count' their buckets again, which publishes them when they"
-        " are seen",
+        " error store.rows_in_past, or 'count' the buckets of those that are seen again, which"
+        " publishes them",
     )
 
 
@@ -556,7 +556,9 @@ class Spark(_Section):
         "local[*]",
         min_length=1,
         description="Spark's master; `local[N]` gets at least as many slots as there are shards;"
-        " 'none': no Spark and no Java, the shards are threads of the publisher's process",
+        " 'none': no Spark and no Java, the shards are threads of the publisher's process: the"
+        " recommended way on one machine, which `eventpub init` writes; the default is for those"
+        " who have Spark, and is kept so that a configuration without this key stays what it was",
     )
     shards: int = Field(
         2,
@@ -567,7 +569,7 @@ class Spark(_Section):
     )
     trigger: Annotated[Micros, Field(ge=10_000)] = Field(
         100_000,
-        description="while events come, the database is polled twice in this time; a longer time"
+        description="the database is polled twice in this time while events come; a longer time"
         " makes fewer and larger transactions (also with master = 'none')",
     )
     properties: Properties = Field(
@@ -617,8 +619,8 @@ class Ops(_Section):
     )
     token: Annotated[SecretStr | None, AfterValidator(_is_token)] = Field(
         None,
-        description="who may pause, resume, retry and skip on the dashboard; at least 16"
-        " characters; unset = nobody",
+        description="secret with which one may pause, resume, retry and skip on the dashboard; at"
+        " least 16 characters; unset = nobody may",
     )
     token_file: Path | None = Field(None, description="a file that holds the token, instead")
     log: Literal["auto", "text", "json"] = Field(
