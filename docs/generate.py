@@ -38,7 +38,7 @@ Secrets belong in the environment or a file: `EVENTPUB_STORE__PASSWORD`, or `sto
 `EVENTPUB_SINK__PROPERTIES__SASL_PASSWORD`, or `"sasl.password.file" = "/run/secrets/kafka"` below
 `[sink.properties]`. The suffix works for every property there: `NAME.file` names a file that holds
 the value of `NAME` (without its last line end). Secrets are never printed. Logins and ACLs for
-Kafka: [security.md](security.md); for the database: [databases.md](databases.md).
+Kafka: [Kafka logins](how-to/kafka-logins.md); for the database: [databases.md](databases.md).
 
 Properties of librdkafka and Spark keep their own names: in the file
 `"compression.type" = "lz4"` below `[sink.properties]`, in the environment
