@@ -115,15 +115,43 @@ def test_add_partitions(database: FreshDatabase, publisher: Publisher) -> None:
 
 def test_restore_a_database(database: FreshDatabase, publisher: Publisher) -> None:
     """docs/how-to/restore-a-database.md: the topic's history is put back into the table."""
+    (script,) = code("how-to/restore-a-database.md", "python")
+    address = database.connect()
+    for named, is_here in (
+        ('"db.internal"', f'"{address.host}"'),
+        ("3306", str(address.port)),
+        ('"database": "shop", "user": "admin"', f'"database": "{database.name}", "user": "root"'),
+        ('"password": "…"', '"password": ""'),
+        ("kafka-1:9092", publisher.topic.bootstrap_servers),
+        ("orders.events", publisher.topic.name),
+    ):
+        assert named in script
+        script = script.replace(named, is_here)
+    address.close()
+    (publisher.folder / "restore.py").write_text(script)
     commit(database, "order-1", 1, 2, 3)
-    publisher.publish_everything()
-    database.execute("CREATE TABLE saved AS SELECT * FROM events WHERE version > 1")
-    database.execute("DELETE FROM events WHERE version > 1")
-    assert verify(publisher) == {"extra": 2}
-    database.execute("INSERT INTO events SELECT * FROM saved")
-    publisher.publish_everything()
+    commit(database, "order-2", 1, payload=b"\xff", metadata='{"user": "ü", "attempt": 2}')
+    commit(database, "order-3", 1, payload=None, create_time="2025-07-01 12:00:00.123456")
+    publisher.start()
+    for name, versions in (("order-1", [1, 2, 3]), ("order-2", [1]), ("order-3", [1])):
+        publisher.until_published(name, versions)
+    assert publisher.command("pause").returncode == 0
+    rows = (
+        "SELECT aggregate_id, version, event_type, payload, create_time FROM events"
+        " ORDER BY aggregate_id, version"
+    )
+    before = database.execute(rows)
+    database.execute("DELETE FROM events WHERE version > 1 OR aggregate_id <> 'order-1'")
+    assert verify(publisher, "--differences", "lost.jsonl") == {"extra": 4}
+    command = [sys.executable, "restore.py"]
+    done = subprocess.check_output(command, text=True, cwd=publisher.folder)
+    assert done == "4 rows were inserted\n"
+    assert database.execute(rows) == before
+    assert publisher.command("resume").returncode == 0
+    commit(database, "order-1", 4)
+    publisher.until_published("order-1", [1, 2, 3, 4])
     assert not verify(publisher)
-    assert publisher.topic.versions("order-1") == [1, 2, 3]
+    assert len(publisher.topic.read()) == 6
 
 
 def test_move_to_another_machine(database: FreshDatabase, publisher: Publisher) -> None:
