@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,9 @@ def test_the_tutorial(typed: Callable[[str], subprocess.Popen[str]], tmp_path: P
         said, _ = child.communicate(timeout=120)
         return child.returncode, said
 
+    def is_published(line: str) -> bool:
+        return " published " in answer(line)[1]
+
     for line in commands():
         if re.match(NOT_OURS, line) or re.match(NOT_HERE, line):
             continue
@@ -102,7 +106,7 @@ def test_the_tutorial(typed: Callable[[str], subprocess.Popen[str]], tmp_path: P
         if line.startswith("eventpub init"):  # it is there twice: with servers to try, and without
             (tmp_path / "eventpub.toml").unlink(missing_ok=True)
         if line.startswith("eventpub trace"):
-            eventually(lambda one=line: " published " in answer(one)[1])
+            assert eventually(partial(is_published, line))
         status, said = answer(line)
         assert status == 0, f"{line}: {said}"
         if line == "eventpub doctor":
