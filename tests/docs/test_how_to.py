@@ -121,8 +121,8 @@ def test_restore_a_database(database: FreshDatabase, publisher: Publisher) -> No
     for named, is_here in (
         ('"db.internal"', f'"{address.host}"'),
         ("3306", str(address.port)),
-        ('"database": "shop", "user": "admin"', f'"database": "{database.name}", "user": "root"'),
-        ('"password": "…"', '"password": ""'),
+        ('database="shop", user="admin"', f'database="{database.name}", user="root"'),
+        ('password="…"', 'password=""'),
         ("kafka-1:9092", publisher.topic.bootstrap_servers),
         ("orders.events", publisher.topic.name),
     ):
