@@ -630,7 +630,7 @@ class Ops(_Section):
     traces: bool = Field(
         False,
         description="send a span of each transaction to an OpenTelemetry collector, which the"
-        " variables OTEL_… of the environment name; needs eventpub[traces]",
+        " variables OTEL_… of the environment name; needs the extra 'traces'",
     )
 
     @model_validator(mode="after")

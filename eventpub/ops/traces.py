@@ -69,7 +69,8 @@ class Traces:
                 "config.extra_missing",
                 f"ops.traces needs {error.name}, which the extra 'traces' installs",
                 where="ops.traces",
-                suggestion="pip install 'eventpub[traces]', or set ops.traces = false",
+                suggestion="install eventpub with its extra 'traces' (in a clone:"
+                " pip install '.[traces]'), or set ops.traces = false",
             ) from error
         except Exception as error:
             raise ConfigError(

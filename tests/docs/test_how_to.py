@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs e
 
 from eventpub.local import find_java
 from eventpub.local.broker import VERSION, _jars
-from eventpub.local.progress import STDERR
+from eventpub.local.downloads import MIB, installed, maven
+from eventpub.local.progress import STDERR, Progress
 from tests.conftest import FreshDatabase
 from tests.docs.pages import ROOT, blocks
 from tests.publisher.conftest import NewPublisher, new_publisher
@@ -115,15 +116,43 @@ def test_add_partitions(database: FreshDatabase, publisher: Publisher) -> None:
 
 def test_restore_a_database(database: FreshDatabase, publisher: Publisher) -> None:
     """docs/how-to/restore-a-database.md: the topic's history is put back into the table."""
+    (script,) = code("how-to/restore-a-database.md", "python")
+    address = database.connect()
+    for named, is_here in (
+        ('"db.internal"', f'"{address.host}"'),
+        ("3306", str(address.port)),
+        ('database="shop", user="admin"', f'database="{database.name}", user="root"'),
+        ('password="…"', 'password=""'),
+        ("kafka-1:9092", publisher.topic.bootstrap_servers),
+        ("orders.events", publisher.topic.name),
+    ):
+        assert named in script
+        script = script.replace(named, is_here)
+    address.close()
+    (publisher.folder / "restore.py").write_text(script)
     commit(database, "order-1", 1, 2, 3)
-    publisher.publish_everything()
-    database.execute("CREATE TABLE saved AS SELECT * FROM events WHERE version > 1")
-    database.execute("DELETE FROM events WHERE version > 1")
-    assert verify(publisher) == {"extra": 2}
-    database.execute("INSERT INTO events SELECT * FROM saved")
-    publisher.publish_everything()
+    commit(database, "order-2", 1, payload=b"\xff", metadata='{"user": "ü", "attempt": 2}')
+    commit(database, "order-3", 1, payload=None, create_time="2025-07-01 12:00:00.123456")
+    publisher.start()
+    for name, versions in (("order-1", [1, 2, 3]), ("order-2", [1]), ("order-3", [1])):
+        publisher.until_published(name, versions)
+    assert publisher.command("pause").returncode == 0
+    rows = (
+        "SELECT aggregate_id, version, event_type, payload, create_time FROM events"
+        " ORDER BY aggregate_id, version"
+    )
+    before = database.execute(rows)
+    database.execute("DELETE FROM events WHERE version > 1 OR aggregate_id <> 'order-1'")
+    assert verify(publisher, "--differences", "lost.jsonl") == {"extra": 4}
+    command = [sys.executable, "restore.py"]
+    done = subprocess.check_output(command, text=True, cwd=publisher.folder)
+    assert done == "4 rows were inserted\n"
+    assert database.execute(rows) == before
+    assert publisher.command("resume").returncode == 0
+    commit(database, "order-1", 4)
+    publisher.until_published("order-1", [1, 2, 3, 4])
     assert not verify(publisher)
-    assert publisher.topic.versions("order-1") == [1, 2, 3]
+    assert len(publisher.topic.read()) == 6
 
 
 def test_move_to_another_machine(database: FreshDatabase, publisher: Publisher) -> None:
@@ -196,58 +225,110 @@ def test_the_example_of_a_record_is_what_the_row_beside_it_becomes(
     }
 
 
-def ours(example: str, publisher: Publisher) -> str:
-    """An example with this test's broker and topic."""
+def ours(example: str, publisher: Publisher, database: FreshDatabase, group: str) -> str:
+    """An example with this test's servers and topic, as root."""
+    with database.connect() as address:
+        port = str(address.port)
     for named, is_here in (
-        ("kafka-1:9092", publisher.topic.bootstrap_servers),
-        ("orders.events", publisher.topic.name),
-        ("billing", f"billing-{publisher.topic.name}"),
+        ('"kafka-1:9092"', f'"{publisher.topic.bootstrap_servers}"'),
+        ('"orders.events"', f'"{publisher.topic.name}"'),
+        ("3306", port),
+        ('database="billing"', f'database="{database.name}"'),
+        ("/billing", f"/{database.name}"),
+        ('user="billing"', 'user="root"'),
+        ('", "billing", "…"', '", "root", ""'),
+        ('"billing"', f'"{group}-{publisher.topic.name}"'),
+        ('"…"', '""'),
     ):
-        assert f'"{named}"' in example
-        example = example.replace(f'"{named}"', f'"{is_here}"')
+        example = example.replace(named, is_here)
+    assert not re.search(r"3306|kafka-1|orders\.events|…", example)
     return example
 
 
-def prints(command: list[str], folder: Path, lines: int) -> list[str]:
-    """The first lines that a program prints which goes on for ever."""
+def prints(
+    command: list[str],
+    folder: Path,
+    lines: int,
+    *,
+    of: Callable[[list[str]], list[str]] = lambda printed: printed,
+) -> list[str]:
+    """What a program that goes on for ever prints until there are so many lines `of` it."""
     out = folder / "out"
     with out.open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder)
     try:
-        eventually(lambda: len(out.read_text().splitlines()) >= lines, 60)
+        eventually(lambda: len(of(out.read_text().splitlines())) >= lines, 60)
     finally:
         process.kill()
         process.wait()
     return out.read_text().splitlines()
 
 
-def test_the_consumer_in_python_gets_each_event(
+@pytest.fixture
+def offsets(database: FreshDatabase) -> None:
+    """The table of the consumers of docs/how-to/consume.md."""
+    (statement,) = code("how-to/consume.md", "sql")
+    database.execute(statement.strip().removesuffix(";"))
+
+
+@pytest.mark.usefixtures("offsets")
+def test_the_consumer_in_python_handles_each_event_once(
     database: FreshDatabase, publisher: Publisher, tmp_path: Path
 ) -> None:
-    commit(database, "a", 1, 2, 3)
-    publisher.publish_everything()
     (example,) = code("how-to/consume.md", "python")
     program = tmp_path / "billing.py"
-    program.write_text(ours(example, publisher))
-    found = prints([sys.executable, "-u", str(program)], tmp_path, 3)
+    command = [sys.executable, "-u", str(program)]
+    commit(database, "a", 1, 2, 3)
+    publisher.publish_everything()
+    program.write_text(ours(example, publisher, database, "first"))
+    found = prints(command, tmp_path, 3)
     assert found == [f"a {version} happened b'{{}}'" for version in (1, 2, 3)]
+    commit(database, "a", 4)
+    publisher.publish_everything()
+    # as if it had ended before it committed to Kafka what is in the database
+    program.write_text(ours(example, publisher, database, "second"))
+    assert prints(command, tmp_path, 1) == ["a 4 happened b'{}'"]
 
 
-def test_the_consumer_in_java_gets_each_event(
+def driver() -> Path:
+    """The folder of the JDBC driver that the page names."""
+    page = (DOCS / "how-to/consume.md").read_text()
+    (version,) = re.findall(r"`com\.mysql:mysql-connector-j:(\S+)`", page)
+    artifact = ("com.mysql", "mysql-connector-j", version)
+
+    def build(folder: Path, progress: Progress, lock: int) -> None:
+        with progress.task("downloading a JDBC driver") as report:
+            maven([artifact], folder, report, size=5 * MIB, lock=lock)
+
+    name = f"mysql-connector-j-{version}"
+    return installed(name, needs=20 * MIB, progress=STDERR, build=build)
+
+
+@pytest.mark.usefixtures("offsets")
+def test_the_consumer_in_java_handles_each_event_once(
     database: FreshDatabase, publisher: Publisher, tmp_path: Path
 ) -> None:
     java = Path(find_java())
     compiler = java.with_name("javac")
     if not compiler.exists() and not shutil.which("javac"):
         pytest.skip("no Java compiler is installed")
+    (example,) = code("how-to/consume.md", "java")
+    jars = f"{_jars(VERSION, STDERR)}/*:{driver()}/*"
+    program = str(compiler) if compiler.exists() else "javac"
+    command = [str(java), "-cp", f"{tmp_path}:{jars}", "Billing"]
+
+    def handled(group: str, lines: int) -> list[str]:
+        (tmp_path / "Billing.java").write_text(ours(example, publisher, database, group))
+        subprocess.run([program, "-cp", jars, "Billing.java"], cwd=tmp_path, check=True)
+
+        def found(printed: list[str]) -> list[str]:
+            return [line for line in printed if line.endswith("happened")]
+
+        return found(prints(command, tmp_path, lines, of=found))
+
     commit(database, "a", 1, 2, 3)
     publisher.publish_everything()
-    (example,) = code("how-to/consume.md", "java")
-    (tmp_path / "Billing.java").write_text(ours(example, publisher))
-    jars = f"{_jars(VERSION, STDERR)}/*"
-    program = str(compiler) if compiler.exists() else "javac"
-    subprocess.run([program, "-cp", jars, "Billing.java"], cwd=tmp_path, check=True)
-    found = prints([str(java), "-cp", f"{tmp_path}:{jars}", "Billing"], tmp_path, 3)
-    assert [line for line in found if line.endswith("happened")] == [
-        f"a {version} happened" for version in (1, 2, 3)
-    ]
+    assert handled("first", 3) == [f"a {version} happened" for version in (1, 2, 3)]
+    commit(database, "a", 4)
+    publisher.publish_everything()
+    assert handled("second", 1) == ["a 4 happened"]

@@ -211,7 +211,7 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         Traces(CONFIG)
     assert error.value.code == "config.extra_missing"
     assert error.value.suggestion is not None
-    assert "eventpub[traces]" in error.value.suggestion
+    assert "pip install '.[traces]'" in error.value.suggestion
 
 
 def test_variables_that_opentelemetry_refuses_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

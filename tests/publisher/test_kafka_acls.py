@@ -35,7 +35,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
 
 
 def least(publisher: Publisher) -> dict[str, Right]:
-    """What docs/security.md says that the publisher needs, where its topics are there."""
+    """What docs/how-to/kafka-logins.md says is needed where the topics are there."""
     topic, ids = publisher.topic.name, f"eventpub.{publisher.settings['app']['id']}."
     return {
         "Write": (ResourceType.TOPIC, topic, AclOperation.WRITE),
