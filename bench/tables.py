@@ -175,7 +175,7 @@ def _article(result: Result) -> list[ResultTable]:
             rows,
             [
                 *_LATENCY,
-                "of events whose transaction was committed at once (autocommit)",
+                "p50, p99, max are of events whose transaction was committed at once (autocommit)",
                 "written, events/s: " + "; ".join(f"{k}: {v}" for k, v in written.items()),
             ],
         ),
