@@ -59,7 +59,7 @@ def decision(result: Result) -> ResultTable:
             p99 = f"{run['latency']['at_once']['p99']:.2f} s"
         rows.append(
             [
-                f"{float(rate):,.0f}",
+                "0 (idle)" if rate == "0" else f"{float(rate):,.0f}",
                 f"{max(1, math.ceil(2 * cores))}",
                 f"{256 * math.ceil(2 * rss / 256):,} MB",
                 f"{cores:.3f}" if cores < 0.1 else f"{cores:.2f}",

@@ -28,7 +28,7 @@ class Plan:
 
     Attributes:
         scale: of events and seconds; 1 is what the documentation shows.
-        quick: all of it as small as it makes sense, in about two minutes.
+        quick: all of it as small as it makes sense, in about four minutes.
         rates: events per second of `article`, `latency`, `large` and `sizing`; None: theirs.
         rounds: of `drain` and `growth` (runs of each) and `restart` (kills).
         debezium: run it beside the drain; not in the quick run.
@@ -123,6 +123,8 @@ def draw(out: Path, say: Say = print) -> list[dict[str, Any]]:
         )
     written = report.draw(results, out)
     say(f"written: {', '.join(str(path) for path in written)}")
+    if report.is_of_documentation(out):
+        say("tables of docs/measured.md and docs/sizing.md: python -m bench.documents --write")
     return results
 
 

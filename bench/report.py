@@ -31,11 +31,13 @@ h1 { font-size: 1.7rem; } h2 { font-size: 1.3rem; margin-top: 3rem;
 a { color: var(--blue); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding: .8rem 0 .4rem; }
+caption { text-align: left; font-weight: 600; padding: .8rem 0 .4rem;
+  max-width: calc(100vw - 2rem); }
 th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); }
 th { font-weight: 500; color: var(--dim); vertical-align: bottom; }
 th:first-child, td:first-child, table.summary :is(th, td) { text-align: left; vertical-align: top; }
-table.summary { width: 100%; } table.summary th { padding-top: .9rem; color: var(--text); }
+td { vertical-align: top; } td:not(:first-child) { white-space: nowrap; }
+table.summary td:not(:first-child) { white-space: normal; } table.summary { width: 100%; } table.summary th { padding-top: .9rem; color: var(--text); }
 table.summary td:first-child { width: 55%; }
 table.summary span { display: block; color: var(--dim); font-size: .86rem; }
 p.note, ul.stated { color: var(--dim); font-size: .86rem; margin: .35rem 0; }
@@ -147,9 +149,14 @@ def _page(results: Sequence[Result], sections: list[str], back: str) -> str:
     )
 
 
+def is_of_documentation(folder: Path) -> bool:
+    """Whether it is the folder whose results the documentation shows."""
+    return (folder.absolute().parent / "measured.md").exists()
+
+
 def _back(folder: Path) -> str:
     """A link to the documentation, where the page is a part of it."""
-    if not (folder.parent / "measured.md").exists():
+    if not is_of_documentation(folder):
         return ""
     return '<p><a href="../measured.html">← Documentation</a></p>\n'
 

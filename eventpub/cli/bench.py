@@ -49,7 +49,7 @@ def _sized(command: Callable[..., Any], case: str | None = None) -> Callable[...
     """Add the options of a case; None: of all cases."""
     hidden = {name: case not in {None, *cases} for name, cases in _OF_CASES.items()}
     for option in (
-        click.option("--quick", is_flag=True, help="Small sizes: about three minutes."),
+        click.option("--quick", is_flag=True, help="Small sizes: about four minutes."),
         click.option(
             "--scale",
             type=click.FloatRange(0, min_open=True),
