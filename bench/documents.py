@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from . import report
-from .tables import Result, ResultTable, cpu_of_publisher, load, tables
+from .tables import Result, ResultTable, command, cpu_of_publisher, load, tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("measured.md", "sizing.md")
@@ -123,7 +123,7 @@ def _conditions(result: Result) -> str:
     where = result.get("environment", {})
     waited = where.get("waited_seconds")
     return (
-        f"`eventpub bench {result['case']}`, eventpub {str(where.get('git'))[:7]}, "
+        f"`{command(result)}`, eventpub {str(where.get('git'))[:7]}, "
         f"{str(where.get('measured_at'))[:10]}, {where.get('cores')} cores "
         f"({where.get('cpu')}), load before: {load(result)}"
         + (f", after a wait of {waited} s" if waited else "")

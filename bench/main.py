@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,22 @@ class Plan:
     shards: tuple[int, ...] | None = None
     pages: tuple[int, ...] | None = None
 
+    def command(self, case: str) -> str:
+        """What measures a case with this plan, as far as it is not the default one."""
+        words = ["eventpub bench", case]
+        for one in fields(self):
+            value, flag = getattr(self, one.name), f"--{one.name}"
+            if value == one.default:
+                continue
+            if isinstance(value, bool):
+                words.append(flag if value else f"--no-{one.name}")
+            else:
+                text = (
+                    ",".join(f"{n:.0f}" for n in value) if isinstance(value, tuple) else str(value)
+                )
+                words += [flag, text]
+        return " ".join(words)
+
     def events(self, number: int) -> int:
         """Scaled, at least 1,000."""
         return max(1_000, round(number * self.scale))
@@ -80,7 +96,8 @@ def run(cases: Sequence[str], plan: Plan, out: Path, say: Say = print) -> list[d
             with ExitStack() as own:
                 binlog = case == "drain" and plan.debezium
                 machine = shared or own.enter_context(Machine(binlog=binlog))
-                result = {"environment": where, **_CASES[case](machine, plan, say)}
+                measured = _CASES[case](machine, plan, say)
+                result = {"environment": where, "command": plan.command(case), **measured}
             report.save(result, out)
             results.append(result)
     draw(out, say)

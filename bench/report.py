@@ -37,7 +37,8 @@ th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px s
 th { font-weight: 500; color: var(--dim); vertical-align: bottom; }
 th:first-child, td:first-child, table.summary :is(th, td) { text-align: left; vertical-align: top; }
 td { vertical-align: top; } td:not(:first-child) { white-space: nowrap; }
-table.summary td:not(:first-child) { white-space: normal; } table.summary { width: 100%; } table.summary th { padding-top: .9rem; color: var(--text); }
+table.summary td:not(:first-child) { white-space: normal; }
+table.summary { width: 100%; } table.summary th { padding-top: .9rem; color: var(--text); }
 table.summary td:first-child { width: 55%; }
 table.summary span { display: block; color: var(--dim); font-size: .86rem; }
 p.note, ul.stated { color: var(--dim); font-size: .86rem; margin: .35rem 0; }
@@ -192,7 +193,8 @@ def _section(result: Result, figures: dict[str, Figure]) -> str:
     parts += [f'<div class="wide">{_svg(name, figure)}</div>' for name, figure in figures.items()]
     stated = "".join(f"<li>{html.escape(line)}</li>\n" for line in tables.stated(result))
     parts.append(
-        f'<ul class="stated">\n<li>Again: <code>eventpub bench {case}</code></li>\n{stated}</ul>'
+        f'<ul class="stated">\n<li>Again: <code>{html.escape(tables.command(result))}</code></li>\n'
+        f"{stated}</ul>"
     )
     configured = "".join(
         f"<p>{html.escape(name)}</p>\n<pre>{html.escape(toml)}</pre>\n"

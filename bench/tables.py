@@ -70,6 +70,11 @@ def stated(result: Result) -> list[str]:
     ]
 
 
+def command(result: Result) -> str:
+    """What measures it again."""
+    return str(result.get("command", f"eventpub bench {result['case']}"))
+
+
 def load(result: Result) -> str:
     """The load average before the measurement, ``1.9 (1 min)``."""
     before = result.get("environment", {}).get("load_before")
@@ -402,8 +407,8 @@ def _restart(result: Result) -> list[ResultTable]:
             ["kill", "first new event visible after", "caught up after"],
             rows,
             [
-                "caught up: everything that arrives is as young as before the kill (p99 and 0.2 s: "
-                f"{result['normal_latency']:.2f} s)",
+                "caught up: everything that arrives is as young as before the kill (its p99 plus "
+                f"0.2 s: {result['normal_latency']:.2f} s)",
                 f"{verdict['stored']:,} events: lost {verdict['lost']}, repeated "
                 f"{verdict['repeated']}, out of order {verdict['out_of_order']}",
             ],

@@ -171,6 +171,14 @@ def test_what_is_written_is_said_and_results_of_another_commit_are_named(tmp_pat
     assert f"{second['case']} (" not in said[1]
 
 
+def test_a_result_says_the_command_that_measures_it_again() -> None:
+    assert main.Plan().command("idle") == "eventpub bench idle"
+    plan = main.Plan(scale=0.6, rates=(100, 16_000_000), debezium=False)
+    assert plan.command("drain") == (
+        "eventpub bench drain --scale 0.6 --rates 100,16000000 --no-debezium"
+    )
+
+
 def test_the_machine_has_a_minute_to_become_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = iter([3.0, 2.0, 0.9])
     waits: list[float] = []
