@@ -51,12 +51,14 @@ def test_what_is_not_measured_says_how() -> None:
     )
 
 
-def test_the_decision_is_twice_what_was_measured() -> None:
+def test_the_decision_is_twice_what_was_measured_and_has_memory_for_a_backlog() -> None:
     result = by_case(KEPT)["sizing"]
-    run = result["publishers"][documents.RECOMMENDED]["rates"]["500"]
+    one = result["publishers"][documents.RECOMMENDED]
+    one["backlog"]["peak_rss_mb"] = {"driver": 450}
+    run = one["rates"]["500"]
     run["peak_rss_mb"] = {"driver": 200}
     run["steady"] = {"events": 5_000, "seconds": 10.0, "cpu_seconds": {"driver": 6.0}}
     run["disk"]["topic_bytes"] = 250 * run["verdict"]["stored"]
     table = documents.decision(result)
     row = next(row for row in table.rows if row[0] == "500")
-    assert row[1:6] == ["2", "512 MB", "0.60", "200 MB", "11 GB"]
+    assert row[1:6] == ["2", "1,024 MB", "0.60", "200 MB", "11 GB"]
