@@ -214,6 +214,17 @@ def commit_times(records: Records, held: list[tuple[str, int, int, int]]) -> Int
     return found
 
 
+def _steady(records: Records, first: float, usage: Usage) -> dict[str, Any]:
+    """Of the events that were created after `first` (Unix, s): how many, and CPU until the last."""
+    created = records.created[records.created >= first * 1e6]
+    last = int(created.max(initial=round(first * 1e6))) / 1e6
+    return {
+        "events": len(created),
+        "seconds": round(last - first, 2),
+        "cpu_seconds": usage.cpu_between(first, last),
+    }
+
+
 def under_load(  # noqa: PLR0913 (what a case is measured with)
     machine: Machine,
     database: str,
@@ -288,12 +299,20 @@ def under_load(  # noqa: PLR0913 (what a case is measured with)
                 publisher.stop()
                 if verify:
                     verified = json.loads(publisher.command("verify", "--json"))
+    found = facts(url, reader.records, held, warm_up)
     return {
         "settings": settings,
         "writers": reports,
-        **facts(url, reader.records, held, warm_up),
+        **found,
+        "steady": _steady(reader.records, found["started_at"] / 1e6 + warm_up, usage),
+        "disk": {
+            "topic_bytes": machine.topic_bytes(name),
+            "table_bytes": machine.table_bytes(database),
+            "index_bytes": 0 if settings is None else publisher.index_bytes(),
+        },
         "cpu_seconds": usage.cpu,
         "peak_memory_mb": {k: round(v / 1e6) for k, v in usage.peak_memory.items()},
+        "peak_rss_mb": {k: round(v / 1e6) for k, v in usage.peak_rss.items()},
         "eventpub_verify": verified and {"ok": verified["ok"], "summary": verified["summary"]},
         **(examine(reader.records) if examine else {}),
     }

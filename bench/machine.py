@@ -121,6 +121,25 @@ class Machine:
             cursor.execute(f"ANALYZE TABLE {url.rpartition('/')[2]}.events")
         return time.monotonic() - started
 
+    def topic_bytes(self, topic: str) -> int:
+        """What the topic takes on the broker's disk, without the indexes of segments."""
+        partitions = (self.folder / "kafka").rglob(f"{topic}-*/*.log")
+        return sum(
+            file.stat().st_size
+            for file in partitions
+            if file.parent.name.removeprefix(f"{topic}-").isdigit()
+        )
+
+    def table_bytes(self, database: str) -> int:
+        """Size of the event table's file, its indexes included."""
+        with self.database.connect(None) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT FILE_SIZE FROM information_schema.INNODB_TABLESPACES WHERE NAME = %s",
+                (f"{database}/events",),
+            )
+            ((size,),) = cursor.fetchall()
+        return int(size)
+
     def questions(self) -> int:
         """How many statements the database was sent since it started."""
         with self.database.connect(None) as connection, connection.cursor() as cursor:
@@ -151,8 +170,23 @@ class Machine:
         }
 
 
-def environment() -> dict[str, Any]:
-    """The machine, the versions, and the commit that is measured."""
+def become_quiet(below: float = 1.0, most: float = 60.0) -> float:
+    """Waits until the 1-minute load is below that, for at most so long; returns the seconds.
+
+    What ran before, the last case as well, fades from the load within a minute.
+    """
+    started = time.monotonic()
+    while os.getloadavg()[0] >= below and time.monotonic() - started < most:
+        time.sleep(1.0)
+    return time.monotonic() - started
+
+
+def environment(waited: float = 0.0) -> dict[str, Any]:
+    """The machine, the versions, and the commit that is measured.
+
+    Args:
+        waited: seconds, by `become_quiet`.
+    """
     return {
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "git": git_version(),
@@ -160,6 +194,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu(),
         "memory_gib": round(psutil.virtual_memory().total / (1 << 30), 1),
         "load_before": [round(x, 2) for x in os.getloadavg()],
+        "waited_seconds": round(waited),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "java": _java(),

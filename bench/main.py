@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from .article import COLUMNS, article
 from .drain import drain
 from .growth import growth
 from .load import Phase
-from .machine import Machine, environment
+from .machine import Machine, become_quiet, environment, git_version
+from .sizing import MASTERS, sizing
 from .steady import DELAYS, bursts, idle, large, latency, restart
 from .tables import CASES
 
@@ -27,8 +28,8 @@ class Plan:
 
     Attributes:
         scale: of events and seconds; 1 is what the documentation shows.
-        quick: all of it as small as it makes sense, in about two minutes.
-        rates: events per second of `article`, `latency` and `large`; None: theirs.
+        quick: all of it as small as it makes sense, in about four minutes.
+        rates: events per second of `article`, `latency`, `large` and `sizing`; None: theirs.
         rounds: of `drain` and `growth` (runs of each) and `restart` (kills).
         debezium: run it beside the drain; not in the quick run.
         sizes, aggregates, shards, pages: of `growth`; None: as in the documentation.
@@ -43,6 +44,22 @@ class Plan:
     aggregates: tuple[int, ...] | None = None
     shards: tuple[int, ...] | None = None
     pages: tuple[int, ...] | None = None
+
+    def command(self, case: str) -> str:
+        """What measures a case with this plan, as far as it is not the default one."""
+        words = ["eventpub bench", case]
+        for one in fields(self):
+            value, flag = getattr(self, one.name), f"--{one.name}"
+            if value == one.default:
+                continue
+            if isinstance(value, bool):
+                words.append(flag if value else f"--no-{one.name}")
+            else:
+                text = (
+                    ",".join(f"{n:.0f}" for n in value) if isinstance(value, tuple) else str(value)
+                )
+                words += [flag, text]
+        return " ".join(words)
 
     def events(self, number: int) -> int:
         """Scaled, at least 1,000."""
@@ -60,28 +77,50 @@ Say = Callable[[str], None]
 def run(cases: Sequence[str], plan: Plan, out: Path, say: Say = print) -> list[dict[str, Any]]:
     """Measures the cases one after the other, each on servers of its own, and writes everything.
 
-    A result is written as soon as it is there; the page and the plots are of all results that `out`
-    has at the end.
+    A result is written as soon as it is there, over an older one of its case; the page and the
+    plots are of all results that `out` has at the end. Before each case the machine has a minute
+    to become quiet, but not in the quick run.
 
     Raises:
         ConfigError: bench.extra_missing.
         LocalError: a server could not be started.
     """
     require_extra()
+    announce(cases, out, say)
     results = []
     with ExitStack() as stack:
         shared = stack.enter_context(Machine()) if plan.quick else None
         for case in cases:
             say(f"{case} …")
-            where = environment()
+            where = environment(0.0 if plan.quick else become_quiet())
             with ExitStack() as own:
                 binlog = case == "drain" and plan.debezium
                 machine = shared or own.enter_context(Machine(binlog=binlog))
-                result = {"environment": where, **_CASES[case](machine, plan, say)}
+                measured = _CASES[case](machine, plan, say)
+                result = {"environment": where, "command": plan.command(case), **measured}
             report.save(result, out)
             results.append(result)
     draw(out, say)
     return results
+
+
+def announce(cases: Sequence[str], out: Path, say: Say) -> None:
+    """Says what will be written, and which results of another commit stay beside it."""
+    files = ", ".join(f"{case}.json" for case in cases)
+    say(f"writes {files}, plots and index.html to {out.absolute()}; older ones are overwritten")
+    present = git_version()
+    others = {
+        result["case"]: str(result.get("environment", {}).get("git"))
+        for result in report.load(out)
+        if result["case"] not in cases
+    }
+    mixed = [f"{case} ({commit[:7]})" for case, commit in others.items() if commit != present]
+    if mixed:
+        say(
+            f"warning: {out} also has results of other commits than {present[:7]}: "
+            f"{', '.join(mixed)}. The page will show them, each with its commit; measure them "
+            "again, or use another --out"
+        )
 
 
 def draw(out: Path, say: Say = print) -> list[dict[str, Any]]:
@@ -101,6 +140,8 @@ def draw(out: Path, say: Say = print) -> list[dict[str, Any]]:
         )
     written = report.draw(results, out)
     say(f"written: {', '.join(str(path) for path in written)}")
+    if report.is_of_documentation(out):
+        say("tables of docs/measured.md and docs/sizing.md: python -m bench.documents --write")
     return results
 
 
@@ -192,6 +233,15 @@ def _large(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     return large(machine, rate, plan.seconds(60), say=say)
 
 
+def _sizing(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
+    if plan.quick:
+        master = 'spark.master = "none"'
+        only = {master: MASTERS[master]}
+        return sizing(machine, (500,), 4, 20_000, publishers=only, warm_up=2, quiet=3, say=say)
+    rates = plan.rates or (1_000, 6_000, 16_000)
+    return sizing(machine, rates, plan.seconds(30), plan.events(1_000_000), say=say)
+
+
 _CASES: dict[str, Callable[[Machine, Plan, Say], dict[str, Any]]] = {
     "article": _article,
     "drain": _drain,
@@ -201,5 +251,6 @@ _CASES: dict[str, Callable[[Machine, Plan, Say], dict[str, Any]]] = {
     "bursts": _bursts,
     "restart": _restart,
     "large": _large,
+    "sizing": _sizing,
 }
 assert tuple(_CASES) == CASES

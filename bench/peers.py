@@ -49,6 +49,7 @@ class Eventpub:
         self._machine, self._url, self._partitions = machine, url, partitions
         self._name = machine.name("drain")
         self._events = 0
+        self.topic = self._name
         topic.create(machine.broker.bootstrap_servers, self._name, partitions)
 
     def drain(self, events: int, settings: Settings | None = None) -> Run:
@@ -178,6 +179,7 @@ def outcome(  # noqa: PLR0913 (what a case is measured with)
         "cpu_seconds_per_million_visible": _while_visible(events, growth, usage),
         "others_cores": round(usage.others / (ended - started), 2),
         "peak_memory_mb": {k: round(v / 1e6) for k, v in usage.peak_memory.items()},
+        "peak_rss_mb": {k: round(v / 1e6) for k, v in usage.peak_rss.items()},
         "growth": [
             [round(t - started, 3), n] for t, n in zip(growth.times, growth.offsets, strict=True)
         ],

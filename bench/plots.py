@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from .tables import Result
+from .words import PROCESSES
 
 BLUE, ORANGE, GREEN, RED, GREY, SKY = (
     *("#0072B2", "#E69F00", "#009E73", "#D55E00"),
@@ -132,7 +133,12 @@ def _drain(result: Result) -> dict[str, Figure]:
         if not any(values):
             continue
         axes.barh(
-            list(medians), values, left=list(left.values()), color=colour, label=group, height=0.62
+            list(medians),
+            values,
+            left=list(left.values()),
+            color=colour,
+            label=PROCESSES.get(group, group),
+            height=0.62,
         )
         left = {n: x + v for (n, x), v in zip(left.items(), values, strict=True)}
     axes.invert_yaxis()

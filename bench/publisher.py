@@ -18,6 +18,7 @@ from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 
 from . import usage
+from .tables import toml
 
 Settings = Mapping[str, Mapping[str, Any]]
 """Sections of `eventpub.toml`."""
@@ -45,10 +46,11 @@ class Publisher:
         }
         for section, keys in settings.items():
             sections.setdefault(section, {}).update(keys)
+        self._by_threads = sections.get("spark", {}).get("master") == "none"
         self._config = folder / "eventpub.toml"
         self._config.write_text(
             "".join(
-                f"[{section}]\n" + "".join(f"{k} = {_toml(v)}\n" for k, v in keys.items())
+                f"[{section}]\n" + "".join(f"{k} = {toml(v)}\n" for k, v in keys.items())
                 for section, keys in sections.items()
             )
         )
@@ -73,18 +75,19 @@ class Publisher:
             )
 
     def started(self, timeout: float = 180) -> None:
-        """Waits until Spark's tasks have taken the shards over; threads publish before."""
+        """Waits until the shards are where they stay: Spark's tasks, without Spark threads."""
         deadline = time.monotonic() + timeout
-        while not self._runs_on_spark():
+        while not self._is_settled():
             self.check()
             if time.monotonic() > deadline:
                 raise PublisherFailedError(f"not started after {timeout:.0f} s\n{self.words()}")
             time.sleep(0.1)
 
-    def _runs_on_spark(self) -> bool:
+    def _is_settled(self) -> bool:
         status = ask_running(StateDir(self.state), "status")
         shards = [] if status is None else status["shards"]
-        return bool(shards) and all(s["where"] not in {"", "this process"} for s in shards)
+        where = {shard["where"] for shard in shards}
+        return bool(where) and "" not in where and ("this process" in where) == self._by_threads
 
     def reaches(self, moment: int, timeout: float = 900) -> None:
         """Waits until everything created at or before `moment` (µs) is accounted for."""
@@ -171,12 +174,6 @@ class Publisher:
     def words(self) -> str:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    return json.dumps(value)
 
 
 def _is_alive(process: psutil.Process) -> bool:

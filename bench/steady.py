@@ -21,7 +21,7 @@ DELAYS: dict[str, Settings] = {
     "delay 50ms, watermark": {"read": {"delay": "50ms", "watermark": "auto"}},
 }
 _BEYOND_RECOUNT = 600_000_000
-_SETTLE_SECONDS = 15.0
+_SETTLE_SECONDS = 10.0
 _SLACK_SECONDS = 0.2
 _NEAR = 4_000_000
 """Microseconds behind the present that a publisher without a backlog is at most."""
@@ -40,41 +40,46 @@ def idle(
     """What a publisher costs that has nothing to publish."""
     found: dict[str, Any] = {}
     for number, (name, settings) in enumerate(publishers.items()):
-        database = f"idle{number}"
-        url = machine.table(database)
-        last = time.time_ns() // 1000 - _BEYOND_RECOUNT  # what is younger is still counted again
-        machine.fill(url, 10_000, 1_000, last=last)
-        servers = machine.broker.bootstrap_servers
-        at = machine.name(database)
-        topic.create(servers, at, PARTITIONS)
-        with Publisher(machine.folder / at, url, servers, at, settings) as publisher:
-            publisher.start()
-            publisher.started()
-            time.sleep(min(seconds, _SETTLE_SECONDS))
-            before = machine.questions()
-            with Usage(publisher.group, *machine.groups()) as usage:
-                started = time.monotonic()
-                time.sleep(seconds)
-                span = time.monotonic() - started
-            # the question itself is one
-            questions = machine.questions() - before - 1
-            publisher.stop()
-        machine.drop(database)
-        percent = {group: round(100 * used / span, 2) for group, used in usage.cpu.items()}
-        found[name] = {
-            "settings": settings,
-            "cpu_percent_of_a_core": percent,
-            "cpu_percent_of_the_publisher": round(
-                sum(v for k, v in percent.items() if k in {"driver", "jvm", "workers"}), 2
-            ),
-            "queries_per_second": round(questions / span, 2),
-            "memory_mb": {k: round(v / 1e6) for k, v in usage.peak_memory.items()},
-        }
+        found[name] = resting(machine, f"idle{number}", settings, seconds)
         say(f"idle, {name}: {found[name]}")
     return {
         "case": "idle",
         "settings": machine.settings() | {"seconds": seconds},
         "publishers": found,
+    }
+
+
+def resting(machine: Machine, database: str, settings: Settings, seconds: float) -> dict[str, Any]:
+    """One publisher with nothing to publish, on a table and a topic of its own."""
+    url = machine.table(database)
+    last = time.time_ns() // 1000 - _BEYOND_RECOUNT  # what is younger is still counted again
+    machine.fill(url, 10_000, 1_000, last=last)
+    servers = machine.broker.bootstrap_servers
+    at = machine.name(database)
+    topic.create(servers, at, PARTITIONS)
+    with Publisher(machine.folder / at, url, servers, at, settings) as publisher:
+        publisher.start()
+        publisher.started()
+        time.sleep(min(seconds, _SETTLE_SECONDS))
+        before = machine.questions()
+        with Usage(publisher.group, *machine.groups()) as usage:
+            started = time.monotonic()
+            time.sleep(seconds)
+            span = time.monotonic() - started
+        # the question itself is one
+        questions = machine.questions() - before - 1
+        publisher.stop()
+    machine.drop(database)
+    percent = {group: round(100 * used / span, 2) for group, used in usage.cpu.items()}
+    return {
+        "settings": settings,
+        "cpu_percent_of_a_core": percent,
+        "cpu_percent_of_the_publisher": round(
+            sum(v for k, v in percent.items() if k in {"driver", "jvm", "workers"}), 2
+        ),
+        "queries_per_second": round(questions / span, 2),
+        "memory_mb": {k: round(v / 1e6) for k, v in usage.peak_memory.items()},
+        "rss_mb": {k: round(v / 1e6) for k, v in usage.peak_rss.items()},
     }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from .words import PROCESSES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,26 +45,86 @@ def show(console: Console, result: Result) -> None:
         for note in made.notes:
             console.print(Text(note, style="dim"))
         console.print()
-    console.print(Text(stated(result), style="dim"))
+    for line in stated(result):
+        console.print(Text(line, style="dim"))
     console.print()
 
 
-def stated(result: Result) -> str:
-    """Where and with what it was measured, in one line."""
+def stated(result: Result) -> list[str]:
+    """Where and with what it was measured, a line each."""
     where, settings = result.get("environment", {}), result["settings"]
-    return (
-        f"eventpub {where.get('git')}, {where.get('measured_at')}: {where.get('cores')} cores "
-        f"({where.get('cpu')}), {where.get('memory_gib')} GiB, MySQL {settings.get('mysql')}, "
-        f"Kafka {settings.get('kafka')}, Spark {where.get('pyspark')}, "
-        f"Java {where.get('java')}, Python {where.get('python')}, "
-        f"payloads of {settings.get('payload_bytes')} bytes, {settings.get('partitions')} "
-        f"partitions; load of the machine before: {where.get('load_before')}"
-    )
+    waited = where.get("waited_seconds")
+    options = " ".join(settings.get("mysql_options", []))
+    return [
+        f"eventpub {where.get('git')}, {where.get('measured_at')}, {where.get('cores')} cores "
+        f"({where.get('cpu')}), {where.get('memory_gib')} GiB",
+        f"Load before: {load(result)}"
+        + (f", after a wait of {waited:.0f} s for the machine to become quiet" if waited else ""),
+        f"Database: MySQL {settings.get('mysql')} {options}",
+        f"Broker: Kafka {settings.get('kafka')}, one, heap {settings.get('kafka_heap')}; topics of "
+        f"{settings.get('partitions')} partitions, one replica, lz4",
+        f"Events: payloads of {settings.get('payload_bytes')} bytes",
+        f"Versions: Spark {where.get('pyspark')}, Java {where.get('java')}, "
+        f"Python {where.get('python')}, librdkafka {where.get('librdkafka')}, "
+        f"RocksDB by rocksdict {where.get('rocksdict')}",
+    ]
+
+
+def command(result: Result) -> str:
+    """What measures it again."""
+    return str(result.get("command", f"eventpub bench {result['case']}"))
+
+
+def load(result: Result) -> str:
+    """The load average before the measurement, ``1.9 (1 min)``."""
+    before = result.get("environment", {}).get("load_before")
+    return f"{before[0]:.1f} (1 min)" if before else "not known"
+
+
+def configurations(result: Result) -> dict[str, str]:
+    """What was set, as TOML, by who was measured."""
+    found: dict[str, Any] = {}
+    match result["case"]:
+        case "article":
+            found = {name: one["settings"] for name, one in result["columns"].items()}
+        case "latency":
+            found = {
+                name: next(iter(rates.values()))["settings"]
+                for name, rates in result["publishers"].items()
+            }
+        case "idle" | "large" | "sizing":
+            found = {name: one["settings"] for name, one in result["publishers"].items()}
+        case "drain":
+            found = {run["what"]: run.get("settings", {}) for run in result["runs"]}
+        case _:
+            found = {"eventpub": {}}
+    return {name: _as_toml(settings) for name, settings in found.items()}
+
+
+def _as_toml(settings: Mapping[str, Any] | None) -> str:
+    if settings is None:
+        return "# no publisher: bench/poller.py"
+    lines = [f"{_key(k)} = {toml(v)}" for k, v in settings.items() if not isinstance(v, Mapping)]
+    for section, keys in settings.items():
+        if isinstance(keys, Mapping):
+            lines += [f"[{section}]", *(f"{_key(k)} = {toml(v)}" for k, v in keys.items())]
+    return "\n".join(lines) or "# the defaults"
+
+
+def toml(value: Any) -> str:
+    """A value as it stands in `eventpub.toml`."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
 
 
 def summary(result: Result) -> list[list[str]]:
-    """What a case has shown, a few lines of two cells: of what, and the figure with its range."""
-    return _SUMMARIES[result["case"]](result)
+    """What a case has shown, a few lines of three cells: of what, the figure, and its range."""
+    return [[*line, ""][:3] for line in _SUMMARIES[result["case"]](result)]
 
 
 def count(value: float | None) -> str:
@@ -89,6 +152,8 @@ def _waited(facts: Mapping[str, float]) -> list[str]:
 _LATENCY = [
     "latency: create_time (the database's) until a read_committed consumer has the event; one clock"
 ]
+_PUBLISHER = ("driver", "jvm", "workers")
+"""The groups of its processes."""
 _JUDGED = ["events", "lost", "repeated", "out of order"]
 
 
@@ -115,13 +180,7 @@ def _article(result: Result) -> list[ResultTable]:
             rows,
             [
                 *_LATENCY,
-                "p50, p99, max: events of transactions that were committed at once (autocommit)",
-                "settings: "
-                + "; ".join(
-                    f"{name}: {one['settings'] if one['settings'] else 'the defaults'}"
-                    for name, one in result["columns"].items()
-                    if one["settings"] is not None
-                ),
+                "p50, p99, max are of events whose transaction was committed at once (autocommit)",
                 "written, events/s: " + "; ".join(f"{k}: {v}" for k, v in written.items()),
             ],
         ),
@@ -162,15 +221,12 @@ def _drain(result: Result) -> list[ResultTable]:
             f"Draining {events:,} events, exactly once (medians of alternating runs)",
             [
                 *("", "events/s", "lowest–highest", "eventpub is × as fast", "events/s from start"),
-                *("first visible after", "CPU s per million", "peak memory", "runs"),
+                *("first event after", "CPU s per million", "peak memory", "runs"),
             ],
             rows,
             [
                 "events/s: from the first visible transactions to the last, as a read_committed "
-                "consumer sees them; from start: of the process, Spark's JVM included (Debezium: "
-                "of the connector on a worker that runs)",
-                "raw pipe: ConnectorX → transactional produce of the same records, no checks; "
-                "it is the ceiling, not an alternative",
+                "consumer sees them",
                 "CPU: all of publisher, database and broker, starts included; memory: of the "
                 "publisher's processes, shared pages once",
                 "cores that the rest of the machine used meanwhile: "
@@ -181,7 +237,7 @@ def _drain(result: Result) -> list[ResultTable]:
         ),
         ResultTable(
             "CPU seconds per million events while they become visible, by process",
-            ["", *groups],
+            ["", *(PROCESSES.get(group, group) for group in groups)],
             by_process,
             ["without starts; sampled every 0.5 s"],
         ),
@@ -208,7 +264,7 @@ def _growth(result: Result) -> list[ResultTable]:
             f"{memory:,} MB",
         ]
 
-    facts = ["events drained", "events/s", "a page", "CPU s per million", "peak memory"]
+    facts = ["events drained", "events/s", "time of a page", "CPU s per million", "peak memory"]
     parts: list[tuple[str, str, str, Callable[[Mapping[str, Any]], str]]] = [
         ("by_size", "Rows in the store", "rows", lambda r: f"{r['rows']:,}"),
         ("by_aggregates", "Aggregates", "aggregates", lambda r: f"{r['aggregates']:,}"),
@@ -231,7 +287,7 @@ def _growth(result: Result) -> list[ResultTable]:
         ],
         "by_aggregates": ["index: on disk at the end, both shards; ids such as order-0001234"],
         "by_shards": [among],
-        "by_page": [f"a page: its rows by the rate, what a read and its publishing cost; {among}"],
+        "by_page": [f"time of a page: its rows divided by the rate; {among}"],
     }
     found = []
     for key, title, heading, name in parts:
@@ -239,7 +295,7 @@ def _growth(result: Result) -> list[ResultTable]:
             continue
         columns, rows = [heading, *facts], [[name(run), *cells(run)] for run in result[key]]
         if key == "by_size":
-            columns += ["the last tenth, events/s", f"{more} more, events/s", "a page"]
+            columns += ["the last tenth, events/s", f"{more} more, events/s", "time of a page"]
             for row, run in zip(rows, result[key], strict=True):
                 row.append(count(run["rates_of_tenths"][-1]))
                 row += [count(run["more"]["rate"]), seconds(run["more"]["page_seconds"])]
@@ -260,17 +316,38 @@ def _idle(result: Result) -> list[ResultTable]:
             f"{one['cpu_percent_of_a_core'].get('workers', 0):.1f}%",
             f"{one['cpu_percent_of_a_core'].get('database', 0):.1f}%",
             f"{one['queries_per_second']:.1f}",
+            f"{_memory(one['memory_mb']):,} MB",
         ]
         for name, one in result["publishers"].items()
     ]
     return [
         ResultTable(
             f"Nothing to publish, {result['settings']['seconds']:.0f} s",
-            ["", "publisher", "driver", "JVM", "workers", "database", "queries/s"],
+            [
+                *("", "publisher", *(PROCESSES[group] for group in ("driver", "jvm", "workers"))),
+                *("database", "queries/s", "publisher's memory"),
+            ],
             rows,
-            ["CPU as a part of one core; queries by the database's own count (Questions)"],
+            [
+                "CPU as a part of one core: all of the publisher, and of it each process; queries "
+                "by the database's own count (Questions); memory: pages that processes share "
+                "count once"
+            ],
         )
     ]
+
+
+def _memory(megabytes: Mapping[str, int]) -> int:
+    return sum(megabytes.get(group, 0) for group in _PUBLISHER)
+
+
+def _memories(run: Mapping[str, Any]) -> list[str]:
+    return [f"{_memory(run[key]):,} MB" for key in ("peak_memory_mb", "peak_rss_mb")]
+
+
+def cpu_of_publisher(cpu: Mapping[str, float]) -> float:
+    """The sum over the publisher's processes."""
+    return sum(cpu.get(group, 0.0) for group in _PUBLISHER)
 
 
 def _latency(result: Result) -> list[ResultTable]:
@@ -330,8 +407,8 @@ def _restart(result: Result) -> list[ResultTable]:
             ["kill", "first new event visible after", "caught up after"],
             rows,
             [
-                "caught up: everything that arrives is as young as before the kill (p99 and 0.2 s: "
-                f"{result['normal_latency']:.2f} s)",
+                "caught up: everything that arrives is as young as before the kill (its p99 plus "
+                f"0.2 s: {result['normal_latency']:.2f} s)",
                 f"{verdict['stored']:,} events: lost {verdict['lost']}, repeated "
                 f"{verdict['repeated']}, out of order {verdict['out_of_order']}",
             ],
@@ -362,25 +439,114 @@ def _large(result: Result) -> list[ResultTable]:
     ]
 
 
+def _sizing(result: Result) -> list[ResultTable]:
+    rows, disk = [], []
+    for name, one in result["publishers"].items():
+        rest = one["idle"]
+        rows.append(
+            [
+                name,
+                "idle",
+                f"{rest['cpu_percent_of_the_publisher'] / 100:.3f}",
+                "–",
+                f"{rest['cpu_percent_of_a_core'].get('database', 0.0) / 100:.2f}",
+                f"{rest['cpu_percent_of_a_core'].get('broker', 0.0) / 100:.2f}",
+                *(f"{_memory(rest[key]):,} MB" for key in ("memory_mb", "rss_mb")),
+                *("–", "–"),
+            ]
+        )
+        for rate, run in one["rates"].items():
+            steady, waited = run["steady"], run["latency"]["at_once"]
+            cpu, span = steady["cpu_seconds"], steady["seconds"]
+            own = cpu_of_publisher(cpu)
+            rows.append(
+                [
+                    name,
+                    f"{float(rate):,.0f}/s",
+                    f"{own / span:.2f}",
+                    f"{1_000 * own / steady['events']:.3f}",
+                    f"{cpu.get('database', 0.0) / span:.2f}",
+                    f"{cpu.get('broker', 0.0) / span:.2f}",
+                    *_memories(run),
+                    *(seconds(waited.get(key)) for key in ("p50", "p99")),
+                ]
+            )
+            disk.append([name, f"{float(rate):,.0f}/s", *_disk(run["disk"], run["verdict"])])
+        backlog = one["backlog"]
+        cpu, span = backlog["cpu_seconds"], backlog["seconds"]
+        own = cpu_of_publisher(cpu)
+        rows.append(
+            [
+                name,
+                f"a backlog, {count(backlog['rate'])}/s",
+                f"{own / span:.2f}",
+                f"{1_000 * own / backlog['events']:.3f}",
+                f"{cpu.get('database', 0.0) / span:.2f}",
+                f"{cpu.get('broker', 0.0) / span:.2f}",
+                *_memories(backlog),
+                *("–", "–"),
+            ]
+        )
+        disk.append([name, "a backlog", *_disk(backlog["disk"], {"stored": backlog["events"]})])
+    aggregates = next(iter(result["publishers"].values()))["backlog"]["disk"]["aggregates"]
+    return [
+        ResultTable(
+            f"By the rate of events, {result['settings']['seconds']:.0f} s each after a warm-up",
+            [
+                *("", "events", "publisher, cores", "CPU s per 1,000 events", "database, cores"),
+                *("broker, cores", "publisher's memory", "its RSS", "p50", "p99"),
+            ],
+            rows,
+            [
+                "the database also works for the writers, the broker for the consumer; "
+                "a backlog: from the start of the process to its end"
+            ],
+        ),
+        ResultTable(
+            "Disk, bytes",
+            ["", "events", "on the topic, per event", "table, per event", "index, all of it"],
+            disk,
+            [
+                f"payloads of {result['settings']['payload_bytes']} random letters and digits, cut "
+                "from a text of 64 kB (backlog: 16 kB), of which repetitions compress; the table "
+                "with its three indexes",
+                f"the backlog has {aggregates:,} aggregates, the others 20,000; the index is "
+                "RocksDB's folder of both shards, its logs included",
+            ],
+        ),
+    ]
+
+
+def _disk(disk: Mapping[str, int], events: Mapping[str, int]) -> list[str]:
+    stored = max(1, events["stored"])
+    return [
+        f"{disk['topic_bytes'] / stored:.0f}",
+        f"{disk['table_bytes'] / stored:.0f}",
+        f"{disk['index_bytes'] / 1e6:,.1f} MB",
+    ]
+
+
 def _range(values: Iterable[float], unit: Callable[[float], str]) -> str:
     found = sorted(values)
     return unit(found[0]) if found[0] == found[-1] else f"{unit(found[0])} to {unit(found[-1])}"
 
 
 def _lost(name: str, verdict: Mapping[str, int]) -> list[str]:
-    return [name, f"{count(verdict['lost'])} of {count(verdict['stored'])} events lost"]
+    return [name, f"{count(verdict['lost'])} lost", f"of {count(verdict['stored'])} events"]
 
 
 def _facts(name: str, facts: Mapping[str, float]) -> list[str]:
-    return [name, "p50 {}, p99 {}, highest {}".format(*_waited(facts))]
+    p50, p99, highest = _waited(facts)
+    return [name, f"p50 {p50}", f"p99 {p99}, highest {highest}"]
 
 
 def _sum_drain(result: Result) -> list[list[str]]:
     return [
         [
             name,
-            f"{count(one['rate'])} events/s ({count(one['lowest'])} to {count(one['highest'])}), "
-            f"{count(one['rate_from_start'])} from the start of the process",
+            f"{count(one['rate'])} events/s",
+            f"{count(one['lowest'])} to {count(one['highest'])}; from start "
+            f"{count(one['rate_from_start'])}",
         ]
         for name, one in result["medians"].items()
     ]
@@ -408,11 +574,26 @@ def _sum_idle(result: Result) -> list[list[str]]:
     return [
         [
             name,
-            f"{one['cpu_percent_of_the_publisher']:.1f}% of a core, "
+            f"{one['cpu_percent_of_the_publisher']:.1f}% of a core",
             f"{one['queries_per_second']:.1f} queries/s",
         ]
         for name, one in result["publishers"].items()
     ]
+
+
+def _sum_sizing(result: Result) -> list[list[str]]:
+    lines = []
+    for name, one in result["publishers"].items():
+        rate, run = max(one["rates"].items(), key=lambda item: float(item[0]))
+        own = cpu_of_publisher(run["steady"]["cpu_seconds"]) / run["steady"]["seconds"]
+        lines.append(
+            [
+                f"{name}, {float(rate):,.0f} events/s",
+                f"{own:.2f} cores, {_memory(run['peak_rss_mb']):,} MB (RSS)",
+                f"p99 {seconds(run['latency']['at_once'].get('p99'))}",
+            ]
+        )
+    return lines
 
 
 _SUMMARIES: dict[str, Callable[[Result], list[list[str]]]] = {
@@ -434,6 +615,7 @@ _SUMMARIES: dict[str, Callable[[Result], list[list[str]]]] = {
         _facts(f"{name}, after the COMMIT", one["latency"]["held_open_from_commit"])
         for name, one in r["publishers"].items()
     ],
+    "sizing": _sum_sizing,
 }
 
 
@@ -446,6 +628,7 @@ _TABLES: dict[str, Callable[[Result], list[ResultTable]]] = {
     "bursts": _bursts,
     "restart": _restart,
     "large": _large,
+    "sizing": _sizing,
 }
 CASES = tuple(_TABLES)
 
@@ -467,6 +650,12 @@ def faults(result: Result) -> list[str]:
             checked = dict(result["loads"])
         case "large":
             checked = dict(result["publishers"])
+        case "sizing":
+            checked = {
+                f"{name}, {rate}/s": one
+                for name, parts in result["publishers"].items()
+                for rate, one in parts["rates"].items()
+            }
         case "restart":
             checked = {"restart": result}
     return [

@@ -27,6 +27,8 @@ class Usage:
     Attributes:
         peak_memory: the largest sum by group, in bytes; pages that processes share count once (PSS)
             where the system tells.
+        peak_rss: the same with shared pages counted for each process: what one process needs on a
+            machine of its own.
         others: CPU seconds that the rest of the machine used, this process included, and what a
             hypervisor took away: what disturbed the measurement.
     """
@@ -37,6 +39,7 @@ class Usage:
         self._total: dict[str, float] = {}
         self._series: list[tuple[float, dict[str, float]]] = []
         self.peak_memory: dict[str, int] = {}
+        self.peak_rss: dict[str, int] = {}
         self.others = 0.0
         self._busy_before = 0.0
         self._done = threading.Event()
@@ -75,13 +78,16 @@ class Usage:
 
     def _sample(self, *, new: bool) -> None:
         memory: dict[str, int] = {}
+        resident: dict[str, int] = {}
         for find in self._groups:
             for group, processes in find().items():
                 for process in processes:
                     try:
                         times = process.cpu_times()
                         key = (process.pid, process.create_time())
-                        memory[group] = memory.get(group, 0) + _memory(process)
+                        proportional, rss = _memory(process)
+                        memory[group] = memory.get(group, 0) + proportional
+                        resident[group] = resident.get(group, 0) + rss
                     except psutil.Error:
                         continue
                     seconds = times.user + times.system
@@ -91,6 +97,8 @@ class Usage:
         self._series.append((time.time(), dict(self._total)))
         for group, size in memory.items():
             self.peak_memory[group] = max(self.peak_memory.get(group, 0), size)
+        for group, size in resident.items():
+            self.peak_rss[group] = max(self.peak_rss.get(group, 0), size)
 
 
 def _busy() -> float:
@@ -101,10 +109,10 @@ def _busy() -> float:
     return float(sum(times) - idle - guests)
 
 
-def _memory(process: psutil.Process) -> int:
+def _memory(process: psutil.Process) -> tuple[int, int]:
+    """PSS and RSS."""
     full = process.memory_full_info()
-    size: int = getattr(full, "pss", 0) or full.rss
-    return size
+    return getattr(full, "pss", 0) or full.rss, full.rss
 
 
 def one(group: str, pid: int) -> Group:

@@ -21,9 +21,9 @@ from eventpub.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-_ALL = ("article", "drain", "growth", "idle", "latency", "bursts", "restart", "large")
+_ALL = ("article", "drain", "growth", "idle", "latency", "bursts", "restart", "large", "sizing")
 _OF_CASES = {
-    "rates": ("article", "latency", "large"),
+    "rates": ("article", "latency", "large", "sizing"),
     "rounds": ("drain", "growth", "restart"),
     "debezium": ("drain",),
 }
@@ -49,7 +49,7 @@ def _sized(command: Callable[..., Any], case: str | None = None) -> Callable[...
     """Add the options of a case; None: of all cases."""
     hidden = {name: case not in {None, *cases} for name, cases in _OF_CASES.items()}
     for option in (
-        click.option("--quick", is_flag=True, help="Small sizes: about three minutes."),
+        click.option("--quick", is_flag=True, help="Small sizes: about four minutes."),
         click.option(
             "--scale",
             type=click.FloatRange(0, min_open=True),
@@ -62,7 +62,7 @@ def _sized(command: Callable[..., Any], case: str | None = None) -> Callable[...
             callback=_numbers,
             metavar="N,N,…",
             hidden=hidden["rates"],
-            help="Events/s (article, latency), rows/s (large: the first number).",
+            help="Events/s (article, latency, sizing), rows/s (large: the first number).",
         ),
         click.option(
             "--rounds",
@@ -90,7 +90,7 @@ _out = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("docs/bench"),
     show_default=True,
-    help="Folder of results, plots and page.",
+    help="Folder of results, plots and page. Results that it has are overwritten, case by case.",
 )
 
 
@@ -101,7 +101,9 @@ def bench(context: click.Context, /, **options: Any) -> Report | None:
     """Measure on this machine. Starts MySQL, Kafka, writers, the publisher and a reader.
 
     Without a command it runs all cases, about an hour and a half; with --quick it takes minutes.
-    It prints a table and writes CASE.json for each case, plots and an HTML page.
+    It prints tables and writes to --out: CASE.json for each case, plots, and index.html, a page of
+    all results in the folder. It warns where some of them are of another commit. The default is
+    docs/bench below the current folder, in a clone the page of the documentation.
     """
     if context.invoked_subcommand is not None:
         for name in options:
@@ -142,6 +144,7 @@ _case(
     "large",
     "Latency of transactions of 3,000 rows, a tenth held open.",
 )
+_case("sizing", "CPU, memory and disk by rate, with Spark and without. About eight minutes.")
 
 
 @bench.command("report")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import html
 import importlib.util
 import json
+import os
 import re
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from click.testing import CliRunner
+from playwright.sync_api import sync_playwright
 
-from bench import main, report, tables
+from bench import machine, main, report, tables
 from bench.topic import Growth
 from bench.usage import Usage
+from bench.words import ABOUT
 from eventpub.cli.bench import bench
 from eventpub.errors import ConfigError
 
@@ -62,7 +66,66 @@ def test_the_page_begins_with_a_summary_of_each_case(tmp_path: Path) -> None:
     summary = page[page.index("<table") : page.index("</table>")]
     assert re.findall(r'href="#(\w+)"', summary) == list(tables.CASES)
     (drain,) = (r for r in results() if r["case"] == "drain")
-    assert f"{drain['medians']['eventpub']['rate']:,} events/s (" in summary
+    assert f"{drain['medians']['eventpub']['rate']:,} events/s<span>" in summary
+
+
+def test_each_section_defines_its_words_and_shows_its_settings_as_toml(tmp_path: Path) -> None:
+    report.draw(results(), tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    for case in tables.CASES:
+        assert f'<h2 id="{case}">{html.escape(ABOUT[case].heading)}</h2>' in page
+        for term in ABOUT[case].terms:
+            assert f"<dt>{html.escape(term)}</dt>" in page
+    assert "<pre>[read]\ndelay = &quot;1s&quot;\nwatermark = &quot;off&quot;" in page
+    assert "{&#x27;" not in page
+    assert "--innodb-buffer-pool-size=512M" in page
+
+
+def test_one_version_is_said_once_and_several_are_said_plainly(tmp_path: Path) -> None:
+    same = results()
+    for result in same:
+        result["environment"]["git"] = "0123456789ab"
+    report.draw(same, tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert "All cases: eventpub 0123456.</p>" in page
+    assert "not all of the same version" not in page
+    same[0]["environment"]["git"] = "ba9876543210"
+    report.draw(same, tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert "<strong>The cases are not all of the same version</strong>" in page
+    assert f"<li>ba98765: {ABOUT[same[0]['case']].heading}</li>" in page
+
+
+def test_a_page_of_the_documentation_leads_back_to_it(tmp_path: Path) -> None:
+    report.draw(results()[:1], tmp_path / "bench")
+    assert "← Documentation" not in (tmp_path / "bench" / "index.html").read_text()
+    (tmp_path / "measured.md").touch()
+    report.draw(results()[:1], tmp_path / "bench")
+    assert (
+        '<a href="../measured.html">← Documentation</a>'
+        in (tmp_path / "bench" / "index.html").read_text()
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone_and_asks_for_nothing_else(
+    scheme: Literal["light", "dark"],
+) -> None:
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    if found is None:
+        pytest.skip("no Chromium on the PATH: apt-get install chromium")
+    page_file = Path(__file__).parents[2] / "docs" / "bench" / "index.html"
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    asked: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        page = browser.new_page(viewport={"width": 375, "height": 800}, color_scheme=scheme)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(page_file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 375
+        assert page.evaluate("document.querySelector('table.summary').offsetWidth") <= 343
+        browser.close()
+    assert asked == [page_file.as_uri()]
 
 
 def test_words_in_plots_are_text_and_colours_follow_the_page() -> None:
@@ -77,7 +140,7 @@ def test_words_in_plots_are_text_and_colours_follow_the_page() -> None:
 
 def test_every_result_says_where_and_with_what_it_was_measured() -> None:
     for result in results():
-        said = tables.stated(result)
+        said = "\n".join(tables.stated(result))
         assert "None" not in said, said
         assert all(word in said for word in ("cores", "MySQL", "Kafka", "280 bytes")), said
 
@@ -94,6 +157,38 @@ def test_report_draws_again_what_a_folder_has(tmp_path: Path) -> None:
     assert answer.exception is None
     assert answer.return_value.ok
     assert (tmp_path / "index.html").exists()
+
+
+def test_what_is_written_is_said_and_results_of_another_commit_are_named(tmp_path: Path) -> None:
+    for result in results()[:2]:
+        report.save(result, tmp_path)
+    first, second = results()[:2]
+    said: list[str] = []
+    main.announce([second["case"], "idle"], tmp_path, said.append)
+    assert said[0].startswith(f"writes {second['case']}.json, idle.json, plots and index.html to ")
+    assert said[0].endswith("older ones are overwritten")
+    assert f"{first['case']} ({first['environment']['git'][:7]})" in said[1]
+    assert f"{second['case']} (" not in said[1]
+
+
+def test_a_result_says_the_command_that_measures_it_again() -> None:
+    assert main.Plan().command("idle") == "eventpub bench idle"
+    plan = main.Plan(scale=0.6, rates=(100, 16_000_000), debezium=False)
+    assert plan.command("drain") == (
+        "eventpub bench drain --scale 0.6 --rates 100,16000000 --no-debezium"
+    )
+
+
+def test_the_machine_has_a_minute_to_become_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([3.0, 2.0, 0.9])
+    waits: list[float] = []
+    monkeypatch.setattr("os.getloadavg", lambda: (next(loads), 9.0, 9.0))
+    monkeypatch.setattr("time.sleep", waits.append)
+    machine.become_quiet()
+    assert waits == [1.0, 1.0]
+    monkeypatch.setattr("os.getloadavg", lambda: (3.0, 9.0, 9.0))
+    machine.become_quiet(most=0.0)
+    assert len(waits) == 2
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
