@@ -19,7 +19,7 @@ from bench import machine, main, report, tables
 from bench.topic import Growth
 from bench.usage import Usage
 from bench.words import ABOUT
-from eventpub.cli.bench import bench
+from eventpub.cli import eventpub
 from eventpub.errors import ConfigError
 
 KEPT = Path(__file__).parent / "results"
@@ -153,7 +153,9 @@ def test_a_result_that_was_saved_is_loaded_again(tmp_path: Path) -> None:
 
 def test_report_draws_again_what_a_folder_has(tmp_path: Path) -> None:
     report.save(results()[0], tmp_path)
-    answer = CliRunner().invoke(bench, ["report", "--out", str(tmp_path)], standalone_mode=False)
+    answer = CliRunner().invoke(
+        eventpub, ["bench", "report", "--out", str(tmp_path)], standalone_mode=False
+    )
     assert answer.exception is None
     assert answer.return_value.ok
     assert (tmp_path / "index.html").exists()
@@ -222,7 +224,7 @@ def test_what_eventpub_loses_with_its_defaults_is_a_fault_and_what_others_lose_i
 
 
 def test_a_flag_before_the_case_is_refused_and_not_forgotten() -> None:
-    answer = CliRunner().invoke(bench, ["--quick", "idle"])
+    answer = CliRunner().invoke(eventpub, ["bench", "--quick", "idle"])
     assert answer.exit_code == 2
     assert "--quick belongs behind idle" in answer.output
 
