@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventpub.cli.output import Report
+from eventpub.cli.output import Report, end_if_asked
 from eventpub.cli.terminal import progress
 from eventpub.config import Config, format_time
 from eventpub.ops import verify
@@ -38,6 +38,11 @@ def compare(  # noqa: PLR0913 (as `verify`)
 ) -> Verdict:
     """`ops.verify.verify`, which says how far it is."""
     with progress(_log) as show:
+
+        def see(done: Progress) -> None:
+            end_if_asked()
+            show(_words(done), done.done)
+
         return verify.verify(
             config,
             first=first,
@@ -45,7 +50,7 @@ def compare(  # noqa: PLR0913 (as `verify`)
             sample=sample,
             restart=restart,
             differences=differences,
-            on_progress=lambda done: show(_words(done), done.done),
+            on_progress=see,
         )
 
 
