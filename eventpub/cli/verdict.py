@@ -11,6 +11,7 @@ from eventpub.cli.terminal import progress
 from eventpub.config import Config, format_time
 from eventpub.ops import verify
 from eventpub.ops.behind import Behind
+from eventpub.ops.records import NO_TIME
 from eventpub.ops.verify import KINDS, Progress, Verdict
 
 if TYPE_CHECKING:
@@ -151,9 +152,9 @@ def show(console: Console, verdict: Verdict) -> None:
             continue
         console.print(f"{kind.replace('_', ' ')}, the first {len(examples)}:", style="bold")
         for one in examples:
-            data = one.to_dict()
+            created = "" if one.create_time == NO_TIME else f" {format_time(one.create_time)}"
             at = "" if one.offset is None else f" partition {one.partition} offset {one.offset}"
-            line = f"  {one.aggregate_id}/{one.version} {data['create_time'] or ''}{at}: {one.note}"
+            line = f"  {one.name}{created}{at}: {one.note}"
             console.print(Text(mask(line)))
     for note in [*verdict.notes, *_about(verdict)]:
         console.print(Text(mask(f"note: {note}")))
