@@ -25,7 +25,8 @@ from eventpub.sink.topics import list_offsets, partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
 
-_REPEATED = "admission.repeated_version"
+OF_ANOTHER = (CONFLICT, "admission.repeated_version")
+"""Codes of rows under whose version another row was published."""
 _FIRST_BYTES = 512
 Key = tuple[str, int]
 """Aggregate and version."""
@@ -158,7 +159,7 @@ def retry(  # noqa: PLR0911 (one case after the other)
     if not found.newest:
         return Retried("no dead letter" if found.is_whole else "not searched")
     letter = found.newest[0]
-    if letter.reason.startswith((CONFLICT, _REPEATED)):
+    if letter.reason.startswith(OF_ANOTHER):
         return Retried("another event has its version", letter)
     if version < config.store.first_version:
         return Retried("below the first version", letter)
