@@ -202,19 +202,32 @@ class _Topics:
 
 @dataclass(frozen=True)
 class _Versions:
-    """Which versions are traced, ascending, and of how many; None: not known."""
+    """The versions that an aggregate has, of which the last are shown.
 
-    shown: list[int]
-    total: int | None
+    Args:
+        span: from the first one that an aggregate may have to the highest that is known of.
+        apart: others, refused or deleted since.
+        is_whole: whether these are all.
+    """
 
-    def and_of(self, more: Collection[int], limit: int) -> _Versions:
+    span: range
+    apart: frozenset[int] = frozenset()
+    is_whole: bool = True
+
+    def last(self, limit: int) -> list[int]:
+        """The highest so many, ascending."""
+        return sorted({*self.span[-limit:], *sorted(self.apart)[-limit:]})[-limit:]
+
+    def and_of(self, more: Collection[int]) -> _Versions:
         """With others, which may be among them."""
-        new = set(more) - set(self.shown)
-        # between the first and the last that are shown, none is left out
-        first = self.shown[0] if self.shown else 0
-        counted = {v for v in new if not self.shown or v < first or v > self.shown[-1]}
-        total = None if self.total is None else self.total + len(counted)
-        return _Versions(sorted(new | set(self.shown))[-limit:], total)
+        apart = self.apart.union(v for v in more if v not in self.span)
+        return replace(self, apart=apart)
+
+    @property
+    def total(self) -> int | None:
+        """How many there are; None: not known."""
+        # len() is for less than 2^63
+        return self.span.stop - self.span.start + len(self.apart) if self.is_whole else None
 
 
 def trace(
@@ -246,31 +259,33 @@ def trace(
     publisher = _ask(config, aggregate_id, of_topic)
     with EventStore(_readable(config), EventStore.discover(config.store)) as store:
         now = store.now()
-        known = _Versions([] if version is None else [version], 1)
+        known = _Versions(range(0) if version is None else range(version, version + 1))
         if version is None:
-            known = _last_versions(config, store, aggregate_id, publisher.hold, limit)
-        stored, oldest = _rows(store, aggregate_id, known.shown)
+            known = _all_versions(config, store, aggregate_id, publisher.hold, limit)
+        versions = known.last(limit)
+        stored, oldest = _rows(store, aggregate_id, versions)
         waits_for = _waits_for(store, publisher.hold)
     topics = _Topics()
     judge = _Judge(config, topics, publisher, now)
     if count:
         search = _Search(config, aggregate_id, partitions, topics, timeout)
         search.read_sides()
-        has_any = bool(known.shown)
-        if version is None and has_any:
-            letters = {v: found for v, found in topics.by_version.items() if v not in stored}
-            known = known.and_of(letters, limit)
-            times = [f.timestamp * 1000 for v in known.shown for f in letters.get(v, ())]
-            oldest = None if oldest is None else min([oldest, *times])
-        search.run(set(known.shown) if has_any else None, oldest)
-        if not has_any:
-            search.look_elsewhere(set() if topics.by_version else None, oldest)
-            known = _Versions([], 0).and_of(topics.by_version, limit)
-        else:
+        if version is None and versions:
+            known = known.and_of(topics.by_version)
+            versions = known.last(limit)
+            letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]
+            if oldest is not None:
+                oldest = min([oldest, *(letter.timestamp * 1000 for letter in letters)])
+        search.run(set(versions) or None, oldest)
+        if versions:
             is_asked_for = version is not None
-            lost = [v for v in known.shown if judge.misses(v, stored.get(v), is_asked_for)]
+            lost = [v for v in versions if judge.misses(v, stored.get(v), is_asked_for)]
             search.look_elsewhere(lost, oldest)
-    judged = [judge(v, stored.get(v)) for v in known.shown]
+        else:
+            search.look_elsewhere(set() if topics.by_version else None, oldest)
+            known = known.and_of(topics.by_version)
+            versions = known.last(limit)
+    judged = [judge(v, stored.get(v)) for v in versions]
     return Trace(
         aggregate_id,
         judged,
@@ -323,21 +338,20 @@ def _ask(config: Config, aggregate_id: str, partition: int | None) -> _Publisher
 # -- the store ---------------------------------------------------------------------------------
 
 
-def _last_versions(
+def _all_versions(
     config: Config, store: EventStore, aggregate_id: str, hold: Hold | None, limit: int
 ) -> _Versions:
-    """The highest versions that the store or the publisher knows of; none where neither does."""
+    """Those that the store or the publisher knows of; below the first one the highest alone."""
     newest = _below(store, aggregate_id, _HIGHEST, 1)
     if hold is not None:
         newest.append(hold.seen)
     if not newest:
-        return _Versions([], 0)
-    first, last = config.store.first_version, max(newest)
+        return _Versions(range(0))
+    first = config.store.first_version
     # those below the first one are no events; they are dead letters
     refused = _below(store, aggregate_id, first, limit + 1)
-    shown = [*sorted(refused), *range(max(first, last - limit + 1), last + 1)][-limit:]
-    total = max(0, last - first + 1) + len(refused)
-    return _Versions(shown, None if len(refused) > limit else total)
+    span = range(first, max(first, max(newest) + 1))
+    return _Versions(span, frozenset(refused), len(refused) <= limit)
 
 
 def _below(store: EventStore, aggregate_id: str, bound: int, limit: int) -> list[int]:
