@@ -437,17 +437,20 @@ def _refuse_empty(
     config: Config, store: EventStore, after: int, upto: int, *, is_end_given: bool
 ) -> None:
     """A range in which nothing lies, unless events are behind it that should be published."""
-    between = f"{format_time(after + 1)} and {format_time(upto)}"
-    if is_end_given:
-        message = f"nothing lies between {between}"
-        suggestion = "give a --from that is before --to, and a --to after the publisher's start"
-    else:
+    suggestion = "give a --from that is before --to, and a --to after the publisher's start"
+    if not is_end_given:
         behind = measure(store, config.read, _state(config, "progress.json"), after)
         if behind is not None and behind.events:
             return
-        message = f"nothing lies between {between}, up to which events are compared by default"
-        suggestion = "give an earlier --from"
-    raise ConfigError("verify.empty_range", message, where="--from, --to", suggestion=suggestion)
+        suggestion = (
+            "give an earlier --from: without --to it compares up to the publisher's position"
+        )
+    raise ConfigError(
+        "verify.empty_range",
+        f"nothing lies between {format_time(after + 1)} and {format_time(upto)}",
+        where="--from, --to",
+        suggestion=suggestion,
+    )
 
 
 def _state(config: Config, name: str) -> dict[str, Any]:

@@ -315,7 +315,7 @@ def test_a_range_in_which_nothing_lies_is_refused_whichever_end_is_given(world: 
     world.publish(rows)
     future, past = parse_time("2100-01-01T00:00:00Z"), parse_time("2020-01-01T00:00:00Z")
 
-    def refused(**span: int) -> bool:
+    def refused(**span: Any) -> bool:
         with pytest.raises(ConfigError) as caught:
             verify(world.config, **span)
         return caught.value.code == "verify.empty_range"
@@ -377,7 +377,7 @@ def test_a_foreign_record_counts_where_its_timestamp_is_in_the_range(world: Worl
         producer.produce(world.topic, b"y", f"x{second}", timestamp=before // 1000 + 1000 * second)
     producer.flush(30)
 
-    def extra(**span: int) -> set[str]:
+    def extra(**span: Any) -> set[str]:
         found = verify(world.config, **span)
         assert found.counts["extra"] == len(found.examples["extra"])
         return {one.aggregate_id for one in found.examples["extra"]}

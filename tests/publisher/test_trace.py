@@ -235,7 +235,7 @@ def test_records_that_the_publisher_has_not_written_are_named(
     producer = Producer({"bootstrap.servers": publisher.topic.bootstrap_servers})
     for partition in (0, 1):
         producer.produce(name, b"x", "byhand", partition=partition)
-    headers = {"ce_source": "billing", "ce_sequence": "1"}
+    headers: dict[str, str | bytes | None] = {"ce_source": "billing", "ce_sequence": "1"}
     producer.produce(name, b"x", "Ghost", partition=0, headers=headers)
     headers = {"ce_source": app, "ce_sequence": "1", "ce_id": "lost/1"}
     producer.produce(name, b"x", "lost", partition=1, headers=headers)
