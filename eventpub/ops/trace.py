@@ -672,8 +672,12 @@ def _notes(
         )
     if not partitions:
         notes.append(f"there is no topic {config.sink.topic} yet")
-    for topic, partition in sorted(topics.unread):
-        notes.append(f"{topic}[{partition}] was not read to its end within {timeout:.0f} s")
+    for topic in sorted({topic for topic, _ in topics.unread}):
+        numbers = sorted(number for of, number in topics.unread if of == topic)
+        which = f"{len(numbers)} partitions of {topic} were"
+        if len(numbers) == 1:
+            which = f"{topic}[{numbers[0]}] was"
+        notes.append(f"{which} not read to the end within {timeout:.0f} s")
     for other in topics.others:
         where = f"{other.topic}[{other.partition}] offset {other.offset}"
         notes.append(f"{where} was not written by this publisher: {other.reason}")

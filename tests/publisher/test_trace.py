@@ -257,3 +257,6 @@ def test_records_that_the_publisher_has_not_written_are_named(
     assert found["versions"][0]["note"] == "no row in the table"
     assert [r["partition"] for r in found["versions"][0]["records"]] == [1]
     assert "nothing is known of it" in publisher.command("trace", "nobody").stdout
+    text = publisher.command("trace", "nobody", "--timeout", "0.000001").stdout
+    assert f"partitions of {name} were not read to the end" in text
+    assert "nothing is known of it" not in text
