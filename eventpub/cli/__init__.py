@@ -29,7 +29,8 @@ from eventpub.cli.output import (
     Stopped,
     as_error,
     only_stderr,
-    stop,
+    take_signals,
+    why_ended,
     write_error,
     write_json,
     write_text,
@@ -89,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.reconfigure(errors="backslashreplace")
     threading.excepthook = _report_thread
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, stop)
+        take_signals()
     try:
         if "--json" not in arguments:
             status = _run(arguments, None)
@@ -124,7 +125,8 @@ def _run(arguments: list[str], out: IO[str] | None) -> int:
         return WRONG_USE
     except BrokenPipeError:
         raise
-    except (Exception, KeyboardInterrupt, Stopped) as cause:
+    except (Exception, KeyboardInterrupt, Stopped) as raised:
+        cause = why_ended(raised)
         error, status = as_error(cause)
         if out:
             name = _command_name(arguments)

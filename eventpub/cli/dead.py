@@ -49,13 +49,18 @@ def dead_list(request: Request, limit: int, timeout: float) -> Report:
         found = letters.find(loaded.config, limit=limit, timeout=timeout)
     open_letters = sum(letter.published is None for letter in found.newest)
     summary = f"{found.count} dead letters"
+    if found.rows != found.count:
+        summary += f" of {found.rows} rows"
     if found.count > len(found.newest):
         summary += f", of the newest {len(found.newest)}"
     if found.newest:
-        summary += f", {len(found.newest) - open_letters} published since"
+        published = sum(letter.is_last and letter.published is not None for letter in found.newest)
+        rows = " rows" if found.rows != found.count else ""
+        summary += f", {published}{rows} published since"
     notes = _notes(found.is_whole, found.newest, loaded.config.sink.dead_topic)
     result = {
         "count": found.count,
+        "rows": found.rows,
         "letters": [_shown(letter) for letter in found.newest],
         "notes": notes,
     }
@@ -94,6 +99,7 @@ def _shown(letter: Letter) -> dict[str, Any]:
         "in_store": letter.in_store,
         "published": published,
         "is_searched": letter.is_searched,
+        "is_last": letter.is_last,
     }
 
 
@@ -104,6 +110,7 @@ def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
     from eventpub.masking import mask
 
     rows = []
+    has_earlier = not all(entry["is_last"] for entry in result["letters"])
     for entry in result["letters"]:
         published = entry["published"]
         where = "no" if entry["is_searched"] else "not known"
@@ -118,9 +125,13 @@ def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
             where,
             entry["reason"],
         ]
+        if has_earlier:
+            row.insert(2, "last" if entry["is_last"] else "earlier")
         rows.append(row)
     if rows:
-        names = ("aggregate id", "version", "created", "bytes", "in the store", "published")
+        names = ["aggregate id", "version", "created", "bytes", "in the store", "published"]
+        if has_earlier:
+            names.insert(2, "letter")
         console.print(Rows((*names, "reason"), rows))
     for note in result["notes"]:
         console.print(Text(mask(f"note: {note}")))

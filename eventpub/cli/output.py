@@ -7,7 +7,9 @@ whatever happens. Every text passes the masking of secrets here.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -68,12 +70,30 @@ class Stopped(BaseException):
 
 
 _asked: list[int] = []
+"""The signals that asked this command to end."""
+
+_log = logging.getLogger("eventpub.cli")
+
+
+def take_signals() -> None:
+    """Have SIGTERM and Ctrl-C end the command that begins now; those of one before are forgotten.
+
+    A process that was started with SIGINT ignored goes on ignoring it.
+    """
+    _asked.clear()
+    signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop)
 
 
 def stop(number: int, _: FrameType | None) -> None:
     """The handler of a signal that asks to end."""
     _asked.append(number)
-    raise Stopped(number)
+    raise _stop_by(number)
+
+
+def _stop_by(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else Stopped(number)
 
 
 def end_if_asked() -> None:
@@ -81,10 +101,22 @@ def end_if_asked() -> None:
     is swallowed.
 
     Raises:
-        Stopped: there was a signal.
+        Stopped, KeyboardInterrupt: there was a signal.
     """
     if _asked:
-        raise Stopped(_asked[-1])
+        raise _stop_by(_asked[-1])
+
+
+def why_ended(cause: BaseException) -> BaseException:
+    """Why a command has ended with an exception: the signal, if there was one before it.
+
+    What `stop` raises inside a library written in C may come out as another exception: a client of
+    Kafka makes a TypeError of it while it takes a record's headers.
+    """
+    if not _asked or isinstance(cause, Stopped | KeyboardInterrupt | click.Abort):
+        return cause
+    _log.debug("what came out of the command that a signal has stopped", exc_info=cause)
+    return _stop_by(_asked[-1])
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from eventpub.cli.options import Request, configured, reports
-from eventpub.cli.output import Report
+from eventpub.cli.output import Report, end_if_asked
 
 if TYPE_CHECKING:
     from eventpub.config import Config
@@ -80,10 +80,16 @@ def _run(config: Config, what: Range) -> Replayed:
     from eventpub.ops import replay as replaying
 
     named = what.named(config.app.id)
-    sys.stderr.write(f"replay {named}: if it is interrupted, the same command goes on\n")
+    has_begun = False
     with progress(logging.getLogger("eventpub.replay")) as show:
 
         def published(events: int, total: int | None) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                goes_on = "if it is interrupted, the same command goes on"
+                sys.stderr.write(f"replay {named}: {goes_on}\n")
+                has_begun = True
+            end_if_asked()
             of = "" if total is None else f" of {total:,}"
             done = None if total is None else min(events / max(total, 1), 1.0)
             show(f"publishing again: {events:,}{of} events", done)

@@ -6,11 +6,12 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventpub.cli.output import Report
+from eventpub.cli.output import Report, end_if_asked
 from eventpub.cli.terminal import progress
 from eventpub.config import Config, format_time
 from eventpub.ops import verify
 from eventpub.ops.behind import Behind
+from eventpub.ops.records import NO_TIME
 from eventpub.ops.verify import KINDS, Progress, Verdict
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def compare(  # noqa: PLR0913 (as `verify`)
 ) -> Verdict:
     """`ops.verify.verify`, which says how far it is."""
     with progress(_log) as show:
+
+        def see(done: Progress) -> None:
+            end_if_asked()
+            show(_words(done), done.done)
+
         return verify.verify(
             config,
             first=first,
@@ -45,7 +51,7 @@ def compare(  # noqa: PLR0913 (as `verify`)
             sample=sample,
             restart=restart,
             differences=differences,
-            on_progress=lambda done: show(_words(done), done.done),
+            on_progress=see,
         )
 
 
@@ -146,9 +152,9 @@ def show(console: Console, verdict: Verdict) -> None:
             continue
         console.print(f"{kind.replace('_', ' ')}, the first {len(examples)}:", style="bold")
         for one in examples:
-            data = one.to_dict()
+            created = "" if one.create_time == NO_TIME else f" {format_time(one.create_time)}"
             at = "" if one.offset is None else f" partition {one.partition} offset {one.offset}"
-            line = f"  {one.aggregate_id}/{one.version} {data['create_time'] or ''}{at}: {one.note}"
+            line = f"  {one.name}{created}{at}: {one.note}"
             console.print(Text(mask(line)))
     for note in [*verdict.notes, *_about(verdict)]:
         console.print(Text(mask(f"note: {note}")))

@@ -25,7 +25,8 @@ from eventpub.sink.topics import list_offsets, partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
 
-_REPEATED = "admission.repeated_version"
+OF_ANOTHER = (CONFLICT, "admission.repeated_version")
+"""Codes of rows under whose version another row was published."""
 _FIRST_BYTES = 512
 Key = tuple[str, int]
 """Aggregate and version."""
@@ -46,6 +47,7 @@ class Letter:
         in_store: whether the row is still in the store; None: not asked.
         published: where it was published since; None: it was not, or nobody knows.
         is_searched: whether the topic was searched for it to its end.
+        is_last: whether no later letter is of the same row.
     """
 
     aggregate_id: str | None
@@ -60,6 +62,7 @@ class Letter:
     in_store: bool | None = None
     published: tuple[int, int] | None = None
     is_searched: bool = False
+    is_last: bool = True
 
     @property
     def key(self) -> Key | None:
@@ -75,11 +78,13 @@ class Letters:
 
     Attributes:
         count: how many dead letters there are.
+        rows: of how many rows; each letter without aggregate or version counts as one.
         newest: those created last, the newest first.
         is_whole: whether their topic was read to its end.
     """
 
     count: int
+    rows: int
     newest: list[Letter]
     is_whole: bool
 
@@ -158,7 +163,7 @@ def retry(  # noqa: PLR0911 (one case after the other)
     if not found.newest:
         return Retried("no dead letter" if found.is_whole else "not searched")
     letter = found.newest[0]
-    if letter.reason.startswith((CONFLICT, _REPEATED)):
+    if letter.reason.startswith(OF_ANOTHER):
         return Retried("another event has its version", letter)
     if version < config.store.first_version:
         return Retried("below the first version", letter)
@@ -195,11 +200,12 @@ def _read(config: Config, only: Key | None, limit: int, until: float) -> Letters
     count = partition_counts(sink).get(sink.dead_topic, 0)
     ids = {config.app.id, *config.app.former_ids}
     if not count:
-        return Letters(0, [], True)
+        return Letters(0, 0, [], True)
     places: list[Place] = [(sink.dead_topic, number) for number in range(count)]
     reading = Committed(sink, dict.fromkeys(places, 0), until)
     newest: list[tuple[int, int, int, Letter]] = []
-    letters = 0
+    letters = without_key = 0
+    rows: set[int] = set()  # hashes: 64 bits each are little, and enough to count by
     for chunk in reading:
         for message in chunk:
             headers = dict(message.headers() or ())
@@ -209,12 +215,28 @@ def _read(config: Config, only: Key | None, limit: int, until: float) -> Letters
             if only is not None and letter.key != only:
                 continue
             letters += 1
+            if letter.key is None:
+                without_key += 1
+            else:
+                rows.add(hash(letter.key))
             entry = (letter.timestamp, letter.partition, letter.offset, letter)
             if len(newest) < limit:
                 heapq.heappush(newest, entry)
             else:
                 heapq.heappushpop(newest, entry)
-    return Letters(letters, [e[3] for e in sorted(newest, reverse=True)], not reading.unread)
+    found = _marked([e[3] for e in sorted(newest, reverse=True)])
+    return Letters(letters, len(rows) + without_key, found, not reading.unread)
+
+
+def _marked(newest: list[Letter]) -> list[Letter]:
+    """Letters, the newest first; the first of each row is its last one."""
+    seen: set[Key] = set()
+    marked = []
+    for letter in newest:
+        marked.append(replace(letter, is_last=letter.key not in seen))
+        if letter.key is not None:
+            seen.add(letter.key)
+    return marked
 
 
 def _letter(message: Message, headers: dict[str, bytes | None]) -> Letter:

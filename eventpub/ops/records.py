@@ -59,13 +59,18 @@ class Records:
 
 @dataclass
 class Foreign:
-    """A record that no publisher of ours can have written."""
+    """A record that no publisher of ours can have written.
+
+    Attributes:
+        timestamp: Kafka's, ms; 0: it has none.
+    """
 
     topic: str
     partition: int
     offset: int
     key: str
     reason: str
+    timestamp: int = 0
 
 
 class Parser:
@@ -119,7 +124,10 @@ class Parser:
             )
             if problem:
                 key = (message.key() or b"").decode(errors="replace")
-                self._found_foreign(Foreign(message.topic(), partition, offset, key, problem))
+                timestamp = max(0, message.timestamp()[1])
+                self._found_foreign(
+                    Foreign(message.topic(), partition, offset, key, problem, timestamp)
+                )
         return rows.records()
 
     def _standard(  # noqa: PLR0911, PLR0912 (each check has its own way out)

@@ -10,6 +10,7 @@ the rows of one moment where these are more.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from eventpub.admission import EVENTS, VersionRange, values
-from eventpub.config import Config, format_time
+from eventpub.config import Config, Sink, format_time
 from eventpub.errors import ConfigError, SinkError
 from eventpub.ops.committed import Committed, Place, offsets_at
 from eventpub.sink import client, faults, fencing, records
@@ -43,6 +44,9 @@ _SETTLE = 30.0
 _READ_BACK = 24 * 3600.0
 _HIGHEST = 2**63 - 1
 _MOST_SHOWN = 20
+_LOOKED_AT = 200
+"""Offsets at the end of a partition: aborted records and the ends of transactions are of these."""
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 Key = tuple[str, int]
 
 
@@ -116,24 +120,10 @@ def replay(config: Config, what: Range, on_progress: Progress | None = None) -> 
     """Publish it, or what of it is not published yet.
 
     Raises:
-        ConfigError: replay.own_topic, replay.empty_range
+        ConfigError: replay.topic_name, replay.own_topic, replay.empty_range, replay.other_topic
         StoreError, SinkError: the store cannot be read, or the topic not be written.
     """
-    sink = config.sink
-    if what.topic in sink.topics:
-        raise ConfigError(
-            "replay.own_topic",
-            f"{what.topic} is a topic of the publisher itself: its events are there once",
-            where="--topic",
-            suggestion="name another topic; consumers that are to read the events again read that",
-        )
-    if what.first > what.last:
-        raise ConfigError(
-            "replay.empty_range",
-            f"nothing lies between {format_time(what.first)} and {format_time(what.last)}",
-            where="--from, --to",
-            suggestion="give a --from that is before --to",
-        )
+    _check(config, what)
     readable = config.store.model_copy(update={"allow_replica": True})
     layout = EventStore.discover(config.store)
     with EventStore(readable, layout) as store:
@@ -153,6 +143,31 @@ def replay(config: Config, what: Range, on_progress: Progress | None = None) -> 
     return result
 
 
+def _check(config: Config, what: Range) -> None:
+    """Whether it may be asked for, without a question to a server."""
+    if not _TOPIC_NAME.fullmatch(what.topic) or what.topic in {".", ".."}:
+        raise ConfigError(
+            "replay.topic_name",
+            f"no topic can be called {what.topic!r}",
+            where="--topic",
+            suggestion="give --topic a name of 1 to 249 letters (A-Z, a-z), digits, and . _ -",
+        )
+    if what.topic in config.sink.topics:
+        raise ConfigError(
+            "replay.own_topic",
+            f"{what.topic} is a topic of the publisher itself: its events are there once",
+            where="--topic",
+            suggestion="name another topic; consumers that are to read the events again read that",
+        )
+    if what.first > what.last:
+        raise ConfigError(
+            "replay.empty_range",
+            f"nothing lies between {format_time(what.first)} and {format_time(what.last)}",
+            where="--from, --to",
+            suggestion="give a --from that is before --to",
+        )
+
+
 def _count(store: EventStore, what: Range) -> int | None:
     if what.aggregate_id is not None:
         return None
@@ -164,11 +179,35 @@ def _topic(config: Config, topic: str) -> int:
     sink = config.sink
     found = partition_counts(sink)
     if topic in found:
+        _refuse_other(sink, topic, found[topic])
         return found[topic]
     count = found.get(sink.topic, sink.partitions)
     if not sink.create_topics:
         raise faults.topic_missing(sink, topic, count)
     return create(sink, topic, count)
+
+
+def _refuse_other(sink: Sink, topic: str, partitions: int) -> None:
+    """Refuse a topic to which a publisher writes: its events are there once, in their order.
+
+    The last records of each partition are looked at, whichever application wrote them.
+    """
+    places: list[Place] = [(topic, number) for number in range(partitions)]
+    ends = list_offsets(sink, places, "latest", committed=True)
+    starts = {place: max(0, end - _LOOKED_AT) for place, end in ends.items()}
+    for chunk in Committed(sink, starts, time.monotonic() + _READ_BACK, ends):
+        for message in chunk:
+            headers = dict(message.headers() or ())
+            is_event = headers.keys() >= {records.SOURCE, records.SEQUENCE}
+            if is_event and REPLAY not in headers:
+                source = (headers[records.SOURCE] or b"").decode(errors="replace")
+                raise ConfigError(
+                    "replay.other_topic",
+                    f"{topic} has events that are no replay's, of the publisher {source}"
+                    f" (partition {message.partition()} offset {message.offset()})",
+                    where="--topic",
+                    suggestion="name a new topic, or one to which only replays write",
+                )
 
 
 # -- what is done already ------------------------------------------------------------------------

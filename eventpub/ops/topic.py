@@ -79,7 +79,7 @@ class Topic:
     Attributes:
         partitions: of the topic itself.
         truncated: partitions whose first records are gone, with their first offset.
-        foreign: the first records that are not ours.
+        foreign: the first records that are not ours, of those that count.
         foreign_count: how many there are.
     """
 
@@ -97,10 +97,21 @@ class TopicReader:
         sink: the section `[sink]`.
         sources: the application's ids, now and before, one of which every event names.
         patience: seconds to wait for open transactions to end.
+        first, last: bounds of the timestamps of records that are not ours and count, µs; None: no
+            bound.
     """
 
-    def __init__(self, sink: config.Sink, sources: Collection[str], patience: float = 15.0) -> None:
+    def __init__(
+        self,
+        sink: config.Sink,
+        sources: Collection[str],
+        patience: float = 15.0,
+        *,
+        first: int | None = None,
+        last: int | None = None,
+    ) -> None:
         self._sink = sink
+        self._first, self._last = first, last
         self._parser = Parser(sources, sink.ignored_sources, self._found_foreign)
         self._patience = patience
         self._trouble: KafkaError | None = None
@@ -363,6 +374,12 @@ class TopicReader:
         return records
 
     def _found_foreign(self, record: Foreign) -> None:
+        micros = record.timestamp * 1000
+        if record.timestamp and (
+            (self._first is not None and micros + 999 < self._first)
+            or (self._last is not None and micros > self._last)
+        ):
+            return
         self.topic.foreign_count += 1
         if len(self.topic.foreign) < 20:
             self.topic.foreign.append(record)

@@ -23,6 +23,7 @@ from eventpub.errors import ConfigError
 from eventpub.index import glance
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.ops.committed import Committed, Message, Place, offsets_at
+from eventpub.ops.dead import OF_ANOTHER
 from eventpub.sink import records
 from eventpub.sink.topics import list_offsets, partition_counts
 from eventpub.state import StateDir
@@ -49,6 +50,9 @@ _ANSWERED = frozenset({"published", "late", "baseline"})
 _LIST_TIMEOUT = 20.0
 _BYTES = 16 * 1024 * 1024
 _HIGHEST = 2**63 - 1
+_YEAR_3000 = 32_503_680_000_000
+MOST_OTHERS = 20
+"""Records of others that are listed."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Found:
         topic, partition, offset: where it is.
         timestamp: of the record, ms.
         is_late: whether it is marked as late.
-        reason: of a dead letter.
+        reason: of a dead letter; of one that the publisher has not written, why that is known.
     """
 
     topic: str
@@ -122,12 +126,17 @@ class Traced:
             "verdict": self.verdict,
             "note": self.note,
             "stored": stored,
-            "records": [
-                asdict(f) | {"timestamp": format_time(f.timestamp * 1000)} for f in self.found
-            ],
+            "records": [place(f) for f in self.found],
             "hold": _with_times(self.hold),
             "skip": _with_times(self.skip),
         }
+
+
+def place(found: Found) -> dict[str, Any]:
+    """A record as JSON shows it; without a timestamp, if it has none that a calendar knows."""
+    is_known = 0 <= found.timestamp < _YEAR_3000
+    timestamp = format_time(found.timestamp * 1000) if is_known else None
+    return asdict(found) | {"timestamp": timestamp}
 
 
 def _with_times(of: Hold | SkippedGap | None) -> dict[str, Any] | None:
@@ -147,6 +156,10 @@ class Trace:
         is_running: whether a publisher runs on the state directory, and answered.
         position: everything created at or before is accounted for, µs; None: not known.
         notes: what else is to be said.
+        total: how many versions there are, of which `versions` are the last; None: not known.
+        waits_for: the first and the last of the versions that the aggregate waits for.
+        others: records with the aggregate's key that the publisher has not written.
+        is_whole: whether the topics were read as far as was needed.
     """
 
     aggregate_id: str
@@ -154,6 +167,10 @@ class Trace:
     is_running: bool
     position: int | None
     notes: list[str] = field(default_factory=list)
+    total: int | None = None
+    waits_for: tuple[int, int] | None = None
+    others: list[Found] = field(default_factory=list)
+    is_whole: bool = True
 
     @property
     def ok(self) -> bool:
@@ -178,8 +195,39 @@ class _Topics:
 
     by_version: dict[int, list[Found]] = field(default_factory=dict)
     skips: list[SkippedGap] = field(default_factory=list)
+    others: list[Found] = field(default_factory=list)
     unread: set[Place] = field(default_factory=set)
     is_cut: bool = False
+
+
+@dataclass(frozen=True)
+class _Versions:
+    """The versions that an aggregate has, of which the last are shown.
+
+    Args:
+        span: from the first one that an aggregate may have to the highest that is known of.
+        apart: others, refused or deleted since.
+        is_whole: whether these are all.
+    """
+
+    span: range
+    apart: frozenset[int] = frozenset()
+    is_whole: bool = True
+
+    def last(self, limit: int) -> list[int]:
+        """The highest so many, ascending."""
+        return sorted({*self.span[-limit:], *sorted(self.apart)[-limit:]})[-limit:]
+
+    def and_of(self, more: Collection[int]) -> _Versions:
+        """With others, which may be among them."""
+        apart = self.apart.union(v for v in more if v not in self.span)
+        return replace(self, apart=apart)
+
+    @property
+    def total(self) -> int | None:
+        """How many there are; None: not known."""
+        # len() is for less than 2^63
+        return self.span.stop - self.span.start + len(self.apart) if self.is_whole else None
 
 
 def trace(
@@ -211,23 +259,44 @@ def trace(
     publisher = _ask(config, aggregate_id, of_topic)
     with EventStore(_readable(config), EventStore.discover(config.store)) as store:
         now = store.now()
+        known = _Versions(range(0) if version is None else range(version, version + 1))
         if version is None:
-            versions = _last_versions(config, store, aggregate_id, publisher.hold, limit)
-        else:
-            versions = [version]
+            known = _all_versions(config, store, aggregate_id, publisher.hold, limit)
+        versions = known.last(limit)
         stored, oldest = _rows(store, aggregate_id, versions)
+        waits_for = _waits_for(store, publisher.hold)
     topics = _Topics()
     judge = _Judge(config, topics, publisher, now)
     if count:
         search = _Search(config, aggregate_id, partitions, topics, timeout)
+        search.read_sides()
+        if version is None and versions:
+            known = known.and_of(topics.by_version)
+            versions = known.last(limit)
+            letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]
+            if oldest is not None:
+                oldest = min([oldest, *(letter.timestamp * 1000 for letter in letters)])
         search.run(set(versions) or None, oldest)
-        if not versions:
-            versions = sorted(topics.by_version)[-limit:]
-        lost = [v for v, row in stored.items() if judge.expects(v, row)]
-        search.look_elsewhere(lost, oldest)
+        if versions:
+            is_asked_for = version is not None
+            lost = [v for v in versions if judge.misses(v, stored.get(v), is_asked_for)]
+            search.look_elsewhere(lost, oldest)
+        else:
+            search.look_elsewhere(set() if topics.by_version else None, oldest)
+            known = known.and_of(topics.by_version)
+            versions = known.last(limit)
     judged = [judge(v, stored.get(v)) for v in versions]
-    notes = _notes(config, topics, publisher, count, timeout)
-    return Trace(aggregate_id, judged, publisher.is_running, publisher.position, notes)
+    return Trace(
+        aggregate_id,
+        judged,
+        publisher.is_running,
+        publisher.position,
+        _notes(config, topics, publisher, count, timeout),
+        known.total,
+        waits_for,
+        topics.others,
+        not topics.unread,
+    )
 
 
 def _readable(config: Config) -> Any:
@@ -269,21 +338,37 @@ def _ask(config: Config, aggregate_id: str, partition: int | None) -> _Publisher
 # -- the store ---------------------------------------------------------------------------------
 
 
-def _last_versions(
+def _all_versions(
     config: Config, store: EventStore, aggregate_id: str, hold: Hold | None, limit: int
-) -> list[int]:
-    """The highest versions that the store or the publisher knows of; none where neither does."""
-    newest = [
-        int(v)
-        for batch in store.below([(aggregate_id, _HIGHEST)], 1)
-        for v in values(batch, "version")
-    ]
+) -> _Versions:
+    """Those that the store or the publisher knows of; below the first one the highest alone."""
+    newest = _below(store, aggregate_id, _HIGHEST, 1)
     if hold is not None:
         newest.append(hold.seen)
     if not newest:
-        return []
-    last = max(newest)
-    return [*range(max(config.store.first_version, last - limit + 1), last + 1)]
+        return _Versions(range(0))
+    first = config.store.first_version
+    # those below the first one are no events; they are dead letters
+    refused = _below(store, aggregate_id, first, limit + 1)
+    span = range(first, max(first, max(newest) + 1))
+    return _Versions(span, frozenset(refused), len(refused) <= limit)
+
+
+def _below(store: EventStore, aggregate_id: str, bound: int, limit: int) -> list[int]:
+    return [
+        int(v)
+        for batch in store.below([(aggregate_id, bound)], limit)
+        for v in values(batch, "version")
+    ]
+
+
+def _waits_for(store: EventStore, hold: Hold | None) -> tuple[int, int] | None:
+    """The first and the last version of the gap that a hold waits for."""
+    if hold is None or hold.catching_up:
+        return None
+    above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
+    there = values(store.backtrack([above], 1), "version")
+    return hold.first_missing, min(there, default=hold.seen) - 1
 
 
 def _rows(
@@ -335,6 +420,22 @@ class _Search:
         self._starts: dict[Place, int] = {}
         self._topics = topics
 
+    def _own(self, topics: Iterable[str]) -> list[Place]:
+        """Where the aggregate's records are by rights."""
+        return [
+            (topic, topic_partition(self._aggregate_id, self._partitions[topic]))
+            for topic in topics
+            if topic in self._partitions
+        ]
+
+    def read_sides(self) -> None:
+        """Read its skips and dead letters.
+
+        Few stand on these topics, and they may be of versions whose time nobody knows.
+        """
+        sides = self._own([self._sink.gaps_topic, self._sink.dead_topic])
+        self._read(dict.fromkeys(sides, 0), None)
+
     def run(self, wanted: Collection[int] | None, oldest: int | None) -> None:
         """Look where the records are by rights.
 
@@ -343,27 +444,20 @@ class _Search:
             oldest: no record of them is older, µs; None: not known.
         """
         sink = self._sink
-        own = [
-            (topic, topic_partition(self._aggregate_id, self._partitions[topic]))
-            for topic in sink.topics
-            if topic in self._partitions
-        ]
-        # few stand on these, and they may be of versions whose time nobody knows
-        sides = {p: 0 for p in own if p[0] in {sink.gaps_topic, sink.dead_topic}}
-        self._read(sides, None)
-        events = [place for place in own if place not in sides]
+        events = self._own([sink.topic, sink.late_topic])
         self._starts = self._from(events, oldest)
         first = list_offsets(sink, [p for p in events if p[0] == sink.topic], "earliest")
         self._topics.is_cut = any(self._starts[p] <= low and low for p, low in first.items())
         self._read(self._starts, wanted)
 
-    def look_elsewhere(self, wanted: Collection[int], oldest: int | None) -> None:
-        """Look where the records are if partitions were added since, or a time lay in the future.
+    def look_elsewhere(self, wanted: Collection[int] | None, oldest: int | None) -> None:
+        """Look where the records are if partitions were added since, if a time lay in the future or
+        was another one, or if somebody else has written them.
 
         Args:
-            wanted: versions; none: nothing is to be done.
+            wanted: versions; none: nothing is to be done. None: all that there are.
         """
-        if not wanted:
+        if wanted is not None and not wanted:
             return
         sink = self._sink
         numbers = range(self._partitions[sink.topic])
@@ -411,13 +505,11 @@ class _Search:
             with suppress(ValueError):
                 self._topics.skips.append(records.read_gap(message.value() or b""))
             return
-        if not records.is_ours(headers.items(), self._ids):
+        version, problem = self._version_of(headers)
+        if wanted is not None and version is not None and version not in wanted:
             return
-        try:
-            version = int(headers[records.SEQUENCE])
-        except (KeyError, TypeError, ValueError):
-            return
-        if wanted is not None and version not in wanted:
+        if version is None or problem:
+            self._add_other(message, problem)
             return
         is_dead = message.topic() == sink.dead_topic
         reason = headers.get(records.REASON) if is_dead else None
@@ -432,6 +524,25 @@ class _Search:
         self._topics.by_version.setdefault(version, []).append(found)
         if not is_dead:
             left.discard(version)
+
+    def _version_of(self, headers: dict[str, Any]) -> tuple[int | None, str]:
+        """A record's version, and why the publisher has not written it; "": it has."""
+        problem = ""
+        if not records.is_ours(headers.items(), self._ids):
+            source = headers.get(records.SOURCE)
+            problem = "it has no header ce_source"
+            if source is not None:
+                problem = f"its ce_source is {source.decode(errors='replace')}"
+        try:
+            return int(headers[records.SEQUENCE]), problem
+        except (KeyError, TypeError, ValueError):
+            return None, problem or "it has no header ce_sequence that is a number"
+
+    def _add_other(self, message: Message, problem: str) -> None:
+        if message.topic() == self._sink.dead_topic or len(self._topics.others) >= MOST_OTHERS:
+            return
+        place = message.topic(), message.partition(), message.offset()
+        self._topics.others.append(Found(*place, message.timestamp()[1], reason=problem))
 
 
 def _array(micros: int) -> Any:
@@ -460,18 +571,31 @@ class _Judge:
             hold = None
         found = tuple(self._topics.by_version.get(version, ()))
         traced = Traced(version, "unknown", "", stored, found, hold, skip)
-        verdict, note = self._on_topics(found) or self._not_on_topics(traced)
+        verdict, note = self._on_topics(found, stored) or self._not_on_topics(traced)
+        if stored is None and any(f.topic == self._config.sink.topic for f in found):
+            note = f"{note}; no row in the table".removeprefix("; ")
         return replace(traced, verdict=verdict, note=note)
 
-    def expects(self, version: int, stored: Stored) -> bool:
-        """Whether a row should be on the topic by now, and was not found."""
+    def misses(self, version: int, stored: Stored | None, is_asked_for: bool) -> bool:
+        """Whether a version may be on the topic and was not found where it should be."""
         traced, position = self(version, stored), self._publisher.position
+        if traced.verdict == "dead" and traced.note.startswith(OF_ANOTHER):
+            return all(f.topic != self._config.sink.topic for f in traced.found)
+        if stored is None:
+            return is_asked_for and traced.verdict == "unknown"
         is_due = position is None or stored.create_time <= position
         return traced.verdict in {"missing", "waiting", "unknown"} and is_due
 
-    def _on_topics(self, found: Sequence[Found]) -> tuple[Verdict, str] | None:
+    def _on_topics(
+        self, found: Sequence[Found], stored: Stored | None
+    ) -> tuple[Verdict, str] | None:
         sink = self._config.sink
         events = [f for f in found if f.topic == sink.topic]
+        letters = [f.reason or "" for f in found if f.topic == sink.dead_topic]
+        if events and stored is not None and letters and letters[-1].startswith(OF_ANOTHER):
+            created = int(records.timestamps(_array(stored.create_time))[0])
+            if all(event.timestamp != created for event in events):
+                return "dead", letters[-1]
         if len(events) > 1:
             return "published", f"{len(events)} times: see `eventpub verify`"
         if events and not events[0].is_late:
@@ -480,8 +604,7 @@ class _Judge:
             return "late", "published, marked as late"
         if any(f.topic == sink.late_topic for f in found):
             return "late", f"diverted to {sink.late_topic}"
-        letter = next((f for f in found if f.topic == sink.dead_topic), None)
-        return None if letter is None else ("dead", letter.reason or "")
+        return ("dead", letters[-1]) if letters else None
 
     def _not_on_topics(self, traced: Traced) -> tuple[Verdict, str]:
         stored, hold = traced.stored, traced.hold
@@ -491,6 +614,8 @@ class _Judge:
             return _held(hold, stored)
         if self._topics.unread:
             return "unknown", "the topics were not read to their ends; see --timeout"
+        if stored is None and self._topics.others:
+            return "unknown", "not in the store, and on the topics not by this publisher"
         if stored is None:
             return "unknown", "neither in the store nor on the topics"
         return self._in_store_only(stored)
@@ -547,8 +672,15 @@ def _notes(
         )
     if not partitions:
         notes.append(f"there is no topic {config.sink.topic} yet")
-    for topic, partition in sorted(topics.unread):
-        notes.append(f"{topic}[{partition}] was not read to its end within {timeout:.0f} s")
+    for topic in sorted({topic for topic, _ in topics.unread}):
+        numbers = sorted(number for of, number in topics.unread if of == topic)
+        which = f"{len(numbers)} partitions of {topic} were"
+        if len(numbers) == 1:
+            which = f"{topic}[{numbers[0]}] was"
+        notes.append(f"{which} not read to the end within {timeout:.0f} s")
+    for other in topics.others:
+        where = f"{other.topic}[{other.partition}] offset {other.offset}"
+        notes.append(f"{where} was not written by this publisher: {other.reason}")
     return notes
 
 

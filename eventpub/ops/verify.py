@@ -66,6 +66,8 @@ TOPIC_FIELDS = STORE_FIELDS | {
 _RESIDUES = 1_000_003
 """A prime: what is chosen by it does not depend on partitions and shards."""
 
+_YEAR_3000 = 32_503_680_000_000
+
 Number = npt.NDArray[Any]
 
 
@@ -74,16 +76,24 @@ class Difference:
     """One event about which store and topic do not agree; times in µs.
 
     Args:
+        version: None: of a record that has none that can be read.
         partition: where it is on the topic; None where it is not.
         note: what exactly is wrong.
     """
 
     aggregate_id: str
-    version: int
+    version: int | None
     create_time: int
     partition: int | None = None
     offset: int | None = None
     note: str = ""
+
+    @property
+    def name(self) -> str:
+        """Aggregate and version, as far as there are any."""
+        if self.version is None:
+            return self.aggregate_id or "a record without a key"
+        return f"{self.aggregate_id}/{self.version}"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON shows it."""
@@ -189,7 +199,7 @@ class Verdict:
         self.counts[kind] += count
         if examples:
             known = [*self.examples[kind], *examples]
-            known.sort(key=lambda d: (d.create_time, d.aggregate_id, d.version))
+            known.sort(key=lambda d: (d.create_time, d.aggregate_id, d.version or 0))
             self.examples[kind] = known[: self.keeps]
 
     def merge(self, other: Verdict) -> None:
@@ -319,10 +329,13 @@ def partition_numbers(config: Config, partitions: int) -> list[int]:
 
 
 def _foreign(topic: Topic) -> list[Difference]:
-    return [
-        Difference(f.key, 0, NO_TIME, f.partition, f.offset, f"{f.topic}: {f.reason}")
-        for f in topic.foreign
-    ]
+    found = []
+    for f in topic.foreign:
+        note = f"{f.topic}: {f.reason}"
+        if 0 < f.timestamp < _YEAR_3000:  # a record's writer may set any
+            note += f"; its timestamp is {format_time(f.timestamp * 1000)}"
+        found.append(Difference(f.key, None, NO_TIME, f.partition, f.offset, note))
+    return found
 
 
 def line_of(kind: str, difference: Difference) -> str:
@@ -332,28 +345,41 @@ def line_of(kind: str, difference: Difference) -> str:
 
 @contextmanager
 def _written(file: Path | None) -> Iterator[IO[str] | None]:
-    """The file, open; under its name only once the comparison has come to its end."""
+    """The file, open; under its name only once the comparison has come to its end.
+
+    What is no ordinary file, such as /dev/stdout, is written to as it is.
+    """
     if file is None:
         yield None
         return
-    unfinished = file.with_name(f"{file.name}.part")
     try:
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        listed = unfinished.open("w", encoding="utf-8")
+        if file.exists() and not file.is_file():
+            with file.open("w", encoding="utf-8") as listed:
+                yield listed
+            return
+        file = file.resolve()  # the file behind a link, not the link
+        unfinished = file.with_name(f"{file.name}.part")
+        try:
+            with unfinished.open("w", encoding="utf-8") as listed:
+                yield listed
+            unfinished.replace(file)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(
-            "verify.not_writable",
-            f"{file} cannot be written: {error.strerror}",
-            where="--differences",
-            suggestion="name a file in a folder that exists and that you may write to",
-        ) from error
-    try:
-        with listed:
-            yield listed
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        raise not_writable(str(file), error) from error
+
+
+def not_writable(file: str, error: OSError) -> ConfigError:
+    """The error of the file of differences."""
+    return ConfigError(
+        "verify.not_writable",
+        f"{file} cannot be written: {error.strerror}",
+        where="--differences",
+        suggestion="name a file in a folder that exists and that you may write to, on a disk with"
+        " space",
+    )
 
 
 def note_topic(topic: Topic, verdict: Verdict) -> None:
@@ -402,14 +428,29 @@ def _range(
     else:
         upto = store.now() - config.read.delay
         notes.append(f"no publisher's state in {config.app.state_dir}: compared up to the boundary")
-    if upto <= after and first is not None and last is not None:
-        raise ConfigError(
-            "verify.empty_range",
-            f"nothing lies between {format_time(after + 1)} and {format_time(upto)}",
-            where="--from, --to",
-            suggestion="give a --from that is before --to",
-        )
+    if upto <= after and (first is not None or last is not None):
+        _refuse_empty(config, store, after, upto, is_end_given=last is not None)
     return after, max(upto, after), notes
+
+
+def _refuse_empty(
+    config: Config, store: EventStore, after: int, upto: int, *, is_end_given: bool
+) -> None:
+    """A range in which nothing lies, unless events are behind it that should be published."""
+    suggestion = "give a --from that is before --to, and a --to after the publisher's start"
+    if not is_end_given:
+        behind = measure(store, config.read, _state(config, "progress.json"), after)
+        if behind is not None and behind.events:
+            return
+        suggestion = (
+            "give an earlier --from: without --to it compares up to the publisher's position"
+        )
+    raise ConfigError(
+        "verify.empty_range",
+        f"nothing lies between {format_time(after + 1)} and {format_time(upto)}",
+        where="--from, --to",
+        suggestion=suggestion,
+    )
 
 
 def _state(config: Config, name: str) -> dict[str, Any]:

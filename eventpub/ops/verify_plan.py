@@ -28,7 +28,7 @@ from eventpub.ops.verify import (
 )
 from eventpub.store import Layout
 
-_FORMAT = 1
+_FORMAT = 2
 """Of what is kept; what an other one has kept is not resumed."""
 
 _OLDEST = 3600.0
@@ -74,7 +74,8 @@ class Asked:
     def reader(self) -> TopicReader:
         """A reader of the topic, connections of its own."""
         app = self.config.app
-        return TopicReader(self.config.sink, (app.id, *app.former_ids), self.patience)
+        ids = (app.id, *app.former_ids)
+        return TopicReader(self.config.sink, ids, self.patience, first=self.first, last=self.last)
 
 
 @dataclass(frozen=True)

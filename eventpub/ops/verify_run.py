@@ -37,6 +37,7 @@ from eventpub.ops.topic import Topic
 from eventpub.ops.verify import (
     Progress,
     Verdict,
+    not_writable,
     partition_numbers,
 )
 from eventpub.ops.verify_plan import Asked, Plan, Spans, folder, kept_plan
@@ -118,11 +119,20 @@ def _run_in(  # noqa: PLR0913, PLR0917 (as `run`, and where)
         )  # fmt: skip
         verdict, topic, read = host(plan, on_progress)
         if listed is not None:
-            for bucket in range(plan.buckets):
-                listed.write(plan.differences(bucket).read_text())
+            _gather(plan, listed)
     verdict.notes[:0] = kept["notes"]
     verdict.sample = asked.sample
     return verdict, topic, read
+
+
+def _gather(plan: Plan, listed: IO[str]) -> None:
+    """Write the differences of all buckets into one file."""
+    for bucket in range(plan.buckets):
+        text = plan.differences(bucket).read_text(encoding="utf-8")
+        try:
+            listed.write(text)
+        except OSError as error:
+            raise not_writable(listed.name, error) from error
 
 
 def _slices(asked: Asked, after: int, upto: int) -> list[tuple[int, int]]:

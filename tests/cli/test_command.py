@@ -230,9 +230,12 @@ def test_a_difference_is_status_1(configured: Path) -> None:
     assert "3 missing" in text.stdout
 
 
-@pytest.mark.parametrize(
+_SIGNALS = pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"]
 )
+
+
+@_SIGNALS
 def test_a_signal_ends_a_command_cleanly(
     configured: Path, number: signal.Signals, status: int
 ) -> None:
@@ -243,6 +246,50 @@ def test_a_signal_ends_a_command_cleanly(
         "    finally: open('cleaned', 'w').close()\n"
         "v.verify = slow"
     )
+    done = stopped(configured, before, number)
+    assert done.returncode == status
+    assert json.loads(done.stdout)["error"]["code"] == "cli.stopped"
+    assert (configured / "cleaned").exists()
+
+
+@_SIGNALS
+def test_a_signal_that_became_another_exception_is_still_the_signal(
+    configured: Path, number: signal.Signals, status: int
+) -> None:
+    """A library written in C replaces what the handler raises inside it by an error of its own."""
+    before = (
+        "import time, eventpub.ops.verify as v\n"
+        "def slow(config, **_):\n"
+        "    try: open('started', 'w').close(); time.sleep(30)\n"
+        "    except BaseException: raise TypeError('expected header key to be unicode') from None\n"
+        "v.verify = slow"
+    )
+    done = stopped(configured, before, number)
+    assert done.returncode == status, done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == "cli.stopped"
+    assert "Traceback" not in done.stderr
+
+
+@_SIGNALS
+def test_a_signal_that_was_swallowed_ends_a_command_that_says_how_far_it_is(
+    configured: Path, number: signal.Signals, status: int
+) -> None:
+    before = (
+        "import time, eventpub.ops.verify as v\n"
+        "def slow(config, on_progress, **_):\n"
+        "    try: open('started', 'w').close(); time.sleep(30)\n"
+        "    except BaseException: pass\n"
+        "    on_progress(v.Progress('reading', 0, 0, 0.0, 0))\n"
+        "v.verify = slow"
+    )
+    done = stopped(configured, before, number)
+    assert done.returncode == status, done.stderr
+
+
+def stopped(
+    configured: Path, before: str, number: signal.Signals
+) -> subprocess.CompletedProcess[str]:
+    """`verify --json`, with a signal once it says that it has started."""
     child = subprocess.Popen(
         [sys.executable, "-c", f"{before}\n{MAIN}", "verify", "--json"],
         stdout=subprocess.PIPE,
@@ -255,10 +302,8 @@ def test_a_signal_ends_a_command_cleanly(
     while not (configured / "started").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     child.send_signal(number)
-    out, _ = child.communicate(timeout=20)
-    assert child.returncode == status
-    assert json.loads(out)["error"]["code"] == "cli.stopped"
-    assert (configured / "cleaned").exists()
+    out, err = child.communicate(timeout=20)
+    return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
 def test_a_reader_that_leaves_is_no_error(configured: Path) -> None:

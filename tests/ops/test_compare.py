@@ -145,7 +145,7 @@ def _table(ids: Any, columns: dict[str, Any], fields: dict[str, Any]) -> pa.Tabl
     return pa.table({"aggregate_id": ids} | {n: columns[n] for n in fields})
 
 
-def found(verdict: Verdict) -> dict[str, list[tuple[str, int]]]:
+def found(verdict: Verdict) -> dict[str, list[tuple[str, int | None]]]:
     return {
         kind: [(d.aggregate_id, d.version) for d in verdict.examples[kind]]
         for kind in KINDS

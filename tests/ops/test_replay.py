@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from eventpub import settings
@@ -123,6 +124,10 @@ def test_the_command_publishes_to_a_topic_of_its_own_and_goes_on(
     for own in ("", ".dead", ".gaps", ".late"):
         refused = command(2, *span, "--topic", publisher.topic.name + own)
         assert refused["error"]["code"] == "replay.own_topic"
+    for name in ("bad name", "", "..", "x" * 250):
+        refused = command(2, *span, "--topic", name)
+        assert refused["error"]["code"] == "replay.topic_name"
+        assert refused["error"]["where"] == "--topic"
     found = command(0, *span, "--topic", again)["result"]
     assert (found["events"], found["before"], found["transactions"]) == (3, 0, 1)
     records = of(publisher, again)
@@ -143,6 +148,35 @@ def test_the_command_publishes_to_a_topic_of_its_own_and_goes_on(
     assert versions(of(publisher, again))["a"] == [2, 2]
     turned = ("--from", "2026-01-02T00:00:00Z", "--to", "2026-01-01T00:00:00Z")
     assert command(2, *turned, "--topic", again)["error"]["code"] == "replay.empty_range"
+
+
+def test_a_topic_of_another_publisher_is_refused(
+    publisher: Publisher, database: FreshDatabase, tmp_path: Path
+) -> None:
+    fill(database, [("a", 1, 0), ("a", 2, 1)])
+    live, dead = f"{publisher.topic.name}.live", f"{publisher.topic.name}.live.dead"
+    settings_of_other = {"app": {"id": "another"}}
+    servers = publisher.topic.bootstrap_servers
+    other = Publisher(tmp_path / "other", database.url, live, servers, settings_of_other)
+    fill(database, [("a", 0, 2)])
+    other.publish_everything()
+    span = ("--from", "2026-01-01T00:00:00Z", "--to", "2026-01-01T00:00:03Z")
+    for topic in (live, dead):
+        done = publisher.command("replay", *span, "--topic", topic, "--json")
+        assert done.returncode == 2, done.stdout + done.stderr
+        error = json.loads(done.stdout)["error"]
+        assert error["code"] == "replay.other_topic"
+        assert "another" in error["message"]
+        assert "goes on" not in done.stderr
+    assert len(of(publisher, live)) == 2
+    # what no publisher has written does not matter
+    shared = f"{publisher.topic.name}.shared"
+    producer = Producer({"bootstrap.servers": servers, "allow.auto.create.topics": True})
+    producer.produce(shared, b"anything", "a", headers={"ce_source": "somebody"})
+    assert producer.flush(30) == 0
+    done = publisher.command("replay", *span, "--topic", shared)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "goes on" in done.stderr
 
 
 def test_what_the_broker_refuses_is_named_and_the_rest_is_published(

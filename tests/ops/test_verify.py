@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -16,9 +17,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from rich.console import Console
 
 from eventpub.admission.model import Shard
-from eventpub.cli.verdict import report
+from eventpub.cli.verdict import report, show
 from eventpub.config import Config, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
@@ -198,7 +200,7 @@ def test_all_differences_go_into_a_file(world: World, tmp_path: Path) -> None:
     assert listed == {
         *(("missing", *event) for event in missing),
         ("repeated", "a", 1),
-        ("extra", "stranger", 0),
+        ("extra", "stranger", None),
     }
     assert len(lines) == SHOWN + 5 + 2 + 1
     assert list(tmp_path.glob("*.part")) == []
@@ -207,11 +209,41 @@ def test_all_differences_go_into_a_file(world: World, tmp_path: Path) -> None:
 def test_a_file_of_differences_that_cannot_be_written_is_named_before_anything_is_read(
     world: World, tmp_path: Path
 ) -> None:
-    for file in (tmp_path / "no" / "folder", tmp_path):
+    for file in (tmp_path / "no" / "folder", tmp_path, Path()):
         with pytest.raises(ConfigError) as caught:
             verify(world.config, differences=file)
         assert caught.value.code == "verify.not_writable"
         assert str(file) in caught.value.message
+
+
+def test_differences_are_written_into_what_is_there_and_do_not_replace_it(
+    world: World, tmp_path: Path
+) -> None:
+    world.append(("a", 1), ("ä", 1))
+    world.publish(world.rows()[:1])
+    last = parse_time("2100-01-01T00:00:00Z")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reading:
+        verify(world.config, last=last, wait=0.0, differences=pipe)
+        out, _ = reading.communicate(timeout=20)
+    assert json.loads(out)["aggregate_id"] == "ä"
+    assert pipe.is_fifo()
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    verify(world.config, last=last, wait=0.0, differences=link)
+    assert link.is_symlink()
+    assert json.loads(target.read_text(encoding="utf-8"))["aggregate_id"] == "ä"
+
+
+def test_a_full_disk_of_the_file_of_differences_is_named(world: World) -> None:
+    world.append(("a", 1), ("a", 2))
+    world.publish(world.rows()[:1])
+    last = parse_time("2100-01-01T00:00:00Z")
+    with pytest.raises(ConfigError) as caught:
+        verify(world.config, last=last, wait=0.0, differences=Path("/dev/full"))
+    assert caught.value.code == "verify.not_writable"
+    assert "/dev/full" in caught.value.message
 
 
 def test_an_interrupted_comparison_leaves_a_former_file_of_differences(
@@ -276,6 +308,31 @@ def test_the_range_is_by_create_time_and_includes_both_ends(world: World) -> Non
     assert caught.value.code == "verify.empty_range"
 
 
+def test_a_range_in_which_nothing_lies_is_refused_whichever_end_is_given(world: World) -> None:
+    world.append(*EVENTS)
+    make_older(world, 1, 3600)
+    rows = world.rows()
+    world.publish(rows)
+    future, past = parse_time("2100-01-01T00:00:00Z"), parse_time("2020-01-01T00:00:00Z")
+
+    def refused(**span: Any) -> bool:
+        with pytest.raises(ConfigError) as caught:
+            verify(world.config, **span)
+        return caught.value.code == "verify.empty_range"
+
+    assert refused(first=future)
+    publisher_state(world, parse_time(rows[0][5]))
+    assert refused(first=future)
+    # the publisher has not come so far, and should have
+    found = verify(world.config, first=parse_time(rows[1][5]))
+    assert (found.ok, found.events) == (False, 0)
+    publisher_state(world, parse_time(rows[-1][5]))
+    assert refused(first=parse_time(rows[-1][5]) + 1)
+    state = world.config.app.state_dir / "start.json"
+    state.write_text(json.dumps({"configured": "now", "position": parse_time(rows[0][5])}))
+    assert refused(last=past)
+
+
 def test_the_publishers_state_gives_the_range(world: World) -> None:
     world.append(*EVENTS)
     rows = world.rows()
@@ -297,10 +354,45 @@ def test_the_publishers_state_gives_the_range(world: World) -> None:
 def test_a_foreign_record_is_extra(world: World) -> None:
     producer = Producer({"bootstrap.servers": world.broker.bootstrap_servers})
     producer.produce(world.topic, key=b"x", value=b"y", partition=1)
+    producer.produce(world.topic, value=b"y", partition=1)
     producer.flush(30)
     found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"))
-    assert found.counts["extra"] == 1
-    assert "ce_sequence" in found.examples["extra"][0].note
+    assert found.counts["extra"] == 2
+    without_key, with_key = found.examples["extra"]
+    assert "ce_sequence" in with_key.note
+    assert "it has no key" in without_key.note
+    assert with_key.to_dict()["version"] is None
+    out = io.StringIO()
+    show(Console(file=out, width=200), found)
+    assert "  x partition 1 offset 0: " in out.getvalue()
+    assert "  a record without a key partition 1 offset 1: " in out.getvalue()
+
+
+def test_a_foreign_record_counts_where_its_timestamp_is_in_the_range(world: World) -> None:
+    world.append(("a", 1))
+    world.publish(world.rows())
+    before, after = parse_time("2026-01-01T00:00:00Z"), parse_time("2026-01-01T00:00:02Z")
+    producer = Producer({"bootstrap.servers": world.broker.bootstrap_servers})
+    for second in (0, 1, 2):
+        producer.produce(world.topic, b"y", f"x{second}", timestamp=before // 1000 + 1000 * second)
+    producer.flush(30)
+
+    def extra(**span: Any) -> set[str]:
+        found = verify(world.config, **span)
+        assert found.counts["extra"] == len(found.examples["extra"])
+        return {one.aggregate_id for one in found.examples["extra"]}
+
+    assert extra(first=before, last=after) == {"x0", "x1", "x2"}
+    assert extra(first=before + 1_000, last=after - 1) == {"x1"}
+    assert extra(first=after - 1) == {"x2"}
+    assert extra(last=before) == {"x0"}
+    # where no end is given none is hidden: neither what was written just now, nor with a false time
+    created = parse_time(world.rows()[0][5])
+    publisher_state(world, created)
+    (world.config.app.state_dir / "start.json").write_text(json.dumps({"position": created - 1}))
+    producer.produce(world.topic, b"y", "now")
+    producer.flush(30)
+    assert extra() == {"x0", "x1", "x2", "now"}
 
 
 def test_a_topic_that_is_not_there_is_named(world: World) -> None:

@@ -56,7 +56,12 @@ def test_a_refused_row_is_listed_and_published_after_all_once(
     publisher = new_publisher(database)
     commit(database, "a", 1)
     publisher.publish_everything()
-    assert dead(publisher, 0, "list") == {"count": 0, "letters": [], "notes": []}
+    assert dead(publisher, 0, "list") == {
+        "count": 0,
+        "rows": 0,
+        "letters": [],
+        "notes": [],
+    }
     take_up_to(publisher, 100_000)
     publisher.start()
     commit(database, "a", 2, payload=LARGE)
@@ -87,7 +92,13 @@ def test_a_refused_row_is_listed_and_published_after_all_once(
 
     # what cannot be published is not
     assert dead(publisher, 1, "retry", "a", "2")["outcome"] == "refused again"
-    assert dead(publisher, 1, "list")["count"] == 4
+    found = dead(publisher, 1, "list")
+    assert (found["count"], found["rows"]) == (4, 3)
+    of_one = [x["is_last"] for x in found["letters"] if x["aggregate_id"] == "a"]
+    assert of_one == [True, False]
+    text = publisher.command("dead", "list").stdout
+    assert "4 dead letters of 3 rows, 0 rows published since" in text
+    assert "earlier" in text
     assert dead(publisher, 1, "retry", "gone", "1")["outcome"] == "not in the store"
     assert dead(publisher, 1, "retry", "b", "0")["outcome"] == "below the first version"
     assert dead(publisher, 1, "retry", "a", "3")["outcome"] == "no dead letter"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from confluent_kafka import Producer
@@ -105,12 +106,18 @@ def test_each_version_has_one_word(database: FreshDatabase, new_publisher: NewPu
     assert verdicts(trace(publisher, 1, "held")) == {1: "published", 2: "missing", 3: "held"}
     # what left the store is still found on the topic
     database.execute("DELETE FROM events WHERE aggregate_id = 'gap'")
-    assert verdicts(trace(publisher, 0, "gap")) == {1: "published", 2: "late", 4: "published"}
+    found = trace(publisher, 0, "gap")
+    assert verdicts(found) == {1: "published", 2: "late", 4: "published"}
+    assert [v["note"] for v in found["versions"]] == [
+        "no row in the table",
+        "published, marked as late; no row in the table",
+        "no row in the table",
+    ]
     assert verdicts(trace(publisher, 0, "gap", "3")) == {3: "skipped"}
     # as text, for people
     done = publisher.command("trace", "held")
     assert done.returncode == 1
-    assert "held: 1 published, 1 missing, 1 held" in done.stdout
+    assert "held: 1 published, 1 missing, 1 held; waits for version 2" in done.stdout
 
 
 def held(publisher: Publisher) -> dict[str, Any]:
@@ -145,3 +152,111 @@ def test_an_event_is_found_after_partitions_were_added(
         moved += record.partition != topic_partition(record.key, 7)
     assert moved
     assert verdicts(trace(publisher, 1, "foreign")) == {}
+
+
+def test_versions_that_were_refused_are_shown_without_being_named(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database)
+    commit(database, "zero", 0, 1)
+    commit(database, "neg", -5)
+    commit(database, "gone", 0, 1)
+    publisher.publish_everything()
+    assert verdicts(trace(publisher, 1, "zero")) == {0: "dead", 1: "published"}
+    assert verdicts(trace(publisher, 1, "neg")) == {-5: "dead"}
+    database.execute("DELETE FROM events WHERE aggregate_id = 'gone' AND version = 0")
+    assert verdicts(trace(publisher, 1, "gone")) == {0: "dead", 1: "published"}
+    found = trace(publisher, 0, "zero", "--limit", "1")
+    assert (verdicts(found), found["total"]) == ({1: "published"}, 2)
+    assert (
+        "zero: the last 1 of 2 versions: 1 published"
+        in publisher.command("trace", "zero", "--limit", "1").stdout
+    )
+
+
+def test_the_versions_that_are_waited_for_are_named_where_they_are_not_shown(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "60s", "max_backoff": 8})
+    publisher.start()
+    commit(database, "many", *range(2, 502))
+    commit(database, "wide", *range(1, 6), 3_000)
+    commit(database, "end", 1)
+    publisher.until_published("end", [1])
+
+    def says(aggregate_id: str, expected: str) -> bool:
+        done = publisher.command("trace", aggregate_id)
+        return expected in done.stdout
+
+    many = "many: the last 20 of 501 versions: 20 held; waits for version 1"
+    wide = "wide: the last 20 of 3,000 versions: 19 missing, 1 held; waits for versions 6 to 2999"
+    eventually(lambda: says("many", many))
+    eventually(lambda: says("wide", wide))
+    found = trace(publisher, 1, "wide")
+    assert found["waits_for"] == {"from_version": 6, "to_version": 2_999}
+    assert found["total"] == 3_000
+
+
+def test_an_event_whose_version_was_written_anew_is_shown_beside_its_dead_letter(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database)
+    publisher.start()
+    commit(database, "a", 1, 2)
+    publisher.until_published("a", [1, 2])
+    database.execute("DELETE FROM events WHERE aggregate_id = 'a' AND version = 2")
+    commit(database, "a", 2, payload=b"another")
+    found = eventually(lambda: rewritten(publisher))
+    assert verdicts(found) == {1: "published", 2: "dead"}
+    places = [(r["topic"], r["offset"]) for r in found["versions"][1]["records"]]
+    [record] = [r for r in publisher.topic.read() if r.version == 2]
+    name = publisher.topic.name
+    assert places == [(f"{name}.dead", places[0][1]), (name, record.offset)]
+
+
+def rewritten(publisher: Publisher) -> dict[str, Any]:
+    found = publisher.command("trace", "a", "--json")
+    result: dict[str, Any] = json.loads(found.stdout)["result"]
+    return result if verdicts(result).get(2) == "dead" else {}
+
+
+def test_records_that_the_publisher_has_not_written_are_named(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database)
+    commit(database, "a", 1)
+    publisher.publish_everything()
+    name = publisher.topic.name
+    app = publisher.settings["app"]["id"]
+    producer = Producer({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    for partition in (0, 1):
+        producer.produce(name, b"x", "byhand", partition=partition)
+    headers: dict[str, str | bytes | None] = {"ce_source": "billing", "ce_sequence": "1"}
+    producer.produce(name, b"x", "Ghost", partition=0, headers=headers)
+    headers = {"ce_source": app, "ce_sequence": "1", "ce_id": "lost/1"}
+    producer.produce(name, b"x", "lost", partition=1, headers=headers)
+    assert producer.flush(10) == 0
+
+    found = trace(publisher, 1, "byhand")
+    assert found["versions"] == []
+    assert {(o["topic"], o["partition"]) for o in found["others"]} == {(name, 0), (name, 1)}
+    assert found["others"][0]["reason"] == "it has no header ce_source"
+    text = publisher.command("trace", "byhand").stdout
+    assert "not written by this publisher" in text
+    assert "nothing is known" not in text
+    found = trace(publisher, 1, "Ghost", "1")
+    assert verdicts(found) == {1: "unknown"}
+    assert "not by this publisher" in found["versions"][0]["note"]
+    assert found["others"][0]["reason"] == "its ce_source is billing"
+    assert "offset" in publisher.command("trace", "Ghost", "1").stdout
+    found = trace(publisher, 0, "lost", "1")
+    assert found["versions"][0]["note"] == "no row in the table"
+    assert [r["partition"] for r in found["versions"][0]["records"]] == [1]
+    assert "nothing is known of it" in publisher.command("trace", "nobody").stdout
+    text = publisher.command("trace", "nobody", "--timeout", "0.000001").stdout
+    assert f"partitions of {name} were not read to the end" in text
+    assert "nothing is known of it" not in text
