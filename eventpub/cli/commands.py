@@ -320,9 +320,13 @@ def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
     for kind, names in columns.items():
         if result[kind]:
             headings = [name.replace("_", " ") for name in names]
-            rows = [[str(entry[name]) for name in names] for entry in result[kind]]
+            rows = [[_word(entry[name]) for name in names] for entry in result[kind]]
             console.print(Rows(headings, rows, kind))
     console.print(summary, markup=False)
+
+
+def _word(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 _later = click.option(
@@ -447,7 +451,9 @@ def config_check(request: Request) -> Report:
     """
     loaded = request.load()
     from eventpub import sink
+    from eventpub.store.connection import connect_arguments
 
+    connect_arguments(loaded.config.store)
     sink.check_properties(loaded.config.sink, loaded.config.app.id)
     where = str(loaded.file) if loaded.file else "environment and flags"
     return Report("config check", True, f"the configuration ({where}) is valid")
