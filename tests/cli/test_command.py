@@ -276,6 +276,58 @@ def test_a_reader_that_leaves_is_no_error(configured: Path) -> None:
     assert "Exception" not in done.stderr
 
 
+ANSWERS = (["config", "show"], ["config", "show", "--json"], ["status"], ["--version"], ["--help"])
+
+
+def redirected(
+    arguments: list[str], redirection: str, cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m eventpub {' '.join(arguments)} {redirection}"
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=_environ({}),
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("arguments", ANSWERS)
+def test_an_answer_that_cannot_be_written_is_no_answer(
+    configured: Path, arguments: list[str]
+) -> None:
+    done = redirected(arguments, "> /dev/full", configured)
+    assert done.returncode == 3
+    first, second = done.stderr.splitlines()
+    assert first.startswith("error: cli.output_failed: the answer cannot be written: No space left")
+    assert second.startswith("  to fix it: ")
+
+
+@pytest.mark.parametrize("arguments", ANSWERS)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-", "2> /dev/full"])
+def test_a_closed_stream_is_one_that_nobody_reads(
+    configured: Path, arguments: list[str], closed: str
+) -> None:
+    """The exit status is that of the answer."""
+    done = redirected(arguments, closed, configured)
+    assert done.returncode == (1 if arguments == ["status"] else 0)
+    assert done.stderr == ""
+    assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+@pytest.mark.parametrize("arguments", ANSWERS)
+def test_a_reader_that_leaves_at_once_is_no_answer_of_no(
+    configured: Path, arguments: list[str]
+) -> None:
+    done = redirected(arguments, "| true", configured)
+    # what fits into the pipe may be written before the reader ends
+    assert done.returncode in {0, 141} or arguments == ["status"]
+    assert done.stderr == ""
+
+
 def test_log_lines_hide_secrets(tmp_path: Path) -> None:
     code = (
         "import logging, structlog; from eventpub import masking; from eventpub.cli import log\n"
