@@ -85,11 +85,27 @@ def _watch(find: Callable[[], Standing]) -> Report:
 
 def _result(standing: Standing) -> dict[str, Any]:
     is_running = standing.kind == "running"
-    return {"running": is_running, "kind": standing.kind, "status": standing.document}
+    return {
+        "running": is_running,
+        "kind": standing.kind,
+        "status": standing.document,
+        "damaged": list(standing.damaged),
+    }
 
 
 def _summary(standing: Standing) -> str:
+    if not standing.damaged:
+        return _said(standing)
+    from eventpub.state import WITHOUT_FILES
+
+    files = ", ".join(standing.damaged)
+    return f"{_said(standing)}; cannot be read: {files}; to fix it: {WITHOUT_FILES}"
+
+
+def _said(standing: Standing) -> str:
     words, found = _KINDS[standing.kind], standing.document
+    if standing.kind == "stopped" and found is None:
+        return "no publisher runs, and how the last one ended is not known"
     if standing.kind != "running" or found is None:
         if found is None or standing.kind != "stopped":
             return words

@@ -276,6 +276,57 @@ def test_a_reader_that_leaves_is_no_error(configured: Path) -> None:
     assert "Exception" not in done.stderr
 
 
+def test_a_state_that_cannot_be_read_is_not_said_to_be_none(configured: Path) -> None:
+    """It said that no publisher had run on this state directory."""
+    state = configured / "state"
+    state.mkdir()
+    status, progress = state / "status.json", state / "progress.json"
+
+    def answer(*arguments: str) -> tuple[int, dict[str, Any]]:
+        done = eventpub(*arguments, "--json", cwd=configured)
+        return done.returncode, envelope(done)
+
+    status_code, never = answer("status")
+    assert (status_code, never["result"]["kind"]) == (1, "never")
+    status.write_text('{"state": "stop')
+    progress.write_text("")
+    status_code, damaged = answer("status")
+    assert (status_code, damaged["result"]["kind"]) == (1, "stopped")
+    assert damaged["result"]["damaged"] == [str(progress), str(status)]
+    assert damaged["summary"].startswith("no publisher runs, and how the last one ended is not")
+    for word in (str(status), str(progress), "eventpub run", "the day below"):
+        assert word in damaged["summary"]
+    # of what can be read, it is shown
+    status.write_text('{"state": "stopped", "stopped_at": 1.0, "stopped_by": "a reason"}')
+    _, partly = answer("status")
+    assert "by a reason; cannot be read: " in partly["summary"]
+    assert partly["result"]["damaged"] == [str(progress)]
+    # what is an object, and not the one that is shown
+    for other in ({}, {"state": "stopped"}, {"state": "stopped", "stopped_at": 1, "checks": [1]}):
+        status.write_text(json.dumps(other))
+        status_code, wrong = answer("status")
+        assert status_code == 1
+        assert str(status) in wrong["result"]["damaged"]
+
+    # what would be wrong without it says so
+    for command in (["gaps", "list"], ["pause"], ["resume"]):
+        status_code, refused = answer(*command)
+        assert (status_code, refused["error"]["code"]) == (3, "state.file_damaged")
+        assert refused["error"]["where"] == str(progress)
+        assert "eventpub run" in refused["error"]["suggestion"]
+    checks = answer("doctor")[1]["result"]["checks"]
+    [files] = [check for check in checks if check["name"] == "state files"]
+    assert files["status"] == "warn"
+    assert files["message"] == "progress.json in state: nothing can be read of it"
+
+
+def test_a_state_whose_files_are_gone_has_been_used(configured: Path) -> None:
+    (configured / "state" / "index" / "2-shards").mkdir(parents=True)
+    done = eventpub("status", "--json", cwd=configured)
+    assert (done.returncode, envelope(done)["result"]["kind"]) == (1, "stopped")
+    assert "how the last one ended is not known" in envelope(done)["summary"]
+
+
 ANSWERS = (["config", "show"], ["config", "show", "--json"], ["status"], ["--version"], ["--help"])
 
 
