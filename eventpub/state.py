@@ -48,8 +48,9 @@ _OF_FORMER_VERSIONS = (
 """What earlier versions left here, and nothing needs any more."""
 
 WITHOUT_FILES = (
-    "start the publisher (eventpub run): it does without a damaged file, takes the position from"
-    " the indexes and counts the events of the day below it again; a pause is forgotten"
+    "start the publisher (eventpub run): it does without a damaged file; without progress.json it"
+    " takes the position from the indexes, counts the events of the day below it again, and forgets"
+    " a pause"
 )
 """What to do where files cannot be read."""
 
