@@ -76,7 +76,7 @@ Reasons of dead letters (`admission.…`) are in [operations](operations.md#dead
  or the answer cannot be written (`cli.output_failed`) |
 | 70 | a defect of eventpub (`internal.unexpected`) |
 | 130, 143 | stopped by SIGINT, SIGTERM, after a clean stop |
-| 141 | the program that reads stdout has ended, as in `eventpub … \\| head` |
+| 141 | the program that reads stdout, such as `head`, has ended |
 """
 
 _COMMANDS = """\

@@ -320,6 +320,20 @@ def test_a_state_that_cannot_be_read_is_not_said_to_be_none(configured: Path) ->
     assert files["message"] == "progress.json in state: nothing can be read of it"
 
 
+def test_gaps_are_shown_in_words(configured: Path) -> None:
+    """`still missing` had Python's True and False."""
+    before = (
+        "import eventpub.ops.gaps as g\n"
+        "gaps = [g.SkippedGap(a, 2, 3, 1, 2, 8, 'backoff') for a in ('gone', 'back')]\n"
+        "g.find = lambda _: g.Gaps([], list(zip(gaps, (True, False))), [])"
+    )
+    done = eventpub("gaps", "list", cwd=configured, before=before)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[-1] for row in rows if row[0] == "gone"] == ["yes"]
+    assert [row[-1] for row in rows if row[0] == "back"] == ["no"]
+
+
 def test_a_state_whose_files_are_gone_has_been_used(configured: Path) -> None:
     (configured / "state" / "index" / "2-shards").mkdir(parents=True)
     done = eventpub("status", "--json", cwd=configured)
