@@ -97,6 +97,8 @@ def refused_spark_property(name: str, value: str) -> str | None:
     """Why a property of `[spark.properties]` cannot be set, or None."""
     if name == "spark.submit.deployMode" and value.strip().lower() != "client":
         return "the publisher's own process is Spark's driver"
+    if not name.startswith("spark."):
+        return "Spark ignores names that do not begin with spark."
     return _OF_SPARK.get(name)
 
 

@@ -182,6 +182,29 @@ def load(
     return Loaded(config, origins, path)
 
 
+def check_files(files: Mapping[str, str | Path | None]) -> None:
+    """Whether files can be read.
+
+    Args:
+        files: by the key that names it; None: none is named.
+
+    Raises:
+        ConfigError: config.file_unreadable
+    """
+    for key, file in files.items():
+        try:
+            if file is not None:
+                Path(file).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no file name"
+            raise ConfigError(
+                "config.file_unreadable",
+                f"{file!s} cannot be read: {reason}",
+                where=key,
+                suggestion="give the publisher's user read access to it, or name another file",
+            ) from None
+
+
 def shown(loaded: Loaded) -> dict[str, Any]:
     """Every key's effective value as the file would write it; secrets are masked."""
     result: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from eventpub.errors import ConfigError
 from eventpub.private_apis.client_log import TransactionLog
 from eventpub.sink import faults
 from eventpub.sink.property_names import nearest, refused_value, unknown_name
-from eventpub.tokens import TokenProvider
+from eventpub.tokens import TokenProvider, find_function
 
 log = logging.getLogger("eventpub.sink")
 
@@ -113,15 +113,16 @@ def settings(sink: config.Sink) -> dict[str, Any]:
 def check_properties(sink: config.Sink, app_id: str) -> None:
     """Whether the client takes its settings; it is made, and connects to no broker.
 
-    `sink.token_provider` is not called: it may ask its issuer. With `sasl.oauthbearer.method` oidc
-    the client asks its own, and nobody waits for the answer.
+    `sink.token_provider` is found, and not called: it may ask its issuer. With
+    `sasl.oauthbearer.method` oidc the client asks its own, and nobody waits for the answer.
 
     Raises:
-        ConfigError: `config.contradiction`, `config.sink_property`.
+        ConfigError: `config.contradiction`, `config.sink_property`, `config.token_provider`.
     """
     id_ = f"eventpub.{app_id}.check" if sink.delivery == "exactly_once" else None
     more: dict[str, Any] = {"bootstrap.servers": "", "enable.sparse.connections": "true"}
     if sink.token_provider is not None:
+        find_function(sink.token_provider)
         more["oauth_cb"] = lambda _: ("none", time.time() + 3600)
         sink = sink.model_copy(update={"token_provider": None})
     _made(Producer, producer_settings(sink, id_) | more, ClientLog(), sink)

@@ -73,7 +73,7 @@ _ALIASES = {
 }
 """By an alias the name that the client's messages have."""
 
-_NAMED = re.compile(r"""configuration property ["`]([\w.]+)|^[^`]*`([\w.]+)`""", re.IGNORECASE)
+_NAME = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)+|retries|acks|debug|partitioner")
 _UNKNOWN = re.compile(r'No such configuration property: "([^"]*)"')
 
 
@@ -84,17 +84,16 @@ def unknown_name(reason: str) -> str | None:
 
 
 def refused_value(reason: str, properties: Mapping[str, str]) -> tuple[str, str] | None:
-    """The user's property whose value the client refuses, and its words with that name.
+    """The user's property that the client's words are about, and the words with the user's name.
 
-    None: it speaks of none that the user has set.
+    None: they speak of none that the user has set.
     """
-    found = _NAMED.search(reason)
-    if found is None:
-        return None
-    said = found[1] or found[2]
-    names = [said, *(alias for alias, name in _ALIASES.items() if name == said)]
-    own = next((name for name in names if name in properties), None)
-    return None if own is None else (own, reason.replace(said, own).strip())
+    for said in _NAME.findall(reason):
+        names = [said, *(alias for alias, name in _ALIASES.items() if name == said)]
+        own = next((name for name in names if name in properties), None)
+        if own is not None:
+            return own, reason.replace(said, own).strip()
+    return None
 
 
 def nearest(name: str) -> str | None:

@@ -175,6 +175,7 @@ def test_a_value_that_cannot_work_is_named_with_what_is_allowed(
         ("channel.host", "publisher.eventpub.svc"),
         ("channel.host", "fe80::1"),
         ("channel.ca_file", ""),
+        ("spark.properties.spark.app.color", "blue"),
         ("store.password_file", ""),
         ("store.time_zone", "+05:45"),
         ("spark.properties.spark.submit.deployMode", "client"),
@@ -196,6 +197,12 @@ def test_what_works_is_taken(capfd: pytest.CaptureFixture[str], key: str, value:
         ("sink.properties.message.timeout.ms", "abc", "config.sink_property", "no number"),
         ("sink.properties.delivery.timeout.ms", "", "config.sink_property", "no number"),
         ("sink.properties.security.protocol", "ssll", "config.sink_property", "ssll"),
+        (
+            "spark.properties.sprak.executor.memory",
+            "1g",
+            "config.contradiction",
+            "begin with spark.",
+        ),
         ("sink.properties.stats_cb", "x", "config.contradiction", "no property of librdkafka"),
     ],
 )
@@ -206,6 +213,40 @@ def test_a_property_that_cannot_work_is_named_as_the_user_wrote_it(
     assert (status, error["code"], error["where"]) == (2, code, key)
     assert said in error["message"]
     assert "queue.buffering" not in error["message"]
+
+
+def test_a_property_of_tls_is_named_where_its_file_is_not_there(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    key = "sink.properties.ssl.ca.location"
+    given = ("--set", "sink.properties.security.protocol=ssl", "--set", f"{key}=/nope")
+    status, error = check(capfd, *given, environ=ENOUGH)
+    assert (status, error["code"], error["where"]) == (2, "config.sink_property", key)
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("store.url", ("store.url=mysql+pymysql://u@h/d?ssl_ca=/nope.pem",)),
+        ("channel.key_file", ("channel.key_file=/nope.pem", "channel.certificate_file=/dev/null")),
+        ("channel.ca_file", ("channel.ca_file=/nope.pem",)),
+    ],
+)
+def test_a_file_that_is_not_there_is_named(
+    capfd: pytest.CaptureFixture[str], key: str, given: tuple[str, ...]
+) -> None:
+    sets = [word for text in given for word in ("--set", text)]
+    status, error = check(capfd, *sets, environ=ENOUGH)
+    assert (status, error["code"], error["where"]) == (2, "config.file_unreadable", key)
+    assert "/nope.pem cannot be read: No such file" in error["message"]
+
+
+def test_a_token_provider_that_is_not_there_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    mechanism = ("--set", "sink.properties.sasl.mechanism=OAUTHBEARER")
+    status, error = check(
+        capfd, *mechanism, "--set", "sink.token_provider=no.such:function", environ=ENOUGH
+    )
+    assert (status, error["code"]) == (2, "config.token_provider")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +282,8 @@ TEXTS = (
     "[" * 100_000, "{}", '{"a": {"b": [1]}}', "\n", "ü", "\ud800", "-5s", "9" * 400 + "d", "+99:99",
     "0001-01-01T00:00:00+10:00", "2026-01-31T09:30:00+99:99", "://", "//[", "a:b@c:d", "%00", "a=b",
     "/", "/nonexistent/x", ".", "local[", f"mysql+pymysql://u:{SECRET}@h:x/d",
-    f"mysql+pymysql://u@h/d?ssl_key_password={SECRET}&x=1",
+    f"mysql+pymysql://u@h/d?ssl_key_password={SECRET}&x=1", "mysql+pymysql://u@h/d?ssl_ca=%00",
+    "mysql+pymysql://%00:%ff@h%00/%00?ssl_ca=%ff", "mysql+pymysql://u@[::1]:1/d?", "mysql+pymysql://u@[/d",
 )  # fmt: skip
 IN_A_FILE = (
     *(json.dumps(text) for text in TEXTS if len(text) < 9000 and "\ud800" not in text),
@@ -269,7 +311,7 @@ def test_no_text_in_the_environment_is_unexpected(
         status, error = check(capfd, environ=environ)
         assert status in {0, 2}, (text[:50], error)
         assert status == 0 or not unexpected(error["code"]), (text[:50], error)
-        assert status == 0 or key in str(error) or error["code"] == "config.store_url", error
+        assert status == 0 or key in str(error) or error["where"] == key, error
         assert status == 0 or error["code"] == "config.password_file" or error["suggestion"], error
 
 
