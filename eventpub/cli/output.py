@@ -93,16 +93,17 @@ class ReaderGoneError(BaseException):
 
 
 class _Output(io.FileIO):
-    """A stream of ours. After what cannot be written, the rest of it goes nowhere: Python, which
-    flushes at its end, would complain once more and change the exit status.
+    """A stream of ours. What cannot be written is dropped: Python, which flushes at its end, would
+    complain once more and change the exit status; and a log goes on when its disk has space again.
 
     Args:
-        is_needed: whether it matters that something cannot be written.
+        is_needed: whether it is an error that something cannot be written; the rest is dropped.
     """
 
     def __init__(self, descriptor: int, *, is_needed: bool, closes: bool = False) -> None:
         super().__init__(descriptor, "w", closefd=closes)
         self._is_needed = is_needed
+        self._has_failed = False
 
     def write(self, data: Any, /) -> Any:
         """As of its base.
@@ -111,23 +112,23 @@ class _Output(io.FileIO):
             EventpubError: cli.output_failed
             ReaderGoneError: there is no reader any more.
         """
+        if self._has_failed:
+            return len(data)
         try:
             return super().write(data)
         except OSError as error:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
-            if self._is_needed and isinstance(error, BrokenPipeError):
+            if not self._is_needed:
+                return len(data)
+            self._has_failed = True
+            if isinstance(error, BrokenPipeError):
                 raise ReaderGoneError from error
-            if self._is_needed:
-                raise EventpubError(
-                    "cli.output_failed",
-                    f"the answer cannot be written: {error.strerror}",
-                    where="stdout",
-                    suggestion="free space where stdout goes, or send it elsewhere; then run the"
-                    " command again",
-                ) from error
-            return len(data)
+            raise EventpubError(
+                "cli.output_failed",
+                f"the answer cannot be written: {error.strerror}",
+                where="stdout",
+                suggestion="free space where stdout goes, or send it elsewhere; then run the"
+                " command again",
+            ) from error
 
 
 def _text_stream(output: _Output, encoding: str = "utf-8", *, by_line: bool = False) -> IO[str]:

@@ -383,6 +383,23 @@ def test_a_closed_stream_is_one_that_nobody_reads(
     assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_log_goes_on_when_its_disk_has_space_again(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from eventpub.cli.output import take_streams; take_streams()\n"
+        "own = os.dup(2); os.dup2(os.open('/dev/full', os.O_WRONLY), 2)\n"
+        "sys.stderr.write('lost\\n'); os.dup2(own, 2); sys.stderr.write('kept\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=_environ({}),
+        check=True,
+    )
+    assert done.stderr == "kept\n"
+
+
 @pytest.mark.parametrize("arguments", ANSWERS)
 def test_a_reader_that_leaves_at_once_is_no_answer_of_no(
     configured: Path, arguments: list[str]
