@@ -105,11 +105,13 @@ Reasons of dead letters (`admission.…`) are in [operations](operations.md#dead
 |---|---|
 | 0 | done |
 | 1 | the answer is no: `verify` found a difference or that the publisher is behind,\
- `doctor` something wrong, `gaps list` a hold |
-| 2 | wrong use or configuration (`cli.…`, `config.…`) |
-| 3 | a service cannot be reached, refused us, or is not set up (`store.…`, `sink.…`, …) |
+ `doctor` something wrong, `gaps list` a hold, `init` no event table |
+| 2 | wrong use or configuration (`cli.usage`, `config.…`) |
+| 3 | a service cannot be reached, refused us, or is not set up (`store.…`, `sink.…`, …);\
+ or the answer cannot be written (`cli.output_failed`) |
 | 70 | a defect of eventpub (`internal.unexpected`) |
 | 130, 143 | stopped by SIGINT, SIGTERM, after a clean stop |
+| 141 | the program that reads stdout, such as `head`, has ended |
 """
 
 _COMMANDS = """\

@@ -10,7 +10,8 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, get_args
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
@@ -21,6 +22,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -28,6 +30,7 @@ from pydantic_core import PydanticCustomError
 
 _ONLY_OWN_KEY = "it has a key of its own in [sink]"
 _JOINS_NO_GROUP = "eventpub joins no group"
+_IS_NO_TEXT = "it is no property of librdkafka, but an argument of its Python client"
 _LOG_IS_WATCHED = "the client's log is watched for lost answers of the transaction coordinator"
 
 PROTECTED_PROPERTIES: dict[str, str] = {
@@ -44,6 +47,14 @@ PROTECTED_PROPERTIES: dict[str, str] = {
     "enable.auto.offset.store": _JOINS_NO_GROUP,
     "enable.partition.eof": "reading back ends by it",
     "auto.offset.reset": "an offset that is gone must be reported, not skipped",
+    "default.topic.config": _IS_NO_TEXT,
+    "error_cb": _IS_NO_TEXT,
+    "logger": _IS_NO_TEXT,
+    "oauth_cb": _IS_NO_TEXT,
+    "on_commit": _IS_NO_TEXT,
+    "on_delivery": _IS_NO_TEXT,
+    "stats_cb": _IS_NO_TEXT,
+    "throttle_cb": _IS_NO_TEXT,
     "log.queue": _LOG_IS_WATCHED,
     "log_level": _LOG_IS_WATCHED,
 }
@@ -74,6 +85,23 @@ def refused_property(name: str, value: str, delivery: str) -> str | None:  # noq
     return None
 
 
+_OF_SPARK: dict[str, str] = {
+    "spark.master": "it has a key of its own, spark.master",
+    "spark.app.name": "it is made of app.id",
+    "spark.python.daemon.module": "eventpub's own starts the processes of the shards",
+    "spark.task.maxFailures": "eventpub starts a shard again that was lost",
+}
+
+
+def refused_spark_property(name: str, value: str) -> str | None:
+    """Why a property of `[spark.properties]` cannot be set, or None."""
+    if name == "spark.submit.deployMode" and value.strip().lower() != "client":
+        return "the publisher's own process is Spark's driver"
+    if not name.startswith("spark."):
+        return "Spark ignores names that do not begin with spark."
+    return _OF_SPARK.get(name)
+
+
 _UNITS = {
     "us": 1,
     "ms": 1_000,
@@ -84,7 +112,8 @@ _UNITS = {
 }
 
 
-_DURATION = "a number and a unit (us, ms, s, m, h or d), such as '250ms' or '1.5s'"
+_DURATION = "a number and a unit (us, ms, s, m, h or d), such as '250ms' or '1.5s'; at most 365d"
+_LONGEST = 365 * _UNITS["d"]
 
 
 def parse_duration(value: Any) -> int:
@@ -98,9 +127,10 @@ def parse_duration(value: Any) -> int:
     if text in {"0", "0.0"}:
         return 0
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)", text)
-    if not match:
+    micros = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not match or micros > _LONGEST:
         raise ValueError(_DURATION)
-    return round(float(match[1]) * _UNITS[match[2]])
+    return round(micros)
 
 
 def format_duration(micros: int) -> str:
@@ -124,9 +154,15 @@ def parse_time(value: Any) -> int:
         ValueError: it is no such time.
     """
     text = value.isoformat() if isinstance(value, datetime) else str(value).strip()
+    form = "an RFC 3339 time with its zone, such as 2026-01-31T09:30:00Z"
     if not _RFC_3339.fullmatch(text):
-        raise ValueError("an RFC 3339 time with its zone, such as 2026-01-31T09:30:00Z")
-    return (datetime.fromisoformat(text.upper()) - _EPOCH) // timedelta(microseconds=1)
+        raise ValueError(form)
+    try:
+        # in UTC it must be a time of the years 1 to 9999, too
+        time = datetime.fromisoformat(text.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(form) from None
+    return (time - _EPOCH) // timedelta(microseconds=1)
 
 
 def format_time(micros: int) -> str:
@@ -177,6 +213,23 @@ def _contradiction(key: str, message: str, suggestion: str) -> NoReturn:
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_plain(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what the library takes and nobody means; an optional file of no name is none."""
+        field = cls.model_fields[str(info.field_name)]
+        kinds = get_args(field.annotation) or (field.annotation,)
+        is_number = not any(isinstance(m, BeforeValidator) for m in field.metadata)
+        if isinstance(value, bool) and int in kinds and is_number:
+            raise ValueError("a whole number")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("text without the character NUL")
+        if Path in kinds and value == "":
+            if NoneType not in kinds:
+                raise ValueError("the path of a folder; leave the key out for the default")
+            return None
+        return value
+
 
 def _is_app_id(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", value):
@@ -217,7 +270,7 @@ def _is_start(value: Any) -> str:
 
 
 def _is_zone(value: str) -> str:
-    if value != "auto" and not re.fullmatch(r"[+-]\d{2}:\d{2}", value):
+    if value != "auto" and not re.fullmatch(r"[+-](0\d|1[0-4]):[0-5]\d", value):
         try:
             ZoneInfo(value)
         except (ValueError, OSError, LookupError):
@@ -253,14 +306,77 @@ def _is_function(value: str | None) -> str | None:
     return value or None
 
 
+_SERVER = re.compile(
+    r"(?:(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://)?(\[[0-9a-fA-F:.]+\]|[^\s:/,\[\]]+)(?::(\d{1,5}))?",
+    re.IGNORECASE,
+)
+
+
 def _is_servers(value: str) -> str:
     parts = [p.strip() for p in value.split(",")]
-    if not all(
-        re.fullmatch(r"(?:[A-Za-z_]+://)?(\[[0-9a-fA-F:.]+\]|[^\s:/,]+)(:\d{1,5})?", p)
-        for p in parts
-    ):
-        raise ValueError("host:port, several with commas between")
+    found = [_SERVER.fullmatch(p) for p in parts]
+    if not all(m and (m[2] is None or 1 <= int(m[2]) <= 65_535) for m in found):
+        raise ValueError(
+            "host:port, several with commas between; a port from 1 to 65535, without one 9092"
+        )
     return ",".join(parts)
+
+
+def _is_kind(value: Any) -> Any:
+    if value in ("sql", "files"):
+        raise ValueError(f"'kafka': '{value}' is not built yet")
+    return value
+
+
+_MASTER = re.compile(
+    r"none|yarn|local(\[(\*|[1-9]\d{0,3})(\s*,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
+    r"|spark://[^\s/:,]+:\d{1,5}(,[^\s/:,]+:\d{1,5})*|k8s://\S+"
+)
+
+
+def _is_master(value: str) -> str:
+    if value and not _MASTER.fullmatch(value):
+        raise ValueError(
+            "'none', 'local[*]', 'local[N]', 'local-cluster[…]', 'spark://host:port',"
+            " 'k8s://…' or 'yarn'"
+        )
+    return value
+
+
+PLACES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+"""Schemes of URIs that copies of the index can be kept at: pyarrow's file systems."""
+
+
+def _is_place(value: str) -> str:
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?(.*)", value, re.DOTALL)
+    if scheme and not (scheme[1] in PLACES and scheme[2] and scheme[3].strip("/")):
+        also = "; for s3a:// write s3://" if scheme[1] in {"s3a", "s3n"} else ""
+        raise ValueError(
+            "'' (none), a folder, or a URI of "
+            + ", ".join(f"{known}://" for known in PLACES)
+            + f" with what follows it{also}"
+        )
+    return value
+
+
+_HOST = re.compile(
+    r"[\w.-]+|\[[0-9a-fA-F:.]+\]|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*", re.ASCII
+)
+
+
+def _is_host(value: str) -> str:
+    if value and not _HOST.fullmatch(value):
+        raise ValueError("a host's name or address, without a port; '' for the default")
+    return value
+
+
+def _is_unbounded(value: str) -> str:
+    if value:
+        raise ValueError(
+            "'': a limit is not supported; the index keeps all that tells a new event from one"
+            " that was published"
+        )
+    return value
 
 
 AppId = Annotated[str, AfterValidator(_is_app_id)]
@@ -273,7 +389,7 @@ def _names(value: Any) -> Any:
     if value.startswith("["):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError('names with commas between, or a list such as ["a", "b"]') from None
     return [name.strip() for name in value.split(",") if name.strip()]
 
@@ -341,7 +457,10 @@ class Store(_Section):
         description="zone of a DATETIME create_time: an IANA name or offset; auto = the server's",
     )
     connect_timeout: Micros = Field(
-        5_000_000, ge=1_000_000, description="longest wait for a connection; at least 1s"
+        5_000_000,
+        ge=1_000_000,
+        le=3_600_000_000,
+        description="longest wait for a connection; 1s to 1h",
     )
     allow_replica: bool = Field(
         False,
@@ -411,6 +530,7 @@ class Gaps(_Section):
     )
     backoff_base: Micros = Field(
         250_000,
+        le=3_600_000_000,
         description="wait before the first attempt after the gap was seen; doubles each time",
     )
     late: Literal["publish", "divert", "drop"] = Field(
@@ -454,7 +574,11 @@ class Sink(_Section):
         description="topic of the events; its side topics are <topic>.gaps, .dead and .late"
     )
     bootstrap_servers: Annotated[str, AfterValidator(_is_servers)] = Field(
-        "127.0.0.1:9092", description="brokers, host:port, several with commas between"
+        "127.0.0.1:9092",
+        description="brokers, host:port, several with commas between; without a port, 9092",
+    )
+    kind: Annotated[Literal["kafka"], BeforeValidator(_is_kind)] = Field(
+        "kafka", description="where the events are published"
     )
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = Field(
         "exactly_once",
@@ -478,6 +602,7 @@ class Sink(_Section):
     dead_limit: int = Field(
         100,
         ge=1,
+        le=1_000_000_000,
         description="dead letters in a row that are allowed; at one more the publisher stops",
     )
     ignored_sources: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
@@ -552,7 +677,7 @@ class Sink(_Section):
 class Spark(_Section):
     """`[spark]`"""
 
-    master: str = Field(
+    master: Annotated[str, AfterValidator(_is_master)] = Field(
         "local[*]",
         min_length=1,
         description="Spark's master; `local[N]` gets at least as many slots as there are shards;"
@@ -577,13 +702,22 @@ class Spark(_Section):
     )
 
 
+class Index(_Section):
+    """`[index]`: what a shard knows of each aggregate, on the disk of its machine."""
+
+    max_bytes: Annotated[str, AfterValidator(_is_unbounded)] = Field(
+        "", description="largest size of the index; '' = unbounded, the only value so far"
+    )
+
+
 class State(_Section):
     """`[state]`: copies of the indexes, for a shard that moves to another machine."""
 
-    snapshots: str = Field(
+    snapshots: Annotated[str, AfterValidator(_is_place)] = Field(
         "",
-        description="folder or URI (s3://…, gs://…, hdfs://…) that all machines of a cluster reach;"
-        " '' = none are kept, and a machine that is new to a shard reads the whole topic back",
+        description="folder or URI (s3://…, gs://…, hdfs://…, abfs://…) that all machines of a"
+        " cluster reach; '' = none are kept, and a machine that is new to a shard reads the whole"
+        " topic back",
     )
     snapshot_every: Annotated[Micros, Field(ge=1_000_000)] = Field(
         300_000_000, description="time between two copies of a shard's index"
@@ -593,7 +727,7 @@ class State(_Section):
 class Channel(_Section):
     """`[channel]`: between the coordinator and the shards on a cluster's machines."""
 
-    host: str = Field(
+    host: Annotated[str, AfterValidator(_is_host)] = Field(
         "",
         description="name or address by which executors reach this machine; '' = loopback where"
         " Spark is on this machine, else this machine's name",
@@ -608,6 +742,17 @@ class Channel(_Section):
     ca_file: Path | None = Field(
         None, description="TLS: certificates that executors trust, PEM; '' = those of the system"
     )
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> Channel:
+        if (self.certificate_file is None) != (self.key_file is None):
+            missing = "key_file" if self.key_file is None else "certificate_file"
+            _contradiction(
+                f"channel.{missing}",
+                "one of channel.certificate_file and channel.key_file is set without the other",
+                f"set channel.{missing}, too; without both there is no TLS",
+            )
+        return self
 
 
 class Ops(_Section):
@@ -654,6 +799,7 @@ class Config(_Section):
     recount: Recount = Recount()
     sink: Sink
     spark: Spark = Spark()
+    index: Index = Index()
     state: State = State()
     channel: Channel = Channel()
     ops: Ops = Ops()

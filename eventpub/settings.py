@@ -30,6 +30,7 @@ from eventpub.config import (
     is_token,
     parse_duration,
     refused_property,
+    refused_spark_property,
 )
 from eventpub.errors import ConfigError
 
@@ -122,15 +123,16 @@ class _Layers:
     problems: list[ConfigError] = field(default_factory=list)
 
     def put(self, key: str, value: Any, origin: str) -> None:
-        if isinstance(value, str):
+        if isinstance(value, str | int | float):
+            text = str(value)
             if key in {"store.password", "ops.token"} or (
                 key not in KEYS and is_secret_property(key)
             ):
-                masking.remember(value)
+                masking.remember(text)
             elif key == "store.url":
-                _remember_url(value)
+                _remember_url(text)
             elif key not in KEYS:
-                _remember_java_options(value)
+                _remember_java_options(text)
         self.values[key] = value
         self.origins[key] = origin
 
@@ -178,6 +180,29 @@ def load(
     if config.ops.token is not None and not is_token(config.ops.token.get_secret_value()):
         raise _invalid_token("ops.token_file", origins["ops.token"])
     return Loaded(config, origins, path)
+
+
+def check_files(files: Mapping[str, str | Path | None]) -> None:
+    """Whether files can be read.
+
+    Args:
+        files: by the key that names it; None: none is named.
+
+    Raises:
+        ConfigError: config.file_unreadable
+    """
+    for key, file in files.items():
+        try:
+            if file is not None:
+                Path(file).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no file name"
+            raise ConfigError(
+                "config.file_unreadable",
+                f"{file!s} cannot be read: {reason}",
+                where=key,
+                suggestion="give the publisher's user read access to it, or name another file",
+            ) from None
 
 
 def shown(loaded: Loaded) -> dict[str, Any]:
@@ -246,8 +271,10 @@ def _add_file(layers: _Layers, path: Path) -> None:
             where=str(path),
             suggestion='text stands in quotes, names with dots too: "compression.type" = "lz4"',
         ) from None
-    except (OSError, UnicodeDecodeError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+        if not isinstance(e, OSError | UnicodeDecodeError):  # of Python's own limits
+            reason = "a number has thousands of digits, or tables stand in one another too deep"
         raise ConfigError(
             "config.file_invalid", f"{path} cannot be read: {reason}", where=str(path)
         ) from None
@@ -336,7 +363,7 @@ def _is_of_others(variable: str, value: str) -> bool:
 def _add_map(layers: _Layers, key: str, value: Any, origin: str) -> None:
     """Properties as a table, or as the JSON text of one."""
     if isinstance(value, str):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
     if isinstance(value, Mapping):
         for prop, text in _flat(value):
@@ -405,22 +432,27 @@ def _validate(layers: _Layers, file: Path) -> Config | None:
             layers.problems.append(_problem(dict(detail), layers, file))
         return None
     config = _with_secret_files(config, layers)
-    for name, value in config.sink.properties.items():
-        if reason := refused_property(name, value, config.sink.delivery):
-            key = f"sink.properties.{name}"
+    sink, spark = config.sink, config.spark
+    of_sink = [(n, refused_property(n, v, sink.delivery)) for n, v in sink.properties.items()]
+    of_spark = [(n, refused_spark_property(n, v)) for n, v in spark.properties.items()]
+    for section, found in (("sink", of_sink), ("spark", of_spark)):
+        for name, reason in found:
+            key = f"{section}.properties.{name}"
+            if reason is None:
+                continue
             layers.problems.append(
                 ConfigError(
                     "config.contradiction",
                     f"{key} ({layers.origins[key]}) cannot be set like this: {reason}",
                     where=key,
-                    suggestion=f"remove {name} from [sink.properties]",
+                    suggestion=f"remove {name} from [{section}.properties]",
                 )
             )
     return config
 
 
 def _problem(detail: dict[str, Any], layers: _Layers, file: Path) -> ConfigError:
-    key = ".".join(str(part) for part in detail["loc"])
+    key = _key_of(detail["loc"], layers)
     context = detail.get("ctx", {})
     match detail["type"]:
         case "missing":
@@ -450,6 +482,15 @@ def _problem(detail: dict[str, Any], layers: _Layers, file: Path) -> ConfigError
     )
 
 
+def _key_of(loc: Sequence[str | int], layers: _Layers) -> str:
+    """The key of a fault, which may be that of one name of its list."""
+    for length in range(len(loc), 0, -1):
+        key = ".".join(str(part) for part in loc[:length])
+        if key in KEYS or key in layers.values:
+            return key
+    return ".".join(str(part) for part in loc)
+
+
 def _invalid_token(key: str, origin: str) -> ConfigError:
     return ConfigError(
         "config.invalid_token",
@@ -459,6 +500,19 @@ def _invalid_token(key: str, origin: str) -> ConfigError:
         suggestion="use 16 or more printable ASCII characters, without spaces around them:"
         " openssl rand -hex 16",
     )
+
+
+_TYPES = {
+    **dict.fromkeys(
+        ("int_parsing", "int_parsing_size", "int_from_float", "int_type"), "a whole number"
+    ),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("string_type", "string_unicode"), "text"),
+    "finite_number": "a whole number",
+    "path_type": "the path of a file or folder",
+    "tuple_type": 'a list of names, such as ["a", "b"]',
+}
+"""By the library's kind of fault what a value must be."""
 
 
 def _wanted(detail: dict[str, Any], key: str) -> str:
@@ -475,8 +529,8 @@ def _wanted(detail: dict[str, Any], key: str) -> str:
             return f"at least {bound(context['ge'])}"
         case "less_than_equal":
             return f"at most {bound(context['le'])}"
-        case "int_parsing" | "int_from_float" | "int_type":
-            return "a whole number"
+    if detail["type"] in _TYPES:
+        return _TYPES[detail["type"]]
     return re.sub(r"^(Value error, |Input should be )", "", detail["msg"])
 
 

@@ -47,6 +47,13 @@ _OF_FORMER_VERSIONS = (
 )
 """What earlier versions left here, and nothing needs any more."""
 
+WITHOUT_FILES = (
+    "start the publisher (eventpub run): it does without a damaged file; without progress.json it"
+    " takes the position from the indexes, counts the events of the day below it again, and forgets"
+    " a pause"
+)
+"""What to do where files cannot be read."""
+
 _LEFT_OVER = 60.0
 """Seconds after which a temporary file belongs to nobody any more."""
 
@@ -179,12 +186,55 @@ class StateDir:
             self._lock = None
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """The object in one of the files; None where there is none, or what is left of one."""
+        """The object in one of the files; None where there is none, or what is left of one.
+
+        Raises:
+            StateError: state.not_readable
+        """
         try:
             data = json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
+        except OSError as error:
+            raise StateError(
+                "state.not_readable",
+                f"cannot be read: {error.strerror}",
+                where=str(path),
+                suggestion="run it as the publisher's user, or set app.state_dir",
+            ) from error
         return data if isinstance(data, dict) else None
+
+    def damaged(self) -> list[Path]:
+        """The files that are there, and of which nothing can be read any more."""
+        files = (self.start_file, self.run_file, self.progress_file, self.status_file)
+        return [file for file in files if file.exists() and self.read(file) is None]
+
+    def read_progress(self) -> dict[str, Any] | None:
+        """What progress.json says, for a command that would be wrong without it; None: there is
+        none.
+
+        Raises:
+            StateError: state.file_damaged
+        """
+        found = self.read(self.progress_file)
+        if found is None and self.progress_file.exists():
+            raise StateError(
+                "state.file_damaged",
+                f"{self.progress_file.name} is damaged: nothing can be read of it",
+                where=str(self.progress_file),
+                suggestion=WITHOUT_FILES,
+            )
+        return found
+
+    def was_used(self) -> bool:
+        """Whether a publisher has run here, as far as files say."""
+        return bool(
+            self.indexed()
+            or any(
+                file.exists()
+                for file in (self.start_file, self.run_file, self.progress_file, self.status_file)
+            )
+        )
 
     def write(self, path: Path, data: dict[str, Any], *, lasting: bool = False) -> None:
         """Replace one of the files, whole or not at all.

@@ -39,7 +39,7 @@ class TokenProvider:
 
     def __init__(self, name: str, properties: str) -> None:
         self._name = name
-        self._function = _function(name)
+        self._function = find_function(name)
         self.failure: str | None = None
         try:
             self._first: tuple[Any, ...] | None = self._call(properties)
@@ -89,7 +89,12 @@ def provider_failed(how: str) -> SinkError:
     )
 
 
-def _function(name: str) -> Callable[[str], Any]:
+def find_function(name: str) -> Callable[[str], Any]:
+    """The function of this name; its module is imported.
+
+    Raises:
+        ConfigError: config.token_provider
+    """
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)

@@ -188,3 +188,12 @@ def test_what_a_former_version_or_run_has_left_is_cleared_and_nothing_else(tmp_p
     left = {"index", "run.json", "progress.json", "start.json", "requests"}
     assert {found.name for found in tmp_path.iterdir()} == left
     assert state.kept()
+
+
+def test_a_file_that_may_not_be_read_is_an_error_with_a_code(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.progress_file.mkdir()
+    with pytest.raises(StateError) as caught:
+        state.read(state.progress_file)
+    assert caught.value.code == "state.not_readable"
+    assert caught.value.where == str(state.progress_file)

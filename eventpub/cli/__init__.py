@@ -6,7 +6,6 @@ Packages are imported inside the commands that need them: `eventpub --help` load
 from __future__ import annotations
 
 import faulthandler
-import io
 import logging
 import os
 import signal
@@ -25,11 +24,13 @@ from eventpub.cli.init import init
 from eventpub.cli.output import (
     DONE,
     WRONG_USE,
+    ReaderGoneError,
     Report,
     Stopped,
     as_error,
     only_stderr,
     take_signals,
+    take_streams,
     why_ended,
     write_error,
     write_json,
@@ -38,6 +39,7 @@ from eventpub.cli.output import (
 from eventpub.cli.replay import replay
 from eventpub.cli.status import pause, resume, status
 from eventpub.cli.trace import trace
+from eventpub.errors import EventpubError
 from eventpub.masking import mask
 
 
@@ -82,12 +84,10 @@ def main(arguments: list[str] | None = None) -> int:
     is_whole_process = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     if is_whole_process:
+        take_streams()
         # should a library written in C crash, stderr says what each thread was doing
         with suppress(RuntimeError, ValueError, OSError):
             faulthandler.enable()
-        # an argument that is no text is repeated as it is escaped
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")
     threading.excepthook = _report_thread
     if threading.current_thread() is threading.main_thread():
         take_signals()
@@ -100,10 +100,11 @@ def main(arguments: list[str] | None = None) -> int:
         if is_whole_process and any(t.daemon for t in threading.enumerate()):
             _leave(status)
         return status
-    except BrokenPipeError:
-        # the reader of our stdout has gone; Python would complain again when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except ReaderGoneError:
         return 128 + signal.SIGPIPE
+    except EventpubError as failed:  # the answer is known, and cannot be written
+        write_error(failed, failed)
+        return failed.exit_status
 
 
 def _leave(status: int) -> None:
@@ -123,8 +124,6 @@ def _run(arguments: list[str], out: IO[str] | None) -> int:
     except click.exceptions.NoArgsIsHelpError as helped:
         helped.show()
         return WRONG_USE
-    except BrokenPipeError:
-        raise
     except (Exception, KeyboardInterrupt, Stopped) as raised:
         cause = why_ended(raised)
         error, status = as_error(cause)

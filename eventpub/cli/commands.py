@@ -324,9 +324,13 @@ def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
     for kind, names in columns.items():
         if result[kind]:
             headings = [name.replace("_", " ") for name in names]
-            rows = [[str(entry[name]) for name in names] for entry in result[kind]]
+            rows = [[_word(entry[name]) for name in names] for entry in result[kind]]
             console.print(Rows(headings, rows, kind))
     console.print(summary, markup=False)
+
+
+def _word(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 _later = click.option(
@@ -450,8 +454,15 @@ def config_check(request: Request) -> Report:
     It does not connect to the database or the brokers; with OIDC it requests a token.
     """
     loaded = request.load()
-    from eventpub import sink
+    from eventpub import settings, sink
+    from eventpub.store.connection import connect_arguments
 
+    url = connect_arguments(loaded.config.store)
+    for name in ("ssl_ca", "ssl_cert", "ssl_key"):
+        settings.check_files({"store.url": url.get(name)})
+    of_channel = ("certificate_file", "key_file", "ca_file")
+    channel = loaded.config.channel
+    settings.check_files({f"channel.{name}": getattr(channel, name) for name in of_channel})
     sink.check_properties(loaded.config.sink, loaded.config.app.id)
     where = str(loaded.file) if loaded.file else "environment and flags"
     return Report("config check", True, f"the configuration ({where}) is valid")

@@ -14,6 +14,8 @@ from eventpub.cli.output import Report
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from eventpub.ops.init import Written
+
 _NEXT = (
     "have the statements for the account run, and set EVENTPUB_STORE__PASSWORD",
     "eventpub doctor",
@@ -46,7 +48,8 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
 
     Finds the event table and its columns in it. A column that it does not recognise is named by
     --set store.columns.event_type=NAME. The password comes from EVENTPUB_STORE__PASSWORD, and is
-    not written.
+    not written. For root the file names an account eventpub instead, whose SQL is printed. Exit
+    status 1 if no table is surely the event table.
     """
     given = dict(request.overrides)
     if url is not None:
@@ -82,7 +85,7 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
         "first_version": chosen.first_version,
         "others": [{"table": c.table, "columns": dict(c.columns)} for c in written.others],
         "account": written.account,
-        "notes": _notes(chosen),
+        "notes": _notes(written),
         "next": list(_NEXT),
     }
     return Report(
@@ -90,8 +93,13 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
     )
 
 
-def _notes(chosen: Any) -> list[str]:
-    notes = []
+def _notes(written: Written) -> list[str]:
+    notes, chosen = [], written.chosen
+    if written.user != written.asked_as:
+        notes.append(
+            f"store.url in {written.file} has the user {written.user}, not {written.asked_as}: the"
+            " statements below make that account, which may do what the publisher does and no more"
+        )
     if not chosen.is_unique:
         notes.append("no unique key says which columns are aggregate and version: look at them")
     if not chosen.has_time_index:

@@ -6,6 +6,7 @@ whatever happens. Every text passes the masking of secrets here.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
@@ -119,6 +120,79 @@ def why_ended(cause: BaseException) -> BaseException:
     return _stop_by(_asked[-1])
 
 
+class ReaderGoneError(BaseException):
+    """Who has read our stdout has left. No OSError: click and rich make exit status 1 of that."""
+
+
+class _Output(io.FileIO):
+    """A stream of ours. What cannot be written is dropped: Python, which flushes at its end, would
+    complain once more and change the exit status; and a log goes on when its disk has space again.
+
+    Args:
+        is_needed: whether it is an error that something cannot be written; the rest is dropped.
+    """
+
+    def __init__(self, descriptor: int, *, is_needed: bool, closes: bool = False) -> None:
+        super().__init__(descriptor, "w", closefd=closes)
+        self._is_needed = is_needed
+        self._has_failed = False
+
+    def write(self, data: Any, /) -> Any:
+        """As of its base.
+
+        Raises:
+            EventpubError: cli.output_failed
+            ReaderGoneError: there is no reader any more.
+        """
+        if self._has_failed:
+            return len(data)
+        try:
+            return super().write(data)
+        except OSError as error:
+            if not self._is_needed:
+                return len(data)
+            self._has_failed = True
+            if isinstance(error, BrokenPipeError):
+                raise ReaderGoneError from error
+            raise EventpubError(
+                "cli.output_failed",
+                f"the answer cannot be written: {error.strerror}",
+                where="stdout",
+                suggestion="free space where stdout goes, or send it elsewhere; then run the"
+                " command again",
+            ) from error
+
+
+def _text_stream(output: _Output, encoding: str = "utf-8", *, by_line: bool = False) -> IO[str]:
+    # an argument that is no text is repeated as it is escaped
+    buffer = io.BufferedWriter(output)
+    return io.TextIOWrapper(
+        buffer, encoding, errors="backslashreplace", line_buffering=by_line or output.isatty()
+    )
+
+
+def take_streams() -> None:
+    """Make this process's stdout and stderr ones that say what cannot be written.
+
+    A closed one becomes /dev/null: nobody wants to read it. What is opened later, a connection say,
+    would have its number, and get what is written to it.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the process)
+    encodings = [getattr(stream, "encoding", "utf-8") for stream in (sys.stdout, sys.stderr)]
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError):
+                stream.flush()
+    sys.stdout = _text_stream(_Output(1, is_needed=True), encodings[0])
+    sys.stderr = _text_stream(_Output(2, is_needed=False), encodings[1], by_line=True)
+
+
 @contextmanager
 def only_stderr() -> Iterator[IO[str]]:
     """Give the caller stdout for itself: meanwhile all others, child processes too, write stderr.
@@ -126,12 +200,9 @@ def only_stderr() -> Iterator[IO[str]]:
     Spark's and Ivy's output would otherwise stand beside the one object that scripts read.
     """
     sys.stdout.flush()
-    try:
-        own = os.dup(1)
-    except OSError:  # stdout is closed: nobody reads the answer
-        own = os.open(os.devnull, os.O_WRONLY)
+    own = os.dup(1)
     before = sys.stdout
-    with os.fdopen(own, "w", encoding="utf-8", errors="backslashreplace") as out:
+    with _text_stream(_Output(own, is_needed=True, closes=True)) as out:
         os.dup2(2, 1)
         sys.stdout = sys.stderr
         try:

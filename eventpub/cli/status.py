@@ -89,17 +89,27 @@ def _result(standing: Standing) -> dict[str, Any]:
         "running": is_running,
         "kind": standing.kind,
         "starts_paused": standing.starts_paused,
+        "damaged": list(standing.damaged),
         "status": standing.document,
     }
 
 
 def _summary(standing: Standing) -> str:
     said = _standing(standing)
-    return f"{said}; the next one starts paused" if standing.starts_paused else said
+    if standing.starts_paused:
+        said += "; the next one starts paused"
+    if not standing.damaged:
+        return said
+    from eventpub.state import WITHOUT_FILES
+
+    files = ", ".join(standing.damaged)
+    return f"{said}; cannot be read: {files}; to fix it: {WITHOUT_FILES}"
 
 
 def _standing(standing: Standing) -> str:
     words, found = _KINDS[standing.kind], standing.document
+    if standing.kind == "stopped" and found is None:
+        return "no publisher runs, and how the last one ended is not known"
     if standing.kind != "running" or found is None:
         if found is None or standing.kind != "stopped":
             return words

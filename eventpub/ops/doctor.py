@@ -34,7 +34,7 @@ def examine(config: Config) -> list[Check]:
     parts: list[tuple[str, Callable[[], Iterable[Check]]]] = [
         ("event store", lambda: _store(config)),
         ("topic", lambda: _sink(config)),
-        ("state", lambda: [state_dir(config.app.state_dir)]),
+        ("state", lambda: _state(config.app.state_dir)),
         ("Spark", lambda: _spark(config)),
     ]
     # side by side: a database and a broker that are both away shall not take twice as long
@@ -107,6 +107,18 @@ def _sink(config: Config) -> Iterable[Check]:
         written=written,
     )
     return _and_the_others([*checks], ["broker"], _OF_TOPIC)
+
+
+def _state(folder: Path) -> list[Check]:
+    from eventpub.state import WITHOUT_FILES, StateDir
+
+    checks = [state_dir(folder)]
+    damaged = StateDir(folder).damaged() if folder.is_dir() else []
+    if damaged:
+        names = ", ".join(file.name for file in damaged)
+        said = f"{names} in {folder}: nothing can be read of it"
+        checks.append(Check("state files", "warn", said, WITHOUT_FILES, "state.file_damaged"))
+    return checks
 
 
 def state_dir(folder: Path) -> Check:

@@ -123,7 +123,7 @@ def _pending(config: Config) -> tuple[list[Hold], dict[str, list[tuple[int, int]
             for a, ranges in answer["skipped"].items()
         }
         return open_holds, skips
-    progress = state.read(state.progress_file) or {}
+    progress = state.read_progress() or {}
     shards = progress.get("shards", config.spark.shards)
     holds: list[Hold] = []
     missing: dict[str, list[tuple[int, int]]] = {}

@@ -22,6 +22,12 @@ from eventpub.store.proposing import Candidate, Proposal
 _ACCOUNT = "eventpub"
 
 
+class NoTableError(StoreError):
+    """The database has answered, and no table of it is surely the event table."""
+
+    exit_status = 1
+
+
 @dataclass(frozen=True)
 class Written:
     """What was written.
@@ -32,6 +38,8 @@ class Written:
         others: tables that it may be instead.
         columns: those whose names differ from ours.
         account: the SQL for the account.
+        user: that of the file's url, which gets the account.
+        asked_as: the user with whom the database was looked into.
     """
 
     file: Path
@@ -39,6 +47,8 @@ class Written:
     others: list[Candidate]
     columns: dict[str, str]
     account: list[str]
+    user: str
+    asked_as: str
 
 
 def init(  # noqa: PLR0913 (options, by keyword)
@@ -63,7 +73,8 @@ def init(  # noqa: PLR0913 (options, by keyword)
 
     Raises:
         ConfigError: init.file_exists
-        StoreError: init.no_table, init.column_unknown; or the database cannot be looked at.
+        NoTableError: init.no_table, init.column_unknown
+        StoreError: store.is_view, …; or the database cannot be looked at.
     """
     if file.exists() and not force:
         raise _exists(file)
@@ -72,7 +83,9 @@ def init(  # noqa: PLR0913 (options, by keyword)
         raise _nothing(found, table)
     chosen, *others = found.candidates
     names = _columns(chosen)
-    url = _without_password(config.store.url.get_secret_value())
+    given = config.store.url.get_secret_value()
+    url = _without_password(given)
+    asked_as = unquote(urlsplit(given).username or "root")
     user = unquote(urlsplit(url).username or "root")
     text = _text(
         config,
@@ -95,7 +108,7 @@ def init(  # noqa: PLR0913 (options, by keyword)
             suggestion="name another file with --output",
         ) from error
     account = account_sql(user, found.database, chosen.table, is_mariadb=found.is_mariadb)
-    return Written(file, chosen, others, names, account)
+    return Written(file, chosen, others, names, account, user, asked_as)
 
 
 def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> list[str]:
@@ -119,11 +132,11 @@ def _exists(file: Path) -> ConfigError:
     )
 
 
-def _nothing(found: Proposal, table: str | None) -> StoreError:
+def _nothing(found: Proposal, table: str | None) -> NoTableError:
     # of those that are like one, the likest
     near = sorted((len(lacks), name) for name, lacks in found.lacking.items() if len(lacks) < 3)
     if table is None and not near:
-        return StoreError(
+        return NoTableError(
             "init.no_table",
             f"no table of database {found.database} looks like an event table: aggregate id,"
             " version, event type, payload and creation time",
@@ -132,7 +145,7 @@ def _nothing(found: Proposal, table: str | None) -> StoreError:
         )
     name = table or near[0][1]
     lacking = found.lacking[name]
-    return StoreError(
+    return NoTableError(
         "init.column_unknown",
         ("" if table else f"no table of database {found.database} is surely an event table: ")
         + f"no column of table {name} can be told to be {', '.join(lacking)}, by name and type",

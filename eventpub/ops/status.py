@@ -26,11 +26,13 @@ class Standing:
         document: as of `coordinator.status`; of another kind than "running" what was written down
             last, if anything was.
         starts_paused: whether none runs, and the next one will publish nothing until `resume`.
+        damaged: files of the state directory that are there and cannot be read.
     """
 
     kind: str
     document: dict[str, Any] | None
     starts_paused: bool = False
+    damaged: tuple[str, ...] = ()
 
     @property
     def is_well(self) -> bool:
@@ -45,14 +47,45 @@ def find(config: Config) -> Standing:
     if document is not None:
         return Standing("running", document)
     kept = state.read(state.status_file)
+    damaged = state.damaged()
+    if kept is not None and not _is_document(kept):  # as one of another version
+        kept = None
+        damaged.append(state.status_file)
+    names = tuple(str(file) for file in damaged)
     if state.is_running():
-        return Standing("silent", kept)
-    progress = state.read(state.progress_file)
-    if kept is None and progress is None:
+        return Standing("silent", kept, damaged=names)
+    if not state.was_used():
         return Standing("never", None)
+    progress = state.read(state.progress_file)
     if kept is not None and kept["state"] != "stopped":
         kept |= {"state": "killed", "is_alive": False}
-    return Standing("stopped", kept, bool(progress and progress.get("is_paused")))
+    return Standing("stopped", kept, bool(progress and progress.get("is_paused")), names)
+
+
+_OF_ALL = {"state", "stopped_at", "stopped_by"}
+_OF_ONE_THAT_RAN = {
+    "app", "at", "checks", "counters", "host", "pid", "position", "shards", "started_at", "table",
+    "topic", "version",
+}  # fmt: skip
+_OF_CHECK = {"name", "state", "since", "last_ok", "message"}
+_OF_SHARD = {"shard", "where", "position", "lag_seconds", "holds", "published", "last_error"}
+
+
+def _is_document(kept: dict[str, Any]) -> bool:
+    """Whether it has what is shown of a status that was written down."""
+    if kept.get("state") == "stopped":
+        if not (kept.keys() >= _OF_ALL and isinstance(kept["stopped_at"], int | float)):
+            return False
+    elif "state" not in kept:
+        return False
+    if "checks" not in kept:  # the first start has failed
+        return True
+    lists = ((kept["checks"], _OF_CHECK), (kept.get("shards"), _OF_SHARD))
+    return kept.keys() >= _OF_ONE_THAT_RAN and all(
+        isinstance(entries, list)
+        and all(isinstance(entry, dict) and entry.keys() >= names for entry in entries)
+        for entries, names in lists
+    )
 
 
 @dataclass(frozen=True)
@@ -117,7 +150,7 @@ def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
 def _keep(state: StateDir, is_paused: bool) -> Paused:
     state.lock()
     try:
-        found = state.read(state.progress_file)
+        found = state.read_progress()
         if found is None:
             raise StateError(
                 "state.not_started",

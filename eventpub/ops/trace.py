@@ -309,7 +309,8 @@ def _readable(config: Config) -> Any:
 
 def _ask(config: Config, aggregate_id: str, partition: int | None) -> _Publisher:
     state = StateDir(config.app.state_dir)
-    kept = state.read(state.progress_file) or {}
+    is_running = state.is_running()
+    kept = (state.read(state.progress_file) if is_running else state.read_progress()) or {}
     start = (state.read(state.start_file) or {}).get("position")
     if start is None and config.read.start not in {"beginning", "now"}:
         start = parse_time(config.read.start)

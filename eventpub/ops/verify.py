@@ -427,7 +427,9 @@ def _range(
             notes.append(f"{holds} aggregates are held: their events are not published yet")
     else:
         upto = store.now() - config.read.delay
-        notes.append(f"no publisher's state in {config.app.state_dir}: compared up to the boundary")
+        damaged = not progress and (config.app.state_dir / "progress.json").exists()
+        lacking = "progress.json is damaged" if damaged else "no publisher's state"
+        notes.append(f"{lacking} in {config.app.state_dir}: compared up to the boundary")
     if upto <= after and (first is not None or last is not None):
         _refuse_empty(config, store, after, upto, is_end_given=last is not None)
     return after, max(upto, after), notes

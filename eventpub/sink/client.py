@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -24,8 +25,8 @@ from eventpub import config
 from eventpub.errors import ConfigError
 from eventpub.private_apis.client_log import TransactionLog
 from eventpub.sink import faults
-from eventpub.sink.property_names import nearest, unknown_name
-from eventpub.tokens import TokenProvider
+from eventpub.sink.property_names import nearest, refused_value, unknown_name
+from eventpub.tokens import TokenProvider, find_function
 
 log = logging.getLogger("eventpub.sink")
 
@@ -112,15 +113,16 @@ def settings(sink: config.Sink) -> dict[str, Any]:
 def check_properties(sink: config.Sink, app_id: str) -> None:
     """Whether the client takes its settings; it is made, and connects to no broker.
 
-    `sink.token_provider` is not called: it may ask its issuer. With `sasl.oauthbearer.method` oidc
-    the client asks its own, and nobody waits for the answer.
+    `sink.token_provider` is found, and not called: it may ask its issuer. With
+    `sasl.oauthbearer.method` oidc the client asks its own, and nobody waits for the answer.
 
     Raises:
-        ConfigError: `config.contradiction`, `config.sink_property`.
+        ConfigError: `config.contradiction`, `config.sink_property`, `config.token_provider`.
     """
     id_ = f"eventpub.{app_id}.check" if sink.delivery == "exactly_once" else None
     more: dict[str, Any] = {"bootstrap.servers": "", "enable.sparse.connections": "true"}
     if sink.token_provider is not None:
+        find_function(sink.token_provider)
         more["oauth_cb"] = lambda _: ("none", time.time() + 3600)
         sink = sink.model_copy(update={"token_provider": None})
     _made(Producer, producer_settings(sink, id_) | more, ClientLog(), sink)
@@ -129,6 +131,20 @@ def check_properties(sink: config.Sink, app_id: str) -> None:
 
 def _is_consumer_only(key: str) -> bool:
     return key.startswith(_CONSUMER_PREFIXES)
+
+
+def _message_timeout(conf: dict[str, Any]) -> int:
+    """The time that a message has, ms; 0 is without a limit."""
+    name = "message.timeout.ms" if "message.timeout.ms" in conf else "delivery.timeout.ms"
+    text = str(conf[name])
+    if not re.fullmatch(r"[0-9]{1,10}", text):
+        raise ConfigError(
+            "config.sink_property",
+            f"Kafka's client refuses its settings: {name} = {text!r} is no number",
+            where=f"sink.properties.{name}",
+            suggestion="write a whole number of milliseconds",
+        )
+    return int(text)
 
 
 def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[str, Any]:
@@ -142,7 +158,7 @@ def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[s
         # A message must give up before its transaction does: what is still in the queue when the
         # broker has aborted would be sent into the next one's time.
         conf["message.timeout.ms"] = str(min(30_000, timeout_ms * 3 // 4))
-    limit = int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"])
+    limit = _message_timeout(conf)
     if not {"linger.ms", "queue.buffering.max.ms"} & conf.keys():
         # librdkafka takes no linger above the time that a message has; 0 is all of it
         conf["linger.ms"] = str(min(_LINGER_MS, limit // 2 or _LINGER_MS))
@@ -331,7 +347,7 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.S
         conf["oauth_cb"] = client_log.tokens = TokenProvider(sink.token_provider, properties)
     try:
         return kind(conf, logger=client_log)
-    except (KafkaException, TypeError, ValueError) as exception:
+    except (KafkaException, TypeError, ValueError, AttributeError) as exception:
         first = exception.args[0] if exception.args else exception
         reason = str(first)
         if isinstance(first, KafkaError):
@@ -349,10 +365,11 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.S
                 if near
                 else "see the list of properties in librdkafka's CONFIGURATION.md",
             ) from exception
+        name, reason = refused_value(reason, sink.properties) or ("", reason)
         raise ConfigError(
             "config.sink_property",
             f"Kafka's client refuses its settings: {reason}",
-            where="sink.properties",
+            where=f"sink.properties.{name}" if name else "sink.properties",
             suggestion="see the list of properties in librdkafka's CONFIGURATION.md",
         ) from exception
 

@@ -1,9 +1,12 @@
-"""Names of librdkafka's properties: for the nearest one to a name that it does not know."""
+"""Names of librdkafka's properties: the nearest one to a name that it does not know, and the name
+under which the user has set one that it calls by another.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 
 _NAMES = """
     acks allow.auto.create.topics api.version.fallback.ms api.version.request
@@ -55,6 +58,22 @@ _NAMES = """
 
 NAMES = tuple(_NAMES.split())
 
+_ALIASES = {
+    "acks": "request.required.acks",
+    "bootstrap.servers": "metadata.broker.list",
+    "compression.type": "compression.codec",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "linger.ms": "queue.buffering.max.ms",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "max.partition.fetch.bytes": "fetch.message.max.bytes",
+    "retries": "message.send.max.retries",
+    "sasl.mechanism": "sasl.mechanisms",
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
+}
+"""By an alias the name that the client's messages have."""
+
+_NAME = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)+|retries|acks|debug|partitioner")
 _UNKNOWN = re.compile(r'No such configuration property: "([^"]*)"')
 
 
@@ -62,6 +81,19 @@ def unknown_name(reason: str) -> str | None:
     """The property that the client says it does not know; None: it says another thing."""
     found = _UNKNOWN.search(reason)
     return None if found is None else found.group(1)
+
+
+def refused_value(reason: str, properties: Mapping[str, str]) -> tuple[str, str] | None:
+    """The user's property that the client's words are about, and the words with the user's name.
+
+    None: they speak of none that the user has set.
+    """
+    for said in _NAME.findall(reason):
+        names = [said, *(alias for alias, name in _ALIASES.items() if name == said)]
+        own = next((name for name in names if name in properties), None)
+        if own is not None:
+            return own, reason.replace(said, own).strip()
+    return None
 
 
 def nearest(name: str) -> str | None:

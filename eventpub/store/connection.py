@@ -7,6 +7,7 @@ defaults are. Passwords stay in here: no message, representation or exception ca
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -27,7 +28,8 @@ _TEXT_OPTIONS = {"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_passwo
 _SWITCHES = {"ssl_disabled", "ssl_verify_cert", "ssl_verify_identity"}
 _SECONDS = {"connect_timeout", "read_timeout", "write_timeout"}
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_IGNORED = {"charset"}  # it is always utf8mb4: ids are identified by their UTF-8 bytes
+_IGNORED = {"charset": {"utf8mb4", "utf8"}}
+"""It is always utf8mb4: ids are identified by their UTF-8 bytes."""
 
 READ_TIMEOUT = 30
 """Seconds without a byte from the server after which it counts as gone."""
@@ -76,10 +78,13 @@ def connect_arguments(config: Store) -> dict[str, Any]:
         elif key in _SWITCHES:
             arguments[key] = _switch(key, value)
         elif key in _SECONDS:
-            if not value.isdecimal() or int(value) < 1:
+            if not re.fullmatch(r"0*[1-9][0-9]{0,5}", value):
                 raise _url_error(f"has {key}={value}, which is no number of seconds")
             arguments[key] = int(value)
-        elif key not in _IGNORED:
+        elif key in _IGNORED:
+            if value.lower() not in _IGNORED[key]:
+                raise _url_error(f"has {key}={value}; it is always utf8mb4")
+        else:
             known = ", ".join(sorted(_TEXT_OPTIONS | _SWITCHES | _SECONDS))
             raise _url_error(f"has an unknown option {key}; known are {known}")
     if "ssl_ca" in arguments:  # PyMySQL would only encrypt, and trust whoever answers

@@ -136,7 +136,7 @@ def discover(config: Store, connection: Connection) -> Layout:
     """Reads the event table's layout from the catalogue.
 
     Raises:
-        StoreError: store.table_missing, store.column_missing, store.column_type,
+        StoreError: store.table_missing, store.is_view, store.column_missing, store.column_type,
             store.index_missing, store.privilege_missing, store.time_zone_unknown.
     """
     where = f"{display_name(config)}, table {config.table}"
@@ -240,7 +240,11 @@ def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
 
 
 def read_indexes(config: Store, connection: Connection) -> list[Index]:
-    """The table's B-tree indexes that the optimizer may use."""
+    """The table's B-tree indexes that the optimizer may use.
+
+    Raises:
+        StoreError: store.is_view
+    """
     columns: dict[str, list[str]] = {}
     unique: dict[str, bool] = {}
     for row in run_named(connection, f"SHOW INDEX FROM {quote(config.table)}"):
@@ -250,7 +254,24 @@ def read_indexes(config: Store, connection: Connection) -> list[Index]:
             # an expression has no name, and is no column of ours
             columns.setdefault(name, []).append(row["column_name"] or "")
             unique[name] = not int(row["non_unique"])
+    if not columns and _is_view(config, connection):
+        raise StoreError(
+            "store.is_view",
+            f"{config.table} is a view, which has no indexes; eventpub needs those of a table",
+            where=f"{display_name(config)}, table {config.table}",
+            suggestion="set store.table to the table that the view reads, and [store.columns] to"
+            " the names of its columns",
+        )
     return [Index(name, tuple(of), unique[name]) for name, of in columns.items()]
+
+
+def _is_view(config: Store, connection: Connection) -> bool:
+    rows = run(
+        connection,
+        "SELECT table_type FROM information_schema.tables"
+        f" WHERE table_schema = DATABASE() AND table_name = {literal(config.table)}",
+    )
+    return any(str(_text(kind)).upper().endswith("VIEW") for (kind,) in rows)
 
 
 def mapped_columns(config: Store, columns: Mapping[str, Column], where: str) -> dict[str, str]:

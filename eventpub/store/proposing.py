@@ -123,7 +123,8 @@ def propose(
         columns: by our names its own, those that somebody has named.
 
     Raises:
-        StoreError: store.unreachable, store.auth_failed, store.table_missing, ….
+        StoreError: store.unreachable, store.auth_failed, store.table_missing,
+            store.is_view, ….
     """
     with closing(connect_for_reading(config)) as connection, mapped(display_name(config)):
         database = str(run(connection, "SELECT DATABASE()")[0][0])

@@ -321,6 +321,140 @@ def test_a_reader_that_leaves_is_no_error(configured: Path) -> None:
     assert "Exception" not in done.stderr
 
 
+def test_a_state_that_cannot_be_read_is_not_said_to_be_none(configured: Path) -> None:
+    """It said that no publisher had run on this state directory."""
+    state = configured / "state"
+    state.mkdir()
+    status, progress = state / "status.json", state / "progress.json"
+
+    def answer(*arguments: str) -> tuple[int, dict[str, Any]]:
+        done = eventpub(*arguments, "--json", cwd=configured)
+        return done.returncode, envelope(done)
+
+    status_code, never = answer("status")
+    assert (status_code, never["result"]["kind"]) == (1, "never")
+    status.write_text('{"state": "stop')
+    progress.write_text("")
+    status_code, damaged = answer("status")
+    assert (status_code, damaged["result"]["kind"]) == (1, "stopped")
+    assert damaged["result"]["damaged"] == [str(progress), str(status)]
+    assert damaged["summary"].startswith("no publisher runs, and how the last one ended is not")
+    for word in (str(status), str(progress), "eventpub run", "the day below"):
+        assert word in damaged["summary"]
+    # of what can be read, it is shown
+    status.write_text('{"state": "stopped", "stopped_at": 1.0, "stopped_by": "a reason"}')
+    _, partly = answer("status")
+    assert "by a reason; cannot be read: " in partly["summary"]
+    assert partly["result"]["damaged"] == [str(progress)]
+    # what is an object, and not the one that is shown
+    for other in ({}, {"state": "stopped"}, {"state": "stopped", "stopped_at": 1, "checks": [1]}):
+        status.write_text(json.dumps(other))
+        status_code, wrong = answer("status")
+        assert status_code == 1
+        assert str(status) in wrong["result"]["damaged"]
+
+    # what would be wrong without it says so
+    for command in (["gaps", "list"], ["pause"], ["resume"]):
+        status_code, refused = answer(*command)
+        assert (status_code, refused["error"]["code"]) == (3, "state.file_damaged")
+        assert refused["error"]["where"] == str(progress)
+        assert "eventpub run" in refused["error"]["suggestion"]
+    checks = answer("doctor")[1]["result"]["checks"]
+    [files] = [check for check in checks if check["name"] == "state files"]
+    assert files["status"] == "warn"
+    assert files["message"] == "progress.json in state: nothing can be read of it"
+
+
+def test_gaps_are_shown_in_words(configured: Path) -> None:
+    """`still missing` had Python's True and False."""
+    before = (
+        "import eventpub.ops.gaps as g\n"
+        "gaps = [g.SkippedGap(a, 2, 3, 1, 2, 8, 'backoff') for a in ('gone', 'back')]\n"
+        "g.find = lambda _: g.Gaps([], list(zip(gaps, (True, False))), [])"
+    )
+    done = eventpub("gaps", "list", cwd=configured, before=before)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[-1] for row in rows if row[0] == "gone"] == ["yes"]
+    assert [row[-1] for row in rows if row[0] == "back"] == ["no"]
+
+
+def test_a_state_whose_files_are_gone_has_been_used(configured: Path) -> None:
+    (configured / "state" / "index" / "2-shards").mkdir(parents=True)
+    done = eventpub("status", "--json", cwd=configured)
+    assert (done.returncode, envelope(done)["result"]["kind"]) == (1, "stopped")
+    assert "how the last one ended is not known" in envelope(done)["summary"]
+
+
+ANSWERS = (["config", "show"], ["config", "show", "--json"], ["status"], ["--version"], ["--help"])
+
+
+def redirected(
+    arguments: list[str], redirection: str, cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m eventpub {' '.join(arguments)} {redirection}"
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=_environ({}),
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("arguments", ANSWERS)
+def test_an_answer_that_cannot_be_written_is_no_answer(
+    configured: Path, arguments: list[str]
+) -> None:
+    done = redirected(arguments, "> /dev/full", configured)
+    assert done.returncode == 3
+    first, second = done.stderr.splitlines()
+    assert first.startswith("error: cli.output_failed: the answer cannot be written: No space left")
+    assert second.startswith("  to fix it: ")
+
+
+@pytest.mark.parametrize("arguments", ANSWERS)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-", "2> /dev/full"])
+def test_a_closed_stream_is_one_that_nobody_reads(
+    configured: Path, arguments: list[str], closed: str
+) -> None:
+    """The exit status is that of the answer."""
+    done = redirected(arguments, closed, configured)
+    assert done.returncode == (1 if arguments == ["status"] else 0)
+    assert done.stderr == ""
+    assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_log_goes_on_when_its_disk_has_space_again(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from eventpub.cli.output import take_streams; take_streams()\n"
+        "own = os.dup(2); os.dup2(os.open('/dev/full', os.O_WRONLY), 2)\n"
+        "sys.stderr.write('lost\\n'); os.dup2(own, 2); sys.stderr.write('kept\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=_environ({}),
+        check=True,
+    )
+    assert done.stderr == "kept\n"
+
+
+@pytest.mark.parametrize("arguments", ANSWERS)
+def test_a_reader_that_leaves_at_once_is_no_answer_of_no(
+    configured: Path, arguments: list[str]
+) -> None:
+    done = redirected(arguments, "| true", configured)
+    # what fits into the pipe may be written before the reader ends
+    assert done.returncode in {0, 141} or arguments == ["status"]
+    assert done.stderr == ""
+
+
 def test_log_lines_hide_secrets(tmp_path: Path) -> None:
     code = (
         "import logging, structlog; from eventpub import masking; from eventpub.cli import log\n"

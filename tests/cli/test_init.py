@@ -60,7 +60,9 @@ def test_a_table_of_other_names_is_found_and_what_is_written_works(
     assert done.returncode == 0, done.stderr
     result = envelope(done)["result"]
     assert (result["table"], result["columns"]) == ("domain_events", MAPPED)
-    assert (result["others"], result["notes"], result["first_version"]) == ([], [], 0)
+    assert (result["others"], result["first_version"]) == ([], 0)
+    [note] = result["notes"]
+    assert note.startswith("store.url in eventpub.toml has the user eventpub, not root: ")
     written = tomllib.loads((tmp_path / "eventpub.toml").read_text())
     assert written["store"]["columns"] == MAPPED
     assert written["store"]["first_version"] == 0
@@ -108,7 +110,7 @@ def test_columns_of_unusual_names_are_found_by_what_is_left_or_named(
     # two that may be it: it says so, and how to name the right one
     database.execute("ALTER TABLE happened ADD COLUMN country VARCHAR(2)")
     done = eventpub("init", "--url", database.url, "--force", "--json", cwd=tmp_path)
-    assert done.returncode == 3
+    assert done.returncode == 1
     error = envelope(done)["error"]
     assert error["code"] == "init.column_unknown"
     assert "happened" in error["message"]
@@ -180,9 +182,11 @@ def test_what_cannot_be_found_is_said_and_no_password_is_written(
 
     def refused(*arguments: str, **environ: str) -> dict[str, Any]:
         done = eventpub("init", *arguments, "--json", cwd=tmp_path, **environ)
-        assert done.returncode in {2, 3}
-        assert "hunter2" not in done.stdout + done.stderr
         error: dict[str, Any] = json.loads(done.stdout)["error"]
+        # the database that has answered is no service that is away
+        status = {"init": 1, "config": 2, "store": 3}[error["code"].partition(".")[0]]
+        assert done.returncode == status
+        assert "hunter2" not in done.stdout + done.stderr
         return error
 
     assert refused("--url", database.url)["code"] == "init.no_table"
@@ -209,4 +213,46 @@ def test_what_cannot_be_found_is_said_and_no_password_is_written(
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "eventpub.toml").read_text()
     assert f"//{user}@" in text
+    assert "has the user" not in done.stdout
     assert "hunter2" not in text + done.stdout + done.stderr
+
+
+@both
+def test_a_view_is_said_to_be_one_by_all_who_need_the_table(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """`init` took it, and its note asked for an index, which a view cannot have."""
+    create_table(database)
+    database.execute("CREATE VIEW v AS SELECT * FROM events")
+    given = ("--table", "v", "--json")
+    done = eventpub("init", "--url", database.url, *given, cwd=tmp_path)
+    assert done.returncode == 3
+    error = envelope(done)["error"]
+    assert error["code"] == "store.is_view"
+    assert "v is a view" in error["message"]
+    assert "store.table" in error["suggestion"]
+    assert not (tmp_path / "eventpub.toml").exists()
+    # without a name it is not taken for one
+    found = eventpub("init", "--url", database.url, "--json", cwd=tmp_path)
+    assert envelope(found)["result"]["table"] == "events"
+    assert envelope(found)["result"]["others"] == []
+
+    environ = {
+        "EVENTPUB_STORE__URL": database.url,
+        "EVENTPUB_SINK__BOOTSTRAP_SERVERS": "127.0.0.1:1",
+    }
+    for command in ("migrate", "doctor", "run"):
+        done = eventpub(
+            command,
+            *(given[2:] if command == "run" else given),
+            cwd=tmp_path,
+            EVENTPUB_STORE__TABLE="v",
+            **environ,
+        )
+        answer = envelope(done)
+        assert done.returncode == 3
+        if command == "doctor":
+            [check] = [c for c in answer["result"]["checks"] if c["name"] == "event store: table"]
+            assert check["code"] == "store.is_view"
+        else:
+            assert answer["error"]["code"] == "store.is_view", answer

@@ -40,7 +40,7 @@ def test_the_parts_of_a_url() -> None:
     ("url", "host", "port"),
     [
         ("mysql+pymysql://u@[::1]:3310/d", "::1", 3310),
-        ("mariadb+pymysql://u@h/d?charset=latin1", "h", 3306),
+        ("mariadb+pymysql://u@h/d?charset=utf8mb4", "h", 3306),
     ],
 )
 def test_other_forms_of_a_url(url: str, host: str, port: int) -> None:
