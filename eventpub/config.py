@@ -87,7 +87,6 @@ def refused_property(name: str, value: str, delivery: str) -> str | None:  # noq
 
 _OF_SPARK: dict[str, str] = {
     "spark.master": "it has a key of its own, spark.master",
-    "spark.app.name": "it is made of app.id",
     "spark.python.daemon.module": "eventpub's own starts the processes of the shards",
     "spark.task.maxFailures": "eventpub starts a shard again that was lost",
 }
@@ -226,7 +225,7 @@ class _Section(BaseModel):
             raise ValueError("text without the character NUL")
         if Path in kinds and value == "":
             if NoneType not in kinds:
-                raise ValueError("the path of a folder; leave the key out for the default")
+                raise ValueError("the path of a folder; '.' for the current one")
             return None
         return value
 
@@ -329,9 +328,10 @@ def _is_kind(value: Any) -> Any:
 
 
 _MASTER = re.compile(
-    r"none|yarn|local(\[(\*|[1-9]\d{0,3})(\s*,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
-    r"|spark://[^\s/:,]+:\d{1,5}(,[^\s/:,]+:\d{1,5})*|k8s://\S+"
+    r"none|yarn|local(\[(\*|[1-9]\d{0,3})(\s*,\s*\d+)?\])?|local-cluster\[[\s\d,]+\]"
+    r"|spark://[^\s/,]+:\d{1,5}(,[^\s/,]+:\d{1,5})*|(?!spark:)[a-z][a-z0-9+.-]*://\S+"
 )
+"""What Spark itself reads in detail; a name is a typing error."""
 
 
 def _is_master(value: str) -> str:
@@ -360,7 +360,7 @@ def _is_place(value: str) -> str:
 
 
 _HOST = re.compile(
-    r"[\w.-]+|\[[0-9a-fA-F:.]+\]|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*", re.ASCII
+    r"[\w.-]+|\[[0-9a-fA-F:.]+\]|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(%\w+)?", re.ASCII
 )
 
 

@@ -123,7 +123,7 @@ class _Layers:
     problems: list[ConfigError] = field(default_factory=list)
 
     def put(self, key: str, value: Any, origin: str) -> None:
-        if isinstance(value, str | int | float):
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
             text = str(value)
             if key in {"store.password", "ops.token"} or (
                 key not in KEYS and is_secret_property(key)

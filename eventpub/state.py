@@ -48,9 +48,9 @@ _OF_FORMER_VERSIONS = (
 """What earlier versions left here, and nothing needs any more."""
 
 WITHOUT_FILES = (
-    "start the publisher (eventpub run): it does without a damaged file; without progress.json it"
-    " takes the position from the indexes, counts the events of the day below it again, and forgets"
-    " a pause"
+    "start the publisher (eventpub run): it does without a damaged file. Without progress.json it"
+    " takes the position from the indexes, or reads the table from the start where there are none,"
+    " counts the events of the day below it again, and forgets a pause"
 )
 """What to do where files cannot be read."""
 
@@ -207,7 +207,7 @@ class StateDir:
     def damaged(self) -> list[Path]:
         """The files that are there, and of which nothing can be read any more."""
         files = (self.start_file, self.run_file, self.progress_file, self.status_file)
-        return [file for file in files if file.exists() and self.read(file) is None]
+        return [file for file in files if os.path.exists(file) and self.read(file) is None]
 
     def read_progress(self) -> dict[str, Any] | None:
         """What progress.json says, for a command that would be wrong without it; None: there is

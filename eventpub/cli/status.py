@@ -164,7 +164,7 @@ def _parts(standing: Standing) -> list[RenderableType]:
     head.add_row("position", _time(found["position"]))
     counters = found["counters"]
     counted = [f"{counters[n]:,} {n.replace('_', ' ')}" for n in COUNTERS if counters.get(n)]
-    if standing.kind == "running":
+    if standing.kind == "running" and "rates" in found:  # not of one of an older version
         head.add_row("rate", f"{found['rates']['published']:,.0f} events/s")
     head.add_row("since its start", ", ".join(counted) or "nothing published")
     checks: list[list[str | Text]] = []

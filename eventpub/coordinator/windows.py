@@ -172,11 +172,14 @@ class Windows:
     def begin_at(self, position: int) -> None:
         """All shards have read up to there, µs: windows begin no lower.
 
-        A later runner of a shard may have an older index: it reads up to there, too.
+        Another runner of a shard, which may have begun already, may have an older index: it reads
+        up to there, too.
         """
         self.planned = max(self.planned, position)
-        if self.last is not None:
+        if self.last is not None and self.last.upto < self.planned:
             self.last = replace(self.last, upto=self.planned)
+            for shard in self._shards:
+                shard.is_behind = shard.lane is not None
 
     # -- what shards are sent ---------------------------------------------------------------------
 

@@ -355,8 +355,8 @@ def _written(file: Path | None) -> Iterator[IO[str] | None]:
     try:
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if file.exists() and not file.is_file():
-            with file.open("w", encoding="utf-8") as listed:
+        if file.exists() and (not file.is_file() or _is_ours(file)):
+            with file.open("a", encoding="utf-8") as listed:
                 yield listed
             return
         file = file.resolve()  # the file behind a link, not the link
@@ -369,6 +369,12 @@ def _written(file: Path | None) -> Iterator[IO[str] | None]:
             unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise not_writable(str(file), error) from error
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether stdout or stderr goes there."""
+    about = file.stat()
+    return any(os.path.samestat(about, os.fstat(descriptor)) for descriptor in (1, 2))
 
 
 def not_writable(file: str, error: OSError) -> ConfigError:
@@ -427,32 +433,22 @@ def _range(
             notes.append(f"{holds} aggregates are held: their events are not published yet")
     else:
         upto = store.now() - config.read.delay
-        damaged = not progress and (config.app.state_dir / "progress.json").exists()
-        lacking = "progress.json is damaged" if damaged else "no publisher's state"
+        is_there = os.path.exists(config.app.state_dir / "progress.json")
+        lacking = "no state that can be read" if is_there else "no publisher's state"
         notes.append(f"{lacking} in {config.app.state_dir}: compared up to the boundary")
-    if upto <= after and (first is not None or last is not None):
-        _refuse_empty(config, store, after, upto, is_end_given=last is not None)
-    return after, max(upto, after), notes
-
-
-def _refuse_empty(
-    config: Config, store: EventStore, after: int, upto: int, *, is_end_given: bool
-) -> None:
-    """A range in which nothing lies, unless events are behind it that should be published."""
-    suggestion = "give a --from that is before --to, and a --to after the publisher's start"
-    if not is_end_given:
-        behind = measure(store, config.read, _state(config, "progress.json"), after)
-        if behind is not None and behind.events:
-            return
-        suggestion = (
-            "give an earlier --from: without --to it compares up to the publisher's position"
+    if upto <= after and last is None and first is not None:
+        # nobody has written since, or the publisher is behind, which is found afterwards
+        last = store.now() - config.read.delay
+        notes.append("nothing that the publisher has come to was created since --from")
+    if last is not None and last <= after:
+        raise ConfigError(
+            "verify.empty_range",
+            f"nothing lies between {format_time(after + 1)} and {format_time(last)}",
+            where="--from, --to",
+            suggestion="give a --from that is before --to, and in the past, and a --to after the"
+            " publisher's start",
         )
-    raise ConfigError(
-        "verify.empty_range",
-        f"nothing lies between {format_time(after + 1)} and {format_time(upto)}",
-        where="--from, --to",
-        suggestion=suggestion,
-    )
+    return after, max(upto, after), notes
 
 
 def _state(config: Config, name: str) -> dict[str, Any]:

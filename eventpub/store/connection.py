@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 import pymysql.connections
+from pymysql.charset import charset_by_name
 
 from eventpub.config import Store
 from eventpub.errors import ConfigError
@@ -28,9 +29,6 @@ _TEXT_OPTIONS = {"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_passwo
 _SWITCHES = {"ssl_disabled", "ssl_verify_cert", "ssl_verify_identity"}
 _SECONDS = {"connect_timeout", "read_timeout", "write_timeout"}
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_IGNORED = {"charset": {"utf8mb4", "utf8"}}
-"""It is always utf8mb4: ids are identified by their UTF-8 bytes."""
-
 READ_TIMEOUT = 30
 """Seconds without a byte from the server after which it counts as gone."""
 
@@ -81,9 +79,9 @@ def connect_arguments(config: Store) -> dict[str, Any]:
             if not re.fullmatch(r"0*[1-9][0-9]{0,5}", value):
                 raise _url_error(f"has {key}={value}, which is no number of seconds")
             arguments[key] = int(value)
-        elif key in _IGNORED:
-            if value.lower() not in _IGNORED[key]:
-                raise _url_error(f"has {key}={value}; it is always utf8mb4")
+        elif key == "charset":  # ids are identified by their UTF-8 bytes: it is always utf8mb4
+            if charset_by_name(value.lower()) is None:
+                raise _url_error(f"has {key}={value}, which MySQL does not know; leave it out")
         else:
             known = ", ".join(sorted(_TEXT_OPTIONS | _SWITCHES | _SECONDS))
             raise _url_error(f"has an unknown option {key}; known are {known}")

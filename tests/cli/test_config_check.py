@@ -165,6 +165,10 @@ def test_a_value_that_cannot_work_is_named_with_what_is_allowed(
         ("spark.master", "local[4]"),
         ("spark.master", "local-cluster[2,1,512]"),
         ("spark.master", "spark://a:7077,b:7077"),
+        ("spark.master", "spark://[::1]:7077"),
+        ("spark.master", "local[2,4]"),
+        ("spark.properties.spark.app.name", "orders"),
+        ("spark.properties.spark.security.credentials.hive.enabled", "false"),
         ("spark.master", "k8s://https://10.0.0.1:6443"),
         ("spark.master", "yarn"),
         ("state.snapshots", "./copies"),
@@ -252,7 +256,7 @@ def test_a_token_provider_that_is_not_there_is_named(capfd: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("?charset=foo", "always utf8mb4"),
+        ("?charset=foo", "MySQL does not know"),
         ("?chraset=utf8mb4", "known are connect_timeout"),
         ("?connect_timeout=" + "9" * 5000, "no number of seconds"),
         ("?ssl_verify_cert=perhaps", "true or false"),

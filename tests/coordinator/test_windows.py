@@ -180,6 +180,21 @@ def test_who_begins_with_an_older_index_reads_as_far_as_all_have(is_polled_befor
     assert older.windows[-1].rows is None
 
 
+def test_who_has_begun_with_an_older_index_before_all_say_how_far_they_are_reads_as_far() -> None:
+    life = begin()
+    lanes = [life.joins(number) for number in range(2)]
+    life.polled(at(1_100), is_page=True)
+    life.reports(lanes[0], position=at(1_200), low=at(1_200))
+    life.loses(lanes[0])
+    older = life.joins(0)
+    life.reports(lanes[1], position=at(1_200), low=at(1_200))
+    life.reports(older, position=at(1_000), low=at(1_000))
+    for lane in (older, lanes[1]):
+        life.reports_done(lane)
+    life.polled(None)
+    assert older.windows[-1].upto >= at(1_200)
+
+
 def test_a_window_is_never_sent_that_ends_before_the_one_before() -> None:
     """A boundary that connects to another server may see an earlier time."""
     life, lanes = streaming()
