@@ -31,6 +31,11 @@ _CANNOT_BE_REACHED = re.compile(
 
 def examine(config: Config) -> list[Check]:
     """Every check, in the order in which a user would fix what is wrong."""
+    # not in the threads: imports that need each other, side by side, are a deadlock
+    import eventpub.sink
+    import eventpub.state
+    import eventpub.store  # noqa: F401
+
     parts: list[tuple[str, Callable[[], Iterable[Check]]]] = [
         ("event store", lambda: _store(config)),
         ("topic", lambda: _sink(config)),

@@ -492,7 +492,7 @@ def test_a20_a_log_that_is_worded_differently_counts_as_a_doubt(
             "sasl.mechanisms": "OAUTHBEARER",
             "sasl.oauthbearer.method": "oidc",
         },
-        {"oauth_cb": "mine"},
+        {"stats.interval.ms": "often"},
     ],
 )
 def test_a_property_that_the_client_refuses_is_found_without_a_broker(

@@ -162,11 +162,11 @@ def test_the_driver_of_a_cluster_comes_back_too(tmp_path: Path) -> None:
 
 
 def test_a_wrong_master_is_said_and_tried_again(tmp_path: Path) -> None:
-    with coming_up(tmp_path, "spork://nowhere") as (_, heard):
+    with coming_up(tmp_path, "spork://nowhere:1") as (_, heard):
         for _ in range(2):
             error = failure(heard)
             assert error.code == "spark.start_failed"
-            assert error.where == "spark.master = spork://nowhere"
+            assert error.where == "spark.master = spork://nowhere:1"
             assert "Master must" in error.message
             assert error.retriable
 
