@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -85,8 +88,17 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     for name in list(os.environ):
         if name.startswith("EVENTPUB_"):
             monkeypatch.delenv(name)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    root = logging.getLogger()
+    logs = root.handlers[:], root.filters[:], root.level
     yield
+    # the command is run in this process, which has other tests
     masking.forget_all()
+    structlog.reset_defaults()
+    root.handlers[:], root.filters[:] = logs[:2]
+    root.setLevel(logs[2])
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def check(
