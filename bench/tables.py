@@ -341,6 +341,18 @@ def _memory(megabytes: Mapping[str, int]) -> int:
     return sum(megabytes.get(group, 0) for group in _PUBLISHER)
 
 
+def _cores(measured: dict[str, Any]) -> tuple[str, ...]:
+    """Cores of the publisher, its CPU seconds per 1,000 events, cores of database and broker."""
+    cpu, span = measured["cpu_seconds"], measured["seconds"]
+    own = cpu_of_publisher(cpu)
+    return (
+        f"{own / span:.2f}",
+        f"{1_000 * own / measured['events']:.3f}",
+        f"{cpu.get('database', 0.0) / span:.2f}",
+        f"{cpu.get('broker', 0.0) / span:.2f}",
+    )
+
+
 def _memories(run: Mapping[str, Any]) -> list[str]:
     return [f"{_memory(run[key]):,} MB" for key in ("peak_memory_mb", "peak_rss_mb")]
 
@@ -456,33 +468,23 @@ def _sizing(result: Result) -> list[ResultTable]:
             ]
         )
         for rate, run in one["rates"].items():
-            steady, waited = run["steady"], run["latency"]["at_once"]
-            cpu, span = steady["cpu_seconds"], steady["seconds"]
-            own = cpu_of_publisher(cpu)
+            waited = run["latency"]["at_once"]
             rows.append(
                 [
                     name,
                     f"{float(rate):,.0f}/s",
-                    f"{own / span:.2f}",
-                    f"{1_000 * own / steady['events']:.3f}",
-                    f"{cpu.get('database', 0.0) / span:.2f}",
-                    f"{cpu.get('broker', 0.0) / span:.2f}",
+                    *_cores(run["steady"]),
                     *_memories(run),
                     *(seconds(waited.get(key)) for key in ("p50", "p99")),
                 ]
             )
             disk.append([name, f"{float(rate):,.0f}/s", *_disk(run["disk"], run["verdict"])])
         backlog = one["backlog"]
-        cpu, span = backlog["cpu_seconds"], backlog["seconds"]
-        own = cpu_of_publisher(cpu)
         rows.append(
             [
                 name,
                 f"a backlog, {count(backlog['rate'])}/s",
-                f"{own / span:.2f}",
-                f"{1_000 * own / backlog['events']:.3f}",
-                f"{cpu.get('database', 0.0) / span:.2f}",
-                f"{cpu.get('broker', 0.0) / span:.2f}",
+                *_cores(backlog),
                 *_memories(backlog),
                 *("–", "–"),
             ]

@@ -105,7 +105,7 @@ Reasons of dead letters (`admission.…`) are in [operations](operations.md#dead
 |---|---|
 | 0 | done |
 | 1 | the answer is no: `verify` found a difference or that the publisher is behind,\
- `doctor` something wrong, `gaps list` a hold, `init` no event table, or `migrate` was told not to |
+ `doctor` something wrong, `gaps list` a hold, `init` no event table, or `migrate` got a no |
 | 2 | wrong use or configuration (`cli.usage`, `config.…`) |
 | 3 | a service cannot be reached, refused us, or is not set up (`store.…`, `sink.…`, …);\
  or the answer cannot be written (`cli.output_failed`) |

@@ -86,8 +86,8 @@ def _run(config: Config, what: Range) -> Replayed:
         def published(events: int, total: int | None) -> None:
             nonlocal has_begun
             if not has_begun:
-                goes_on = "if it is interrupted, the same command goes on"
-                sys.stderr.write(f"replay {named}: {goes_on}\n")
+                resumes = "if it is interrupted, the same command resumes it"
+                sys.stderr.write(f"replay {named}: {resumes}\n")
                 has_begun = True
             end_if_asked()
             of = "" if total is None else f" of {total:,}"

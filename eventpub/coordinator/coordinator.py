@@ -177,8 +177,8 @@ class Coordinator:
         is_read = not shard.sent and report.position >= self._windows.planned
         if is_read and not report.holds:
             # where nothing is planned any more, what comes may be this shard's
-            goes_on = shard.lane is not None and not self.is_paused
-            return 0.0 if goes_on else self.unread_seconds(now)
+            is_published = shard.lane is not None and not self.is_paused
+            return 0.0 if is_published else self.unread_seconds(now)
         return min(lag, max(0.0, (self._boundary - report.low) / 1e6))
 
     # -- the loop's side --------------------------------------------------------------------------
