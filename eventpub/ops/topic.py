@@ -70,6 +70,8 @@ _client_log.setLevel(logging.ERROR)
 POLL_ROWS = 2_000  # more of them at once do not stay in a core's cache
 CALL_SECONDS = 8.0
 STALL_SECONDS = 60.0
+MARGIN_MS = 60_000
+"""Of the time from which on a topic is read, should its timestamps not be `create_time`."""
 
 
 @dataclass
@@ -78,27 +80,29 @@ class Topic:
 
     Attributes:
         partitions: of the topic itself.
-        truncated: partitions whose first records are gone, with their first offset.
+        truncated: partitions whose first records are gone, and may be some that were to be read.
         foreign: the first records that are not ours, of those that count.
         foreign_count: how many there are.
     """
 
     partitions: int
-    truncated: dict[int, int] = field(default_factory=dict)
+    truncated: set[int] = field(default_factory=set)
     foreign: list[Foreign] = field(default_factory=list)
     foreign_count: int = 0
     read: int = 0
 
 
 class TopicReader:
-    """Reads a publisher's topics once, from their first record to what is there now.
+    """Reads a publisher's topics once, to what is there now.
 
     Args:
         sink: the section `[sink]`.
         sources: the application's ids, now and before, one of which every event names.
         patience: seconds to wait for open transactions to end.
-        first, last: bounds of the timestamps of records that are not ours and count, µs; None: no
-            bound.
+        first: `create_time` of the earliest events that count, µs, and the timestamp of the
+            earliest records that are not ours and count: the topic is read from there on; None:
+            from its first record.
+        last: the timestamp of the last records that are not ours and count, µs; None: no bound.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class TopicReader:
             raise self._mapped(e.args[0], self._sink.topic) from e
 
     def spans(self, places: Collection[Place]) -> dict[Place, tuple[int, int]]:
-        """First offset and end of each partition, once no transaction is open below the end.
+        """Where each partition is read from, and its end, once no transaction is open below it.
 
         Raises:
             SinkError: as `read`.
@@ -245,7 +249,12 @@ class TopicReader:
     def _offsets(
         self, consumer: Consumer, partitions: list[TopicPartition], at: int
     ) -> dict[tuple[str, int], int]:
-        """OFFSET_BEGINNING or OFFSET_END of each partition, as far as this consumer sees them."""
+        """What this consumer sees of each partition.
+
+        Args:
+            at: OFFSET_BEGINNING; OFFSET_END; or a time, ms: the first record that is not older,
+                whatever is before and behind it, -1 where there is none.
+        """
         deadline = time.monotonic() + CALL_SECONDS
         found: dict[tuple[str, int], int] = {}
         while True:
@@ -262,7 +271,7 @@ class TopicReader:
             for answer in answers:
                 if answer.error is not None:
                     met = answer.error
-                elif answer.offset >= 0:  # else: the connection was lost before the answer
+                elif answer.offset != at:  # else: the connection was lost before the answer
                     found[answer.topic, answer.partition] = answer.offset
             if len(found) == len(partitions):
                 return found
@@ -274,9 +283,10 @@ class TopicReader:
     def _ends(
         self, committed: Consumer, every: Consumer, partitions: list[TopicPartition]
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """The first offset and the end of each partition, once nothing is open below the end."""
-        first = self._offsets(every, partitions, OFFSET_BEGINNING)
+        """As `spans`."""
+        kept = self._offsets(every, partitions, OFFSET_BEGINNING)
         ends = self._offsets(every, partitions, OFFSET_END)
+        first = kept | self._since(every, partitions, ends)
         deadline = time.monotonic() + self._patience
         while True:
             stable = self._offsets(committed, partitions, OFFSET_END)
@@ -297,9 +307,28 @@ class TopicReader:
                 )
             time.sleep(0.2)
         for (name, number), offset in first.items():
-            if name == self._sink.topic and offset > 0:
-                self.topic.truncated[number] = offset
+            if name == self._sink.topic and 0 < offset == kept[name, number]:
+                self.topic.truncated.add(number)
         return {at: (first[at], end) for at, end in ends.items()}
+
+    def _since(
+        self, every: Consumer, partitions: list[TopicPartition], ends: Mapping[Place, int]
+    ) -> dict[Place, int]:
+        """Where to read the topic's partitions from; empty: from their first record.
+
+        That is the first record in the order of offsets that is no older than the events that
+        count, whatever is behind it: a record's timestamp is the `create_time` of its event. The
+        marker that ends a transaction has the time at which it was written, so nothing is spared
+        where a backlog was published since.
+
+        Args:
+            ends: of the partitions, asked for before.
+        """
+        if self._first is None or (time_ms := self._first // 1000 - MARGIN_MS) <= 0:
+            return {}
+        events = [tp for tp in partitions if tp.topic == self._sink.topic]
+        found = self._offsets(every, events, time_ms)
+        return {at: ends[at] if offset < 0 else offset for at, offset in found.items()}
 
     def _consume(
         self,

@@ -118,6 +118,7 @@ def _run_in(  # noqa: PLR0913, PLR0917 (as `run`, and where)
             partition_numbers(asked.config, reader.topic.partitions),
         )  # fmt: skip
         verdict, topic, read = host(plan, on_progress)
+        topic.truncated = reader.topic.truncated
         if listed is not None:
             _gather(plan, listed)
     verdict.notes[:0] = kept["notes"]
@@ -363,8 +364,6 @@ class _Host:
         for place, (first, end) in self._plan.spans.items():
             at = max(first, reached.get(place, first))
             self._offsets += at - first
-            if first > 0 and place[0] == self._plan.asked.config.sink.topic:
-                self._topic.truncated[place[1]] = first
             if at < end:
                 spans[place] = at, end
         return spans, reached

@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from rich.console import Console
 
 from eventpub.admission.model import Shard
 from eventpub.cli.verdict import report, show
-from eventpub.config import Config, parse_time
+from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
 from eventpub.ops import behind, verify_run
-from eventpub.ops.verify import KINDS, SHOWN, Progress, Sample, verify
+from eventpub.ops.topic import TopicReader
+from eventpub.ops.verify import KINDS, SHOWN, Progress, Sample, Verdict, verify
 from eventpub.ops.verify_plan import Asked
 from eventpub.sink import ShardSink
 from eventpub.store import EventStore
@@ -307,6 +308,72 @@ def test_the_range_is_by_create_time_and_includes_both_ends(world: World) -> Non
     with pytest.raises(ConfigError) as caught:
         verify(world.config, first=times[4], last=times[1])
     assert caught.value.code == "verify.empty_range"
+
+
+def test_the_topic_is_read_from_the_first_record_of_the_range_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = 86_400_000_000
+
+    def at(row: Row, before: int) -> Row:
+        time = format_time(parse_time(row[5]) - before)
+        world.database.execute(
+            "UPDATE events SET create_time = FROM_UNIXTIME(%s * 0.000001)"
+            " WHERE aggregate_id = %s AND version = %s",
+            (parse_time(time), row[0], row[1]),
+        )
+        return (*row[:5], time)
+
+    old = [("a", n) for n in range(1, 101)]
+    world.append(*old, ("a", 101), ("a", 102), ("b", 1))
+    *former, before, late, other = world.rows()
+    world.publish([at(row, 3 * day) for row in former])
+    world.publish([other])
+    world.publish([at(before, 2 * day)])  # by another's timestamp, there are younger ones before it
+    world.publish([at(late, day)], eventpub_late="1")
+    read: list[int] = []
+
+    def compared(first: int) -> Verdict:
+        reader = TopicReader(world.config.sink, ["orders"], first=first)
+        read.append(sum(end - at for at, end in reader.spans(reader.places()).values()))
+        return verify(world.config, first=first, last=parse_time("2100-01-01T00:00:00Z"), wait=0.0)
+
+    now = parse_time(other[5])
+    for days, number in ((4, 103), (2.5, 3), (1.5, 2), (0.5, 1)):
+        found = compared(now - int(days * day))
+        assert found.ok, found.to_dict()
+        assert found.events == found.records == number
+    assert read[0] > 103  # and markers
+    assert read[1] < 10
+    assert read == sorted(read, reverse=True)
+    assert compared(now + day // 2).records == 0
+    assert read[-1] == 0
+    # what is on the topic twice, or lacks its row, is found there, too
+    world.publish([other])
+    world.publish([("c", 1, *other[2:])])
+    found = compared(now - day // 2)
+    assert (found.counts["repeated"], found.counts["extra"]) == (1, 1)
+
+
+def test_what_retention_has_removed_is_noted_where_it_may_be_of_the_range(world: World) -> None:
+    hour, day = 3_600_000_000, 86_400_000_000
+    world.append(("a", 1), ("a", 2))
+    first, second = world.rows()
+    time = first[5]
+    old = (*first[:5], format_time(parse_time(time) - 2 * hour))
+    world.publish([old])
+    world.publish([second])
+    admin = AdminClient({"bootstrap.servers": world.broker.bootstrap_servers})
+    partition = zlib.crc32(b"a") % PARTITIONS
+    for cut in (0, 1):
+        if cut:
+            [done] = admin.delete_records([TopicPartition(world.topic, partition, 1)]).values()
+            done.result()
+        for minutes in (180, 60, -3):  # at last, what is kept begins before
+            moment = parse_time(time) - minutes * 60_000_000
+            found = verify(world.config, first=moment, last=moment + day, wait=0.0)
+            noted = [note for note in found.notes if "retention" in note]
+            assert len(noted) == (cut and minutes > 0), (cut, minutes)
 
 
 def test_a_range_in_which_nothing_lies_is_refused_whichever_end_is_given(world: World) -> None:
