@@ -174,7 +174,8 @@ def run(request: Request, available_now: bool) -> Report:
     "--from",
     "from_",
     metavar="TIME",
-    help="Compare events created at or after this (RFC 3339); default: the publisher's start.",
+    help="Compare events created at or after this (RFC 3339), and read only what is of that time;"
+    " default: the publisher's start.",
 )
 @click.option(
     "--to",
