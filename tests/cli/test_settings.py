@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from eventpub import masking
-from eventpub.config import PROTECTED_PROPERTIES, format_time, parse_time
+from eventpub.config import format_time, parse_time
 from eventpub.errors import ConfigError
+from eventpub.properties import PROTECTED_PROPERTIES
 from eventpub.settings import KEYS, CombinedConfigError, default_of, load, shown
 
 ENOUGH = {
