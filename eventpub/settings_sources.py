@@ -83,6 +83,7 @@ class Layers:
     problems: list[ConfigError] = field(default_factory=list)
 
     def put(self, key: str, value: Any, origin: str) -> None:
+        """Set a value, above those of the layers before."""
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             text = str(value)
             if key in {"store.password", "ops.token"} or (
@@ -95,6 +96,11 @@ class Layers:
                 _remember_java_options(text)
         self.values[key] = value
         self.origins[key] = origin
+
+    def drop(self, key: str) -> None:
+        """As if no layer had named it."""
+        self.values.pop(key, None)
+        self.origins.pop(key, None)
 
 
 def collect(
@@ -261,6 +267,10 @@ def _add_map(layers: Layers, key: str, value: Any, origin: str) -> None:
 
 
 def _add_flags(layers: Layers, overrides: Mapping[str, Any], flags: Mapping[str, str]) -> None:
+    if _has_password(overrides.get("store.url")):
+        # store.password wins over a URL's: one of the file or the environment would beat the flag
+        layers.drop("store.password")
+        layers.drop("store.password_file")
     for key, value in overrides.items():
         origin = f"flag {flags.get(key, '--set ' + key)}"
         if key in MAPS:
@@ -305,6 +315,14 @@ def _nearest(
 
 
 # --- secrets
+
+
+def _has_password(url: object) -> bool:
+    """Whether a URL names a password; an empty one, ``user:@host``, is named, too."""
+    try:
+        return isinstance(url, str) and urlsplit(url).password is not None
+    except ValueError:
+        return False
 
 
 def _remember_url(url: str) -> None:
