@@ -379,6 +379,29 @@ def test_gaps_are_shown_in_words(configured: Path) -> None:
     assert [row[-1] for row in rows if row[0] == "back"] == ["no"]
 
 
+ASKING = (
+    ["status"], ["config", "check"], ["config", "show"], ["trace", "a"], ["gaps", "list"],
+    ["gaps", "retry", "a"], ["gaps", "skip", "a", "--yes"], ["gaps", "cancel", "a"],
+    ["dead", "list"], ["dead", "show", "a", "1"], ["dead", "retry", "a", "1"],
+    ["verify"], ["doctor"], ["pause"], ["resume"], ["migrate", "--sql"], ["replay", "--help"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", ASKING, ids=" ".join)
+def test_a_command_that_asks_leaves_nothing_behind(configured: Path, arguments: list[str]) -> None:
+    """`eventpub status` in a wrong folder made an empty state directory there."""
+    done = eventpub(*arguments, cwd=configured)
+    assert done.returncode in {0, 1, 3}, done.stderr
+    assert [path.name for path in configured.iterdir()] == ["eventpub.toml"]
+
+
+def test_a_request_that_is_kept_makes_the_state_directory(configured: Path) -> None:
+    done = eventpub("gaps", "retry", "a", "--later", cwd=configured)
+    assert done.returncode == 0, done.stderr
+    [kept] = (configured / "state" / "requests").glob("*.json")
+    assert json.loads(kept.read_text())["aggregate_id"] == "a"
+
+
 def test_a_state_whose_files_are_gone_has_been_used(configured: Path) -> None:
     (configured / "state" / "index" / "2-shards").mkdir(parents=True)
     done = eventpub("status", "--json", cwd=configured)
