@@ -77,16 +77,12 @@ class Running:
 class StateDir:
     """Paths and small files of one publisher's state.
 
-    Raises:
-        StateError: state.not_writable where the directory cannot be made.
+    The directory is made by who writes into it first (`lock`, `keep`): a command that asks how a
+    publisher stands leaves nothing where none has run.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise _mapped(error, self.root) from error
         self.progress_file = self.root / "progress.json"
         self.start_file = self.root / "start.json"
         self.run_file = self.root / "run.json"
@@ -97,12 +93,20 @@ class StateDir:
         self.requests = self.root / "requests"
         self._lock: IO[str] | None = None
 
+    def _make(self) -> None:
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise _mapped(error, self.root) from error
+
     def lock(self) -> None:
         """Keep every other publisher on this machine out, until the process ends.
 
         Raises:
-            StateError: state.locked, with the other's process id.
+            StateError: state.locked, with the other's process id; state.not_writable, the
+                directory cannot be made or written.
         """
+        self._make()
         path = self.root / "lock"
         try:
             handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
@@ -269,7 +273,12 @@ class StateDir:
             shutil.rmtree(aside, ignore_errors=True)
 
     def keep(self, request: Request) -> None:
-        """Leave a request for the next publisher."""
+        """Leave a request for the next publisher.
+
+        Raises:
+            StateError: state.not_writable
+        """
+        self._make()
         self.requests.mkdir(mode=0o700, exist_ok=True)
         self.write(self.requests / f"{request.id}.json", asdict(request), lasting=True)
 

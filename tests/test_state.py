@@ -93,8 +93,8 @@ def test_what_there_is_belongs_to_its_user_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         state = StateDir(tmp_path / "state")
-        state.write(state.run_file, {})
         state.keep(Request("r1", "retry", "a"))
+        state.write(state.run_file, {})
         state.lock()
     finally:
         os.umask(before)

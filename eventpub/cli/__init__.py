@@ -8,11 +8,9 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import signal
 import sys
 import threading
 from contextlib import suppress
-from typing import IO
 
 import click
 
@@ -23,17 +21,21 @@ from eventpub.cli.dead import dead
 from eventpub.cli.init import init
 from eventpub.cli.output import (
     DONE,
+    READER_GONE,
     WRONG_USE,
+    Answer,
     ReaderGoneError,
     Report,
     Stopped,
     as_error,
+    hold_signals,
+    leave_signals,
     only_stderr,
+    stop_at_signals,
     take_signals,
     take_streams,
     why_ended,
     write_error,
-    write_json,
     write_text,
 )
 from eventpub.cli.replay import replay
@@ -79,7 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 done; 1 the answer is no; 2 wrong use or configuration; 3 a service
-        cannot be reached or refused us; 70 a defect; 130 or 143 stopped by a signal.
+        cannot be reached or refused us; 70 a defect; 130 or 143 stopped by a signal;
+        141 the reader of stdout has left.
     """
     is_whole_process = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -92,53 +95,75 @@ def main(arguments: list[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         take_signals()
     try:
+        status = _answered(arguments)
+    finally:
+        if is_whole_process:
+            leave_signals()
+        stop_at_signals()
+    return _leave(status) if is_whole_process else status
+
+
+def _answered(arguments: list[str]) -> int:
+    """The exit status, once the answer is given, or cannot be."""
+    try:
         if "--json" not in arguments:
-            status = _run(arguments, None)
-        else:
-            with only_stderr() as out:
-                status = _run(arguments, out)
-        if is_whole_process and any(t.daemon for t in threading.enumerate()):
-            _leave(status)
-        return status
+            return _run(arguments, None)
+        with only_stderr() as out:
+            return _run(arguments, out)
     except ReaderGoneError:
-        return 128 + signal.SIGPIPE
+        return READER_GONE
     except EventpubError as failed:  # the answer is known, and cannot be written
         write_error(failed, failed)
         return failed.exit_status
+    except (KeyboardInterrupt, Stopped) as stopped:
+        # nobody takes the answer, or this is a second signal
+        return as_error(stopped)[1]
 
 
-def _leave(status: int) -> None:
-    """End the process without Python's own end, which threads of C++ libraries do not survive.
+def _leave(status: int) -> int:
+    """Write what is left; the exit status.
 
-    One that waits for a broker or a database that is away cannot be joined.
+    With threads of C++ libraries that wait for a broker or a database that is away, and cannot be
+    joined, it ends the process itself: they do not survive Python's own end.
     """
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(status)
+    try:
+        sys.stdout.flush()  # Python's end would complain, with an exit status of its own
+    except ReaderGoneError:
+        status = READER_GONE
+    except EventpubError as failed:
+        write_error(failed, failed)
+        status = failed.exit_status
+    sys.stderr.flush()
+    if any(thread.daemon for thread in threading.enumerate()):
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
-def _run(arguments: list[str], out: IO[str] | None) -> int:
+def _run(arguments: list[str], out: Answer | None) -> int:
     try:
         answer = eventpub.main(arguments, prog_name="eventpub", standalone_mode=False)
+        if out is not None:
+            hold_signals()
+        elif isinstance(answer, Report):
+            write_text(answer)
     except click.exceptions.NoArgsIsHelpError as helped:
         helped.show()
         return WRONG_USE
     except (Exception, KeyboardInterrupt, Stopped) as raised:
+        if out is not None:
+            hold_signals()
         cause = why_ended(raised)
         error, status = as_error(cause)
-        if out:
-            name = _command_name(arguments)
-            write_json(out, Report(name, False, mask(error.message), status=status, error=error))
-        else:
+        if out is None:
             write_error(error, cause)
-        return status
+            return status
+        name = _command_name(arguments)
+        answer = Report(name, False, mask(error.message), status=status, error=error)
     if not isinstance(answer, Report):
         return answer if isinstance(answer, int) else DONE
-    if out:
-        write_json(out, answer)
-    else:
-        write_text(answer)
+    if out is not None:
+        out.write(answer)
     return answer.exit_status
 
 

@@ -1,7 +1,8 @@
 """What a command leaves behind: its answer on stdout, everything else on stderr, an exit status.
 
 With ``--json`` stdout gets exactly one object, ``{"command", "ok", "summary", "result", "error"}``,
-whatever happens. Every text passes the masking of secrets here.
+whatever happens; part of it where a signal comes while nobody takes it. Every text passes the
+masking of secrets here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import traceback
@@ -32,6 +34,8 @@ NO = 1
 WRONG_USE = 2
 UNEXPECTED = 70
 """sysexits.h's EX_SOFTWARE: 1 would say that the answer is no."""
+READER_GONE = 128 + signal.SIGPIPE
+"""As of a process that SIGPIPE ends."""
 
 
 @dataclass
@@ -76,21 +80,46 @@ _asked: list[int] = []
 _log = logging.getLogger("eventpub.cli")
 
 
+_is_answering = False
+"""Whether the answer is being given; `stop` then raises nothing."""
+
+
 def take_signals() -> None:
     """Have SIGTERM and Ctrl-C end the command that begins now; those of one before are forgotten.
 
     A process that was started with SIGINT ignored goes on ignoring it.
     """
     _asked.clear()
+    stop_at_signals()
     signal.signal(signal.SIGTERM, stop)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop)
 
 
+def hold_signals() -> None:
+    """From now on a signal is remembered, and interrupts nothing: the answer is being given."""
+    global _is_answering  # noqa: PLW0603 (as are signals: one of a process)
+    _is_answering = True
+
+
+def stop_at_signals() -> None:
+    """The end of `hold_signals`."""
+    global _is_answering  # noqa: PLW0603
+    _is_answering = False
+
+
+def leave_signals() -> None:
+    """Have signals end the process at once, as if we had not taken them: all is said."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is stop:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def stop(number: int, _: FrameType | None) -> None:
     """The handler of a signal that asks to end."""
     _asked.append(number)
-    raise _stop_by(number)
+    if not _is_answering:
+        raise _stop_by(number)
 
 
 def _stop_by(number: int) -> BaseException:
@@ -135,7 +164,11 @@ class _Output(io.FileIO):
     def __init__(self, descriptor: int, *, is_needed: bool, closes: bool = False) -> None:
         super().__init__(descriptor, "w", closefd=closes)
         self._is_needed = is_needed
-        self._has_failed = False
+        self._is_over = False
+
+    def drop(self) -> None:
+        """Write nothing more."""
+        self._is_over = True
 
     def write(self, data: Any, /) -> Any:
         """As of its base.
@@ -144,14 +177,14 @@ class _Output(io.FileIO):
             EventpubError: cli.output_failed
             ReaderGoneError: there is no reader any more.
         """
-        if self._has_failed:
+        if self._is_over:
             return len(data)
         try:
             return super().write(data)
         except OSError as error:
             if not self._is_needed:
                 return len(data)
-            self._has_failed = True
+            self._is_over = True
             if isinstance(error, BrokenPipeError):
                 raise ReaderGoneError from error
             raise EventpubError(
@@ -193,28 +226,42 @@ def take_streams() -> None:
     sys.stderr = _text_stream(_Output(2, is_needed=False), encodings[1], by_line=True)
 
 
-@contextmanager
-def only_stderr() -> Iterator[IO[str]]:
-    """Give the caller stdout for itself: meanwhile all others, child processes too, write stderr.
+class Answer:
+    """Stdout of a command with `--json`: for one object, and for nothing after it has begun."""
 
-    Spark's and Ivy's output would otherwise stand beside the one object that scripts read.
-    """
-    sys.stdout.flush()
-    own = os.dup(1)
-    before = sys.stdout
-    with _text_stream(_Output(own, is_needed=True, closes=True)) as out:
-        os.dup2(2, 1)
-        sys.stdout = sys.stderr
-        try:
-            yield out
-        finally:
-            sys.stdout = before
-            out.flush()
-            os.dup2(own, 1)
+    def __init__(self, output: _Output) -> None:
+        self._output = output
+        self._has_begun = False
+
+    def write(self, report: Report) -> None:
+        """The envelope; signals must be held.
+
+        What is raised into a write that has done its work would hide how much it has written.
+
+        Raises:
+            Stopped, KeyboardInterrupt: there was a signal, and nobody takes the rest.
+            EventpubError: cli.output_failed
+            ReaderGoneError: there is no reader any more.
+        """
+        if self._has_begun:
+            return
+        self._has_begun = True
+        left = memoryview(_envelope(report))
+        room = select.poll()
+        room.register(self._output.fileno(), select.POLLOUT)
+        while left:
+            # so little that a pipe that has room takes it without waiting
+            if room.poll(_ROOM_WITHIN):
+                left = left[self._output.write(left[: select.PIPE_BUF]) :]
+            else:
+                end_if_asked()
 
 
-def write_json(out: IO[str], report: Report) -> None:
-    """The envelope."""
+_ROOM_WITHIN = 200
+"""Milliseconds in which a reader takes some of an answer; later, if there was no signal."""
+
+
+def _envelope(report: Report) -> bytes:
     envelope = {
         "command": report.command,
         "ok": report.ok,
@@ -222,17 +269,52 @@ def write_json(out: IO[str], report: Report) -> None:
         "result": report.result,
         "error": report.error.to_dict() if report.error else None,
     }
-    out.write(json.dumps(mask_all(envelope), ensure_ascii=False, default=str) + "\n")
-    out.flush()
+    text = json.dumps(mask_all(envelope), ensure_ascii=False, default=str) + "\n"
+    # an argument that is no text is repeated as it is escaped
+    return text.encode(errors="backslashreplace")
+
+
+@contextmanager
+def only_stderr() -> Iterator[Answer]:
+    """Give the caller stdout for itself: meanwhile all others, child processes too, write stderr.
+
+    Spark's and Ivy's output would otherwise stand beside the one object that scripts read.
+    """
+    sys.stdout.flush()
+    own = os.dup(1)
+    before = sys.stdout
+    with _Output(own, is_needed=True, closes=True) as output:
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
+        try:
+            yield Answer(output)
+        finally:
+            sys.stdout = before
+            os.dup2(own, 1)
 
 
 def write_text(report: Report) -> None:
-    """The answer for people, on stdout."""
-    if report.text is None:
-        sys.stdout.write(mask(report.summary) + "\n")
-    else:
-        report.text(console())
-    sys.stdout.flush()
+    """The answer for people, on stdout.
+
+    Raises:
+        Stopped, KeyboardInterrupt: there was a signal; the rest is not written any more.
+    """
+    try:
+        if report.text is None:
+            sys.stdout.write(mask(report.summary) + "\n")
+        else:
+            report.text(console())
+        sys.stdout.flush()
+    except (Stopped, KeyboardInterrupt):
+        _drop_rest(sys.stdout)
+        raise
+
+
+def _drop_rest(stream: IO[str]) -> None:
+    """Forget what is not written yet: at the end of the process it would wait for a reader."""
+    output = getattr(getattr(stream, "buffer", None), "raw", None)
+    if isinstance(output, _Output):
+        output.drop()
 
 
 def write_error(error: EventpubError, cause: BaseException) -> None:

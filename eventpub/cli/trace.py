@@ -12,7 +12,7 @@ from eventpub.cli.output import Report
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from eventpub.ops.trace import Trace, Traced
+    from eventpub.ops.trace_answer import Trace, Traced
 
 _STYLES = {
     "published": "green",
@@ -55,6 +55,7 @@ def trace(
     loaded = request.load()
     from eventpub.cli.terminal import waiting
     from eventpub.ops import trace as tracing
+    from eventpub.ops.trace_answer import place, words
 
     with waiting("reading the topics", timeout):
         found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
@@ -67,10 +68,10 @@ def trace(
     result = {
         "aggregate_id": aggregate_id,
         "versions": [traced.to_dict() for traced in found.versions],
-        "counts": tracing.words(found.versions),
+        "counts": words(found.versions),
         "total": found.total,
         "waits_for": _range(found.waits_for),
-        "others": [tracing.place(other) for other in found.others],
+        "others": [place(other) for other in found.others],
         "publisher_is_running": found.is_running,
         "position": _time(found.position),
         "notes": found.notes,
@@ -82,7 +83,7 @@ def trace(
 
 def _last(found: Trace) -> str:
     """How many versions have each verdict, and which ones are meant if it is not all."""
-    from eventpub.ops.trace import words
+    from eventpub.ops.trace_answer import words
 
     text = ", ".join(f"{count} {word}" for word, count in words(found.versions).items())
     shown = len(found.versions)
@@ -105,7 +106,7 @@ def _waits(found: Trace) -> str:
 def _nothing(found: Trace) -> str:
     """What is said where no version is known."""
     if found.others:
-        from eventpub.ops.trace import MOST_OTHERS
+        from eventpub.ops.trace_answer import MOST_OTHERS
 
         count = len(found.others)
         records = "1 record" if count == 1 else f"{count} records"

@@ -148,17 +148,23 @@ def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
 
 
 def _keep(state: StateDir, is_paused: bool) -> Paused:
+    _progress_of(state)  # before the lock, which would make the directory
     state.lock()
     try:
-        found = state.read_progress()
-        if found is None:
-            raise StateError(
-                "state.not_started",
-                "no publisher is running, and none has run on this state directory",
-                where=str(state.root),
-                suggestion="eventpub run starts one; app.state_dir names its directory",
-            )
-        state.write(state.progress_file, found | {"is_paused": is_paused}, lasting=True)
+        progress = _progress_of(state)
+        state.write(state.progress_file, progress | {"is_paused": is_paused}, lasting=True)
     finally:
         state.unlock()
     return Paused("kept")
+
+
+def _progress_of(state: StateDir) -> dict[str, Any]:
+    found = state.read_progress()
+    if found is None:
+        raise StateError(
+            "state.not_started",
+            "no publisher is running, and none has run on this state directory",
+            where=str(state.root),
+            suggestion="eventpub run starts one; app.state_dir names its directory",
+        )
+    return found

@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient
 from eventpub import config
 from eventpub.errors import ConfigError
 from eventpub.private_apis.client_log import TransactionLog
+from eventpub.properties import refused_property
 from eventpub.sink import faults
 from eventpub.sink.property_names import nearest, refused_value, unknown_name
 from eventpub.tokens import TokenProvider, find_function
@@ -100,7 +101,7 @@ def settings(sink: config.Sink) -> dict[str, Any]:
         ConfigError: `config.contradiction`, a property that would break a guarantee.
     """
     for key, value in sink.properties.items():
-        if refusal := config.refused_property(key, value, sink.delivery):
+        if refusal := refused_property(key, value, sink.delivery):
             raise ConfigError(
                 "config.contradiction",
                 f"the property {key} cannot be set: {refusal}",

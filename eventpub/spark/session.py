@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventpub.config import SECRET_NAME, Config
+from eventpub.config import Config
 from eventpub.errors import StateError, words_of
+from eventpub.properties import SECRET_NAME
 from eventpub.spark.jvm import Jvm
 from eventpub.state import StateDir
 

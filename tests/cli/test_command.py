@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -306,6 +308,64 @@ def stopped(
     return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
+@_SIGNALS
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("arguments", [["config", "show"], ["config", "nonsense"]], ids=" ".join)
+def test_a_signal_while_the_answer_is_written_leaves_it_whole_and_alone(
+    configured: Path, number: signal.Signals, status: int, when: str, arguments: list[str]
+) -> None:
+    """What was written was written once more: the signal hid that it was."""
+    before = (
+        "import os, signal, eventpub.cli.output as o\n"
+        "write = o._Output.write\n"
+        "def interrupted(self, data):\n"
+        f"    if {when == 'before'}: os.kill(os.getpid(), {int(number)})\n"
+        "    count = write(self, data)\n"
+        f"    if {when == 'after'}: os.kill(os.getpid(), {int(number)})\n"
+        "    return count\n"
+        "o._Output.write = interrupted"
+    )
+    plain = eventpub(*arguments, "--json", cwd=configured)
+    done = eventpub(*arguments, "--json", cwd=configured, before=before)
+    assert (done.stdout, done.stderr) == (plain.stdout, plain.stderr)
+    assert envelope(done)["command"]
+    assert done.returncode == plain.returncode, "the answer was given before the signal"
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="a pipe's size is Linux's")
+@pytest.mark.parametrize("form", [["--json"], []], ids=["json", "text"])
+@_SIGNALS
+def test_a_signal_ends_a_command_whose_answer_nobody_takes(
+    configured: Path, number: signal.Signals, status: int, form: list[str]
+) -> None:
+    reader, writer = os.pipe()
+    size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    child = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "config", "show", "--set", f"store.table={9000 * 'x'}", *form],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=configured,
+        env=_environ({}),
+    )
+    os.close(writer)
+
+    def waiting() -> int:
+        return int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+    deadline = time.monotonic() + 20
+    while waiting() < size and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(number)
+    _, err = child.communicate(timeout=20)
+    assert (child.returncode, "Traceback" in err) == (status, False), err
+    with open(reader, encoding="utf-8") as rest:
+        told = rest.read()
+    assert len(told.encode()) == size, "nothing was written after the signal"
+    if form:
+        assert told.startswith('{"command": "config show"')
+
+
 def test_a_reader_that_leaves_is_no_error(configured: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -c '{MAIN}' config show | head -1",
@@ -377,6 +437,29 @@ def test_gaps_are_shown_in_words(configured: Path) -> None:
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[-1] for row in rows if row[0] == "gone"] == ["yes"]
     assert [row[-1] for row in rows if row[0] == "back"] == ["no"]
+
+
+ASKING = (
+    ["status"], ["config", "check"], ["config", "show"], ["trace", "a"], ["gaps", "list"],
+    ["gaps", "retry", "a"], ["gaps", "skip", "a", "--yes"], ["gaps", "cancel", "a"],
+    ["dead", "list"], ["dead", "show", "a", "1"], ["dead", "retry", "a", "1"],
+    ["verify"], ["doctor"], ["pause"], ["resume"], ["migrate", "--sql"], ["replay", "--help"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", ASKING, ids=" ".join)
+def test_a_command_that_asks_leaves_nothing_behind(configured: Path, arguments: list[str]) -> None:
+    """`eventpub status` in a wrong folder made an empty state directory there."""
+    done = eventpub(*arguments, cwd=configured)
+    assert done.returncode in {0, 1, 3}, done.stderr
+    assert [path.name for path in configured.iterdir()] == ["eventpub.toml"]
+
+
+def test_a_request_that_is_kept_makes_the_state_directory(configured: Path) -> None:
+    done = eventpub("gaps", "retry", "a", "--later", cwd=configured)
+    assert done.returncode == 0, done.stderr
+    [kept] = (configured / "state" / "requests").glob("*.json")
+    assert json.loads(kept.read_text())["aggregate_id"] == "a"
 
 
 def test_a_state_whose_files_are_gone_has_been_used(configured: Path) -> None:
@@ -453,6 +536,66 @@ def test_a_reader_that_leaves_at_once_is_no_answer_of_no(
     # what fits into the pipe may be written before the reader ends
     assert done.returncode in {0, 141} or arguments == ["status"]
     assert done.stderr == ""
+
+
+def unread(
+    *arguments: str, cwd: Path, before: str = "", out: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """A command whose stdout has no reader any more, or goes to a file."""
+    if out:
+        writer = os.open(out, os.O_WRONLY)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", f"{before}\n{MAIN}", *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env=_environ({}),
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+
+_DAEMON = (
+    "import atexit, threading, time\n"
+    "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    "atexit.register(lambda: open('ended', 'w').close())\n"
+)
+_SAYS_AND_LEAVES = (
+    "import click, eventpub.cli\n"
+    "said = click.Command('say', callback=lambda: print('said'))\n"
+    "eventpub.cli.eventpub.add_command(said)\n"
+)
+"""What it prints is written at the end of the process."""
+
+
+@pytest.mark.parametrize("arguments", ANSWERS, ids=" ".join)
+@pytest.mark.parametrize("before", ["", _DAEMON], ids=["alone", "with a daemon"])
+def test_without_a_reader_it_ends_as_by_sigpipe(
+    configured: Path, arguments: list[str], before: str
+) -> None:
+    done = unread(*arguments, cwd=configured, before=before)
+    assert (done.returncode, done.stderr) == (141, "")
+    # Python's own end, which threads of C++ libraries do not survive
+    assert not (configured / "ended").exists()
+
+
+def test_what_is_written_last_ends_it_in_the_same_way(configured: Path) -> None:
+    """Python's end said "Exception ignored", with exit status 120."""
+    for before in (_SAYS_AND_LEAVES, _SAYS_AND_LEAVES + _DAEMON):
+        done = unread("say", cwd=configured, before=before)
+        assert (done.returncode, done.stderr) == (141, "")
+        if Path("/dev/full").exists():
+            done = unread("say", cwd=configured, before=before, out="/dev/full")
+            assert done.returncode == 3
+            assert done.stderr.startswith("error: cli.output_failed")
+            assert "Traceback" not in done.stderr
 
 
 def test_log_lines_hide_secrets(tmp_path: Path) -> None:

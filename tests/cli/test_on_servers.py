@@ -87,6 +87,23 @@ def test_doctor_finds_nothing_wrong_after_migrate(installation: Installation) ->
     assert found["ok"] is True
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"], ["doctor"], ["trace", "a"], ["trace", "a", "1"], ["gaps", "list"],
+        ["gaps", "retry", "a"], ["gaps", "skip", "a", "--yes"], ["dead", "list"],
+        ["dead", "retry", "a", "1"], ["verify"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_command_that_asks_leaves_nothing_behind(
+    installation: Installation, arguments: list[str]
+) -> None:
+    installation.command("migrate")
+    installation.command(*arguments)
+    assert list(installation.folder.iterdir()) == []
+
+
 def test_doctor_names_what_is_missing_and_the_statement(installation: Installation) -> None:
     installation.database.execute(
         "CREATE TABLE events (aggregate_id VARCHAR(255) NOT NULL, version BIGINT NOT NULL,"

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from eventpub import masking
-from eventpub.config import PROTECTED_PROPERTIES, format_time, parse_time
+from eventpub.config import format_time, parse_time
 from eventpub.errors import ConfigError
-from eventpub.settings import KEYS, CombinedConfigError, default_of, load, shown
+from eventpub.properties import PROTECTED_PROPERTIES
+from eventpub.settings import KEYS, CombinedConfigError, Loaded, default_of, load, shown
+from eventpub.store.connection import connect_arguments
 
 ENOUGH = {
     "app.id": "orders",
@@ -267,6 +269,50 @@ def test_the_password_file_is_read_without_its_line_end(tmp_path: Path) -> None:
     assert refused({"store.password_file": "not there"}).code == "config.password_file"
     (tmp_path / "pw").write_text("\n")
     assert refused({"store.password_file": str(tmp_path / "pw")}).code == "config.password_file"
+
+
+WITH_PASSWORD = "mysql+pymysql://reader:of%20url@127.0.0.1:3306/shop"
+
+
+def database_password(loaded: Loaded) -> bytes:
+    return bytes(connect_arguments(loaded.config.store)["password"])
+
+
+@pytest.mark.parametrize("flag", ["--store-url", None])
+@pytest.mark.parametrize("kind", ["password", "password_file"])
+@pytest.mark.parametrize("in_environment", [True, False])
+def test_a_password_in_a_url_on_the_command_line_beats_environment_and_file(
+    flag: str | None, kind: str, in_environment: bool
+) -> None:
+    Path("secret").write_text("of key")
+    value = "secret" if kind == "password_file" else "of key"
+    environ = {f"EVENTPUB_STORE__{kind.upper()}": value} if in_environment else {}
+    file("" if in_environment else f'[store]\n{kind} = "{value}"\n')
+    flags = {"store.url": flag} if flag else {}
+    loaded = load(None, ENOUGH | {"store.url": WITH_PASSWORD}, environ, flags=flags)
+    assert database_password(loaded) == b"of url"
+    assert loaded.origins["store.password"] == "default"
+    assert loaded.origins["store.url"] == f"flag {flag or '--set store.url'}"
+    # without one in the URL, or with an own key beside it, nothing changes
+    assert database_password(load(None, ENOUGH, environ)) == b"of key"
+    both = ENOUGH | {"store.url": WITH_PASSWORD, "store.password": "of flag"}
+    assert database_password(load(None, both, environ)) == b"of flag"
+
+
+def test_an_empty_password_in_a_url_on_the_command_line_is_one() -> None:
+    environ = {"EVENTPUB_STORE__PASSWORD": "of key"}
+    url = WITH_PASSWORD.replace("of%20url", "")
+    assert database_password(load(None, ENOUGH | {"store.url": url}, environ)) == b""
+
+
+def test_a_password_of_the_environment_beats_one_in_the_url_of_the_file() -> None:
+    file(f'[store]\nurl = "{WITH_PASSWORD}"\n')
+    enough = {key: value for key, value in ENOUGH.items() if key != "store.url"}
+    assert database_password(load(None, enough, {})) == b"of url"
+    environ = {"EVENTPUB_STORE__PASSWORD": "of key"}
+    assert database_password(load(None, enough, environ)) == b"of key"
+    environ["EVENTPUB_STORE__URL"] = WITH_PASSWORD
+    assert database_password(load(None, enough, environ)) == b"of key"
 
 
 @pytest.mark.parametrize("token", ["", "2short", "x" * 15, "ключ" * 5, " " * 20, "x" * 16 + "\x7f"])

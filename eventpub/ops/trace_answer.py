@@ -1,0 +1,162 @@
+"""What is said of a traced event: its row, its records, the verdict and its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from eventpub.admission import Hold, SkippedGap
+from eventpub.times import format_time
+
+Verdict: TypeAlias = Literal[
+    "published",
+    "held",
+    "waiting",
+    "skipped",
+    "late",
+    "dead",
+    "baseline",
+    "missing",
+    "unknown",
+]
+"""published: on the topic. late: published, diverted or dropped after its version was skipped.
+dead: a dead letter. skipped: given up. baseline: created before the start, never published. held:
+its aggregate waits for a version. waiting: younger than what is read so far. missing: it is not
+where it should be. unknown: nothing is known of it, or the time did not suffice."""
+
+_ANSWERED = frozenset({"published", "late", "baseline"})
+_YEAR_3000 = 32_503_680_000_000
+MOST_OTHERS = 20
+"""Records of others that are listed."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A row of the event table.
+
+    Attributes:
+        create_time: µs.
+        event_type: of the event.
+        payload_bytes: size of its payload; None: it is NULL.
+    """
+
+    create_time: int
+    event_type: str
+    payload_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A record of one of the publisher's topics.
+
+    Attributes:
+        topic, partition, offset: where it is.
+        timestamp: of the record, ms.
+        is_late: whether it is marked as late.
+        reason: of a dead letter; of one that the publisher has not written, why that is known.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    is_late: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One version.
+
+    Attributes:
+        version: its number.
+        verdict: where it is, in a word.
+        note: the same in a sentence, where the word does not say all.
+        stored: its row; None: the store has none.
+        found: its records, in the order of the topics.
+        hold: the hold of its aggregate, if this version waits or is waited for.
+        skip: the recorded skip that it belongs to.
+    """
+
+    version: int
+    verdict: Verdict
+    note: str = ""
+    stored: Stored | None = None
+    found: tuple[Found, ...] = ()
+    hold: Hold | None = None
+    skip: SkippedGap | None = None
+
+    @property
+    def is_accounted_for(self) -> bool:
+        """Whether nothing is left to be done: published, or not there, or not to be published."""
+        return self.verdict in _ANSWERED or (self.verdict == "skipped" and self.stored is None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serializable; times are RFC 3339."""
+        stored = None if self.stored is None else asdict(self.stored)
+        if stored is not None:
+            stored["create_time"] = format_time(stored["create_time"])
+        return {
+            "version": self.version,
+            "verdict": self.verdict,
+            "note": self.note,
+            "stored": stored,
+            "records": [place(f) for f in self.found],
+            "hold": _with_times(self.hold),
+            "skip": _with_times(self.skip),
+        }
+
+
+def place(found: Found) -> dict[str, Any]:
+    """A record as JSON shows it; without a timestamp, if it has none that a calendar knows."""
+    is_known = 0 <= found.timestamp < _YEAR_3000
+    timestamp = format_time(found.timestamp * 1000) if is_known else None
+    return asdict(found) | {"timestamp": timestamp}
+
+
+def _with_times(of: Hold | SkippedGap | None) -> dict[str, Any] | None:
+    times = {"first_seen", "next_attempt", "since", "skipped_at"}
+    if of is None:
+        return None
+    return {k: format_time(v) if k in times else v for k, v in asdict(of).items()}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was found of an aggregate.
+
+    Attributes:
+        aggregate_id: whose versions.
+        versions: ascending.
+        is_running: whether a publisher runs on the state directory, and answered.
+        position: everything created at or before is accounted for, µs; None: not known.
+        notes: what else is to be said.
+        total: how many versions there are, of which `versions` are the last; None: not known.
+        waits_for: the first and the last of the versions that the aggregate waits for.
+        others: records with the aggregate's key that the publisher has not written.
+        is_whole: whether the topics were read as far as was needed.
+    """
+
+    aggregate_id: str
+    versions: list[Traced]
+    is_running: bool
+    position: int | None
+    notes: list[str] = field(default_factory=list)
+    total: int | None = None
+    waits_for: tuple[int, int] | None = None
+    others: list[Found] = field(default_factory=list)
+    is_whole: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is any version, and all are accounted for."""
+        return bool(self.versions) and all(v.is_accounted_for for v in self.versions)
+
+
+def words(versions: Iterable[Traced]) -> dict[str, int]:
+    """How many versions have each verdict."""
+    counts: dict[str, int] = {}
+    for traced in versions:
+        counts[traced.verdict] = counts.get(traced.verdict, 0) + 1
+    return counts

@@ -1,0 +1,336 @@
+"""What is known of an aggregate: by the publisher, in the store, on the topics."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eventpub.admission import Hold, SkippedGap, VersionRange, topic_partition, values
+from eventpub.channel import Request
+from eventpub.config import Config
+from eventpub.index import glance
+from eventpub.ops.asking import ask_running, ask_shards
+from eventpub.ops.committed import Committed, Message, Place, offsets_at
+from eventpub.ops.trace_answer import MOST_OTHERS, Found, Stored
+from eventpub.sink import records
+from eventpub.sink.topics import list_offsets
+from eventpub.state import StateDir
+from eventpub.store import EventStore
+from eventpub.times import parse_time
+
+_LIST_TIMEOUT = 20.0
+_BYTES = 16 * 1024 * 1024
+_HIGHEST = 2**63 - 1
+
+
+# -- the publisher -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """What the publisher says, or its state where none runs."""
+
+    is_running: bool
+    position: int | None
+    start: int
+    hold: Hold | None
+    skipped: Sequence[tuple[int, int]]
+
+
+def ask_publisher(config: Config, aggregate_id: str, partition: int | None) -> Publisher:
+    """What the running publisher answers, or what its state has where none runs.
+
+    Args:
+        partition: of the topic, the aggregate's; None: there is no topic yet.
+
+    Raises:
+        StateError: the state cannot be read.
+    """
+    state = StateDir(config.app.state_dir)
+    is_running = state.is_running()
+    kept = (state.read(state.progress_file) if is_running else state.read_progress()) or {}
+    start = (state.read(state.start_file) or {}).get("position")
+    if start is None and config.read.start not in {"beginning", "now"}:
+        start = parse_time(config.read.start)
+    status = ask_running(state, "status")
+    if status is not None:
+        shards = {shard["shard"]: shard for shard in status["shards"]}
+        own = {} if partition is None or not shards else shards.get(partition % len(shards), {})
+        position = own.get("position") or kept.get("position")
+        answers = ask_shards(state, Request(secrets.token_hex(8), "list"), _LIST_TIMEOUT)
+        found = [json.loads(answer) for answer in (answers or {}).values()]
+        holds = [Hold(**hold) for answer in found for hold in answer["holds"]]
+        skipped = [r for answer in found for r in answer["skipped"].get(aggregate_id, ())]
+    else:
+        position = kept.get("position")
+        holds, skipped = [], []
+        shards_kept = kept.get("shards", config.spark.shards)
+        for number in range(shards_kept):
+            of_shard, skipped_of = glance(state.shard_index(shards_kept, number))
+            holds += of_shard
+            skipped += skipped_of.get(aggregate_id, [])
+    hold = next((h for h in holds if h.aggregate_id == aggregate_id), None)
+    ranges = [(int(first), int(last)) for first, last in skipped]
+    return Publisher(status is not None, position, int(start or 0), hold, ranges)
+
+
+# -- the store ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions that an aggregate has, of which the last are shown.
+
+    Args:
+        span: from the first one that an aggregate may have to the highest that is known of.
+        apart: others, refused or deleted since.
+        is_whole: whether these are all.
+    """
+
+    span: range
+    apart: frozenset[int] = frozenset()
+    is_whole: bool = True
+
+    def last(self, limit: int) -> list[int]:
+        """The highest so many, ascending."""
+        return sorted({*self.span[-limit:], *sorted(self.apart)[-limit:]})[-limit:]
+
+    def and_of(self, more: Collection[int]) -> Versions:
+        """With others, which may be among them."""
+        apart = self.apart.union(v for v in more if v not in self.span)
+        return replace(self, apart=apart)
+
+    @property
+    def total(self) -> int | None:
+        """How many there are; None: not known."""
+        # len() is for less than 2^63
+        return self.span.stop - self.span.start + len(self.apart) if self.is_whole else None
+
+
+def all_versions(
+    config: Config, store: EventStore, aggregate_id: str, hold: Hold | None, limit: int
+) -> Versions:
+    """Those that the store or the publisher knows of; below the first one the highest alone."""
+    newest = _below(store, aggregate_id, _HIGHEST, 1)
+    if hold is not None:
+        newest.append(hold.seen)
+    if not newest:
+        return Versions(range(0))
+    first = config.store.first_version
+    # those below the first one are no events; they are dead letters
+    refused = _below(store, aggregate_id, first, limit + 1)
+    span = range(first, max(first, max(newest) + 1))
+    return Versions(span, frozenset(refused), len(refused) <= limit)
+
+
+def _below(store: EventStore, aggregate_id: str, bound: int, limit: int) -> list[int]:
+    return [
+        int(v)
+        for batch in store.below([(aggregate_id, bound)], limit)
+        for v in values(batch, "version")
+    ]
+
+
+def missing_of(store: EventStore, hold: Hold | None) -> tuple[int, int] | None:
+    """The first and the last version of the gap that a hold waits for."""
+    if hold is None or hold.catching_up:
+        return None
+    above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
+    there = values(store.backtrack([above], 1), "version")
+    return hold.first_missing, min(there, default=hold.seen) - 1
+
+
+def stored_rows(
+    store: EventStore, aggregate_id: str, versions: list[int]
+) -> tuple[dict[int, Stored], int | None]:
+    """The rows of some versions, and the creation time of the oldest of them and the one below.
+
+    The time is None where neither is there.
+    """
+    stored: dict[int, Stored] = {}
+    times: list[int] = []
+    if not versions:
+        return stored, None
+    left = [VersionRange(aggregate_id, versions[0], versions[-1])]
+    while left:
+        rows, left = store.fetch(left, len(versions), _BYTES)
+        for row in rows.to_pylist():
+            payload = row["payload"]
+            stored[row["version"]] = Stored(
+                row["create_time"], row["event_type"], None if payload is None else len(payload)
+            )
+    times += [row.create_time for row in stored.values()]
+    if len(stored) < len(versions):
+        for batch in store.below([(aggregate_id, versions[0])], 1):
+            times += values(batch, "create_time")
+    return stored, min(times, default=None)
+
+
+# -- the topics --------------------------------------------------------------------------------
+
+
+@dataclass
+class Topics:
+    """What the topics have of an aggregate."""
+
+    by_version: dict[int, list[Found]] = field(default_factory=dict)
+    skips: list[SkippedGap] = field(default_factory=list)
+    others: list[Found] = field(default_factory=list)
+    unread: set[Place] = field(default_factory=set)
+    is_cut: bool = False
+
+
+class Search:
+    """Looks for an aggregate's records, for a limited time."""
+
+    def __init__(
+        self,
+        config: Config,
+        aggregate_id: str,
+        partitions: dict[str, int],
+        topics: Topics,
+        timeout: float,
+    ) -> None:
+        self._sink = config.sink
+        self._ids = {config.app.id, *config.app.former_ids}
+        self._key = aggregate_id.encode()
+        self._aggregate_id = aggregate_id
+        self._partitions = partitions
+        self._until = time.monotonic() + timeout
+        self._starts: dict[Place, int] = {}
+        self._topics = topics
+
+    def _own(self, topics: Iterable[str]) -> list[Place]:
+        """Where the aggregate's records are by rights."""
+        return [
+            (topic, topic_partition(self._aggregate_id, self._partitions[topic]))
+            for topic in topics
+            if topic in self._partitions
+        ]
+
+    def read_sides(self) -> None:
+        """Read its skips and dead letters.
+
+        Few stand on these topics, and they may be of versions whose time nobody knows.
+        """
+        sides = self._own([self._sink.gaps_topic, self._sink.dead_topic])
+        self._read(dict.fromkeys(sides, 0), None)
+
+    def run(self, wanted: Collection[int] | None, oldest: int | None) -> None:
+        """Look where the records are by rights.
+
+        Args:
+            wanted: versions; it ends when all are found. None: all that there are.
+            oldest: no record of them is older, µs; None: not known.
+        """
+        sink = self._sink
+        events = self._own([sink.topic, sink.late_topic])
+        self._starts = self._from(events, oldest)
+        first = list_offsets(sink, [p for p in events if p[0] == sink.topic], "earliest")
+        self._topics.is_cut = any(self._starts[p] <= low and low for p, low in first.items())
+        self._read(self._starts, wanted)
+
+    def look_elsewhere(self, wanted: Collection[int] | None, oldest: int | None) -> None:
+        """Look where the records are if partitions were added since, if a time lay in the future or
+        was another one, or if somebody else has written them.
+
+        Args:
+            wanted: versions; none: nothing is to be done. None: all that there are.
+        """
+        if wanted is not None and not wanted:
+            return
+        sink = self._sink
+        numbers = range(self._partitions[sink.topic])
+        others = [(sink.topic, n) for n in numbers if (sink.topic, n) not in self._starts]
+        before = {p: (0, end) for p, end in self._starts.items() if end and p[0] == sink.topic}
+        self._read({p: low for p, (low, _) in before.items()}, wanted, dict(self._starts))
+        self._read(self._from(others, oldest), wanted)
+
+    def _from(self, places: list[Place], oldest: int | None) -> dict[Place, int]:
+        if oldest is None:
+            return dict.fromkeys(places, 0)
+        return offsets_at(self._sink, places, record_time(oldest))
+
+    def _read(
+        self,
+        starts: dict[Place, int],
+        wanted: Collection[int] | None,
+        ends: dict[Place, int] | None = None,
+    ) -> None:
+        events = {self._sink.topic, self._sink.late_topic}
+        left = set(wanted or ())
+        for version, found in self._topics.by_version.items():
+            if any(f.topic in events for f in found):  # a dead letter may be published since
+                left.discard(version)
+        if not starts or (wanted is not None and not left):
+            return
+        reading = Committed(self._sink, starts, self._until, ends)
+        try:
+            for chunk in reading:
+                for message in chunk:
+                    if message.key() == self._key:
+                        self._take(message, wanted, left)
+                if wanted is not None and not left:
+                    return
+        finally:
+            reading.close()
+        self._topics.unread |= reading.unread
+
+    def _take(self, message: Message, wanted: Collection[int] | None, left: set[int]) -> None:
+        """Note a record of the aggregate, if it is the publisher's and of a version that counts."""
+        headers = dict(message.headers() or ())
+        sink = self._sink
+        if message.topic() == sink.gaps_topic:
+            with suppress(ValueError):
+                self._topics.skips.append(records.read_gap(message.value() or b""))
+            return
+        version, problem = self._version_of(headers)
+        if wanted is not None and version is not None and version not in wanted:
+            return
+        if version is None or problem:
+            self._add_other(message, problem)
+            return
+        is_dead = message.topic() == sink.dead_topic
+        reason = headers.get(records.REASON) if is_dead else None
+        found = Found(
+            message.topic(),
+            message.partition(),
+            message.offset(),
+            message.timestamp()[1],
+            records.LATE in headers,
+            None if reason is None else reason.decode(errors="replace"),
+        )
+        self._topics.by_version.setdefault(version, []).append(found)
+        if not is_dead:
+            left.discard(version)
+
+    def _version_of(self, headers: dict[str, Any]) -> tuple[int | None, str]:
+        """A record's version, and why the publisher has not written it; "": it has."""
+        problem = ""
+        if not records.is_ours(headers.items(), self._ids):
+            source = headers.get(records.SOURCE)
+            problem = "it has no header ce_source"
+            if source is not None:
+                problem = f"its ce_source is {source.decode(errors='replace')}"
+        try:
+            return int(headers[records.SEQUENCE]), problem
+        except (KeyError, TypeError, ValueError):
+            return None, problem or "it has no header ce_sequence that is a number"
+
+    def _add_other(self, message: Message, problem: str) -> None:
+        if message.topic() == self._sink.dead_topic or len(self._topics.others) >= MOST_OTHERS:
+            return
+        place = message.topic(), message.partition(), message.offset()
+        self._topics.others.append(Found(*place, message.timestamp()[1], reason=problem))
+
+
+def record_time(create_time: int) -> int:
+    """The timestamp, ms, of the record of an event that was created then, µs."""
+    import numpy as np
+
+    return int(records.timestamps(np.array([create_time], np.int64))[0])

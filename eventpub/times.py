@@ -1,0 +1,78 @@
+"""Durations and times as text, as the configuration and the command line write them.
+
+Inside, both are whole microseconds; a time counts from 1970, in UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+_UNITS = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+
+
+_DURATION = "a number and a unit (us, ms, s, m, h or d), such as '250ms' or '1.5s'; at most 365d"
+_LONGEST = 365 * _UNITS["d"]
+
+
+def parse_duration(value: Any) -> int:
+    """Microseconds of a duration such as ``"250ms"``, ``"1.5s"``, ``"5m"`` or ``"7d"``.
+
+    A bare zero needs no unit; any other bare number is refused, since its unit would be a guess.
+    """
+    if isinstance(value, bool):
+        raise ValueError(_DURATION)
+    text = str(value).strip()
+    if text in {"0", "0.0"}:
+        return 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)", text)
+    micros = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not match or micros > _LONGEST:
+        raise ValueError(_DURATION)
+    return round(micros)
+
+
+def format_duration(micros: int) -> str:
+    """A duration as the configuration would write it, in the largest whole unit."""
+    for unit in ("d", "h", "m", "s", "ms", "us"):
+        if micros and micros % _UNITS[unit] == 0:
+            return f"{micros // _UNITS[unit]}{unit}"
+    return "0"
+
+
+_RFC_3339 = re.compile(
+    r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6})?(?:[Zz]|[+-]\d{2}:\d{2})"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse_time(value: Any) -> int:
+    """UTC microseconds since 1970 of an RFC 3339 time; the zone is required.
+
+    Raises:
+        ValueError: it is no such time.
+    """
+    text = value.isoformat() if isinstance(value, datetime) else str(value).strip()
+    form = "an RFC 3339 time with its zone, such as 2026-01-31T09:30:00Z"
+    if not _RFC_3339.fullmatch(text):
+        raise ValueError(form)
+    try:
+        # in UTC it must be a time of the years 1 to 9999, too
+        time = datetime.fromisoformat(text.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError(form) from None
+    return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+def format_time(micros: int) -> str:
+    """RFC 3339, UTC, six decimals: ``2026-01-31T09:30:00.000000Z``."""
+    text = (_EPOCH + timedelta(microseconds=micros)).isoformat(timespec="microseconds")
+    return text.replace("+00:00", "Z")
