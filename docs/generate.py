@@ -44,10 +44,9 @@ Secrets belong in the environment or a file: `EVENTPUB_STORE__PASSWORD`, or `sto
 the value of `NAME` (without its last line end). Secrets are never printed. Logins and ACLs for
 Kafka: [Kafka logins](how-to/kafka-logins.md); for the database: [databases.md](databases.md).
 
-The database's password, the first of these that there is: `--set store.password=…` or
-`--set store.password_file=…`; one within the URL of `--store-url` or `--set store.url=…`; the key
-`store.password` or `store.password_file` in the environment or the file; one within `store.url`
-there. Other users of the machine can see what is on a command line.
+A password within `store.url` counts like the keys `store.password` and `store.password_file`: the
+command line wins over the environment, and that over the file. Within one of them, the keys win
+over the URL. Other users of the machine can see what is on a command line.
 
 Who reaches `ops.http` sees what `eventpub status` shows, and the configuration without secrets; to
 change anything takes `ops.token`. It is plain HTTP. Before you expose it beyond this machine, put a

@@ -105,8 +105,7 @@ class Store(Section):
     url: StoreUrl = Field(description="mysql+pymysql://user@host:3306/database")
     password: SecretStr | None = Field(
         None,
-        description="the account's password; wins over one in store.url, unless that URL is given"
-        " on the command line",
+        description="the account's password; wins over one in store.url from the same source",
     )
     password_file: Path | None = Field(None, description="a file that holds the password, instead")
     table: str = Field(

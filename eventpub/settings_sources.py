@@ -97,10 +97,15 @@ class Layers:
         self.values[key] = value
         self.origins[key] = origin
 
-    def drop(self, key: str) -> None:
-        """As if no layer had named it."""
-        self.values.pop(key, None)
-        self.origins.pop(key, None)
+    def begin(self, url: object) -> None:
+        """The next layer. A password in its URL, if any, is above those of the layers before.
+
+        Within a layer, `store.password` wins over the URL's.
+        """
+        if _has_password(url):
+            for key in ("store.password", "store.password_file"):
+                self.values.pop(key, None)
+                self.origins.pop(key, None)
 
 
 def collect(
@@ -202,6 +207,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _add_environment(layers: Layers, environ: Mapping[str, str]) -> None:
+    layers.begin(environ.get(KEYS["store.url"].variable))
     variables = {key.variable: key.name for key in KEYS.values()}
     for variable, value in sorted(environ.items()):
         if not variable.startswith(PREFIX) or _is_of_others(variable, value):
@@ -267,10 +273,7 @@ def _add_map(layers: Layers, key: str, value: Any, origin: str) -> None:
 
 
 def _add_flags(layers: Layers, overrides: Mapping[str, Any], flags: Mapping[str, str]) -> None:
-    if _has_password(overrides.get("store.url")):
-        # store.password wins over a URL's: one of the file or the environment would beat the flag
-        layers.drop("store.password")
-        layers.drop("store.password_file")
+    layers.begin(overrides.get("store.url"))
     for key, value in overrides.items():
         origin = f"flag {flags.get(key, '--set ' + key)}"
         if key in MAPS:

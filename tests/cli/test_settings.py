@@ -315,6 +315,15 @@ def test_a_password_of_the_environment_beats_one_in_the_url_of_the_file() -> Non
     assert database_password(load(None, enough, environ)) == b"of key"
 
 
+@pytest.mark.parametrize("key", ["password", "password_file"])
+def test_a_password_in_the_url_of_the_environment_beats_one_of_the_file(key: str) -> None:
+    Path("secret").write_text("of key")
+    file(f'[store]\n{key} = "secret"\n')
+    enough = {key: value for key, value in ENOUGH.items() if key != "store.url"}
+    environ = {"EVENTPUB_STORE__URL": WITH_PASSWORD}
+    assert database_password(load(None, enough, environ)) == b"of url"
+
+
 @pytest.mark.parametrize("token", ["", "2short", "x" * 15, "ключ" * 5, " " * 20, "x" * 16 + "\x7f"])
 def test_a_token_that_can_be_guessed_or_sent_by_nobody_is_refused(
     token: str, tmp_path: Path
