@@ -195,6 +195,13 @@ def run(request: Request, available_now: bool) -> Report:
     type=click.Path(path_type=Path),
     help="Write all differences to a file, one JSON object a line.",
 )
+@click.option(
+    "--former-partitions",
+    metavar="N,N…",
+    default="",
+    help="How many partitions the topic had before, the first number first;"
+    " default: what app.state_dir remembers.",
+)
 @reports
 @configured(
     "app.id",
@@ -216,6 +223,7 @@ def verify(  # noqa: PLR0913 (flags, by keyword)
     sample: int | None,
     restart: bool,
     differences: Path | None,
+    former_partitions: str,
 ) -> Report:
     """Compare table and topic. Counts events missing, repeated, out of order, altered, extra.
 
@@ -224,6 +232,7 @@ def verify(  # noqa: PLR0913 (flags, by keyword)
     """
     first = _time(from_, "--from")
     last = _time(to, "--to")
+    former = _numbers(former_partitions, "--former-partitions")
     loaded = request.load()
     from eventpub.cli import verdict
 
@@ -234,6 +243,7 @@ def verify(  # noqa: PLR0913 (flags, by keyword)
         sample=sample,
         restart=restart,
         differences=differences,
+        former_partitions=former,
     )
     return verdict.report(found)
 
@@ -247,6 +257,13 @@ def _time(text: str | None, flag: str) -> int | None:
         return parse_time(text)
     except ValueError as e:
         raise click.UsageError(f"{flag} {text}: it must be {e}") from None
+
+
+def _numbers(text: str, flag: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() and 0 < int(part) < 1_000_000 for part in parts):
+        raise click.UsageError(f"{flag} {text}: it must be numbers with commas between, as 4,6")
+    return [int(part) for part in parts]
 
 
 @click.group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def compare(  # noqa: PLR0913 (as `verify`)
     sample: int | None = None,
     restart: bool = False,
     differences: Path | None = None,
+    former_partitions: Sequence[int] = (),
 ) -> Verdict:
     """`ops.verify.verify`, which says how far it is."""
     with progress(_log) as show:
@@ -51,6 +53,7 @@ def compare(  # noqa: PLR0913 (as `verify`)
             sample=sample,
             restart=restart,
             differences=differences,
+            former_partitions=former_partitions,
             on_progress=see,
         )
 

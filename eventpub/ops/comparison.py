@@ -165,13 +165,40 @@ class _Comparison:
 
         Where partitions were added, what stands in its former partition came before the others.
         """
-        code, offset = self.topic["code"][events], self.topic["offset"][events]
-        events = events[np.lexsort((offset, self._number_of(events), code))]
-        keys = self.topic["key"][events]
-        highest = np.maximum.accumulate(keys)
-        behind = np.flatnonzero(keys[1:] < highest[:-1]) + 1
-        # keys of another aggregate are lower for all of it: only within one do they go down
-        self._report("out_of_order", events[behind], "after a later version")
+        code, partition, offset = (self.topic[n][events] for n in ("code", "partition", "offset"))
+        version = np.unique(self.topic["key"][events], return_inverse=True)[1]
+        epochs = self._epochs(code, partition, version)
+        # versions of another aggregate are lower for all of it: only within one do they go down
+        is_behind = _is_below(version, np.lexsort((offset, epochs, code)))
+        most = int(partition.max(initial=0)) + 1
+        place = np.unique(code * most + partition, return_inverse=True)[1]
+        is_behind |= _is_below(place * len(events) + version, np.lexsort((offset, place)))
+        self._report("out_of_order", events[is_behind], "after a later version")
+
+    def _epochs(self, code: Number, partition: Number, version: Number) -> Number:
+        """With which number of partitions each event was published, as its place among them.
+
+        That of the first one that explains its partition, and that did not end before a lower
+        version of its aggregate was published. (With 4, 6, then 8 partitions an aggregate's may be
+        3, 1, and 3 again.) Where there is no such one, the first that explains it; else their
+        number.
+        """
+        count = len(self._partitions_of)
+        first_from: Number = np.full((count + 1, len(code)), count)
+        for number in reversed(range(count)):
+            fits = partition == self._partitions_of[number][code]
+            first_from[number] = np.where(fits, number, first_from[number + 1])
+        epochs: Number = first_from[0].copy()
+        order = np.argsort(version)
+        base = code[order] * count
+        while True:
+            known = epochs[order] % count  # what nothing explains says nothing of the others
+            reached = np.maximum.accumulate(base + known) - base
+            later = first_from[reached, order]
+            raised = (later < count) & (later > known)
+            if not raised.any():
+                return epochs
+            epochs[order[raised]] = later[raised]
 
     def _altered(self, events: Number, known: Number, first_row: Number, has_twin: Number) -> None:
         topic, store = self.topic, self.store
@@ -181,7 +208,7 @@ class _Comparison:
             name: topic[name][events] != store[name][rows]
             for name in ("payload", "type", "create_time", "metadata")
         }
-        differs["partition"] = self._number_of(events) == len(self._partitions_of)
+        differs["partition"] = ~self._is_placed(events)
         for bit, name in FAULTS.items():
             differs[name] = (topic["faults"][events] & bit) != 0
         wrong = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
@@ -212,16 +239,15 @@ class _Comparison:
         same = np.ones(len(rows), bool)
         for name in ("payload", "type", "create_time", "metadata"):
             same &= store[name][rows] == topic[name][event]
-        right = self._number_of(np.array([event])) < len(self._partitions_of)
-        return bool(same.any() and right.all())
+        return bool(same.any() and self._is_placed(np.array([event])).all())
 
-    def _number_of(self, events: Number) -> Number:
-        """Which number of partitions, the former ones first, explains where each stands."""
+    def _is_placed(self, events: Number) -> npt.NDArray[np.bool_]:
+        """Whether one of the numbers of partitions explains where each stands."""
         partition, code = self.topic["partition"][events], self.topic["code"][events]
-        found = np.full(len(events), len(self._partitions_of))
-        for place in reversed(range(len(self._partitions_of))):
-            found[partition == self._partitions_of[place][code]] = place
-        return found
+        is_placed = np.zeros(len(events), np.bool_)
+        for own in self._partitions_of:
+            is_placed |= partition == own[code]
+        return is_placed
 
     def _extra(self, events: Number) -> None:
         """On the topic, not in the store as it was read: it may have been committed since."""
@@ -293,6 +319,14 @@ class _Comparison:
             int(topic["offset"][event]),
             note,
         )
+
+
+def _is_below(values: Number, order: Number) -> npt.NDArray[np.bool_]:
+    """Which values are below one that stands before them in some order."""
+    result = np.zeros(len(values), np.bool_)
+    arranged = values[order]
+    result[order[1:]] = arranged[1:] < np.maximum.accumulate(arranged)[:-1]
+    return result
 
 
 def _numpy(table: pa.Table, name: str) -> Number:

@@ -257,6 +257,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     sample: int | None = None,
     restart: bool = False,
     differences: Path | None = None,
+    former_partitions: Sequence[int] = (),
     patience: float = 15.0,
     wait: float = 10.0,
     on_progress: Callable[[Progress], None] = lambda _: None,
@@ -271,6 +272,8 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         restart: begin anew, whatever was interrupted.
         differences: a file that gets all differences, one JSON object a line, in no order; of
             records that eventpub cannot have written, the first ones.
+        former_partitions: how many the topic had before, the first number first; none: as the
+            publisher's state says.
         patience: seconds to wait for open transactions on the topic to end.
         wait: seconds to wait for missing events, where they are few: a row that is committed late
             is published seconds after it can be read.
@@ -307,6 +310,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         known=repr([progress.get("topics"), progress.get("server")]),
         wait=wait,
         lists_all=differences is not None,
+        former_partitions=tuple(former_partitions or progress.get("numbers", ())),
     )
     with _written(differences) as listed:
         verdict, topic, read = run(asked, find_range, on_progress, listed)
@@ -317,15 +321,16 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             progress = _state(config, "progress.json")  # as it is by now
             verdict.behind = measure(store, config.read, progress, verdict.last)
     note_topic(topic, verdict)
+    if not asked.former_partitions and any(
+        "partition" in d.note for d in verdict.examples["altered"]
+    ):
+        verdict.notes.append(
+            "records stand in another partition than their key's: if partitions were added, and the"
+            " publisher's state was lost since, --former-partitions says how many there were"
+        )
     if layout.zone is None and (twice := read - verdict.events):
         verdict.notes.append(f"{twice} rows repeat an (aggregate_id, version) within the store")
     return verdict
-
-
-def partition_numbers(config: Config, partitions: int) -> list[int]:
-    """Of the topic's partitions, those that it had before first."""
-    former = _state(config, "progress.json").get("numbers", ())
-    return [*(n for n in former if n != partitions), partitions]
 
 
 def _foreign(topic: Topic) -> list[Difference]:

@@ -54,6 +54,7 @@ class Asked:
     """What else must be the same for an interrupted comparison to go on: topics and server."""
     wait: float = 10.0
     lists_all: bool = False
+    former_partitions: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -68,8 +69,13 @@ class Asked:
             config.store.url.get_secret_value(), layout, config.sink.topic,
             config.sink.bootstrap_servers, config.sink.ignored_sources, str(config.app.state_dir),
             config.read.start, self.first, self.last, self.sample, self.known,
+            self.former_partitions,
         ]  # fmt: skip
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    def numbers(self, partitions: int) -> list[int]:
+        """Of the topic's partitions, those that it had before first."""
+        return [*(n for n in self.former_partitions if n != partitions), partitions]
 
     def reader(self) -> TopicReader:
         """A reader of the topic, connections of its own."""

@@ -38,7 +38,6 @@ from eventpub.ops.verify import (
     Progress,
     Verdict,
     not_writable,
-    partition_numbers,
 )
 from eventpub.ops.verify_plan import Asked, Plan, Spans, folder, kept_plan
 from eventpub.ops.verify_work import SECOND_CHECKS, work
@@ -115,7 +114,7 @@ def _run_in(  # noqa: PLR0913, PLR0917 (as `run`, and where)
         plan = Plan(
             asked, folder, kept["after"], kept["upto"], kept["buckets"],
             [(a, b) for a, b in kept["slices"]], spans,
-            partition_numbers(asked.config, reader.topic.partitions),
+            asked.numbers(reader.topic.partitions),
         )  # fmt: skip
         verdict, topic, read = host(plan, on_progress)
         topic.truncated = reader.topic.truncated

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -114,14 +115,14 @@ class World:
         assert self.rows.add_gap(Gap()) is None
         return self
 
-    def verify(self, **options: Any) -> Verdict:
+    def verify(self, numbers: Sequence[int] = (PARTITIONS,), **options: Any) -> Verdict:
         verdict = Verdict(START - 1000, START + 1_000_000)
         records = self.rows.records()
         compare(
             _table(*store_columns(_batch(self.store)), STORE_FIELDS),
             _table(records.ids, records.columns, TOPIC_FIELDS),
             verdict,
-            numbers=[PARTITIONS],
+            numbers=numbers,
             **options,
         )
         return verdict
@@ -187,6 +188,72 @@ def test_a_second_record_is_repeated_and_not_out_of_order() -> None:
 def test_a_version_after_a_later_one_is_out_of_order() -> None:
     verdict = World(A + B).publish(A[0], A[2], B[0], A[1], A[3], A[4], B[1], B[2]).verify()
     assert found(verdict) == {"out_of_order": [("a", 2)]}
+
+
+GROWN = (4, 6, 8)
+SHUTTLE = next(n for n in map(str, range(99)) if zlib.crc32(n.encode()) % 24 in {8, 9, 10, 11})
+"""Stands in one partition with 4 and with 8, and in another with 6."""
+
+
+def grown(published: Sequence[tuple[int, str, int]]) -> dict[str, list[tuple[str, int | None]]]:
+    """What is found where each event, an id and a version, was published with so many partitions.
+
+    Offsets say nothing across partitions, so the later ones have lower ones.
+    """
+    events = [Event(name, version, START + version) for _, name, version in published]
+    world = World(events)
+    ends = dict.fromkeys(range(max(GROWN)), 0)
+    for (number, name, _), event in zip(published, events, strict=True):
+        partition = zlib.crc32(name.encode()) % number
+        world._offset = 1000 * (max(GROWN) - partition) + ends[partition]
+        ends[partition] += 1
+        world.publish(event, partition=partition)
+    return found(world.verify(GROWN))
+
+
+def test_partitions_that_were_added_twice_are_no_difference() -> None:
+    places = [zlib.crc32(SHUTTLE.encode()) % number for number in GROWN]
+    assert places[0] == places[2] != places[1]
+    names = [SHUTTLE, *map(str, range(40))]
+    published = [
+        (number, name, 10 * place + version)
+        for place, number in enumerate(GROWN)
+        for version in (1, 2)
+        for name in names
+    ]
+    assert grown([e for n, e in enumerate(published) if e not in published[:n]]) == {}
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_is_out_of_order_is_found_where_partitions_were_added_twice(seed: int) -> None:
+    chance = Random(seed)
+    epochs = sorted(chance.choices(GROWN, k=6))
+    versions = list(range(1, 7))
+    if seed % 2:
+        a, b = chance.sample(range(6), 2)
+        versions[a], versions[b] = versions[b], versions[a]
+    published = [(number, SHUTTLE, v) for number, v in zip(epochs, versions, strict=True)]
+    is_wrong = _is_out_of_order(published)
+    assert seed % 2 or not is_wrong
+    assert grown(published).keys() == ({"out_of_order"} if is_wrong else set())
+
+
+def _is_out_of_order(published: Sequence[tuple[int, str, int]]) -> bool:
+    """Whether no order of epochs explains where these records of one aggregate stand."""
+    crc = zlib.crc32(SHUTTLE.encode())
+    stands: dict[int, list[int]] = {}
+    for number, _, version in published:
+        stands.setdefault(crc % number, []).append(version)
+    if any(versions != sorted(versions) for versions in stands.values()):
+        return True
+    at = 0
+    for version in sorted(v for versions in stands.values() for v in versions):
+        places = range(at, len(GROWN))
+        fitting = [n for n in places if version in stands.get(crc % GROWN[n], ())]
+        if not fitting:
+            return True
+        at = fitting[0]
+    return False
 
 
 def test_late_records_are_exempt_from_the_order() -> None:

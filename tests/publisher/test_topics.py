@@ -216,7 +216,7 @@ def test_a6_a_topic_that_has_lost_its_last_records(
 
 
 def test_a15_partitions_are_added(database: FreshDatabase, new_publisher: NewPublisher) -> None:
-    """4 partitions and 2 shards, 6 and 3 then: half of the aggregates belong to another shard.
+    """4 partitions and 2 shards, 6, 8, and 3 shards then: many belong to another shard each time.
 
     Some have no event since, so that only their former partitions say what was published.
     """
@@ -228,7 +228,6 @@ def test_a15_partitions_are_added(database: FreshDatabase, new_publisher: NewPub
     published(publisher, 80 + len(QUIET))
     names = [publisher.topic.name, *(f"{publisher.topic.name}.{n}" for n in ("gaps", "dead"))]
     results(admin(publisher).create_partitions([NewPartitions(name, 6) for name in names]))
-    publisher.settings["sink"]["partitions"] = 6
     commit(database, 3)
     published(publisher, 120 + len(QUIET))
     assert "number of partitions has changed" in publisher.log.read_text()
@@ -237,16 +236,34 @@ def test_a15_partitions_are_added(database: FreshDatabase, new_publisher: NewPub
     shutil.rmtree(publisher.state / "index")
     commit(database, 5)
     published(publisher, 200 + len(QUIET))
-    shutil.rmtree(publisher.state)
-    publisher.settings["spark"]["shards"] = 3
+    verified(publisher, 0)
+    results(admin(publisher).create_partitions([NewPartitions(name, 8) for name in names]))
     commit(database, 6)
     published(publisher, 240 + len(QUIET))
+    verified(publisher, 0)
+    shutil.rmtree(publisher.state)
+    publisher.settings["spark"]["shards"] = 3
+    commit(database, 7)
+    published(publisher, 280 + len(QUIET))
+    found = verified(publisher, 1)
+    assert found["altered"]
+    assert "--former-partitions" in found["notes"][0]
+    verified(publisher, 0, "--former-partitions", "4,6")
+    verified(publisher, 1, "--former-partitions", "4")
     stored = set(database.execute("SELECT aggregate_id, version FROM events"))
     records = publisher.topic.read()
     records.sort(key=lambda record: (record.timestamp, record.version))
-    found = differences(stored, records, 6)
-    assert found.counts() == (0, 0, 0)
-    assert {version for _, version in found.wrong_partition} == {1, 2}, "of before"
+    of_topic = differences(stored, records, 8)
+    assert of_topic.counts() == (0, 0, 0)
+    assert {version for _, version in of_topic.wrong_partition} == {1, 2, 3, 4, 5}, "of before"
+
+
+def verified(publisher: Publisher, status: int, *arguments: str) -> dict[str, Any]:
+    publisher.publish_everything()
+    done = publisher.command("verify", *arguments, "--json")
+    assert done.returncode == status, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["result"]
+    return found
 
 
 def write_as_another(publisher: Publisher, version: int = 1) -> None:
