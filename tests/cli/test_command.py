@@ -300,11 +300,12 @@ def stopped(
         cwd=configured,
         env=_environ({}),
     )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (configured / "started").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     child.send_signal(number)
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=60)
+    assert (configured / "started").exists(), out + err
     return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
