@@ -16,6 +16,7 @@ _TOPIC_EVERY = 10.0
 """Seconds between two checks whether the topic is the same, and whether another publisher writes to
 it where this one does not."""
 
+_IN_DOUBT_AFTER = 0.5
 _TABLE_EVERY = 60.0
 """Seconds between two checks whether the event table is the same: by an altered type its times are
 read wrongly, by an altered collation no index is of use any more."""
@@ -87,6 +88,10 @@ class Checks:
         elif now >= self._open_at and self._is_exact and all(s.is_idle() for s in shards):
             self._open_at = now + _OPEN_EVERY
             yield e.CheckOpen(ends)
+
+    def table_is_in_doubt(self, now: float) -> None:
+        """A statement has met another table than is known: it is looked at soon."""
+        self._table_at = min(self._table_at, now + _IN_DOUBT_AFTER)
 
     def topic_is_checked(self) -> None:
         """It may be checked again; while a broker hangs no more are waiting."""

@@ -441,6 +441,8 @@ class Coordinator:
 
     def _failed(self, event: e.Failed, now: float) -> None:
         command, error = event.command, event.error
+        if error.code in {"store.index_missing", "store.column_missing"}:
+            self._checks.table_is_in_doubt(now)
         if isinstance(command, e.Poll):
             self._windows.polling.failed(now)
             if error.code == "store.moved":

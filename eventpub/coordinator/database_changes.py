@@ -58,7 +58,8 @@ class DatabaseChanges:
         progress = self._progress
         self.seen_at = now
         progress.time = result.now
-        self._durable.open_hidden_since = result.hidden_since
+        if result.state != "denied":  # what was seen to be hidden stays so while nobody may look
+            self._durable.open_hidden_since = result.hidden_since
         self._meet(result.server)
         self._recounting.ended(result.ended)
         self._odd.ended(result.ended, now)

@@ -58,8 +58,13 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close it and release the lock."""
-        self._db.close()
+        """Close it and release the lock.
+
+        What it may not write any more, on a full disk, was said by the write that failed before;
+        what stands in the write-ahead log, or on the topic, is read again.
+        """
+        with suppress(Exception):
+            self._db.close()
 
     @property
     def size(self) -> int:

@@ -57,7 +57,7 @@ class ShardContext:
         self.now = 0
         self._looked_at = 0.0
         self._index_seen_at = float("-inf")
-        self.open_since: int | None = None
+        self.open_since: int | None = 0  # before the first window nobody knows: no gap is skipped
         self.hidden_since: int | None = None
         self.uncounted_since = lease.uncounted_since
         self._open = ExitStack()

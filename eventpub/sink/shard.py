@@ -32,7 +32,7 @@ from eventpub.sink.missing_markers import (
     iter_ranges,
     lost_records,
 )
-from eventpub.sink.origin import check_between, sources_of
+from eventpub.sink.origin import check_between, other_publisher, sources_of
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.producing import CrashPoint, no_crash
 from eventpub.sink.records import DeadRow
@@ -419,7 +419,13 @@ class ShardSink:
         """
         try:
             for message in iter_ranges(self._sink, unread, committed=False, timeout=_READ_BETWEEN):
-                if records.is_ours(message.headers(), self._sources.own):
+                origin = self._sources.origin(message, dict(message.headers() or ()))
+                if origin == "other_publisher" and message.topic() == self._sink.topic:
+                    # before it is committed, or what both publish would be there twice
+                    self._transactions.abort()
+                    self._owned.needs_replacement = True
+                    raise other_publisher(self._sink, message)
+                if origin == "own":
                     place = message.topic(), message.partition()
                     client.log.warning(
                         "%s[%d] is known to offset %d, and has records of this publisher behind"
@@ -433,6 +439,8 @@ class ShardSink:
                     )
                     return True
         except SinkError as error:
+            if error.code == "sink.other_publisher":
+                raise
             client.log.warning("reading what stands behind the end of a fold: %s", error)
             return True
         return False

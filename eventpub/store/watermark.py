@@ -59,6 +59,8 @@ _BETWEEN_TURNS = 0.06
 _STALE_AFTER = 3.0
 """Seconds without a fresh answer after which nobody can tell, at least."""
 _DENIED = {1044, 1142, 1227}  # no privilege
+_ASKS_AGAIN_AFTER = 60.0
+"""Seconds after which an account that may not see them tries again."""
 
 
 class Watermark:
@@ -99,6 +101,7 @@ class Watermark:
         self._has_turn = False
         self._stale_since: float | None = None
         self._denied = False
+        self._seen_at = float("-inf")
 
     @property
     def state(self) -> State:
@@ -119,24 +122,30 @@ class Watermark:
 
     @property
     def open_since(self) -> int | None:
-        """As of `OpenTransactions`; None too where the account may not see them.
+        """As of `OpenTransactions`.
 
         While no answer is fresh, nobody knows what is open: something may have been since the last
-        poll, or for `unknown_for`, whichever is less.
+        poll, or for `unknown_for`, whichever is less. Where the account may not see them (any
+        more), what it has seen last, for `unknown_for`.
         """
         state, transactions = self.state, self._transactions
+        if state == "denied":
+            is_recent = time.monotonic() - self._seen_at < self._unknown_for / 1e6
+            return transactions.open_since if is_recent else None
         if state != "stale":
-            return None if state == "denied" else transactions.open_since
+            return transactions.open_since
         known = transactions.open_since or transactions.polled_at or 0
         return max(known, self._now - self._unknown_for)
 
     @property
     def hidden_since(self) -> int | None:
         """As of `OpenTransactions`; while no answer is fresh, since the last one that was, but that
-        at most for a day. None too where the account may not see them."""
+        at most for a day. Where the account may not see them (any more), as it has seen last."""
         state, transactions = self.state, self._transactions
+        if state == "denied" and transactions.polled_at is None:
+            return None
         if state != "stale":
-            return None if state == "denied" else transactions.hidden_since
+            return transactions.hidden_since
         since = max(transactions.polled_at or 0, self._now - DAY)
         known = transactions.hidden_since
         return since if known is None else min(since, known)
@@ -149,7 +158,9 @@ class Watermark:
     @property
     def has_open(self) -> bool:
         """Whether there is one, or was at somebody else's last poll, whose end a poll may show."""
-        return self._transactions.open_since is not None or self._transactions.awaits_first_poll
+        transactions = self._transactions
+        is_open = transactions.open_since is not None or transactions.awaits_first_poll
+        return is_open and not self._denied
 
     def take_ended(self) -> list[tuple[int, int]]:
         """As of `OpenTransactions`."""
@@ -170,7 +181,7 @@ class Watermark:
         Raises:
             StoreError: the database cannot be reached, or is a replica.
         """
-        if self._denied or time.monotonic() - self._polled < self._pause:
+        if time.monotonic() - self._polled < self._pause:
             return
         idle = time.monotonic() - self._polled
         nonce = secrets.token_hex(8)
@@ -198,8 +209,10 @@ class Watermark:
             cause = error.__cause__ or error
             if isinstance(cause, pymysql.err.MySQLError) and cause.args[0] in _DENIED:
                 self._denied = True
+                self._pause_for(_ASKS_AGAIN_AFTER)
                 return
             raise
+        self._denied = False
         self._pause_for(_REFRESH if time.monotonic() > self._turns_until else _BETWEEN_TURNS)
         self._now = int(processes[-1][0])
         own = next((row for row in rows if nonce in row[5]), None)
@@ -213,7 +226,7 @@ class Watermark:
             if self._stale_since is None:
                 self._stale_since = self._polled
             return
-        self._stale_since = None
+        self._stale_since, self._seen_at = None, time.monotonic()
         self._transactions.seen(self._now, found_in(self._now, processes, own, rows), reached)
 
     def _pause_for(self, seconds: float) -> None:

@@ -42,6 +42,32 @@ class TestADatabaseThatChanges:
         life.polled()
         assert not life.all(e.Poll)[-1].anew
 
+    @pytest.mark.parametrize("code", ["store.index_missing", "store.column_missing"])
+    def test_a_statement_that_met_another_table_has_it_looked_at_soon_and_not_all_the_time(
+        self, code: str
+    ) -> None:
+        life, _ = streaming()
+        life.polled()
+        life.waits(5.0)
+        looked = len(life.all(e.CheckTable))
+        life.on(e.Failed(life.last(e.CheckTable), StoreError(code, "it is renamed")))
+        life.waits(1.0)
+        assert len(life.all(e.CheckTable)) == looked + 1
+        for _ in range(5):  # while it stays so
+            life.on(e.Failed(life.last(e.CheckTable), StoreError(code, "…", retriable=True)))
+            life.waits(0.3)
+        assert looked + 2 <= len(life.all(e.CheckTable)) <= looked + 3
+
+    def test_what_was_hidden_stays_so_while_nobody_may_look(self) -> None:
+        life, _ = streaming()
+        life.polled(hidden_since=at(500))
+        life.polled(state="denied", hidden_since=None)
+        life.waits(2.0)
+        assert life.written["hidden_since"] == at(500)
+        life.polled(hidden_since=None)
+        life.waits(2.0)
+        assert life.written["hidden_since"] != at(500)
+
     def test_one_that_waiting_does_not_fix_ends_the_run(self) -> None:
         life, _ = streaming()
         life.polled()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from typing import Any
 
 from tests.conftest import FreshDatabase
@@ -13,6 +14,8 @@ from tests.publisher.harness import (
     commit,
     create_table,
     eventually,
+    insert,
+    transaction,
 )
 
 
@@ -114,3 +117,29 @@ def test_what_a_paused_publisher_has_taken_over_can_be_taken_back(
     publisher.until_published("after", [1])
     assert [h["first_missing"] for h in gaps(publisher, 1, "list")["open"]] == [2]
     assert publisher.topic.versions("held") == [1]
+
+
+def test_a_request_that_was_kept_gives_up_no_gap_whose_transaction_is_open(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """It came before the first window, which says what is open."""
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "200ms", "max_backoff": 2})
+    publisher.start()
+    with transaction(database) as writer:
+        insert(writer, "gap", 1)
+        commit(database, "gap", 2)
+        eventually(lambda: publisher.command("gaps", "list").returncode == 1, 60)
+        time.sleep(2)  # all of its attempts were in vain
+        publisher.kill()
+        assert gaps(publisher, 0, "retry", "gap", "--later")["outcome"] == "kept"
+        assert publisher.answer(0, "pause")["outcome"] == "kept"
+        publisher.start()
+        eventually(lambda: publisher.answer(0, "pause")["outcome"] == "paused", 60)
+        assert publisher.answer(0, "resume")["outcome"] == "resumed"
+        publisher.until_said("still missing")
+        time.sleep(1)
+        assert publisher.topic.versions("gap") == []
+        writer.connection.commit()
+    publisher.until_published("gap", [1, 2])
+    assert not any(record.late for record in publisher.topic.follow())

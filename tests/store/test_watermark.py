@@ -416,6 +416,43 @@ def test_an_answer_that_is_not_fresh_moves_nothing_and_then_counts_as_none(
 
 
 @both
+def test_a_privilege_that_is_taken_away_and_given_back_forgets_nothing(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watermark, "_ASKS_AGAIN_AFTER", 0.2)
+    config, user = create(database), f"r{database.name[-8:]}"
+    database.execute(f"CREATE USER {user} IDENTIFIED BY 'r'")
+    database.execute(f"GRANT SELECT ON {database.name}.* TO {user}")
+    database.execute(f"GRANT PROCESS ON *.* TO {user}")
+    config = config.model_copy(update={"url": type(config.url)(database.url_of(user, "r"))})
+    mark = Watermark(config, 60 * SECOND, unknown_for=2 * SECOND)
+    with database.connect(autocommit=False) as writer, writer.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO events (aggregate_id, version, event_type) VALUES ('a', 1, 't')"
+        )
+        polling(mark, lambda: mark.open_since is not None)
+        open_since, hidden_since = mark.open_since, mark.hidden_since
+        database.execute(f"REVOKE PROCESS ON *.* FROM {user}")
+        mark.close()  # a connection keeps what it was granted
+        polling(mark, lambda: mark.state == "denied")
+        assert mark.upto is None
+        assert (mark.open_since, mark.hidden_since) == (open_since, hidden_since)
+        polling(mark, lambda: mark.open_since is None)  # nobody waits for ever for its end
+        assert mark.hidden_since == hidden_since
+        assert not mark.take_ended()
+        writer.commit()
+    (created,) = database.execute(
+        "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CONVERT_TZ(create_time,"
+        " @@session.time_zone, '+00:00')) FROM events"
+    )[0]
+    database.execute(f"GRANT PROCESS ON *.* TO {user}")
+    polling(mark, lambda: mark.state == "open")
+    assert any(after < created <= upto for after, upto in mark.take_ended())
+    assert mark.hidden_since is None
+    mark.close()
+
+
+@both
 def test_without_the_privilege_it_says_so_and_looks_no_more(database: FreshDatabase) -> None:
     config = create(database)
     database.execute("CREATE USER IF NOT EXISTS watermark_reader IDENTIFIED BY 'r'")
