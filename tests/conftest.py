@@ -8,11 +8,14 @@ tests that ask for it; any other failure to start one fails them.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hypothesis
@@ -131,3 +134,18 @@ def database(request: pytest.FixtureRequest) -> Iterator[FreshDatabase]:
 def topic_name() -> str:
     """A name that no other test uses; the topic does not exist yet."""
     return f"orders.{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with little room; needs the rights to mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    options = [mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)]
+    if subprocess.run(options, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import struct
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,31 @@ def test_what_is_recorded_is_known_after_it_was_closed(tmp_path: Path) -> None:
         assert index.position == 77
         assert index.holds.due(299) == []
         assert index.holds.due(300) == [HOLD.aggregate_id]
+
+
+def test_c11_it_can_be_closed_on_a_full_disk_and_has_what_it_said_afterwards(
+    small_disk: Path,
+) -> None:
+    index = Index(small_disk / "0", IDENTITY)
+    index.begin(None)
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as out, suppress(OSError):
+        while out.write(b"\0" * 65536) == 65536:
+            pass
+
+    def record_until_it_fails() -> None:
+        for position in range(10_000):
+            last = {f"a-{position}-{n}": 1 for n in range(1000)}
+            index.record(decided(last=last), {}, position)
+
+    with pytest.raises(StateError) as caught:
+        record_until_it_fails()
+    assert caught.value.code == "index.disk_full"
+    written = index.position
+    index.close()
+    ballast.unlink()
+    with Index(small_disk / "0", IDENTITY) as index:
+        assert index.position == written
 
 
 def test_the_position_never_moves_back(tmp_path: Path) -> None:

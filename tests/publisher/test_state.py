@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -258,21 +255,6 @@ def test_c9_what_the_index_knows_moves_with_the_shards_though_the_topic_was_empt
     assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (4, 5))
     assert "count as published" not in publisher.words()
     assert {p.name for p in (publisher.state / "index").iterdir()} == {"4-shards"}
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with little room; needs the rights to mount one."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("only root may mount a small file system")
-    options = [mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)]
-    if subprocess.run(options, check=False, capture_output=True).returncode != 0:
-        pytest.skip("mounting is not allowed here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_c11_the_disk_is_full_under_index_and_checkpoint(

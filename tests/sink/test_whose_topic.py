@@ -343,7 +343,9 @@ class TestOthers:
             owner.publish(some_events(WHOLE, 40, 100))
         assert caught.value.code == "sink.other_publisher"
         there = identities(read_topic(servers, sink.topic))
-        assert sum(not name.startswith("x-") for name, _ in there) == 40, "what both may publish is not there twice"
+        assert sum(not name.startswith("x-") for name, _ in there) == 40, (
+            "what both may publish is not there twice"
+        )
 
     def test_c8_shards_of_another_number_that_nobody_fences_repeat_nothing(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
