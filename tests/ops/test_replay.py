@@ -17,6 +17,7 @@ from eventpub.config import parse_time
 from eventpub.local import Kafka
 from eventpub.ops import replay as replaying
 from eventpub.ops.replay import Range, replay
+from eventpub.ops.verify import verify
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, Record, Topic, create_table
 
@@ -262,3 +263,22 @@ def test_what_was_created_in_the_hour_that_is_lived_twice_is_published_once_and_
             assert order == sorted(order)
         alone = [r for r in records if r.headers["eventpub_replay"] == one.id.encode()]
         assert facts(alone) == facts([r for r in of_it if r.key == "a1"])
+
+
+def test_a_comparison_that_begins_or_ends_within_the_hour_that_is_lived_twice_is_of_all_of_it(
+    publisher: Publisher, in_berlin: list[Record]
+) -> None:
+    config = settings.load(publisher.config, {}, {}).config
+    assert verify(config).is_equal
+    bounds = [BACK + minutes * MINUTE for minutes in (-20, 12, 60, 90)]
+    for first, last in combinations(bounds, 2):
+        verdict = verify(config, first=first, last=last, wait=0)
+        assert verdict.is_equal, (first, last, verdict.to_dict())
+        begin = max(BACK - 30 * MINUTE + 1, first if first >= BACK + 60 * MINUTE else 0)
+        end = last if last >= BACK + 60 * MINUTE else BACK + 60 * MINUTE - 1
+        assert (verdict.first, verdict.last) == (begin, end)
+        assert sum("clocks repeat" in note for note in verdict.notes) == (begin != first) + (
+            end != last
+        )
+        of_it = [r for r in in_berlin if begin <= r.timestamp * 1000 <= end]
+        assert verdict.events == len(of_it)
