@@ -48,6 +48,20 @@ def test_what_is_recorded_is_known_after_it_was_closed(tmp_path: Path) -> None:
         assert index.holds.due(300) == [HOLD.aggregate_id]
 
 
+def test_an_index_that_may_not_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a read-only mount, say; rocksdict writes a file of its own to read one."""
+    directory = tmp_path / "0"
+    with Index(directory, IDENTITY) as index:
+        index.record(decided(holds={HOLD.aggregate_id: HOLD}), {}, position=77)
+    (directory / "rocksdict-config.json").unlink()
+    before = {file: file.stat().st_mtime_ns for file in directory.iterdir()}
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert glance(directory)[0] == [HOLD]
+    assert {file: file.stat().st_mtime_ns for file in directory.iterdir()} == before
+
+
 def test_the_position_never_moves_back(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
