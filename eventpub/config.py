@@ -453,15 +453,3 @@ class Config(Section):
     state: State = State()
     channel: Channel = Channel()
     ops: Ops = Ops()
-
-    @model_validator(mode="after")
-    def _shards_have_partitions(self) -> Config:
-        # an existing topic may have more partitions than the default of one to be created
-        stated = "partitions" in self.sink.model_fields_set
-        if stated and self.spark.shards > self.sink.partitions:
-            contradiction(
-                "spark.shards",
-                f"{self.spark.shards} shards cannot share {self.sink.partitions} partitions",
-                f"set spark.shards to at most {self.sink.partitions}, or raise sink.partitions",
-            )
-        return self

@@ -279,7 +279,10 @@ class StateDir:
             StateError: state.not_writable
         """
         self._make()
-        self.requests.mkdir(mode=0o700, exist_ok=True)
+        try:
+            self.requests.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise _mapped(error, self.requests) from error
         self.write(self.requests / f"{request.id}.json", asdict(request), lasting=True)
 
     def kept(self) -> list[Request]:
@@ -304,11 +307,18 @@ class StateDir:
         return [(file, _request(self.read(file), file.stem)) for file in files if file.exists()]
 
     def withdraw(self, request: Request) -> bool:
-        """Take a request back; False where it was answered before."""
+        """Take a request back; False where it was answered before.
+
+        Raises:
+            StateError: state.not_writable
+        """
+        file = self.requests / f"{request.id}.json"
         try:
-            (self.requests / f"{request.id}.json").unlink()
+            file.unlink()
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise _mapped(error, file) from error
         return True
 
     def is_running(self) -> bool:

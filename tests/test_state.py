@@ -151,6 +151,16 @@ def test_requests_that_wait_are_kept_in_order_until_they_are_withdrawn(tmp_path:
     assert state.kept() == [requests[0], requests[2]]
 
 
+def test_a_directory_that_cannot_be_written_is_named_whatever_is_to_be_kept(tmp_path: Path) -> None:
+    state, request = StateDir(tmp_path), Request("r", "retry", "a")
+    (tmp_path / "requests").touch()
+    for write in (state.keep, state.withdraw):
+        with pytest.raises(StateError) as caught:
+            write(request)
+        assert caught.value.code == "state.not_writable"
+        assert str(caught.value.where).startswith(str(state.requests))
+
+
 def test_a_kept_request_is_gone_when_it_was_answered_and_not_when_it_failed(
     tmp_path: Path,
 ) -> None:

@@ -75,7 +75,7 @@ class Checks:
             yield e.MeasureLag(*position)
         if not self._samples and time:
             self._samples = True
-            yield e.Sample(time)
+            yield e.Sample()
         if now >= self._topic_at and not self._checks_topic:
             self._topic_at, self._checks_topic = now + _TOPIC_EVERY, True
             stood, self._stood = self._stood, dict(ends)

@@ -400,7 +400,7 @@ class Coordinator:
     def _sampled(self, event: e.Sampled, now: float) -> None:
         above = self._changes.wants_more(event.rows)
         if above is not None and self._checks.samples_more():
-            self._do(e.Sample(self.progress.time, above))
+            self._do(e.Sample(above))
             return
         self._checks.is_sampled()
         self._failures.is_done(e.Sample)

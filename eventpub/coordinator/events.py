@@ -232,13 +232,8 @@ class Count:
 
 @dataclass(frozen=True)
 class Sample:
-    """Read the rows with the newest ids; or all above one.
+    """Read the rows with the newest ids; or all above one."""
 
-    Attributes:
-        now: the database's time, µs.
-    """
-
-    now: int
     above: int | None = None
 
 

@@ -16,8 +16,9 @@ import shutil
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
@@ -26,6 +27,8 @@ from eventpub.errors import StateError
 
 NUMBER = struct.Struct(">q")
 """A number in a key: in this order RocksDB has them."""
+_OF_WHO_OPENS = ("LOCK", "LOG", "rocksdict-config.json")
+"""Files that are written anew whenever an index is opened."""
 _MARKED_EVERY = 1 << 20
 """Bytes between two marks: fewer than RocksDB keeps in one file."""
 
@@ -174,14 +177,34 @@ def set_aside(directory: Path, *, is_damaged: bool = True) -> Path:
     return aside
 
 
-def open_read_only(directory: Path) -> Rdict | None:
-    """An index beside whoever has it open; None where there is none."""
+@contextmanager
+def read_only(directory: Path) -> Iterator[Rdict | None]:
+    """An index beside whoever has it open, until the block is left; None where there is none."""
     if not (directory / "CURRENT").exists():
-        return None
-    try:
-        return Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only())
-    except Exception as error:
-        raise mapped(error, directory) from error
+        yield None
+        return
+    with _writable(directory) as folder:
+        try:
+            reader = Rdict(str(folder), Options(raw_mode=True), access_type=AccessType.read_only())
+        except Exception as error:
+            raise mapped(error, directory) from error
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+
+@contextmanager
+def _writable(directory: Path) -> Iterator[Path]:
+    """The same files in a folder that may be written: rocksdict writes one also to read."""
+    if os.access(directory, os.W_OK):
+        yield directory
+        return
+    with TemporaryDirectory(prefix="eventpub-index-") as folder:
+        for file in directory.resolve().iterdir():
+            if file.name not in _OF_WHO_OPENS:
+                (Path(folder) / file.name).symlink_to(file)
+        yield Path(folder)
 
 
 def _open(directory: Path, lock_timeout: float) -> Rdict:

@@ -38,7 +38,7 @@ from eventpub.admission import (
 )
 from eventpub.errors import StateError
 from eventpub.index.bucket_counts import BucketCounts
-from eventpub.index.database import Database, checked_marks, items_of, new_batch, open_read_only
+from eventpub.index.database import Database, checked_marks, items_of, new_batch, read_only
 from eventpub.index.facts import Facts, Range
 from eventpub.index.former import merged
 from eventpub.index.holds import Holds
@@ -228,10 +228,9 @@ class Index(Facts):
         """
         facts: dict[str, Any] = {}
         try:
-            former = open_read_only(directory)
-            if former is None:
-                return None
-            try:
+            with read_only(directory) as former:
+                if former is None:
+                    return None
                 require_known_format(items_of(former, IDENTITY, directory), directory)
                 checked_marks(former, directory)
                 batch, size = new_batch(), 0
@@ -247,8 +246,6 @@ class Index(Facts):
                         self._db.write(batch)
                         batch, size = new_batch(), 0
                 self._db.write(batch)
-            finally:
-                former.close()
         except StateError as error:
             if error.code != "index.corrupt" or error.where != str(directory):
                 raise

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from eventpub.admission import Hold
 from eventpub.errors import StateError
-from eventpub.index.database import checked_marks, items_of, open_read_only
+from eventpub.index.database import checked_marks, items_of, read_only
 from eventpub.index.holds import unpacked
 from eventpub.index.identity import IDENTITY, require_known_format
 
@@ -48,17 +48,14 @@ def glance(directory: Path) -> Pending:
 
 
 def _glance(directory: Path) -> Pending:
-    reader = open_read_only(directory)
-    if reader is None:
-        return [], {}
-    try:
+    with read_only(directory) as reader:
+        if reader is None:
+            return [], {}
         require_known_format(items_of(reader, IDENTITY, directory), directory)
         holds = [
             unpacked(key[1:].decode(), value) for key, value in items_of(reader, b"h", directory)
         ]
         return holds, skipped_in(items_of(reader, b"s", directory))
-    finally:
-        reader.close()
 
 
 def skipped_in(items: Iterator[tuple[bytes, bytes]]) -> dict[str, list[tuple[int, int]]]:
@@ -72,18 +69,15 @@ def skipped_in(items: Iterator[tuple[bytes, bytes]]) -> dict[str, list[tuple[int
 def summary(directory: Path) -> Summary | None:
     """Of an index that nobody has open; None where there is none, or none that can be used."""
     try:
-        reader = open_read_only(directory)
-        if reader is None:
-            return None
-        try:
+        with read_only(directory) as reader:
+            if reader is None:
+                return None
             require_known_format(items_of(reader, IDENTITY, directory), directory)
             checked_marks(reader, directory)
             facts: dict[str, Any] = {
                 k[1:].decode(): json.loads(v) for k, v in items_of(reader, b"m", directory)
             }
             since = [unpacked("", v).since for _, v in items_of(reader, b"h", directory)]
-        finally:
-            reader.close()
     except StateError:
         return None
     if "offsets" not in facts:

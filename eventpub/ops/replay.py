@@ -23,10 +23,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from eventpub.admission import EVENTS, VersionRange, values
 from eventpub.config import Config, Sink, format_time
 from eventpub.errors import ConfigError, SinkError
-from eventpub.ops.committed import Committed, Place, offsets_at
+from eventpub.ops.committed import Committed, Message, Place, offsets_at
 from eventpub.sink import client, faults, fencing, records
 from eventpub.sink.topics import create, list_offsets, partition_counts
-from eventpub.store import EventStore
+from eventpub.store import EventStore, Layout
 
 REPLAY = "eventpub_replay"
 """Header with the id of the replay."""
@@ -42,6 +42,8 @@ _FLUSH = 60.0
 _COMMIT = 60.0
 _SETTLE = 30.0
 _READ_BACK = 24 * 3600.0
+_DAY = 24 * 3600 * 1_000_000
+"""µs: where an event created so much later was published, what comes behind it is later, too."""
 _HIGHEST = 2**63 - 1
 _MOST_SHOWN = 20
 _LOOKED_AT = 200
@@ -136,7 +138,8 @@ def replay(config: Config, what: Range, on_progress: Progress | None = None) -> 
             if on_progress is not None:
                 total = _count(store, what)
                 on_progress(done.events, total)
-            for page, ahead in _pages(store, what, done, layout.unit):
+            hours = _second_pass(config, layout, what)
+            for page, ahead in _pages(store, what, done, layout.unit, hours):
                 writer.publish(page, ahead)
                 if on_progress is not None:
                     on_progress(result.before + result.events + result.refused, total)
@@ -253,15 +256,115 @@ def _read_back(config: Config, what: Range, partitions: int, replay_id: str) -> 
     return done
 
 
+# -- the hour that is lived twice ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _RepeatedHours:
+    """Which instant a local time is that stands for two, since the clocks went back.
+
+    The publisher reads these rows before the change, as of the first pass, and again behind it, as
+    of the second: what it has not published by then was written in the second. The table cannot
+    tell afterwards, but the topic can. What is not there any more counts as of the first pass.
+
+    Attributes:
+        changes: the instants at which the clocks go back within the range, and by how much, µs.
+        second: the events of the second passes.
+    """
+
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    second: set[Key] = field(default_factory=set)
+
+    def once(self, rows: pa.Table) -> pa.Table:
+        """Rows of a window without those that are of the other pass."""
+        created = rows.column("create_time").to_numpy()
+        is_first, is_second = self._passes(created)
+        if not (is_first.any() or is_second.any()):
+            return rows
+        was_second = self._was_second(rows)
+        return rows.filter(pa.array(~((is_first & was_second) | (is_second & ~was_second))))
+
+    def timed(self, rows: pa.Table) -> pa.Table:
+        """Rows that were read as of the first pass, each with its time."""
+        created = rows.column("create_time").to_numpy()
+        if not self._passes(created)[0].any():
+            return rows
+        of_each = zip(_keys(rows), created.tolist(), strict=True)
+        times = [self.instant(key, at) for key, at in of_each]
+        place = rows.schema.get_field_index("create_time")
+        return rows.set_column(place, EVENTS.field("create_time"), pa.array(times, pa.int64()))
+
+    def instant(self, key: Key, created: int) -> int:
+        """When an event was created, by what it would be of the first pass."""
+        if key in self.second:
+            for change, back in self.changes:
+                if change - back <= created < change:
+                    return created + back
+        return created
+
+    def _passes(self, created: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        is_first, is_second = np.zeros((2, len(created)), bool)
+        for change, back in self.changes:
+            is_first |= (created >= change - back) & (created < change)
+            is_second |= (created >= change) & (created < change + back)
+        return is_first, is_second
+
+    def _was_second(self, rows: pa.Table) -> np.ndarray:
+        return np.fromiter((key in self.second for key in _keys(rows)), bool, rows.num_rows)
+
+
+def _second_pass(config: Config, layout: Layout, what: Range) -> _RepeatedHours:
+    """What the topic says of the range's repeated hours."""
+    changes = [
+        (change, back)
+        for change, back in layout.repeated
+        if change - back <= what.last and what.first < change + back
+    ]
+    hours = _RepeatedHours(changes)
+    if not changes:
+        return hours
+    sink = config.sink
+    counts = partition_counts(sink)
+    places: list[Place] = [
+        (topic, number)
+        for topic in (sink.topic, sink.late_topic)
+        for number in range(counts.get(topic, 0))
+    ]
+    for change, back in changes:
+        starts = offsets_at(sink, places, change // 1000)
+        reading, passed = Committed(sink, starts, time.monotonic() + _READ_BACK), set[Place]()
+        for chunk in reading:
+            for key, created, place in _events(config, chunk):
+                if change <= created < change + back:
+                    hours.second.add(key)
+                elif created >= change + back + _DAY:
+                    passed.add(place)
+            if reading.unread <= passed:
+                reading.close()
+                break
+    return hours
+
+
+def _events(config: Config, chunk: list[Message]) -> Iterator[tuple[Key, int, Place]]:
+    """Of records of ours: which event, when it was created, and where it stands."""
+    ours = {app_id.encode() for app_id in (config.app.id, *config.app.former_ids)}
+    for message in chunk:
+        headers = dict(message.headers() or ())
+        if headers.get(records.SOURCE) in ours and records.TIME in headers:
+            key = message.key().decode(), int(headers[records.SEQUENCE])
+            created = int(records.parse_times([headers[records.TIME].decode()])[0])
+            yield key, created, (message.topic(), message.partition())
+
+
 # -- pages ---------------------------------------------------------------------------------------
 
 
 def _pages(
-    store: EventStore, what: Range, done: _Done, unit: int
+    store: EventStore, what: Range, done: _Done, unit: int, hours: _RepeatedHours
 ) -> Iterator[tuple[pa.Table, set[Key]]]:
     """Pages in the order in which they are published, and what of each was created after it."""
     if what.aggregate_id is not None:
-        yield from _of_aggregate(store, what, done)
+        yield from _of_aggregate(store, what, done, hours)
         return
     # the boundary is below a value of a coarse column whose time may go on
     upto = what.last if unit == 1 else what.last + unit
@@ -275,9 +378,9 @@ def _pages(
             batches, end = page.batches, poll.upper if page.end is None else page.end
             if not batches and page.end is not None:  # more rows of one moment than a page has
                 batches = list(store.window(after, end, None))
-            rows = pa.Table.from_batches(batches, EVENTS)
+            rows = hours.once(pa.Table.from_batches(batches, EVENTS))
             rows = _without(rows, ahead)
-            early = _created_later(store, rows, end, what, ahead)
+            early = _created_later(store, rows, end, what, ahead, hours)
             new = set(_keys(early))
             if rows.num_rows or new:
                 yield _in_order(pa.concat_tables([rows, early])), new
@@ -286,7 +389,7 @@ def _pages(
 
 
 def _of_aggregate(
-    store: EventStore, what: Range, done: _Done
+    store: EventStore, what: Range, done: _Done, hours: _RepeatedHours
 ) -> Iterator[tuple[pa.Table, set[Key]]]:
     assert what.aggregate_id is not None
     left = [VersionRange(what.aggregate_id, done.version + 1, _HIGHEST)]
@@ -294,6 +397,7 @@ def _of_aggregate(
         rows, left = store.fetch(left, _PAGE_ROWS, _PAGE_BYTES)
         if not rows.num_rows:
             return
+        rows = hours.timed(rows)
         created = rows.column("create_time").to_numpy()
         rows = rows.filter(pa.array((created >= what.first) & (created <= what.last)))
         if rows.num_rows:
@@ -314,8 +418,8 @@ def _without(rows: pa.Table, published: set[Key]) -> pa.Table:
     return rows.filter(pa.array([not is_there for is_there in found], pa.bool_()))
 
 
-def _created_later(
-    store: EventStore, rows: pa.Table, end: int, what: Range, ahead: set[Key]
+def _created_later(  # noqa: PLR0913, PLR0917 (a page, and what it is compared with)
+    store: EventStore, rows: pa.Table, end: int, what: Range, ahead: set[Key], hours: _RepeatedHours
 ) -> pa.Table:
     """Versions below those of a page that were created after it, within the range.
 
@@ -330,8 +434,9 @@ def _created_later(
         below: dict[str, tuple[int, bool]] = {}
         for aggregate_id, chunk in _below(store, asked, limit).items():
             goes_on = limit == 1
-            for version, created in chunk:
+            for version, read_as in chunk:
                 key = (aggregate_id, version)
+                created = hours.instant(key, read_as)
                 is_within = what.first <= created <= what.last
                 if key in ahead or (is_within and created <= end and key not in here):
                     break
@@ -344,7 +449,7 @@ def _created_later(
         left = [VersionRange(a, v, v) for a, v in lower]
         while left:
             some, left = store.fetch(left, _PAGE_ROWS, _PAGE_BYTES)
-            found.append(some)
+            found.append(hours.timed(some))
         asked, limit = [(a, version) for a, (version, on) in below.items() if on], _BELOW
     return pa.concat_tables(found) if found else EVENTS.empty_table()
 

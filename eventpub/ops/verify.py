@@ -42,6 +42,7 @@ from eventpub.ops.topic import Topic
 
 if TYPE_CHECKING:
     from eventpub.store import EventStore
+    from eventpub.store.zones import Zone
 
 SHOWN = 20
 """Differences of a kind that are listed one by one."""
@@ -293,10 +294,12 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     # what a replica has not applied yet is shown as what it is
     readable = config.store.model_copy(update={"allow_replica": True})
     config = config.model_copy(update={"store": readable})
+    first, last, widened = _whole_hours(config, layout.zone, first, last)
 
     def find_range() -> tuple[int, int, list[str]]:
         with EventStore(config.store, layout) as store:
-            return _range(config, store, first, last)
+            after, upto, notes = _range(config, store, first, last)
+        return after, upto, [*widened, *notes]
 
     progress = _state(config, "progress.json")
     asked = Asked(
@@ -411,24 +414,62 @@ def note_topic(topic: Topic, verdict: Verdict) -> None:
 # --- the range
 
 
+def _whole_hours(
+    config: Config, zone: Zone | None, first: int | None, last: int | None
+) -> tuple[int | None, int | None, list[str]]:
+    """A range that neither begins nor ends within an hour that is lived twice, and notes about it.
+
+    The table cannot tell which of two instants a row of it is of, so what lies on one side of a
+    bound within it cannot be compared. It never becomes wider than what the publisher has done.
+    """
+    if zone is None or (first is not None and last is not None and last < first):
+        return first, last, []
+    notes: list[str] = []
+    if first is not None and (hours := zone.lived_twice(first)):
+        start = _start(config)
+        begin = min(first, max(hours[0], 0 if start is None else start + 1))
+        notes += _widened("--from", "from", first, begin)
+        first = begin
+    if last is not None and (hours := zone.lived_twice(last)):
+        position = int(_state(config, "progress.json").get("position", last))
+        end = max(last, min(hours[1] - 1, position))
+        notes += _widened("--to", "up to", last, end)
+        last = end
+    return first, last, notes
+
+
+def _widened(option: str, direction: str, asked: int, bound: int) -> list[str]:
+    if bound == asked:
+        return []
+    when = format_time(bound)
+    return [f"{option} lies within an hour that the clocks repeat: compared {direction} {when}"]
+
+
+def _start(config: Config) -> int | None:
+    """The position at which the publisher began; None where that is not known."""
+    start = _state(config, "start.json").get("position")
+    if start is not None:
+        return int(start)
+    if config.read.start == "now":
+        return None
+    return 0 if config.read.start == "beginning" else parse_time(config.read.start)
+
+
 def _range(
     config: Config, store: EventStore, first: int | None, last: int | None
 ) -> tuple[int, int, list[str]]:
     notes: list[str] = []
-    start = _state(config, "start.json").get("position")
     if first is not None:
         after = first - 1
-    elif start is not None:
-        after = int(start)
-    elif config.read.start == "now":
+    elif (start := _start(config)) is not None:
+        after = start
+    else:
         raise ConfigError(
             "verify.start_unknown",
             "read.start is 'now' and the publisher's state does not say when that was",
             where="app.state_dir",
             suggestion="give --from, or run this where the publisher's app.state_dir is",
         )
-    else:
-        after = 0 if config.read.start == "beginning" else parse_time(config.read.start)
     progress = _state(config, "progress.json")
     if last is not None:
         upto = last

@@ -168,7 +168,7 @@ class ChecksWork:
             return self._count(command)
         if isinstance(command, e.Sample):
             rows = store.newest(*_sample(command.above))
-            return e.Sampled(rows, store.ahead(command.now))
+            return e.Sampled(rows, store.ahead())
         if isinstance(command, e.MeasureLag):
             poll = self._lag.measure(store, command.position, config.read.delay, command.read)
             return e.LagMeasured(command.position, poll.upper, self._lag.seconds, self._lag.events)

@@ -25,6 +25,7 @@ from eventpub.sink.topics import (
     check_written,
     missing_rights,
     partition_counts,
+    too_few_partitions,
     topic_ids,
 )
 
@@ -121,17 +122,12 @@ def _history(sink: config.Sink, sources: Sources, written: Written) -> Check:
 def _topic(sink: config.Sink, found: Mapping[str, int], shards: int, written: Written) -> Check:
     name = "topic"
     partitions = found.get(sink.topic, sink.partitions)
-    if shards > partitions:
-        return Check(
-            name,
-            "wrong",
-            f"{shards} shards need at least {shards} partitions; {sink.topic} has {partitions}",
-            f"set spark.shards to at most {partitions}",
-            "sink.partition_count",
-        )
-    if sink.topic not in found:
-        if any(topic == sink.topic and end for (topic, _), end in written.ends.items()):
-            return _wrong(name, topic_gone(sink))
+    is_there = sink.topic in found
+    if not is_there and any(t == sink.topic and end for (t, _), end in written.ends.items()):
+        return _wrong(name, topic_gone(sink))
+    if shards > partitions and (is_there or sink.create_topics):
+        return _wrong(name, too_few_partitions(sink, shards, found.get(sink.topic)))
+    if not is_there:
         return _missing(sink, name, sink.topic, None)
     if written.partitions not in {None, partitions}:
         return Check(

@@ -8,9 +8,10 @@ or take the place of a header of ours.
 Rules for metadata (a flat JSON object): each key is a header; text as it is, numbers, booleans and
 nested values as JSON text, null as a null header. Keys that begin with ``ce_`` or ``eventpub_``
 are CloudEvents' and ours: they are renamed ``metadata_<key>``. A NUL in a key becomes U+FFFD, since
-the client would cut the header's name there. `content-type` in the metadata wins;
-without it a payload that begins with ``{`` or ``[`` is ``application/json``, any other is
-``application/octet-stream``, and a NULL payload has none. Metadata that is no JSON object becomes
+the client would cut the header's name there. A NULL payload has no
+`content-type`, whatever the metadata say; of any other, that in the metadata wins, and without it a
+payload that begins with ``{`` or ``[`` is ``application/json``, any other
+``application/octet-stream``. Metadata that is no JSON object becomes
 one header `metadata` with its text.
 
 The record's timestamp is `create_time` in whole milliseconds, at least 1 (Kafka takes none before
@@ -270,8 +271,12 @@ def _headers(
         named = False
         if text:
             headers += metadata_headers(text)
-            named = "content-type" in text and "content-type" in dict(headers)
-        if not named and value is not None:
+            may_be_named = "content-type" in text or "\\u" in text
+            named = may_be_named and "content-type" in dict(headers)
+        if value is None:
+            if named:
+                headers = [header for header in headers if header[0] != "content-type"]
+        elif not named:
             headers.append(_JSON if value[:1] in _JSON_STARTS else _BYTES)
         if is_late:
             headers.append(_IS_LATE)

@@ -97,11 +97,13 @@ def check_topics(
         raise faults.rights_missing(sink, lacking)
     missing = [t for t in (sink.topic, *side) if t not in found]
     partitions = found.get(sink.topic, sink.partitions)
+    if was_written and sink.topic in missing:
+        raise faults.topic_gone(sink)
+    if missing and not sink.create_topics:
+        raise faults.topic_missing(sink, missing[0], partitions)
+    if shards > partitions:
+        raise too_few_partitions(sink, shards, found.get(sink.topic))
     if missing:
-        if was_written and sink.topic in missing:
-            raise faults.topic_gone(sink)
-        if not sink.create_topics:
-            raise faults.topic_missing(sink, missing[0], partitions)
         _create(sink, missing, partitions, timeout)
         found = _wait_for(sink, missing, timeout)
         partitions = found[sink.topic]
@@ -117,14 +119,30 @@ def check_topics(
                 if found[topic] < partitions
                 else f"delete {topic} if it is empty, and let it be created again",
             )
-    if shards > partitions:
-        raise SinkError(
-            "sink.partition_count",
-            f"{shards} shards need at least {shards} partitions; {sink.topic} has {partitions}",
-            where="spark.shards",
-            suggestion=f"set spark.shards to at most {partitions}",
-        )
     return TopicLayout(sink.topic, partitions, side, tuple(missing))
+
+
+def too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:
+    """The error of shards that have no partition.
+
+    Args:
+        partitions: of the topic; None: it is to be created.
+    """
+    need = f"{shards} shards need at least {shards} partitions"
+    if partitions is None:
+        return SinkError(
+            "sink.partition_count",
+            f"{need}; {sink.topic} is not there yet, and would be created with {sink.partitions}",
+            where="spark.shards",
+            suggestion=f"set sink.partitions to at least {shards}, or spark.shards to at most"
+            f" {sink.partitions}",
+        )
+    return SinkError(
+        "sink.partition_count",
+        f"{need}; {sink.topic} has {partitions}",
+        where="spark.shards",
+        suggestion=f"set spark.shards to at most {partitions}",
+    )
 
 
 def partition_counts(sink: config.Sink, timeout: float | None = None) -> dict[str, int]:

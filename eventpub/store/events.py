@@ -247,11 +247,15 @@ class EventStore:
         with self._connection() as connection:
             return newest_ids(self._layout, connection, most, above)
 
-    def ahead(self, now: int) -> int:
-        """By how much the newest `create_time` lies in the future, µs."""
+    def ahead(self) -> int:
+        """By how much the newest `create_time` lies in the future, µs.
+
+        One statement tells both: a process may be suspended between two, and rows come meanwhile.
+        """
         with self._connection() as connection:
-            newest = newest_time(self._layout, connection)
-        return 0 if newest is None else max(0, newest - now)
+            now, time = run(connection, statements.now_and_newest_time(self._layout))[0]
+        newest = _instant_of(self._layout, time)
+        return 0 if newest is None else max(0, newest - int(now))
 
     def window(
         self, after: int, upto: int, shard: Shard | None, batch_rows: int = 10_000
@@ -521,9 +525,14 @@ def newest_ids(
 def newest_time(layout: Layout, connection: Connection) -> int | None:
     """The highest `create_time`, µs; None: there is no row."""
     found = run(connection, statements.newest_time(layout))
-    if not found or not isinstance(found[0][0], datetime):
+    return _instant_of(layout, found[0][0]) if found else None
+
+
+def _instant_of(layout: Layout, time: object) -> int | None:
+    """A `create_time`, µs; None for what is no time, such as a zero date."""
+    if not isinstance(time, datetime):
         return None
-    local = np.array(found[0], "datetime64[us]").astype(np.int64)
+    local = np.array([time], "datetime64[us]").astype(np.int64)
     return int((layout.zone.utc(local) if layout.zone else local)[0])
 
 

@@ -88,6 +88,11 @@ def now_and(others: str) -> str:
     return f"SELECT {_NOW}, {others}"
 
 
+def now_and_newest_time(layout: Layout) -> str:
+    """The database's time, and the latest `create_time` of all."""
+    return f"SELECT {_NOW}, ({newest_time(layout)})"
+
+
 def newest_time(layout: Layout) -> str:
     """The latest `create_time` of all."""
     return (

@@ -60,6 +60,13 @@ class Zone:
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
         return [(at, old - new) for at, old, new in steps if new < old]
 
+    def lived_twice(self, instant: int) -> tuple[int, int] | None:
+        """The instants ``first ≤ t < last`` of both passes of a repeated hour that one is in."""
+        for change, back in self.repeated:
+            if change - back <= instant < change + back:
+                return change - back, change + back
+        return None
+
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
         """The smallest local range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
 

@@ -462,7 +462,7 @@ class TestRunnersThatFail:
         failed = StoreError("store.query_failed", "Out of memory")
         life, _ = streaming()
         for _ in range(3):
-            commands = life.last(e.Poll), e.Sample(1), e.MeasureLag(at(2_000), 0)
+            commands = life.last(e.Poll), e.Sample(), e.MeasureLag(at(2_000), 0)
             for command in commands:
                 life.on(e.Failed(command, failed))
             assert not life.is_ending()
@@ -476,7 +476,7 @@ class TestRunnersThatFail:
         life, _ = streaming()
         for _ in range(3):
             assert not life.is_ending()
-            life.on(e.Failed(e.Sample(1), failed))
+            life.on(e.Failed(e.Sample(), failed))
             life.polled()
             life.waits(31.0)
         assert life.ends() is failed

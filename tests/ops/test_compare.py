@@ -303,6 +303,8 @@ def test_metadata_are_headers() -> None:
     headers = {"user": "ü".encode(), "n": b"1.5", "none": None, "metadata_ce_x": b'{"a":[1]}'}
     assert World([event]).publish(event, headers=headers).verify().ok
     assert not World([event]).publish(event).verify().ok
+    null = replace(event, payload=None)  # which has no content-type
+    assert World([null]).publish(null, headers=headers).verify().ok
     assert hash_of_metadata("{}") == hash_of_metadata(None) == hash_of_metadata("null")
     plain = Event("a", 1, metadata="no JSON")
     assert World([plain]).publish(plain, headers={"metadata": b"no JSON"}).verify().ok

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ from eventpub.config import parse_time
 from eventpub.local import Kafka
 from eventpub.ops import replay as replaying
 from eventpub.ops.replay import Range, replay
+from eventpub.ops.verify import verify
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, Record, Topic, create_table
 
@@ -198,3 +200,85 @@ def test_what_the_broker_refuses_is_named_and_the_rest_is_published(
     assert (result["events"], result["refused"]) == (2, 2)
     assert sorted(e.split(":")[0] for e in result["examples"]) == ["a/2", "b/1"]
     assert versions(of(publisher, again)) == {"a": [1, 3]}
+
+
+BACK = parse_time("2025-10-26T01:00:00Z")
+"""In Berlin, 03:00 becomes 02:00."""
+MINUTE = 60 * SECOND
+
+
+@pytest.fixture
+def in_berlin(publisher: Publisher, database: FreshDatabase) -> list[Record]:
+    """What is published of a table of local time around the hour that was lived twice.
+
+    The publisher begins in the middle of its first pass: what is before that is of the second.
+    """
+    database.execute("DROP TABLE events")
+    create_table(database, time="DATETIME(6)")
+    minutes = [*range(120, 150, 4), *range(151, 180, 4), 185]  # since midnight
+    random = Random(1)
+    rows = [(f"a{n}", random.choice(minutes)) for n in range(7) for _ in range(9)]
+    version: dict[str, int] = {}
+    with database.connect() as connection, connection.cursor() as cursor:
+        for key, minute in sorted(rows, key=lambda row: (row[1] < 150, row[1], random.random())):
+            version[key] = version.get(key, 0) + 1
+            cursor.execute(
+                "INSERT INTO events (aggregate_id, version, event_type, payload, create_time)"
+                " VALUES (%s, %s, 'happened', '1', '2025-10-26' + INTERVAL %s MINUTE)",
+                (key, version[key], minute),
+            )
+    publisher.settings["store"]["time_zone"] = "Europe/Berlin"
+    publisher.settings["read"]["start"] = "2025-10-26T00:30:00Z"
+    publisher.publish_everything()
+    found = publisher.topic.read()
+    first = [r for r in found if BACK - 30 * MINUTE <= r.timestamp * 1000 < BACK]
+    second = [r for r in found if BACK <= r.timestamp * 1000 < BACK + 30 * MINUTE]
+    assert first
+    assert second
+    return found
+
+
+def test_what_was_created_in_the_hour_that_is_lived_twice_is_published_once_and_as_it_was(
+    publisher: Publisher, in_berlin: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "_PAGE_ROWS", 5)
+    config = settings.load(publisher.config, {}, {}).config
+
+    def facts(records: list[Record]) -> list[tuple[str, int, int, bytes]]:
+        return sorted((r.key, r.version, r.timestamp, r.headers["ce_time"]) for r in records)
+
+    bounds = [BACK + minutes * MINUTE for minutes in (-30, -10, 0, 12, 90)]
+    for number, (first, last) in enumerate(combinations(bounds, 2)):
+        what = Range(first, last, f"{publisher.topic.name}.again", id=str(number))
+        of_it = [r for r in in_berlin if first <= r.timestamp * 1000 <= last]
+        assert replay(config, what).events == len(of_it)
+        assert replay(config, what).events == 0
+        one = Range(first, last, what.topic, "a1", id=f"{number}.a1")
+        assert replay(config, one).events == sum(r.key == "a1" for r in of_it)
+        records = of(publisher, what.topic)
+        published = [r for r in records if r.headers["eventpub_replay"] == str(number).encode()]
+        assert facts(published) == facts(of_it)
+        for key in {r.key for r in published}:
+            order = [r.version for r in published if r.key == key]
+            assert order == sorted(order)
+        alone = [r for r in records if r.headers["eventpub_replay"] == one.id.encode()]
+        assert facts(alone) == facts([r for r in of_it if r.key == "a1"])
+
+
+def test_a_comparison_that_begins_or_ends_within_the_hour_that_is_lived_twice_is_of_all_of_it(
+    publisher: Publisher, in_berlin: list[Record]
+) -> None:
+    config = settings.load(publisher.config, {}, {}).config
+    assert verify(config).is_equal
+    bounds = [BACK + minutes * MINUTE for minutes in (-20, 12, 60, 90)]
+    for first, last in combinations(bounds, 2):
+        verdict = verify(config, first=first, last=last, wait=0)
+        assert verdict.is_equal, (first, last, verdict.to_dict())
+        begin = max(BACK - 30 * MINUTE + 1, first if first >= BACK + 60 * MINUTE else 0)
+        end = last if last >= BACK + 60 * MINUTE else BACK + 60 * MINUTE - 1
+        assert (verdict.first, verdict.last) == (begin, end)
+        assert sum("clocks repeat" in note for note in verdict.notes) == (begin != first) + (
+            end != last
+        )
+        of_it = [r for r in in_berlin if begin <= r.timestamp * 1000 <= end]
+        assert verdict.events == len(of_it)

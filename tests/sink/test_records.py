@@ -109,6 +109,14 @@ def test_the_metadatas_content_type_wins() -> None:
     made = record(payload=b"{", metadata=metadata)
     assert [v for n, v in made.headers if n == "content-type"] == [b"application/avro"]
     assert content_type(b"{}", '{"note": "content-type"}') == "application/json"
+    escaped = record(payload=b"{", metadata='{"content\\u002dtype": "text/x"}')
+    assert [v for n, v in escaped.headers if n == "content-type"] == [b"text/x"]
+
+
+def test_a_null_payload_has_no_content_type_whatever_the_metadata_say() -> None:
+    made = record(payload=None, metadata='{"content-type": "text/x", "user": "u"}')
+    assert content_type(None, '{"content-type": "text/x"}') is None
+    assert made.headers[-1] == ("user", b"u")
 
 
 def test_a_null_payload_is_a_null_value_and_an_empty_one_is_empty() -> None:

@@ -16,7 +16,7 @@ from eventpub import config
 from eventpub.errors import Check, SinkError
 from eventpub.local import Kafka, kafka_cluster
 from eventpub.sink import ShardSink, check_topics, checks, client, fencing, topics
-from eventpub.sink.topics import list_offsets, topic_ids
+from eventpub.sink.topics import list_offsets, partition_counts, topic_ids
 from tests.publisher.harness import eventually
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings
 from tests.sink.mock_cluster import MockCluster
@@ -97,8 +97,23 @@ class TestCheckTopics:
         assert f"{topic_name}.gaps" in error.message
 
     def test_shards_need_a_partition_each(self, servers: str, topic_name: str) -> None:
-        error = error_of(settings(topic_name, servers), shards=PARTITIONS + 1)
+        sink = settings(topic_name, servers)
+        error = error_of(sink, shards=PARTITIONS + 1)
         assert (error.code, error.where) == ("sink.partition_count", "spark.shards")
+        assert f"created with {PARTITIONS}" in error.message
+        assert f"sink.partitions to at least {PARTITIONS + 1}" in (error.suggestion or "")
+        assert topic_name not in partition_counts(sink), "it is refused before it is made"
+
+    def test_shards_need_a_partition_each_of_the_topic_that_exists(
+        self, servers: str, topic_name: str, make: Make
+    ) -> None:
+        """It may have been made with fewer, as sink.partitions still says."""
+        make({topic_name: PARTITIONS + 2})
+        sink = settings(topic_name, servers)
+        layout = check_topics(sink, shards=PARTITIONS + 2)
+        assert layout.partitions == PARTITIONS + 2
+        error = error_of(sink, shards=PARTITIONS + 3)
+        assert f"{topic_name} has {PARTITIONS + 2}" in error.message
 
 
 class TestBrokersThatDoNotAnswer:
@@ -213,8 +228,13 @@ class TestDoctor:
         self, servers: str, topic_name: str, make: Make
     ) -> None:
         make({topic_name: 2})
-        found = self.of(settings(topic_name, servers), shards=3)["topic"]
+        sink = settings(topic_name, servers)
+        found = self.of(sink, shards=3)["topic"]
         assert (found.status, found.code) == ("wrong", "sink.partition_count")
+        not_made = sink.model_copy(update={"topic": f"{topic_name}.other"})
+        found = self.of(not_made, shards=PARTITIONS + 1)["topic"]
+        assert (found.status, found.code) == ("wrong", "sink.partition_count")
+        assert "sink.partitions" in (found.suggestion or "")
 
     def test_a_timeout_above_the_brokers_is_refused(self, servers: str, topic_name: str) -> None:
         sink = settings(topic_name, servers)

@@ -13,6 +13,7 @@ import pytest
 from eventpub.admission.model import EVENTS, Shard
 from eventpub.errors import StoreError
 from eventpub.store import events, statements
+from eventpub.store.connection import run
 from tests.conftest import FreshDatabase
 from tests.store.tables import SECOND, SLICE, create, ids, insert, keys, open_store, read, utc
 
@@ -350,6 +351,33 @@ def test_what_waits_is_counted_and_dated(database: FreshDatabase) -> None:
     assert store.waiting(NOON, NOON + 4 * SECOND, 100) == (NOON + SECOND, 4)
     assert store.waiting(NOON, NOON + 4 * SECOND, 3) == (NOON + SECOND, 3)
     assert store.waiting(NOON + 9 * SECOND, NOON + 10 * SECOND, 3) == (NOON + 10 * SECOND, 0)
+
+
+@both
+def test_what_is_written_while_a_reader_stands_still_is_not_of_the_future(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the process is suspended between its statements."""
+    store = open_store(create(database))
+    assert store.ahead() == 0
+
+    def run_and_wait(*arguments: Any) -> Any:
+        found = run(*arguments)
+        database.execute("DO SLEEP(0.01)")
+        append()
+        return found
+
+    def append(seconds: int = 0) -> None:
+        database.execute(
+            "INSERT INTO events (aggregate_id, version, event_type, create_time)"
+            " SELECT 'a', COUNT(*), 't', NOW(6) + INTERVAL %s SECOND FROM events",
+            (seconds,),
+        )
+
+    monkeypatch.setattr(events, "run", run_and_wait)
+    assert [store.ahead() for _ in range(3)] == [0, 0, 0]
+    append(100)
+    assert 90 * SECOND < store.ahead() <= 100 * SECOND
 
 
 def test_an_empty_window_has_the_schema_of_events(database: FreshDatabase) -> None:
