@@ -2,8 +2,9 @@
 
 The publisher is asked first, then the store, then the topics: what a publisher has accounted for is
 on the topics by the time they are read, so that nothing counts as missing which was on its way. The
-topics are read as any service reads them, in the partition of the key, from the event's creation
-time on, and for a limited time: what was not read is said.
+topics are read as any service reads them, for a limited time: what was not read is said. Events are
+looked for in the partition of the key, from their creation time on, and then in all others, where
+those stand that were written before partitions were added; skips and dead letters in all at once.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def trace(
         search.run(set(versions) or None, oldest)
         if versions:
             is_asked_for = version is not None
-            lost = [v for v in versions if judge.misses(v, stored.get(v), is_asked_for)]
+            lost = [v for v in versions if judge.misses(v, stored.get(v), is_asked_for, search)]
             search.look_elsewhere(lost, oldest)
         else:
             search.look_elsewhere(set() if topics.by_version else None, oldest)
@@ -132,11 +133,18 @@ class _Judge:
             note = f"{note}; no row in the table".removeprefix("; ")
         return replace(traced, verdict=verdict, note=note)
 
-    def misses(self, version: int, stored: Stored | None, is_asked_for: bool) -> bool:
+    def misses(
+        self, version: int, stored: Stored | None, is_asked_for: bool, search: Search
+    ) -> bool:
         """Whether a version may be on the topic and was not found where it should be."""
         traced, position = self(version, stored), self._publisher.position
+        if traced.skip is not None and not traced.found:  # it may have been published since
+            is_missing = in_ranges(version, self._publisher.skipped)
+            return (stored is not None or is_asked_for) and not is_missing
         if traced.verdict == "dead" and traced.note.startswith(OF_ANOTHER):
             return all(f.topic != self._config.sink.topic for f in traced.found)
+        if traced.verdict == "dead":  # as may a row that was refused before partitions were added
+            return any(search.is_moved(f) for f in traced.found)
         if stored is None:
             return is_asked_for and traced.verdict == "unknown"
         is_due = position is None or stored.create_time <= position

@@ -213,13 +213,25 @@ class Search:
             if topic in self._partitions
         ]
 
-    def read_sides(self) -> None:
-        """Read its skips and dead letters.
+    def _all(self, topics: Iterable[str]) -> list[Place]:
+        """All partitions of some topics."""
+        return [(t, number) for t in topics for number in range(self._partitions.get(t, 0))]
 
-        Few stand on these topics, and they may be of versions whose time nobody knows.
+    def is_moved(self, found: Found) -> bool:
+        """Whether a record stands where it would not be written to today: partitions were added."""
+        return (found.topic, found.partition) not in self._own([found.topic])
+
+    def read_sides(self) -> None:
+        """Read its skips and dead letters; of each version, those of its own partition last.
+
+        Few stand on these topics, and they may be of versions whose time nobody knows. All
+        partitions are read: what was written before some were added stands in another one.
         """
-        sides = self._own([self._sink.gaps_topic, self._sink.dead_topic])
-        self._read(dict.fromkeys(sides, 0), None)
+        sides = [self._sink.gaps_topic, self._sink.dead_topic]
+        self._read(dict.fromkeys(self._all(sides), 0), None)
+        own = set(self._own(sides))
+        for found in self._topics.by_version.values():
+            found.sort(key=lambda record: (record.topic, record.partition) in own)
 
     def run(self, wanted: Collection[int] | None, oldest: int | None) -> None:
         """Look where the records are by rights.
@@ -245,10 +257,9 @@ class Search:
         if wanted is not None and not wanted:
             return
         sink = self._sink
-        numbers = range(self._partitions[sink.topic])
-        others = [(sink.topic, n) for n in numbers if (sink.topic, n) not in self._starts]
-        before = {p: (0, end) for p, end in self._starts.items() if end and p[0] == sink.topic}
-        self._read({p: low for p, (low, _) in before.items()}, wanted, dict(self._starts))
+        others = [p for p in self._all([sink.topic, sink.late_topic]) if p not in self._starts]
+        before = {place: end for place, end in self._starts.items() if end}
+        self._read(dict.fromkeys(before, 0), wanted, before)
         self._read(self._from(others, oldest), wanted)
 
     def _from(self, places: list[Place], oldest: int | None) -> dict[Place, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
@@ -152,6 +153,44 @@ def test_an_event_is_found_after_partitions_were_added(
         moved += record.partition != topic_partition(record.key, 7)
     assert moved
     assert verdicts(trace(publisher, 1, "foreign")) == {}
+
+
+@pytest.mark.parametrize("late", ["publish", "divert"])
+def test_skips_dead_letters_and_late_events_are_found_after_partitions_were_added(
+    database: FreshDatabase, new_publisher: NewPublisher, late: str
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, gaps={"max_backoff": 2, "late": late})
+    publisher.start()
+    ids = [f"id-{n}" for n in range(4)]
+    for aggregate_id in ids:
+        commit(database, aggregate_id, 0, 1, 4)
+    for aggregate_id in ids:
+        publisher.until_published(aggregate_id, [1, 4])
+        commit(database, aggregate_id, 3, create_time=LONG_AGO)
+    expected = {0: "dead", 1: "published", 2: "skipped", 3: "late", 4: "published"}
+    for aggregate_id in ids:
+        eventually(lambda a=aggregate_id: found_so(publisher, a, expected))  # type: ignore[misc]
+    assert publisher.stop() == 143
+    sink = publisher.settings["sink"]
+    name = sink["topic"]
+    admin = AdminClient({"bootstrap.servers": sink["bootstrap_servers"]})
+    sides = [f"{name}.gaps", f"{name}.dead"] + [f"{name}.late"] * (late == "divert")
+    grown = [NewPartitions(topic, 7) for topic in (name, *sides)]
+    for made in admin.create_partitions(grown).values():
+        made.result()
+    assert any(topic_partition(a, 4) != topic_partition(a, 7) for a in ids)
+
+    for aggregate_id in ids:
+        assert verdicts(trace(publisher, 1, aggregate_id)) == expected
+        for version, verdict in expected.items():
+            found = trace(publisher, int(verdict == "dead"), aggregate_id, str(version))
+            assert verdicts(found) == {version: verdict}
+
+
+def found_so(publisher: Publisher, aggregate_id: str, expected: dict[int, str]) -> bool:
+    done = publisher.command("trace", aggregate_id, "--json")
+    return verdicts(json.loads(done.stdout)["result"]) == expected
 
 
 def test_versions_that_were_refused_are_shown_without_being_named(
