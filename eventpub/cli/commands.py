@@ -347,7 +347,7 @@ _later = click.option(
 def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
     """Look up an aggregate's missing versions now, whether they are waited for or were skipped.
 
-    Exit status 1 if they are still missing.
+    Exit status 1 if they are still missing, or nobody has looked; 0 if none is missing any more.
     """
     loaded = request.load()
     from eventpub.ops.gaps import act

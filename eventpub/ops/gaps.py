@@ -62,8 +62,8 @@ class Answer:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was done, or will be."""
-        return self.outcome in {"found", "skipped", "kept"}
+        """Whether it was done, will be, or is needless."""
+        return self.outcome in {"found", "nothing is missing", "skipped", "kept"}
 
 
 def find(config: Config) -> Gaps:
