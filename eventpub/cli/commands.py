@@ -123,18 +123,18 @@ def doctor(request: Request) -> Report:
 def _show_checks(console: Console, checks: list[Check], summary: str) -> None:
     from rich.text import Text
 
-    from eventpub.masking import mask
+    from eventpub.terminal import for_people
 
     styles = {"ok": "green", "warn": "yellow", "wrong": "bold red", "skipped": "dim"}
     for check in checks:
         shown = "-" if check.status == "skipped" else check.status
         line = Text(f"{shown:>5}  ", style=styles[check.status])
-        line.append(mask(f"{check.name}: {check.message}"), style="default")
+        line.append(for_people(f"{check.name}: {check.message}"), style="default")
         if check.code and check.status != "ok":
             line.append(f"  [{check.code}]", style="dim")
         console.print(line)
         if check.suggestion and check.status != "ok":
-            for row in mask(check.suggestion).splitlines():
+            for row in for_people(check.suggestion).splitlines():
                 console.print(Text(f"       {row}", style="cyan"))
     console.print(summary, markup=False)
 
@@ -383,7 +383,9 @@ def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Re
 
 def _agrees(question: str) -> bool:
     """Whether somebody at a terminal says yes; where there is none, nobody does."""
-    return _is_somebody_there() and click.confirm(question, err=True)
+    from eventpub.terminal import for_people
+
+    return _is_somebody_there() and click.confirm(for_people(question), err=True)
 
 
 def _is_somebody_there() -> bool:

@@ -12,7 +12,7 @@ import click
 
 from eventpub.cli.options import Request, configured, reports
 from eventpub.cli.output import DONE, NO, Report
-from eventpub.masking import mask
+from eventpub.terminal import for_people
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -73,7 +73,7 @@ def _watch(find: Callable[[], Standing]) -> Report:
         with in_place(panel, stays=True) if can_redraw() else nullcontext():
             while True:
                 if not can_redraw():
-                    sys.stderr.write(mask(_summary(panel.standing)) + "\n")
+                    sys.stderr.write(for_people(_summary(panel.standing)) + "\n")
                 time.sleep(1.0)
                 end_if_asked()
                 panel.standing = find()
@@ -151,7 +151,7 @@ def _parts(standing: Standing) -> list[RenderableType]:
     now = found["at"]
 
     def text(value: object, style: str = "") -> Text:
-        return Text(mask(str(value)), style=style)
+        return Text(for_people(str(value)), style=style)
 
     head = Table.grid(padding=(0, 2))
     head.add_column()

@@ -134,7 +134,7 @@ def _show(console: Console, found: Trace, summary: str) -> None:
     from rich.text import Text
 
     from eventpub.cli.terminal import Rows
-    from eventpub.masking import mask
+    from eventpub.terminal import for_people
 
     if found.versions:
         rows: list[list[str | Text]] = [
@@ -143,8 +143,8 @@ def _show(console: Console, found: Trace, summary: str) -> None:
         ]
         console.print(Rows(("version", "", "created", "type", "bytes", "where", ""), rows))
     for note in found.notes:
-        console.print(Text(mask(f"note: {note}")))
-    console.print(mask(summary), markup=False)
+        console.print(Text(for_people(f"note: {note}")))
+    console.print(for_people(summary), markup=False)
 
 
 def _cells(traced: Traced) -> list[str]:
