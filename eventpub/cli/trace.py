@@ -22,6 +22,7 @@ _STYLES = {
     "waiting": "cyan",
     "held": "yellow",
     "dead": "red",
+    "invalid": "bold red",
     "missing": "bold red",
     "unknown": "bold red",
 }
@@ -152,7 +153,7 @@ def _cells(traced: Traced) -> list[str]:
     stored = traced.stored
     created, event_type, size = "not in the store", "", ""
     if stored is not None:
-        created = _time(stored.create_time) or ""
+        created = _time(stored.create_time) or "no time"
         event_type = stored.event_type
         size = "NULL" if stored.payload_bytes is None else f"{stored.payload_bytes:,}"
     where = ", ".join(f"{f.topic}[{f.partition}] offset {f.offset}" for f in traced.found)

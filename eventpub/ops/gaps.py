@@ -13,7 +13,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal
 
-from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges, values
+from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
@@ -148,7 +148,7 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
         return None
     above = VersionRange(aggregate_id, hold.first_missing + 1, hold.seen)
     with EventStore(config.store, EventStore.discover(config.store)) as store:
-        there = values(store.backtrack([above], 1), "version")
+        there = store.versions(above, 1)
     return hold.first_missing, min(there, default=hold.seen) - 1
 
 

@@ -147,8 +147,8 @@ class _Judge:
             return any(search.is_moved(f) for f in traced.found)
         if stored is None:
             return is_asked_for and traced.verdict == "unknown"
-        is_due = position is None or stored.create_time <= position
-        return traced.verdict in {"missing", "waiting", "unknown"} and is_due
+        is_due = position is None or (stored.create_time or 0) <= position
+        return traced.verdict in {"missing", "waiting", "unknown", "invalid"} and is_due
 
     def _on_topics(
         self, found: Sequence[Found], stored: Stored | None
@@ -157,7 +157,7 @@ class _Judge:
         events = [f for f in found if f.topic == sink.topic]
         letters = [f.reason or "" for f in found if f.topic == sink.dead_topic]
         if events and stored is not None and letters and letters[-1].startswith(OF_ANOTHER):
-            created = record_time(stored.create_time)
+            created = record_time(stored.create_time or 0)
             if all(event.timestamp != created for event in events):
                 return "dead", letters[-1]
         if len(events) > 1:
@@ -174,15 +174,32 @@ class _Judge:
         stored, hold = traced.stored, traced.hold
         if traced.skip is not None:
             return self._skipped(traced, traced.skip)
+        if stored is not None and (why := self._why_invalid(stored)):
+            return "invalid", why
         if hold is not None:
             return _held(hold, stored)
         if self._topics.unread:
             return "unknown", "the topics were not read to their ends; see --timeout"
-        if stored is None and self._topics.others:
+        return self._in_store_only(stored) if stored is not None else self._nowhere()
+
+    def _nowhere(self) -> tuple[Verdict, str]:
+        if self._topics.others:
             return "unknown", "not in the store, and on the topics not by this publisher"
-        if stored is None:
-            return "unknown", "neither in the store nor on the topics"
-        return self._in_store_only(stored)
+        return "unknown", "neither in the store nor on the topics"
+
+    def _why_invalid(self, stored: Stored) -> str:
+        """What keeps a row from being published, whatever is waited for; "": nothing does."""
+        if stored.create_time is None:
+            return (
+                "it cannot be published: no create_time, or a zero date. The publisher stops when"
+                " it is the missing version (store.row_invalid): correct or remove the row"
+            )
+        if stored.create_time <= 0 and self._publisher.start <= 0:
+            return (
+                "created before 1970, where reading by time begins: published only when it is the"
+                " missing version"
+            )
+        return ""
 
     def _skipped(self, traced: Traced, skip: SkippedGap) -> tuple[Verdict, str]:
         when = f"given up at {format_time(skip.skipped_at)} ({skip.reason})"
@@ -195,7 +212,7 @@ class _Judge:
         return "skipped", when
 
     def _in_store_only(self, stored: Stored) -> tuple[Verdict, str]:
-        publisher, created = self._publisher, stored.create_time
+        publisher, created = self._publisher, stored.create_time or 0
         position, horizon = publisher.position, self._config.recount.horizon
         if created <= publisher.start:
             return "baseline", f"created before the start, {format_time(publisher.start)}"
