@@ -270,9 +270,10 @@ def gaps() -> None:
 def gaps_list(request: Request, limit: int) -> Report:
     """List aggregates that wait for a version (holds), and versions that were given up (skips).
 
-    Exit status 1 while any aggregate waits.
+    When no publisher runs: as the last one has left them. Exit status 1 while any aggregate waits.
     """
     loaded = request.load()
+    from eventpub.cli.status import KINDS
     from eventpub.ops.gaps import find
 
     found = find(loaded.config)
@@ -285,9 +286,13 @@ def gaps_list(request: Request, limit: int) -> Report:
         summary += f"the recorded skips cannot be read: {why}"
     if found.requests:
         summary += f", {len(found.requests)} requests wait for a publisher"
+    if found.kind != "running":
+        summary += f"; {KINDS[found.kind]}"
     held = [vars(hold) for hold in found.open[:limit]]
     skipped = [vars(gap) | {"still_missing": still} for gap, still in found.skipped[:limit]]
     result = {
+        "running": found.kind == "running",
+        "kind": found.kind,
         "open": [_with_times(hold) for hold in held],
         "open_count": len(found.open),
         "skipped": [_with_times(gap) for gap in skipped],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from eventpub.ops.status import Standing
 
-_KINDS = {
+KINDS = {
     "running": "a publisher runs",
     "silent": "a publisher runs, but is starting or does not answer; this is what was kept",
     "stopped": "no publisher runs; this is what the last one has left",
@@ -107,7 +107,7 @@ def _summary(standing: Standing) -> str:
 
 
 def _standing(standing: Standing) -> str:
-    words, found = _KINDS[standing.kind], standing.document
+    words, found = KINDS[standing.kind], standing.document
     if standing.kind == "stopped" and found is None:
         return "no publisher runs, and how the last one ended is not known"
     if standing.kind != "running" or found is None:

@@ -60,7 +60,9 @@ def test_a6_a7_holds_and_skips_are_listed_and_acted_on(
     publisher.until_published("b", [1])
     publisher.until_published("a", [1])
     eventually(lambda: len(gaps(publisher, 1)["open"]) == 2, 60)
-    hold = next(h for h in gaps(publisher, 1)["open"] if h["aggregate_id"] == "a")
+    found = gaps(publisher, 1)
+    assert (found["running"], found["kind"]) == (True, "running")
+    hold = next(h for h in found["open"] if h["aggregate_id"] == "a")
     assert (hold["first_missing"], hold["seen"], hold["attempts"]) == (2, 3, 0)
 
     assert answer(publisher, "retry", "a") == "still missing"
@@ -83,6 +85,9 @@ def test_a6_a7_holds_and_skips_are_listed_and_acted_on(
     assert answer(publisher, "retry", "b") == "still missing"
 
     assert publisher.stop() == 143
+    found = gaps(publisher, 0)
+    assert (found["running"], found["kind"]) == (False, "stopped")
+    assert "; no publisher runs; this is what" in publisher.command("gaps", "list").stdout
     with transaction(database) as cursor:  # behind the horizon: nobody looks for it by itself
         insert(cursor, "b", 2, create_time="2020-01-01 00:00:00")
         cursor.connection.commit()
