@@ -5,6 +5,7 @@ Imported when something is drawn: rich takes a while to load.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import IO, Any
 
@@ -27,7 +28,9 @@ class SafeConsole(Console):
     """
 
     def __init__(self, file: IO[str], **options: Any) -> None:
-        super().__init__(file=file, highlight=False, markup=False, emoji=False, **options)
+        environ = {k: v for k, v in os.environ.items() if k not in _SIZES or _is_size(v)}
+        options |= {"highlight": False, "markup": False, "emoji": False}
+        super().__init__(file=file, _environ=environ, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Text of a string, without secrets."""
@@ -40,6 +43,19 @@ class SafeConsole(Console):
         if isinstance(renderable, Text):
             renderable = _printable(renderable)
         return super().render(renderable, options)
+
+
+_SIZES = {"COLUMNS", "LINES"}
+
+
+def _is_size(value: str) -> bool:
+    """Whether a variable says how large a terminal is; in a width of 0 nothing would be drawn."""
+    return value.isascii() and value.isdigit() and int(value) > 0
+
+
+def has_width() -> bool:
+    """Whether somebody has said how wide the text is to be."""
+    return _is_size(os.environ.get("COLUMNS", ""))
 
 
 def _printable(text: Text) -> Text:

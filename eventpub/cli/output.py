@@ -331,11 +331,11 @@ def write_error(error: EventpubError, cause: BaseException) -> None:
 
 def console(*, stderr: bool = False) -> Console:
     """Where an answer is drawn; plain text of any width where there is no terminal."""
-    from eventpub.cli.console import SafeConsole
+    from eventpub.cli.console import SafeConsole, has_width
 
     stream = sys.stderr if stderr else sys.stdout
     made = SafeConsole(stream, soft_wrap=not stream.isatty())
-    if not stream.isatty() and "COLUMNS" not in os.environ:
+    if not stream.isatty() and not has_width():
         made.width = 160
     return made
 
