@@ -1,11 +1,40 @@
-"""Whether somebody looks at a terminal where lines can be drawn again."""
+"""What a terminal can do, and text that it shows instead of obeying it."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+
+from eventpub.masking import mask
+
+CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb]"
+)
+"""Characters that move the cursor, colour, ring, or change the order in which others are shown.
+
+Not among them: new lines and tabs, of which longer texts are made.
+"""
 
 
 def can_redraw() -> bool:
     """Whether stderr is a terminal that can; a dumb one (TERM=dumb, of editors) gets lines."""
     return sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
+
+
+def printable(text: str) -> str:
+    r"""Text with each control character as it would be written: ``\x1b``, ``\u202e``.
+
+    The ids of aggregates come from applications, which may take them from anybody.
+    """
+    return CONTROLS.sub(lambda found: escaped(found[0]), text)
+
+
+def escaped(character: str) -> str:
+    """How one character is written."""
+    return f"\\x{ord(character):02x}" if character < "\u0100" else f"\\u{ord(character):04x}"
+
+
+def for_people(text: str) -> str:
+    """As it may be written to a terminal: secrets hidden, control characters escaped."""
+    return printable(mask(text))

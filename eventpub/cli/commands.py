@@ -123,18 +123,18 @@ def doctor(request: Request) -> Report:
 def _show_checks(console: Console, checks: list[Check], summary: str) -> None:
     from rich.text import Text
 
-    from eventpub.masking import mask
+    from eventpub.terminal import for_people
 
     styles = {"ok": "green", "warn": "yellow", "wrong": "bold red", "skipped": "dim"}
     for check in checks:
         shown = "-" if check.status == "skipped" else check.status
         line = Text(f"{shown:>5}  ", style=styles[check.status])
-        line.append(mask(f"{check.name}: {check.message}"), style="default")
+        line.append(for_people(f"{check.name}: {check.message}"), style="default")
         if check.code and check.status != "ok":
             line.append(f"  [{check.code}]", style="dim")
         console.print(line)
         if check.suggestion and check.status != "ok":
-            for row in mask(check.suggestion).splitlines():
+            for row in for_people(check.suggestion).splitlines():
                 console.print(Text(f"       {row}", style="cyan"))
     console.print(summary, markup=False)
 
@@ -287,9 +287,10 @@ def gaps() -> None:
 def gaps_list(request: Request, limit: int) -> Report:
     """List aggregates that wait for a version (holds), and versions that were given up (skips).
 
-    Exit status 1 while any aggregate waits.
+    When no publisher runs: as the last one has left them. Exit status 1 while any aggregate waits.
     """
     loaded = request.load()
+    from eventpub.cli.status import KINDS
     from eventpub.ops.gaps import find
 
     found = find(loaded.config)
@@ -302,9 +303,13 @@ def gaps_list(request: Request, limit: int) -> Report:
         summary += f"the recorded skips cannot be read: {why}"
     if found.requests:
         summary += f", {len(found.requests)} requests wait for a publisher"
+    if found.kind != "running":
+        summary += f"; {KINDS[found.kind]}"
     held = [vars(hold) for hold in found.open[:limit]]
     skipped = [vars(gap) | {"still_missing": still} for gap, still in found.skipped[:limit]]
     result = {
+        "running": found.kind == "running",
+        "kind": found.kind,
         "open": [_with_times(hold) for hold in held],
         "open_count": len(found.open),
         "skipped": [_with_times(gap) for gap in skipped],
@@ -364,7 +369,7 @@ _later = click.option(
 def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
     """Look up an aggregate's missing versions now, whether they are waited for or were skipped.
 
-    Exit status 1 if they are still missing.
+    Exit status 1 if they are still missing, or nobody has looked; 0 if none is missing any more.
     """
     loaded = request.load()
     from eventpub.ops.gaps import act
@@ -400,7 +405,9 @@ def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Re
 
 def _agrees(question: str) -> bool:
     """Whether somebody at a terminal says yes; where there is none, nobody does."""
-    return _is_somebody_there() and click.confirm(question, err=True)
+    from eventpub.terminal import for_people
+
+    return _is_somebody_there() and click.confirm(for_people(question), err=True)
 
 
 def _is_somebody_there() -> bool:

@@ -107,7 +107,7 @@ def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
     from rich.text import Text
 
     from eventpub.cli.terminal import Rows
-    from eventpub.masking import mask
+    from eventpub.terminal import for_people
 
     rows = []
     has_earlier = not all(entry["is_last"] for entry in result["letters"])
@@ -134,8 +134,8 @@ def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
             names.insert(2, "letter")
         console.print(Rows((*names, "reason"), rows))
     for note in result["notes"]:
-        console.print(Text(mask(f"note: {note}")))
-    console.print(mask(summary), markup=False)
+        console.print(Text(for_people(f"note: {note}")))
+    console.print(for_people(summary), markup=False)
 
 
 def _size(payload_bytes: int | None) -> str:
@@ -182,7 +182,7 @@ def _printable(payload: bytes) -> str:
 def _show_one(console: Console, shown: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from eventpub.masking import mask
+    from eventpub.terminal import for_people
 
     published = shown["published"]
     where = "no" if shown["is_searched"] else "not known"
@@ -201,14 +201,15 @@ def _show_one(console: Console, shown: dict[str, Any]) -> None:
     if shown["first_bytes"]:
         lines["begins with"] = shown["first_bytes"]
     for name, value in lines.items():
-        console.print(Text(f"{name:>12}  ", style="bold").append(mask(value), style="default"))
+        line = Text(f"{name:>12}  ", style="bold").append(for_people(value), style="default")
+        console.print(line)
     for name, value in shown["headers"].items():
         line = Text("      header  ", style="dim").append(
-            mask(f"{name}: {_printable(value.encode())}")
+            for_people(f"{name}: {_printable(value.encode())}")
         )
         console.print(line)
     for note in shown["notes"]:
-        console.print(Text(mask(f"note: {note}")))
+        console.print(Text(for_people(f"note: {note}")))
 
 
 _OUTCOMES = {

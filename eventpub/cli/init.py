@@ -110,10 +110,10 @@ def _notes(written: Written) -> list[str]:
 def _show(console: Console, result: dict[str, Any], summary: str) -> None:
     from rich.text import Text
 
-    from eventpub.masking import mask
+    from eventpub.terminal import for_people
 
     def line(text: str, style: str = "") -> None:
-        console.print(Text(mask(text), style=style))
+        console.print(Text(for_people(text), style=style))
 
     line(summary, "bold green")
     for ours, name in result["columns"].items():

@@ -201,7 +201,7 @@ def facts_shown(p: Progress, rate: float) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from eventpub.masking import mask
+    from eventpub.terminal import for_people
 
     def count(value: int, bad: str = "") -> Text:
         return Text(f"{value:,}", style=bad if value else "dim")
@@ -232,7 +232,7 @@ def facts_shown(p: Progress, rate: float) -> RenderableType:
         ahead = f"the newest event lies {p.ahead_seconds:,.0f} s in the future"
         lines.append(Text(ahead, style="yellow"))
     if p.last_error:
-        lines.append(Text(mask(p.last_error), style="red"))
+        lines.append(Text(for_people(p.last_error), style="red"))
     if p.stopped_by is not None:
         lines.append(Text(STOPPING, style="yellow"))
     return Group(numbers, *lines)

@@ -156,6 +156,18 @@ def configured(
     return decorate
 
 
+_AS_JSON = "eventpub.as_json"
+
+
+def is_json_wanted() -> bool:
+    """Whether the command that runs has `--json`."""
+    return bool(click.get_current_context().meta.get(_AS_JSON))
+
+
+def _note_json(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[_AS_JSON] = value
+
+
 def reports(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--json`; `eventpub.cli.main` acts on it, for errors in the other flags as well."""
     return click.option(
@@ -163,6 +175,7 @@ def reports(command: Callable[..., Any]) -> Callable[..., Any]:
         "as_json",
         is_flag=True,
         expose_value=False,
+        callback=_note_json,
         help="Print the result as one JSON object.",
     )(command)
 

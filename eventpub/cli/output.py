@@ -2,7 +2,7 @@
 
 With ``--json`` stdout gets exactly one object, ``{"command", "ok", "summary", "result", "error"}``,
 whatever happens; part of it where a signal comes while nobody takes it. Every text passes the
-masking of secrets here.
+masking of secrets here, and for people the escaping of control characters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from eventpub.errors import ConfigError, EventpubError, find_marked, words_of
-from eventpub.masking import mask, mask_all
+from eventpub.masking import mask_all
+from eventpub.terminal import for_people
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -301,7 +302,7 @@ def write_text(report: Report) -> None:
     """
     try:
         if report.text is None:
-            sys.stdout.write(mask(report.summary) + "\n")
+            sys.stdout.write(for_people(report.summary) + "\n")
         else:
             report.text(console())
         sys.stdout.flush()
@@ -321,20 +322,20 @@ def write_error(error: EventpubError, cause: BaseException) -> None:
     """An error for people, on stderr; with a traceback where nobody foresaw it."""
     if error.code == "internal.unexpected":
         lines = "".join(traceback.format_exception(cause))
-        sys.stderr.write(mask(lines))
+        sys.stderr.write(for_people(lines))
     problems: tuple[EventpubError, ...] = getattr(error, "problems", (error,))
     for problem in problems:
-        sys.stderr.write(mask(f"error: {problem}") + "\n")
+        sys.stderr.write(for_people(f"error: {problem}") + "\n")
     sys.stderr.flush()
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A terminal that hides secrets; plain text of any width where there is no terminal."""
-    from rich.console import Console
+    """Where an answer is drawn; plain text of any width where there is no terminal."""
+    from eventpub.cli.console import SafeConsole, has_width
 
     stream = sys.stderr if stderr else sys.stdout
-    made = Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
-    if not stream.isatty() and "COLUMNS" not in os.environ:
+    made = SafeConsole(stream, soft_wrap=not stream.isatty())
+    if not stream.isatty() and not has_width():
         made.width = 160
     return made
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.options import Request, configured, is_json_wanted, reports
 from eventpub.cli.output import DONE, NO, Report
-from eventpub.masking import mask
+from eventpub.terminal import for_people
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from eventpub.ops.status import Standing
 
-_KINDS = {
+KINDS = {
     "running": "a publisher runs",
     "silent": "a publisher runs, but is starting or does not answer; this is what was kept",
     "stopped": "no publisher runs; this is what the last one has left",
@@ -29,7 +29,12 @@ _STYLES = {"ok": "green", "warn": "yellow", "error": "bold red"}
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Show it again every second, until Ctrl-C; where stdout is no terminal, the last line of"
+    " it. Not with --json.",
+)
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def status(request: Request, watch: bool) -> Report:
@@ -37,6 +42,8 @@ def status(request: Request, watch: bool) -> Report:
 
     When none runs: what ended the last one. Exit status 1 if none runs, or a check is wrong.
     """
+    if watch and is_json_wanted():
+        raise click.UsageError("--watch does not go with --json, which prints one object")
     loaded = request.load()
     from eventpub.ops.status import find
 
@@ -55,7 +62,10 @@ def status(request: Request, watch: bool) -> Report:
 
 
 def _watch(find: Callable[[], Standing]) -> Report:
-    """Show it anew every second until Ctrl-C, which is how it ends."""
+    """Show it anew every second until Ctrl-C, which is how it ends.
+
+    On a terminal in one place; elsewhere, where a pipe's reader waits for lines, the summary.
+    """
     from eventpub.cli.output import end_if_asked
     from eventpub.cli.terminal import in_place
     from eventpub.terminal import can_redraw
@@ -69,11 +79,14 @@ def _watch(find: Callable[[], Standing]) -> Report:
             return Group(*_parts(self.standing), _summary(self.standing))
 
     panel = Panel()
+    is_drawn = sys.stdout.isatty() and can_redraw()
     try:
-        with in_place(panel, stays=True) if can_redraw() else nullcontext():
+        with in_place(panel, stays=True) if is_drawn else nullcontext():
             while True:
-                if not can_redraw():
-                    sys.stderr.write(mask(_summary(panel.standing)) + "\n")
+                if not is_drawn:
+                    line = " ".join(_summary(panel.standing).split())
+                    sys.stdout.write(for_people(line) + "\n")
+                    sys.stdout.flush()
                 time.sleep(1.0)
                 end_if_asked()
                 panel.standing = find()
@@ -107,7 +120,7 @@ def _summary(standing: Standing) -> str:
 
 
 def _standing(standing: Standing) -> str:
-    words, found = _KINDS[standing.kind], standing.document
+    words, found = KINDS[standing.kind], standing.document
     if standing.kind == "stopped" and found is None:
         return "no publisher runs, and how the last one ended is not known"
     if standing.kind != "running" or found is None:
@@ -151,7 +164,7 @@ def _parts(standing: Standing) -> list[RenderableType]:
     now = found["at"]
 
     def text(value: object, style: str = "") -> Text:
-        return Text(mask(str(value)), style=style)
+        return Text(for_people(str(value)), style=style)
 
     head = Table.grid(padding=(0, 2))
     head.add_column()

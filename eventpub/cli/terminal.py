@@ -15,8 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eventpub.masking import mask
-from eventpub.terminal import can_redraw
+from eventpub.terminal import can_redraw, for_people
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -38,11 +37,12 @@ def in_place(view: RenderableType, *, stays: bool = False) -> Iterator[None]:
     Args:
         stays: whether it is still there at the end.
     """
-    from rich.console import Console
     from rich.live import Live
 
+    from eventpub.cli.console import SafeConsole
+
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
-        shown = Console(file=terminal, highlight=False)
+        shown = SafeConsole(terminal)
         live = Live(
             _Narrower(view),
             console=shown,
@@ -124,7 +124,7 @@ def _bar() -> Iterator[Show]:
 
     def show(doing: str, done: float | None) -> None:
         total = None if done is None else 1.0
-        shown.update(task, total=total, completed=done or 0.0, description=mask(doing))
+        shown.update(task, total=total, completed=done or 0.0, description=for_people(doing))
 
     with in_place(shown):
         yield show
@@ -171,7 +171,9 @@ class Rows:
         from rich.text import Text
 
         self._names = names
-        self._rows = [[c if isinstance(c, Text) else Text(mask(c)) for c in row] for row in rows]
+        self._rows = [
+            [c if isinstance(c, Text) else Text(for_people(c)) for c in row] for row in rows
+        ]
         self._title = title
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

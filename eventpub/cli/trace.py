@@ -22,6 +22,7 @@ _STYLES = {
     "waiting": "cyan",
     "held": "yellow",
     "dead": "red",
+    "invalid": "bold red",
     "missing": "bold red",
     "unknown": "bold red",
 }
@@ -134,7 +135,7 @@ def _show(console: Console, found: Trace, summary: str) -> None:
     from rich.text import Text
 
     from eventpub.cli.terminal import Rows
-    from eventpub.masking import mask
+    from eventpub.terminal import for_people
 
     if found.versions:
         rows: list[list[str | Text]] = [
@@ -143,8 +144,8 @@ def _show(console: Console, found: Trace, summary: str) -> None:
         ]
         console.print(Rows(("version", "", "created", "type", "bytes", "where", ""), rows))
     for note in found.notes:
-        console.print(Text(mask(f"note: {note}")))
-    console.print(mask(summary), markup=False)
+        console.print(Text(for_people(f"note: {note}")))
+    console.print(for_people(summary), markup=False)
 
 
 def _cells(traced: Traced) -> list[str]:
@@ -152,7 +153,7 @@ def _cells(traced: Traced) -> list[str]:
     stored = traced.stored
     created, event_type, size = "not in the store", "", ""
     if stored is not None:
-        created = _time(stored.create_time) or ""
+        created = _time(stored.create_time) or "no time"
         event_type = stored.event_type
         size = "NULL" if stored.payload_bytes is None else f"{stored.payload_bytes:,}"
     where = ", ".join(f"{f.topic}[{f.partition}] offset {f.offset}" for f in traced.found)

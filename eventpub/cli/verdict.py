@@ -119,7 +119,7 @@ def show(console: Console, verdict: Verdict) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from eventpub.masking import mask
+    from eventpub.terminal import for_people
 
     first = format_time(verdict.first) if verdict.first > 1 else "the beginning"
     table = Table(
@@ -158,9 +158,9 @@ def show(console: Console, verdict: Verdict) -> None:
             created = "" if one.create_time == NO_TIME else f" {format_time(one.create_time)}"
             at = "" if one.offset is None else f" partition {one.partition} offset {one.offset}"
             line = f"  {one.name}{created}{at}: {one.note}"
-            console.print(Text(mask(line)))
+            console.print(Text(for_people(line)))
     for note in [*verdict.notes, *_about(verdict)]:
-        console.print(Text(mask(f"note: {note}")))
+        console.print(Text(for_people(f"note: {note}")))
     console.print(Text(_answer(verdict)), style="bold green" if verdict.ok else "bold red")
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges, values
+from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
@@ -38,12 +38,15 @@ class Gaps:
             missing from the topic; none where the topic cannot be read.
         requests: what publishers were asked to do and have not answered, oldest first.
         unread: why the topic of skips cannot be read; None: it was.
+        kind: who says so, as of `ops.status.Standing`: "running"; otherwise what was kept of it, by
+            one that does not answer ("silent"), or the last one ("stopped", "never").
     """
 
     open: list[Hold]
     skipped: list[tuple[SkippedGap, bool]]
     requests: list[Request]
     unread: SinkError | None = None
+    kind: str = "running"
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Answer:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was done, or will be."""
-        return self.outcome in {"found", "skipped", "kept"}
+        """Whether it was done, will be, or is needless."""
+        return self.outcome in {"found", "nothing is missing", "skipped", "kept"}
 
 
 def find(config: Config) -> Gaps:
@@ -72,7 +75,13 @@ def find(config: Config) -> Gaps:
     Raises:
         StateError: the state cannot be read.
     """
-    holds, missing = _pending(config)
+    state = StateDir(config.app.state_dir)
+    pending = _asked(state)
+    kind = "running"
+    if pending is None:
+        pending = _kept(config, state)
+        kind = "silent" if state.is_running() else "stopped" if state.was_used() else "never"
+    holds, missing = pending
     unread: SinkError | None = None
     recorded: list[SkippedGap] = []
     try:
@@ -91,8 +100,9 @@ def find(config: Config) -> Gaps:
             )
             for gap in recorded
         ],
-        requests=StateDir(config.app.state_dir).kept(),
+        requests=state.kept(),
         unread=unread,
+        kind=kind,
     )
 
 
@@ -105,24 +115,31 @@ def _recorded(config: Config) -> list[SkippedGap]:
     return sorted((gap for part in fold for gap in part.gaps), key=lambda gap: -gap.skipped_at)
 
 
-def _pending(config: Config) -> tuple[list[Hold], dict[str, list[tuple[int, int]]]]:
-    """The open holds, and per aggregate the skipped versions that are still missing."""
-    state = StateDir(config.app.state_dir)
-    answers = None
+_Pending: TypeAlias = tuple[list[Hold], dict[str, list[tuple[int, int]]]]
+"""The open holds, and per aggregate the skipped versions that are still missing."""
+
+
+def _asked(state: StateDir) -> _Pending | None:
+    """As the running publisher says; None: none runs, or it does not answer."""
     try:
         answers = ask_shards(state, Request(secrets.token_hex(8), "list"), _LIST_TIMEOUT)
     except StateError as error:
         if error.code != "run.request_failed":
             raise
-    if answers is not None:
-        found = [json.loads(answer) for answer in answers.values()]
-        open_holds = [Hold(**hold) for answer in found for hold in answer["holds"]]
-        skips = {
-            a: [(first, last) for first, last in ranges]
-            for answer in found
-            for a, ranges in answer["skipped"].items()
-        }
-        return open_holds, skips
+        return None
+    if answers is None:
+        return None
+    found = [json.loads(answer) for answer in answers.values()]
+    skips = {
+        a: [(first, last) for first, last in ranges]
+        for answer in found
+        for a, ranges in answer["skipped"].items()
+    }
+    return [Hold(**hold) for answer in found for hold in answer["holds"]], skips
+
+
+def _kept(config: Config, state: StateDir) -> _Pending:
+    """As the indexes of this machine have it."""
     progress = state.read_progress() or {}
     shards = progress.get("shards", config.spark.shards)
     holds: list[Hold] = []
@@ -142,13 +159,14 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
     Raises:
         StateError, StoreError: the index or the store cannot be read.
     """
-    holds, _ = _pending(config)
+    state = StateDir(config.app.state_dir)
+    holds, _ = _asked(state) or _kept(config, state)
     hold = next((h for h in holds if h.aggregate_id == aggregate_id), None)
     if hold is None:
         return None
     above = VersionRange(aggregate_id, hold.first_missing + 1, hold.seen)
     with EventStore(config.store, EventStore.discover(config.store)) as store:
-        there = values(store.backtrack([above], 1), "version")
+        there = store.versions(above, 1)
     return hold.first_missing, min(there, default=hold.seen) - 1
 
 

@@ -2,8 +2,9 @@
 
 The publisher is asked first, then the store, then the topics: what a publisher has accounted for is
 on the topics by the time they are read, so that nothing counts as missing which was on its way. The
-topics are read as any service reads them, in the partition of the key, from the event's creation
-time on, and for a limited time: what was not read is said.
+topics are read as any service reads them, for a limited time: what was not read is said. Events are
+looked for in the partition of the key, from their creation time on, and then in all others, where
+those stand that were written before partitions were added; skips and dead letters in all at once.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def trace(
         search.run(set(versions) or None, oldest)
         if versions:
             is_asked_for = version is not None
-            lost = [v for v in versions if judge.misses(v, stored.get(v), is_asked_for)]
+            lost = [v for v in versions if judge.misses(v, stored.get(v), is_asked_for, search)]
             search.look_elsewhere(lost, oldest)
         else:
             search.look_elsewhere(set() if topics.by_version else None, oldest)
@@ -132,15 +133,22 @@ class _Judge:
             note = f"{note}; no row in the table".removeprefix("; ")
         return replace(traced, verdict=verdict, note=note)
 
-    def misses(self, version: int, stored: Stored | None, is_asked_for: bool) -> bool:
+    def misses(
+        self, version: int, stored: Stored | None, is_asked_for: bool, search: Search
+    ) -> bool:
         """Whether a version may be on the topic and was not found where it should be."""
         traced, position = self(version, stored), self._publisher.position
+        if traced.skip is not None and not traced.found:  # it may have been published since
+            is_missing = in_ranges(version, self._publisher.skipped)
+            return (stored is not None or is_asked_for) and not is_missing
         if traced.verdict == "dead" and traced.note.startswith(OF_ANOTHER):
             return all(f.topic != self._config.sink.topic for f in traced.found)
+        if traced.verdict == "dead":  # as may a row that was refused before partitions were added
+            return any(search.is_moved(f) for f in traced.found)
         if stored is None:
             return is_asked_for and traced.verdict == "unknown"
-        is_due = position is None or stored.create_time <= position
-        return traced.verdict in {"missing", "waiting", "unknown"} and is_due
+        is_due = position is None or (stored.create_time or 0) <= position
+        return traced.verdict in {"missing", "waiting", "unknown", "invalid"} and is_due
 
     def _on_topics(
         self, found: Sequence[Found], stored: Stored | None
@@ -149,7 +157,7 @@ class _Judge:
         events = [f for f in found if f.topic == sink.topic]
         letters = [f.reason or "" for f in found if f.topic == sink.dead_topic]
         if events and stored is not None and letters and letters[-1].startswith(OF_ANOTHER):
-            created = record_time(stored.create_time)
+            created = record_time(stored.create_time or 0)
             if all(event.timestamp != created for event in events):
                 return "dead", letters[-1]
         if len(events) > 1:
@@ -166,15 +174,32 @@ class _Judge:
         stored, hold = traced.stored, traced.hold
         if traced.skip is not None:
             return self._skipped(traced, traced.skip)
+        if stored is not None and (why := self._why_invalid(stored)):
+            return "invalid", why
         if hold is not None:
             return _held(hold, stored)
         if self._topics.unread:
             return "unknown", "the topics were not read to their ends; see --timeout"
-        if stored is None and self._topics.others:
+        return self._in_store_only(stored) if stored is not None else self._nowhere()
+
+    def _nowhere(self) -> tuple[Verdict, str]:
+        if self._topics.others:
             return "unknown", "not in the store, and on the topics not by this publisher"
-        if stored is None:
-            return "unknown", "neither in the store nor on the topics"
-        return self._in_store_only(stored)
+        return "unknown", "neither in the store nor on the topics"
+
+    def _why_invalid(self, stored: Stored) -> str:
+        """What keeps a row from being published, whatever is waited for; "": nothing does."""
+        if stored.create_time is None:
+            return (
+                "it cannot be published: no create_time, or a zero date. The publisher stops when"
+                " it is the missing version (store.row_invalid): correct or remove the row"
+            )
+        if stored.create_time <= 0 and self._publisher.start <= 0:
+            return (
+                "created before 1970, where reading by time begins: published only when it is the"
+                " missing version"
+            )
+        return ""
 
     def _skipped(self, traced: Traced, skip: SkippedGap) -> tuple[Verdict, str]:
         when = f"given up at {format_time(skip.skipped_at)} ({skip.reason})"
@@ -187,7 +212,7 @@ class _Judge:
         return "skipped", when
 
     def _in_store_only(self, stored: Stored) -> tuple[Verdict, str]:
-        publisher, created = self._publisher, stored.create_time
+        publisher, created = self._publisher, stored.create_time or 0
         position, horizon = publisher.position, self._config.recount.horizon
         if created <= publisher.start:
             return "baseline", f"created before the start, {format_time(publisher.start)}"

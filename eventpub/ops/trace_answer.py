@@ -17,13 +17,15 @@ Verdict: TypeAlias = Literal[
     "late",
     "dead",
     "baseline",
+    "invalid",
     "missing",
     "unknown",
 ]
 """published: on the topic. late: published, diverted or dropped after its version was skipped.
-dead: a dead letter. skipped: given up. baseline: created before the start, never published. held:
-its aggregate waits for a version. waiting: younger than what is read so far. missing: it is not
-where it should be. unknown: nothing is known of it, or the time did not suffice."""
+dead: a dead letter. skipped: given up. baseline: created before the start, never published.
+invalid: its row has no time by which it could be read. held: its aggregate waits for a version.
+waiting: younger than what is read so far. missing: it is not where it should be. unknown: nothing
+is known of it, or the time did not suffice."""
 
 _ANSWERED = frozenset({"published", "late", "baseline"})
 _YEAR_3000 = 32_503_680_000_000
@@ -36,12 +38,12 @@ class Stored:
     """A row of the event table.
 
     Attributes:
-        create_time: µs.
+        create_time: µs; None: it has none, or one that is no time.
         event_type: of the event.
         payload_bytes: size of its payload; None: it is NULL.
     """
 
-    create_time: int
+    create_time: int | None
     event_type: str
     payload_bytes: int | None
 
@@ -95,7 +97,7 @@ class Traced:
     def to_dict(self) -> dict[str, Any]:
         """JSON-serializable; times are RFC 3339."""
         stored = None if self.stored is None else asdict(self.stored)
-        if stored is not None:
+        if stored is not None and stored["create_time"] is not None:
             stored["create_time"] = format_time(stored["create_time"])
         return {
             "version": self.version,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eventpub.admission import Hold, SkippedGap, VersionRange, topic_partition, values
+from eventpub.admission import Hold, SkippedGap, VersionRange, topic_partition
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.index import glance
@@ -24,8 +24,7 @@ from eventpub.store import EventStore
 from eventpub.times import parse_time
 
 _LIST_TIMEOUT = 20.0
-_BYTES = 16 * 1024 * 1024
-_HIGHEST = 2**63 - 1
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 
 # -- the publisher -----------------------------------------------------------------------------
@@ -116,24 +115,17 @@ def all_versions(
     config: Config, store: EventStore, aggregate_id: str, hold: Hold | None, limit: int
 ) -> Versions:
     """Those that the store or the publisher knows of; below the first one the highest alone."""
-    newest = _below(store, aggregate_id, _HIGHEST, 1)
+    newest = store.versions(VersionRange(aggregate_id, _LOWEST, _HIGHEST), 1, highest=True)
     if hold is not None:
         newest.append(hold.seen)
     if not newest:
         return Versions(range(0))
     first = config.store.first_version
     # those below the first one are no events; they are dead letters
-    refused = _below(store, aggregate_id, first, limit + 1)
+    below = VersionRange(aggregate_id, _LOWEST, first - 1)
+    refused = store.versions(below, limit + 1, highest=True)
     span = range(first, max(first, max(newest) + 1))
     return Versions(span, frozenset(refused), len(refused) <= limit)
-
-
-def _below(store: EventStore, aggregate_id: str, bound: int, limit: int) -> list[int]:
-    return [
-        int(v)
-        for batch in store.below([(aggregate_id, bound)], limit)
-        for v in values(batch, "version")
-    ]
 
 
 def missing_of(store: EventStore, hold: Hold | None) -> tuple[int, int] | None:
@@ -141,7 +133,7 @@ def missing_of(store: EventStore, hold: Hold | None) -> tuple[int, int] | None:
     if hold is None or hold.catching_up:
         return None
     above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
-    there = values(store.backtrack([above], 1), "version")
+    there = store.versions(above, 1)
     return hold.first_missing, min(there, default=hold.seen) - 1
 
 
@@ -150,25 +142,18 @@ def stored_rows(
 ) -> tuple[dict[int, Stored], int | None]:
     """The rows of some versions, and the creation time of the oldest of them and the one below.
 
-    The time is None where neither is there.
+    The time is None where neither is there, or one has none.
     """
-    stored: dict[int, Stored] = {}
-    times: list[int] = []
     if not versions:
-        return stored, None
-    left = [VersionRange(aggregate_id, versions[0], versions[-1])]
-    while left:
-        rows, left = store.fetch(left, len(versions), _BYTES)
-        for row in rows.to_pylist():
-            payload = row["payload"]
-            stored[row["version"]] = Stored(
-                row["create_time"], row["event_type"], None if payload is None else len(payload)
-            )
-    times += [row.create_time for row in stored.values()]
+        return {}, None
+    rows = store.seen(VersionRange(aggregate_id, versions[0], versions[-1]))
+    stored = {r.version: Stored(r.create_time, r.event_type, r.payload_bytes) for r in rows}
     if len(stored) < len(versions):
-        for batch in store.below([(aggregate_id, versions[0])], 1):
-            times += values(batch, "create_time")
-    return stored, min(times, default=None)
+        below = VersionRange(aggregate_id, _LOWEST, versions[0] - 1)
+        for version in store.versions(below, 1, highest=True):
+            rows += store.seen(VersionRange(aggregate_id, version, version))
+    times = [row.create_time for row in rows if row.create_time is not None]
+    return stored, min(times) if times and len(times) == len(rows) else None
 
 
 # -- the topics --------------------------------------------------------------------------------
@@ -213,13 +198,25 @@ class Search:
             if topic in self._partitions
         ]
 
-    def read_sides(self) -> None:
-        """Read its skips and dead letters.
+    def _all(self, topics: Iterable[str]) -> list[Place]:
+        """All partitions of some topics."""
+        return [(t, number) for t in topics for number in range(self._partitions.get(t, 0))]
 
-        Few stand on these topics, and they may be of versions whose time nobody knows.
+    def is_moved(self, found: Found) -> bool:
+        """Whether a record stands where it would not be written to today: partitions were added."""
+        return (found.topic, found.partition) not in self._own([found.topic])
+
+    def read_sides(self) -> None:
+        """Read its skips and dead letters; of each version, those of its own partition last.
+
+        Few stand on these topics, and they may be of versions whose time nobody knows. All
+        partitions are read: what was written before some were added stands in another one.
         """
-        sides = self._own([self._sink.gaps_topic, self._sink.dead_topic])
-        self._read(dict.fromkeys(sides, 0), None)
+        sides = [self._sink.gaps_topic, self._sink.dead_topic]
+        self._read(dict.fromkeys(self._all(sides), 0), None)
+        own = set(self._own(sides))
+        for found in self._topics.by_version.values():
+            found.sort(key=lambda record: (record.topic, record.partition) in own)
 
     def run(self, wanted: Collection[int] | None, oldest: int | None) -> None:
         """Look where the records are by rights.
@@ -245,10 +242,9 @@ class Search:
         if wanted is not None and not wanted:
             return
         sink = self._sink
-        numbers = range(self._partitions[sink.topic])
-        others = [(sink.topic, n) for n in numbers if (sink.topic, n) not in self._starts]
-        before = {p: (0, end) for p, end in self._starts.items() if end and p[0] == sink.topic}
-        self._read({p: low for p, (low, _) in before.items()}, wanted, dict(self._starts))
+        others = [p for p in self._all([sink.topic, sink.late_topic]) if p not in self._starts]
+        before = {place: end for place, end in self._starts.items() if end}
+        self._read(dict.fromkeys(before, 0), wanted, before)
         self._read(self._from(others, oldest), wanted)
 
     def _from(self, places: list[Place], oldest: int | None) -> dict[Place, int]:

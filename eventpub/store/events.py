@@ -31,7 +31,7 @@ from eventpub.store.connection import (
 )
 from eventpub.store.failures import mapped
 from eventpub.store.layout import Layout, discover
-from eventpub.store.rows import keys_batch, local_times, record_batch
+from eventpub.store.rows import RowSeen, keys_batch, local_times, record_batch, rows_seen
 
 T = TypeVar("T")
 
@@ -413,6 +413,26 @@ class EventStore:
         """As `stream`; one that is left before its end closes its connection."""
         with self._connection() as connection:
             yield from stream(connection, sql, rows=rows, size=size)
+
+    def seen(self, of: VersionRange) -> list[RowSeen]:
+        """The rows of a range as they are, in the order of their versions; for who looks at them.
+
+        Of a row that cannot be published no error is made.
+        """
+        sql = statements.versions_by_key(self._layout, [of])
+        blocks = self._blocks(sql, _BATCH_ROWS, _BATCH_BYTES)
+        return [row for block in blocks for row in rows_seen(self._layout, block)]
+
+    def versions(self, of: VersionRange, most: int, *, highest: bool = False) -> list[int]:
+        """Which versions of a range there are, whatever else their rows have.
+
+        Args:
+            most: the lowest so many, ascending.
+            highest: the highest so many instead, descending.
+        """
+        sql = statements.version_numbers(self._layout, of, most, highest=highest)
+        with self._connection() as connection:
+            return [int(version) for (version,) in run(connection, sql)]
 
     def existing(self, wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
         """Which of some (aggregate, version) there are; costs no row, only the index."""

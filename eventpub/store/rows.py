@@ -5,6 +5,7 @@ What cannot be an event is an error that names the row.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,48 @@ def record_batch(
         if not is_within.all():
             return batch.filter(pa.array(is_within))
     return batch
+
+
+@dataclass(frozen=True)
+class RowSeen:
+    """A row as it is, also one that cannot be published.
+
+    Attributes:
+        version: of the event.
+        create_time: µs; None: it has none, or one that is no time, such as a zero date.
+        event_type: of the event.
+        payload_bytes: size of its payload; None: it is NULL.
+    """
+
+    version: int
+    create_time: int | None
+    event_type: str
+    payload_bytes: int | None
+
+
+def rows_seen(layout: Layout, columns: Columns) -> list[RowSeen]:
+    """A block of rows that have an aggregate and a version."""
+    _, versions, types, payloads, _, times = columns
+    type_text: list[Any] = _lenient_text(types).fill_null("").to_pylist()
+    return [
+        RowSeen(
+            int(versions[at].as_py()),
+            _instant(layout, times.slice(at, 1)),
+            type_text[at],
+            None if payloads[at].as_py() is None else len(payloads[at].as_py()),
+        )
+        for at in range(len(versions))
+    ]
+
+
+def _instant(layout: Layout, time: pa.Array[Any]) -> int | None:
+    if time.null_count:
+        return None
+    try:
+        local = local_times(time)
+    except pa.ArrowInvalid:
+        return None
+    return int((layout.zone.utc(local) if layout.zone else local)[0])
 
 
 def local_times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:

@@ -200,6 +200,12 @@ def versions_by_key(layout: Layout, ranges: Sequence[VersionRange]) -> str:
     return f"{versions(layout, ranges)} ORDER BY {layout.aggregate_id}, {layout.version}"
 
 
+def version_numbers(layout: Layout, r: VersionRange, most: int, *, highest: bool) -> str:
+    """Which versions of a range there are, at most so many, by the index alone."""
+    direction = "DESC" if highest else "ASC"
+    return _union(layout, [_in_range(layout, r)], direction, most, layout.version)
+
+
 def existing(layout: Layout, wanted: Sequence[tuple[str, int]]) -> str:
     """Which of some (aggregate, version) there are, by the index alone."""
     conditions = " OR ".join(f"({key(layout, a)} AND {layout.version} = {v:d})" for a, v in wanted)

@@ -440,6 +440,60 @@ def test_gaps_are_shown_in_words(configured: Path) -> None:
     assert [row[-1] for row in rows if row[0] == "back"] == ["no"]
 
 
+def test_a_pipe_gets_a_line_each_second_of_what_is_watched(configured: Path) -> None:
+    """They went to stderr: `status --watch | head -3` never ended."""
+    piped = subprocess.run(
+        [
+            *("bash", "-c"),
+            f"{sys.executable} -c '{MAIN}' status --watch | head -3; echo ${{PIPESTATUS[0]}}",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=configured,
+        env=_environ({}),
+        timeout=60,
+        check=False,
+    )
+    *lines, status = piped.stdout.splitlines()
+    assert lines == ["no publisher has run on this state directory"] * 3
+    assert (status, piped.stderr) == ("141", "")
+
+
+def test_watching_is_refused_where_one_object_is_wanted(configured: Path) -> None:
+    done = eventpub("status", "--watch", "--json", cwd=configured)
+    answer = envelope(done)
+    assert (done.returncode, answer["error"]["code"]) == (2, "cli.usage")
+    assert "--watch" in answer["error"]["message"]
+
+
+def test_a_width_that_is_none_is_as_if_it_was_not_set(configured: Path) -> None:
+    """With `COLUMNS=0` nothing at all was printed."""
+    before = (
+        "import eventpub.ops.gaps as g\n"
+        "gap = g.SkippedGap('order-' + 20 * '17', 2, 3, 1, 2, 8, 'backoff')\n"
+        "g.find = lambda _: g.Gaps([], [(gap, True)], [])"
+    )
+
+    def listed(**environ: str) -> str:
+        done = eventpub("gaps", "list", cwd=configured, before=before, **environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    unset = listed()
+    assert "order-1717" in unset
+    for width in ("0", "x", "-1", ""):
+        assert listed(COLUMNS=width) == unset
+    assert listed(COLUMNS="60") != unset
+
+
+def test_gaps_list_says_that_no_publisher_runs(configured: Path) -> None:
+    before = "import eventpub.ops.gaps as g\ng._recorded = lambda _: []"
+    done = eventpub("gaps", "list", "--json", cwd=configured, before=before)
+    answer = envelope(done)
+    assert (answer["result"]["running"], answer["result"]["kind"]) == (False, "never")
+    assert "no publisher has run" in answer["summary"]
+
+
 ASKING = (
     ["status"], ["config", "check"], ["config", "show"], ["trace", "a"], ["gaps", "list"],
     ["gaps", "retry", "a"], ["gaps", "skip", "a", "--yes"], ["gaps", "cancel", "a"],

@@ -104,6 +104,30 @@ def test_a_command_that_asks_leaves_nothing_behind(
     assert list(installation.folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["trace", "ID"], ["gaps", "retry", "ID"], ["gaps", "cancel", "ID"],
+        ["gaps", "skip", "ID", "--yes"], ["dead", "show", "ID", "1"], ["dead", "retry", "ID", "1"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_id_never_reaches_the_terminal_as_it_is(
+    installation: Installation, arguments: list[str]
+) -> None:
+    installation.command("migrate")
+    id = "\x1b]0;pwned\x07\x1b[31mred"
+    insert = "INSERT INTO events (aggregate_id, version, event_type) VALUES (%s, 1, %s)"
+    installation.database.execute(insert, (id, id))
+    given = [id if a == "ID" else a for a in arguments]
+    done = eventpub(*given, cwd=installation.folder, **installation.environ)
+    assert r"\x1b]0;pwned\x07\x1b[31mred" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    if arguments[0] == "trace":
+        _, answer, _ = installation.command(*given)
+        assert answer["result"]["aggregate_id"] == id
+
+
 def test_doctor_names_what_is_missing_and_the_statement(installation: Installation) -> None:
     installation.database.execute(
         "CREATE TABLE events (aggregate_id VARCHAR(255) NOT NULL, version BIGINT NOT NULL,"

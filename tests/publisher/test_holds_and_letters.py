@@ -43,7 +43,9 @@ def answer(publisher: Publisher, *arguments: str) -> str:
     """What came of `eventpub gaps …`."""
     done = publisher.command("gaps", *arguments, "--json")
     outcome: str = json.loads(done.stdout)["result"]["outcome"]
-    assert done.returncode == (0 if outcome in {"found", "skipped", "kept"} else 1)
+    is_done = outcome in {"found", "nothing is missing", "skipped", "kept"}
+    assert done.returncode == (0 if is_done else 1)
+    assert json.loads(done.stdout)["ok"] == is_done
     return outcome
 
 
@@ -58,7 +60,9 @@ def test_a6_a7_holds_and_skips_are_listed_and_acted_on(
     publisher.until_published("b", [1])
     publisher.until_published("a", [1])
     eventually(lambda: len(gaps(publisher, 1)["open"]) == 2, 60)
-    hold = next(h for h in gaps(publisher, 1)["open"] if h["aggregate_id"] == "a")
+    found = gaps(publisher, 1)
+    assert (found["running"], found["kind"]) == (True, "running")
+    hold = next(h for h in found["open"] if h["aggregate_id"] == "a")
     assert (hold["first_missing"], hold["seen"], hold["attempts"]) == (2, 3, 0)
 
     assert answer(publisher, "retry", "a") == "still missing"
@@ -66,6 +70,10 @@ def test_a6_a7_holds_and_skips_are_listed_and_acted_on(
     # found at once, not after the minute of its first wait
     assert answer(publisher, "retry", "a") in {"found", "nothing is missing"}
     publisher.until_published("a", [1, 2, 3])
+    # who retries what has come meanwhile has what he wanted
+    assert answer(publisher, "retry", "a") == "nothing is missing"
+    done = publisher.command("gaps", "retry", "a")
+    assert (done.returncode, done.stdout) == (0, "a: nothing is missing\n")
 
     assert answer(publisher, "skip", "b", "--yes") == "skipped"
     publisher.until_published("b", [1, 3])
@@ -77,6 +85,9 @@ def test_a6_a7_holds_and_skips_are_listed_and_acted_on(
     assert answer(publisher, "retry", "b") == "still missing"
 
     assert publisher.stop() == 143
+    found = gaps(publisher, 0)
+    assert (found["running"], found["kind"]) == (False, "stopped")
+    assert "; no publisher runs; this is what" in publisher.command("gaps", "list").stdout
     with transaction(database) as cursor:  # behind the horizon: nobody looks for it by itself
         insert(cursor, "b", 2, create_time="2020-01-01 00:00:00")
         cursor.connection.commit()

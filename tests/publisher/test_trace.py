@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
@@ -16,6 +17,8 @@ from tests.publisher.harness import (
     commit,
     create_table,
     eventually,
+    insert,
+    transaction,
 )
 
 LONG_AGO = "2020-01-01 00:00:00"
@@ -154,6 +157,44 @@ def test_an_event_is_found_after_partitions_were_added(
     assert verdicts(trace(publisher, 1, "foreign")) == {}
 
 
+@pytest.mark.parametrize("late", ["publish", "divert"])
+def test_skips_dead_letters_and_late_events_are_found_after_partitions_were_added(
+    database: FreshDatabase, new_publisher: NewPublisher, late: str
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, gaps={"max_backoff": 2, "late": late})
+    publisher.start()
+    ids = [f"id-{n}" for n in range(4)]
+    for aggregate_id in ids:
+        commit(database, aggregate_id, 0, 1, 4)
+    for aggregate_id in ids:
+        publisher.until_published(aggregate_id, [1, 4])
+        commit(database, aggregate_id, 3, create_time=LONG_AGO)
+    expected = {0: "dead", 1: "published", 2: "skipped", 3: "late", 4: "published"}
+    for aggregate_id in ids:
+        eventually(lambda a=aggregate_id: found_so(publisher, a, expected))  # type: ignore[misc]
+    assert publisher.stop() == 143
+    sink = publisher.settings["sink"]
+    name = sink["topic"]
+    admin = AdminClient({"bootstrap.servers": sink["bootstrap_servers"]})
+    sides = [f"{name}.gaps", f"{name}.dead"] + [f"{name}.late"] * (late == "divert")
+    grown = [NewPartitions(topic, 7) for topic in (name, *sides)]
+    for made in admin.create_partitions(grown).values():
+        made.result()
+    assert any(topic_partition(a, 4) != topic_partition(a, 7) for a in ids)
+
+    for aggregate_id in ids:
+        assert verdicts(trace(publisher, 1, aggregate_id)) == expected
+        for version, verdict in expected.items():
+            found = trace(publisher, int(verdict == "dead"), aggregate_id, str(version))
+            assert verdicts(found) == {version: verdict}
+
+
+def found_so(publisher: Publisher, aggregate_id: str, expected: dict[int, str]) -> bool:
+    done = publisher.command("trace", aggregate_id, "--json")
+    return verdicts(json.loads(done.stdout)["result"]) == expected
+
+
 def test_versions_that_were_refused_are_shown_without_being_named(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
@@ -260,3 +301,68 @@ def test_records_that_the_publisher_has_not_written_are_named(
     text = publisher.command("trace", "nobody", "--timeout", "0.000001").stdout
     assert f"partitions of {name} were not read to the end" in text
     assert "nothing is known of it" not in text
+
+
+def test_a_row_without_a_time_is_shown_as_what_stops_the_publisher(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database, time="DATETIME(6)")
+    time = "DATETIME(6) NULL DEFAULT CURRENT_TIMESTAMP(6)"
+    database.execute(f"ALTER TABLE events MODIFY create_time {time}")
+    publisher = new_publisher(database)
+    commit(database, "a", 1)
+    publisher.publish_everything()
+    commit(database, "a", 2, create_time=None)
+    with transaction(database) as cursor:
+        cursor.execute("SET sql_mode = ''")
+        insert(cursor, "zero", 1, create_time="0000-00-00")
+        insert(cursor, "old", 1, create_time="1969-12-31 23:59:59")
+        cursor.connection.commit()
+    commit(database, "a", 3)
+    publisher.start("--available-now")
+    assert publisher.finish() == 3, publisher.words()
+    assert "store.row_invalid" in publisher.log.read_text()
+
+    found = trace(publisher, 1, "a")
+    assert verdicts(found) == {1: "published", 2: "invalid", 3: "waiting"}
+    assert found["versions"][1]["stored"]["create_time"] is None
+    assert "no create_time" in found["versions"][1]["note"]
+    assert verdicts(trace(publisher, 1, "a", "2")) == {2: "invalid"}
+    assert "invalid" in publisher.command("trace", "a").stdout
+    assert verdicts(trace(publisher, 1, "zero")) == {1: "invalid"}
+    found = trace(publisher, 1, "old")
+    assert verdicts(found) == {1: "invalid"}
+    assert "before 1970" in found["versions"][0]["note"]
+
+    # from before a start that is configured, it is a baseline like others
+    publisher.settings["read"]["start"] = "2019-01-01T00:00:00Z"
+    (publisher.state / "start.json").unlink()
+    assert verdicts(trace(publisher, 0, "old")) == {1: "baseline"}
+
+
+def test_a_row_of_before_1970_is_published_as_a_missing_version_only(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database, time="DATETIME(6)")
+    publisher = new_publisher(database)
+    commit(database, "a", 1, create_time="1969-12-31 23:59:59")
+    publisher.publish_everything()
+    assert verdicts(trace(publisher, 1, "a")) == {1: "invalid"}
+    commit(database, "a", 2)
+    publisher.publish_everything()
+    assert verdicts(trace(publisher, 0, "a")) == {1: "published", 2: "published"}
+
+
+def test_the_last_versions_are_the_highest(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, gaps={"max_backoff": 1})
+    highest = 2**63 - 1
+    commit(database, "a", 1, highest)
+    publisher.publish_everything()
+    commit(database, "a", 77)
+    publisher.publish_everything()
+    found = trace(publisher, 0, "a", "--limit", "2")
+    assert verdicts(found) == {highest - 1: "skipped", highest: "published"}
+    assert found["total"] == highest

@@ -7,6 +7,7 @@ import pytest
 
 from eventpub.admission.model import EVENTS, VersionRange
 from eventpub.config import Store
+from eventpub.errors import StoreError
 from eventpub.store import EventStore, statements
 from eventpub.store.checking import explain
 from eventpub.store.connection import connect_for_reading, run
@@ -55,6 +56,9 @@ def test_strange_ids_are_told_apart_and_found_by_their_bytes(database: FreshData
         assert keys(below(store, (id, 2))) == [(id, 1)]
         assert keys(store.fetch([VersionRange(id, 1, 9)], 9, 9999)[0]) == [(id, 1), (id, 2)]
         assert store.existing([(id, 2), (id, 3)]) == {(id, 2)}
+        assert store.versions(VersionRange(id, -9, 9), 9) == [1, 2]
+        assert store.versions(VersionRange(id, -9, 9), 1, highest=True) == [2]
+        assert [row.version for row in store.seen(VersionRange(id, -9, 9))] == [1, 2]
 
 
 @both
@@ -196,3 +200,24 @@ def test_names_of_table_and_columns_are_quoted_never_executed(database: FreshDat
     assert keys(read(store, 0, poll.upper)) == [("a", 1)]
     assert keys(store.backtrack([VersionRange("a", 1, 1)])) == [("a", 1)]
     assert database.execute("SELECT COUNT(*) FROM events") == ((0,),)
+
+
+@both
+def test_a_row_that_cannot_be_published_is_seen_as_it_is(database: FreshDatabase) -> None:
+    store = open_store(create(database, create_time="DATETIME(6) NULL"))
+    insert(database, [("a", 1, AT), ("a", 4, "1969-12-31 23:59:59.5")])
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = ''")
+        for version, time in ((2, None), (3, "0000-00-00"), (5, "2026-00-00")):
+            cursor.execute(
+                "INSERT INTO events (aggregate_id, version, event_type, create_time)"
+                " VALUES ('a', %s, 'Placed', %s)",
+                (version, time),
+            )
+    every = VersionRange("a", -(2**63), 2**63 - 1)
+    times = [NOON + SECOND, None, None, -SECOND // 2, None]
+    assert [row.create_time for row in store.seen(every)] == times
+    assert [row.payload_bytes for row in store.seen(every)] == [1, None, None, 1, None]
+    assert store.versions(every, 2) == [1, 2]
+    with pytest.raises(StoreError, match=r"store\.row_invalid"):
+        store.backtrack([every])
