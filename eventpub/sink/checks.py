@@ -243,10 +243,12 @@ def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Chec
     if not settings:
         return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
     limit = int(settings.get("max.message.bytes", 1_048_588))
+    own = client.producer_settings(sink, None)
     found = [
         *_removed_events(settings),
         *_altered_times(settings),
-        *_refused_batches(limit, int(client.producer_settings(sink, None)["batch.size"])),
+        *_refused_batches(limit, int(own["batch.size"])),
+        *_refused_by_client(limit, int(own["message.max.bytes"])),
     ]
     alter = _alter(sink, sink.topic)
     delete = alter.replace("--add-config", "--delete-config")
@@ -312,6 +314,16 @@ def _refused_batches(limit: int, batch: int) -> Iterator[_Fault]:
             " sent again record by record",
             f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {{alter}}'
             f" max.message.bytes={batch * 12 // 10}",
+        )
+
+
+def _refused_by_client(limit: int, own: int) -> Iterator[_Fault]:
+    """Where the client refuses what the topic would take."""
+    if own < limit:
+        yield (
+            f"takes records up to {limit} bytes, the client up to {own} (message.max.bytes): larger"
+            " ones become dead letters",
+            f'"message.max.bytes" = "{limit}" in [sink.properties]',
         )
 
 

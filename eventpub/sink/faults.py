@@ -135,6 +135,20 @@ def says(error: KafkaError) -> str:
     return f"{error.name()}: {error.str()}"
 
 
+def refused_by_client(error: KafkaError, limit: int) -> str:
+    """Why the client itself does not take a record; `limit`: its largest one, bytes."""
+    if error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return says(error)
+    return f"{error.name()}: larger than the client's message.max.bytes ({limit})"
+
+
+def refused_by_broker(error: KafkaError) -> str:
+    """Why the broker does not take a record."""
+    if error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return says(error)
+    return f"{error.name()}: larger than the topic's max.message.bytes"
+
+
 def unreachable(sink: config.Sink, doing: str, waited: float, last: KafkaError | None) -> SinkError:
     """No answer within the time that we give a broker; `last` is what the client met instead."""
     if last is not None and (

@@ -391,6 +391,15 @@ def test_a_property_may_come_from_a_file_and_is_a_secret_then(tmp_path: Path) ->
     assert refused({"sink.properties.acks.file": str(file)}).code == "config.contradiction"
 
 
+def test_a_login_without_a_mechanism_is_refused() -> None:
+    error = refused({"sink.properties.security.protocol": "SASL_SSL"})
+    assert (error.code, error.where) == (
+        "config.contradiction",
+        "sink.properties.security.protocol",
+    )
+    assert "SCRAM-SHA-512" in str(error.suggestion)
+
+
 def test_a_token_provider_is_a_function_of_a_module() -> None:
     tokens: dict[str, object] = {"sink.properties.sasl.mechanism": "OAUTHBEARER"}
     assert refused(tokens).where == "sink.token_provider"
