@@ -114,7 +114,10 @@ def _standing(standing: Standing) -> str:
         if found is None or standing.kind != "stopped":
             return words
         if found["state"] == "killed":
-            return f"{words}; it was killed, or its machine went down"
+            return (
+                f"{words}; it was killed, its machine went down, or it could not write down why it"
+                " ended (state directory full or read-only)"
+            )
         ago = f"{_age(time.time() - found['stopped_at'])} ago"
         why = f"by {found['stopped_by']}" if found["stopped_by"] else "when it was asked to stop"
         return f"{words}; it ended {ago} {why}"
