@@ -320,13 +320,27 @@ def _is_text(node: ast.expr) -> bool:
             return isinstance(node, ast.JoinedStr)
 
 
+def _part(node: ast.expr) -> str:
+    """Of an f-string; a noun that is counted stays there, in its plural."""
+    match node:
+        case ast.FormattedValue(value=ast.Call(func=ast.Name(id="counted"), args=[_, *words])) if (
+            all(isinstance(word, ast.Constant) for word in words)
+        ):
+            texts = [_text(word, {}) for word in words]
+            return f"… {texts[1] if len(texts) > 1 else texts[0] + 's'}"
+        case ast.Constant():
+            return _text(node, {})
+        case _:
+            return "…"
+
+
 def _text(node: ast.expr, named: Named) -> str:  # noqa: PLR0911 (a case for each kind of type)
     """What a text says, with … for its variable parts; "" where it is no text."""
     match node:
         case ast.Constant(value=str(value)):
             return value
         case ast.JoinedStr(values=values):
-            return "".join(_text(v, {}) if isinstance(v, ast.Constant) else "…" for v in values)
+            return "".join(_part(v) for v in values)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return (_text(left, named) or "…") + (_text(right, named) or "…")
         case ast.IfExp(body=body, orelse=orelse):

@@ -13,6 +13,7 @@ import click
 from eventpub.cli.options import Request, configured, reports
 from eventpub.cli.output import DONE, NO, Report
 from eventpub.masking import mask
+from eventpub.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -122,7 +123,7 @@ def _standing(standing: Standing) -> str:
         why = f"by {found['stopped_by']}" if found["stopped_by"] else "when it was asked to stop"
         return f"{words}; it ended {ago} {why}"
     wrong = [check["name"] for check in found["checks"] if check["state"] == "error"]
-    words = f"{found['state']}, {_behind(found)}, {found['holds_open']:,} holds open"
+    words = f"{found['state']}, {_behind(found)}, {counted(found['holds_open'], 'hold')} open"
     return f"{words}; wrong: {', '.join(wrong)}" if wrong else words
 
 
@@ -132,7 +133,7 @@ def _behind(found: dict[str, Any]) -> str:
 
     unread = found["lag"]["events"] - found["holds_open"]
     or_more = " or more" if unread >= MOST_EVENTS else ""
-    return f"lag {found['lag']['seconds']:,.1f} s, {unread:,} events{or_more} to read"
+    return f"lag {found['lag']['seconds']:,.1f} s, {counted(unread, 'event')}{or_more} to read"
 
 
 def _show(console: Console, standing: Standing, summary: str) -> None:
