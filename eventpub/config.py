@@ -285,7 +285,7 @@ class Sink(Section):
     )
 
     @model_validator(mode="after")
-    def _tokens_come_from_somewhere(self) -> Sink:
+    def _login_is_whole(self) -> Sink:
         given = self.properties
         mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms") or ""
         if mechanism.upper() != "OAUTHBEARER":
@@ -294,6 +294,14 @@ class Sink(Section):
                     "sink.token_provider",
                     "sink.token_provider is set, and sasl.mechanism is not OAUTHBEARER",
                     'set "sasl.mechanism" = "OAUTHBEARER" in [sink.properties], or remove it',
+                )
+            protocol = given.get("security.protocol", "")
+            if protocol.upper().startswith("SASL_") and not mechanism:
+                contradiction(
+                    "sink.properties.security.protocol",
+                    f"security.protocol is {protocol}, and sasl.mechanism is not set",
+                    "set sasl.mechanism in [sink.properties] to one that the broker takes, such as"
+                    " PLAIN or SCRAM-SHA-512",
                 )
         elif (
             self.token_provider is None

@@ -141,6 +141,13 @@ def _find_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
         origin = "--config"
     if file is None:
         return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+    if file.is_dir():
+        raise ConfigError(
+            "config.file_missing",
+            f"{file} is a folder, not a configuration file",
+            where=origin,
+            suggestion=f"name the file in it, such as {file / DEFAULT_FILE}",
+        )
     if not file.is_file():
         raise ConfigError(
             "config.file_missing",
@@ -152,14 +159,19 @@ def _find_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def _add_file(layers: Layers, path: Path) -> None:
+    text = ""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
+        line = _line_of_repetition(text, str(e))
         raise ConfigError(
             "config.file_invalid",
-            f"{path} is not TOML: {e}",
+            f"{path} is not TOML: {e}" if line is None else f"{path}, line {line}: {e}",
             where=str(path),
-            suggestion='text stands in quotes, names with dots too: "compression.type" = "lz4"',
+            suggestion='text stands in quotes, names with dots too: "compression.type" = "lz4"'
+            if line is None
+            else "the key or section of this line is there twice: remove one",
         ) from None
     except (OSError, ValueError, RecursionError) as e:
         reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
@@ -169,6 +181,30 @@ def _add_file(layers: Layers, path: Path) -> None:
             "config.file_invalid", f"{path} cannot be read: {reason}", where=str(path)
         ) from None
     _add_table(layers, document, "", f"file {path}")
+
+
+_REPETITION = re.compile(
+    r"Cannot (overwrite a value|declare .* twice|redefine namespace)|Duplicate inline table key"
+)
+"""As Python's parser says that a name is there twice."""
+_MOST_LINES = 2_000
+
+
+def _line_of_repetition(text: str, reason: str) -> int | None:
+    """The line that repeats a key or section, from 1; None: something else is wrong.
+
+    The parser often names only the end of the file.
+    """
+    if not _REPETITION.match(reason):
+        return None
+    lines = text.split("\n")[:_MOST_LINES]
+    for number in range(1, len(lines) + 1):
+        try:
+            tomllib.loads("\n".join(lines[:number]))
+        except tomllib.TOMLDecodeError as e:
+            if _REPETITION.match(str(e)):
+                return number
+    return None
 
 
 def _add_table(layers: Layers, table: Mapping[str, Any], prefix: str, origin: str) -> None:
@@ -210,6 +246,16 @@ def _add_environment(layers: Layers, environ: Mapping[str, str]) -> None:
     layers.begin(environ.get(KEYS["store.url"].variable))
     variables = {key.variable: key.name for key in KEYS.values()}
     for variable, value in sorted(environ.items()):
+        if _is_in_wrong_case(variable):
+            layers.problems.append(
+                ConfigError(
+                    "config.unknown_environment",
+                    f"the environment variable {variable} belongs to no configuration key",
+                    where=variable,
+                    suggestion=f"names are in upper case: {variable.upper()}",
+                )
+            )
+            continue
         if not variable.startswith(PREFIX) or _is_of_others(variable, value):
             continue
         origin = f"env {variable}"
@@ -221,7 +267,7 @@ def _add_environment(layers: Layers, environ: Mapping[str, str]) -> None:
             prop = variable.removeprefix(KEYS[owner].variable + "__").lower().replace("_", ".")
             layers.put(f"{owner}.{prop}", value, origin)
         else:
-            near = _nearest(variable.upper(), variables)
+            near = _nearest_variable(variable.upper(), variables)
             layers.problems.append(
                 ConfigError(
                     "config.unknown_environment",
@@ -233,6 +279,26 @@ def _add_environment(layers: Layers, environ: Mapping[str, str]) -> None:
 
 
 _NAMES_OF_VARIABLES = "unset it; the names are EVENTPUB_<SECTION>__<KEY>, two underscores between"
+
+
+_BEGIN_OF_KEY = re.compile(
+    rf"{PREFIX}({'|'.join(s.upper() for s in SECTIONS if '.' not in s)})__", re.IGNORECASE
+)
+
+
+def _is_in_wrong_case(variable: str) -> bool:
+    """Whether it would be one of ours in upper case: `eventpub_sink__topic`.
+
+    Only with a section and two underscores: `eventpub_home` may be a shell's own.
+    """
+    return not variable.startswith(PREFIX) and bool(_BEGIN_OF_KEY.match(variable))
+
+
+def _nearest_variable(variable: str, variables: Iterable[str]) -> str | None:
+    """The variable that is meant, by all after the prefix, or by the key alone."""
+    name = variable.removeprefix(PREFIX)
+    near = _nearest(name, variables, lambda v: v.removeprefix(PREFIX))
+    return near or _nearest(name.rpartition("__")[2], variables, lambda v: v.rpartition("__")[2])
 
 
 def _is_of_others(variable: str, value: str) -> bool:
@@ -294,7 +360,11 @@ def _unknown_key(key: str, origin: str) -> ConfigError:
     if near is None:
         near = _nearest(name, KEYS, lambda k: k.rpartition(".")[2])
     section = key.partition(".")[0]
-    if near:
+    lower = key.lower()
+    if lower != key and (lower in KEYS or lower in SECTIONS):
+        meant = lower if lower in KEYS else f"[{lower}]"
+        suggestion = f"did you mean {meant}? names are in lower case"
+    elif near:
         suggestion = f"did you mean {near}?"
     elif section in SECTIONS:
         known = ", ".join(k.removeprefix(f"{section}.") for k in KEYS if k.startswith(section))

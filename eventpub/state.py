@@ -18,6 +18,7 @@ payloads as far as Spark writes any.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -386,6 +387,13 @@ def _request(data: dict[str, Any] | None, id: str) -> Request | None:
 
 def _mapped(error: OSError, path: Path) -> StateError:
     full = error.errno in {28, 122}  # ENOSPC, EDQUOT
+    if error.errno in {errno.EEXIST, errno.ENOTDIR}:
+        return StateError(
+            "state.not_writable",
+            f"{path} is not a folder",
+            where=str(path),
+            suggestion="set app.state_dir to a folder",
+        )
     return StateError(
         "state.disk_full" if full else "state.not_writable",
         "no space is left on the disk" if full else f"cannot be written: {error.strerror}",

@@ -200,6 +200,18 @@ def test_what_a_former_version_or_run_has_left_is_cleared_and_nothing_else(tmp_p
     assert state.kept()
 
 
+def test_a_file_in_the_place_of_the_directory_is_said_to_be_no_folder(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    for root in (taken, taken / "state"):
+        with pytest.raises(StateError) as caught:
+            StateDir(root).lock()
+        assert (caught.value.code, caught.value.message) == (
+            "state.not_writable",
+            f"{root} is not a folder",
+        )
+
+
 def test_a_file_that_may_not_be_read_is_an_error_with_a_code(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.progress_file.mkdir()

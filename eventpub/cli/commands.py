@@ -11,6 +11,7 @@ import click
 
 from eventpub.cli.options import Request, configured, reports
 from eventpub.cli.output import DONE, NO, Report
+from eventpub.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,13 +102,15 @@ def doctor(request: Request) -> Report:
     warned = sum(c.status == "warn" for c in checks)
     if wrong:
         made = sum(c.status != "skipped" for c in checks)
-        summary = f"{len(wrong)} of {made} checks are wrong: " + ", ".join(c.name for c in wrong)
+        are = "is" if len(wrong) == 1 else "are"
+        names = ", ".join(c.name for c in wrong)
+        summary = f"{len(wrong)} of {counted(made, 'check')} {are} wrong: {names}"
         if made < len(checks):
             summary += "; others depend on them"
     else:
-        summary = f"{len(checks)} checks, nothing wrong" + (
-            f", {warned} warnings" if warned else ""
-        )
+        summary = f"{counted(len(checks), 'check')}, nothing wrong"
+        if warned:
+            summary += f", {counted(warned, 'warning')}"
     unreachable = examination.unreachable(checks)
     return Report(
         "doctor",
@@ -295,14 +298,16 @@ def gaps_list(request: Request, limit: int) -> Report:
 
     found = find(loaded.config)
     missing = sum(still for _, still in found.skipped)
-    summary = f"{len(found.open)} aggregates are held, "
+    summary = counted(len(found.open), "aggregate is held", "aggregates are held") + ", "
     if found.unread is None:
-        summary += f"{len(found.skipped)} skips are recorded ({missing} still missing)"
+        recorded = counted(len(found.skipped), "skip is recorded", "skips are recorded")
+        summary += f"{recorded} ({missing} still missing)"
     else:
         why = f"{found.unread.code}: {found.unread.message}"
         summary += f"the recorded skips cannot be read: {why}"
     if found.requests:
-        summary += f", {len(found.requests)} requests wait for a publisher"
+        waiting = counted(len(found.requests), "request waits", "requests wait")
+        summary += f", {waiting} for a publisher"
     if found.kind != "running":
         summary += f"; {KINDS[found.kind]}"
     held = [vars(hold) for hold in found.open[:limit]]
@@ -424,7 +429,8 @@ def gaps_cancel(request: Request, request_or_aggregate_id: str) -> Report:
     from eventpub.ops.gaps import cancel
 
     cancelled = [_request(r) for r in cancel(loaded.config, request_or_aggregate_id)]
-    done = f"{len(cancelled)} requests were withdrawn" if cancelled else "no request waits"
+    withdrawn = counted(len(cancelled), "request was withdrawn", "requests were withdrawn")
+    done = withdrawn if cancelled else "no request waits"
     summary = f"{request_or_aggregate_id}: {done}"
     return Report("gaps cancel", bool(cancelled), summary, {"cancelled": cancelled})
 
@@ -508,7 +514,7 @@ def config_show(request: Request) -> Report:
     return Report(
         "config show",
         True,
-        f"{len(values)} keys",
+        counted(len(values), "key"),
         {"file": str(loaded.file) if loaded.file else None, "keys": result},
         text=lambda console: _show_keys(console, result),
     )

@@ -9,6 +9,7 @@ import click
 
 from eventpub.cli.options import Request, configured, reading_timeout, reports
 from eventpub.cli.output import Report
+from eventpub.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,15 +49,15 @@ def dead_list(request: Request, limit: int, timeout: float) -> Report:
     with waiting(_READING, timeout):
         found = letters.find(loaded.config, limit=limit, timeout=timeout)
     open_letters = sum(letter.published is None for letter in found.newest)
-    summary = f"{found.count} dead letters"
+    summary = counted(found.count, "dead letter")
     if found.rows != found.count:
-        summary += f" of {found.rows} rows"
+        summary += f" of {counted(found.rows, 'row')}"
     if found.count > len(found.newest):
         summary += f", of the newest {len(found.newest)}"
     if found.newest:
         published = sum(letter.is_last and letter.published is not None for letter in found.newest)
-        rows = " rows" if found.rows != found.count else ""
-        summary += f", {published}{rows} published since"
+        rows = counted(published, "row") if found.rows != found.count else f"{published:,}"
+        summary += f", {rows} published since"
     notes = _notes(found.is_whole, found.newest, loaded.config.sink.dead_topic)
     result = {
         "count": found.count,

@@ -18,6 +18,7 @@ from eventpub.cli.terminal import Facts, in_place
 from eventpub.config import Config, format_time
 from eventpub.coordinator.rate import Rate
 from eventpub.terminal import can_redraw
+from eventpub.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -67,14 +68,14 @@ def publish(config: Config, *, available_now: bool) -> Report:
     position = format_time(final.position) if final.position > 0 else None
     result["position"] = position
     worth_saying = (
-        (final.gaps_skipped, "gaps skipped"),
-        (final.late, "late"),
-        (final.dead, "dead letters"),
-        (final.holds_open, "still held"),
+        (final.gaps_skipped, "gap skipped", "gaps skipped"),
+        (final.late, "late", "late"),
+        (final.dead, "dead letter", "dead letters"),
+        (final.holds_open, "still held", "still held"),
     )
     summary = ", ".join(
-        [f"published {final.published:,} events"]
-        + [f"{number:,} {what}" for number, what in worth_saying if number]
+        [f"published {counted(final.published, 'event')}"]
+        + [counted(*entry) for entry in worth_saying if entry[0]]
     )
     if position:
         summary += f", everything up to {position}"

@@ -13,6 +13,7 @@ import click
 from eventpub.cli.options import Request, configured, is_json_wanted, reports
 from eventpub.cli.output import DONE, NO, Report
 from eventpub.terminal import for_people
+from eventpub.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -127,12 +128,15 @@ def _standing(standing: Standing) -> str:
         if found is None or standing.kind != "stopped":
             return words
         if found["state"] == "killed":
-            return f"{words}; it was killed, or its machine went down"
+            return (
+                f"{words}; it was killed, its machine went down, or it could not write down why it"
+                " ended (state directory full or read-only)"
+            )
         ago = f"{_age(time.time() - found['stopped_at'])} ago"
         why = f"by {found['stopped_by']}" if found["stopped_by"] else "when it was asked to stop"
         return f"{words}; it ended {ago} {why}"
     wrong = [check["name"] for check in found["checks"] if check["state"] == "error"]
-    words = f"{found['state']}, {_behind(found)}, {found['holds_open']:,} holds open"
+    words = f"{found['state']}, {_behind(found)}, {counted(found['holds_open'], 'hold')} open"
     return f"{words}; wrong: {', '.join(wrong)}" if wrong else words
 
 
@@ -142,7 +146,7 @@ def _behind(found: dict[str, Any]) -> str:
 
     unread = found["lag"]["events"] - found["holds_open"]
     or_more = " or more" if unread >= MOST_EVENTS else ""
-    return f"lag {found['lag']['seconds']:,.1f} s, {unread:,} events{or_more} to read"
+    return f"lag {found['lag']['seconds']:,.1f} s, {counted(unread, 'event')}{or_more} to read"
 
 
 def _show(console: Console, standing: Standing, summary: str) -> None:

@@ -22,6 +22,7 @@ from eventpub.channel.lane import Received
 from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard, has_got_on
 from eventpub.errors import EventpubError
+from eventpub.words import counted
 
 SILENT_AFTER = 15.0
 """Seconds without an answer after which the database, or the boundary, counts as not reached."""
@@ -146,7 +147,8 @@ class Health:
                 self._shard_failed(number, message.error, event.lane.hello.where, now)
         elif isinstance(message, Folding):
             read, left = message.read, message.left
-            text = f"it reads its topic back: {read:,} records so far, {left:,} offsets left"
+            text = f"it reads its topic back: {counted(read, 'record')} so far,"
+            text += f" {counted(left, 'offset')} left"
             self._folding[number] = text, now
         elif isinstance(message, Report):
             self._folding.pop(number, None)

@@ -461,7 +461,9 @@ class TopicReader:
                     "sink.unreachable",
                     f"no broker answers at {self._sink.bootstrap_servers}",
                     where="sink.bootstrap_servers",
-                    suggestion="check sink.bootstrap_servers, and that the broker runs",
+                    suggestion="check sink.bootstrap_servers, that the broker runs, and that"
+                    " security.protocol fits it: a broker that requires TLS or a login closes"
+                    " others' connections",
                     retriable=True,
                 )
         return SinkError(

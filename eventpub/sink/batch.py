@@ -136,7 +136,7 @@ class Batch:
         """Topic, row and reason of failed records; a report has no row, so content finds it."""
         rows = []
         for topic, error, message in failed:
-            reason = faults.says(error)
+            reason = faults.refused_by_broker(error)
             if topic not in self.events:
                 rows.append((topic, 0, reason))
                 continue

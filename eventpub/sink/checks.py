@@ -28,6 +28,7 @@ from eventpub.sink.topics import (
     too_few_partitions,
     topic_ids,
 )
+from eventpub.words import counted
 
 _LONGEST = (1 << 63) - 1
 """ms: no limit."""
@@ -102,7 +103,8 @@ def _rights(sink: config.Sink, topics: list[str]) -> list[Check]:
 def _missing(sink: config.Sink, name: str, topic: str, partitions: int | None) -> Check:
     if sink.create_topics:
         count = partitions or sink.partitions
-        return Check(name, "ok", f"{topic} is not there yet; run creates it, {count} partitions")
+        said = f"{topic} is not there yet; run creates it, {counted(count, 'partition')}"
+        return Check(name, "ok", said)
     return _wrong(name, topic_missing(sink, topic, partitions))
 
 
@@ -133,13 +135,13 @@ def _topic(sink: config.Sink, found: Mapping[str, int], shards: int, written: Wr
         return Check(
             name,
             "warn",
-            f"{sink.topic} has {partitions} partitions, and had {written.partitions} when it was"
-            " written last: events of one aggregate will stand in two of them; `run` reads all of"
-            " them back once",
+            f"{sink.topic} has {counted(partitions, 'partition')}, and had {written.partitions}"
+            " when it was written last: events of one aggregate will stand in two of them; `run`"
+            " reads all of them back once",
             "let consumers have read what is there before the publisher goes on, where they need"
             " each aggregate's order",
         )
-    return Check(name, "ok", f"{sink.topic}, {partitions} partitions")
+    return Check(name, "ok", f"{sink.topic}, {counted(partitions, 'partition')}")
 
 
 def _side_topic(sink: config.Sink, found: Mapping[str, int], topic: str) -> Check:
@@ -151,14 +153,14 @@ def _side_topic(sink: config.Sink, found: Mapping[str, int], topic: str) -> Chec
         return Check(
             name,
             "wrong",
-            f"{topic} has {found[topic]} partitions, {sink.topic} has {partitions}",
+            f"{topic} has {counted(found[topic], 'partition')}, {sink.topic} has {partitions}",
             f"kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --alter --topic {topic}"
             f" --partitions {partitions}"
             if found[topic] < partitions
             else f"delete {topic} if it is empty, and let it be created again",
             "sink.partition_count",
         )
-    return Check(name, "ok", f"{topic}, {found[topic]} partitions")
+    return Check(name, "ok", f"{topic}, {counted(found[topic], 'partition')}")
 
 
 def _transactions(sink: config.Sink, app_id: str) -> Check:
@@ -239,10 +241,12 @@ def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Chec
     if not settings:
         return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
     limit = int(settings.get("max.message.bytes", 1_048_588))
+    own = client.producer_settings(sink, None)
     found = [
         *_removed_events(settings),
         *_altered_times(settings),
-        *_refused_batches(limit, int(client.producer_settings(sink, None)["batch.size"])),
+        *_refused_batches(limit, int(own["batch.size"])),
+        *_refused_by_client(limit, int(own["message.max.bytes"])),
     ]
     alter = _alter(sink, sink.topic)
     delete = alter.replace("--add-config", "--delete-config")
@@ -308,6 +312,16 @@ def _refused_batches(limit: int, batch: int) -> Iterator[_Fault]:
             " sent again record by record",
             f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {{alter}}'
             f" max.message.bytes={batch * 12 // 10}",
+        )
+
+
+def _refused_by_client(limit: int, own: int) -> Iterator[_Fault]:
+    """Where the client refuses what the topic would take."""
+    if own < limit:
+        yield (
+            f"takes records up to {limit} bytes, the client up to {own} (message.max.bytes): larger"
+            " ones become dead letters",
+            f'"message.max.bytes" = "{limit}" in [sink.properties]',
         )
 
 

@@ -51,6 +51,9 @@ _PRODUCER: dict[str, Any] = {
     "batch.size": "900000",
     "queue.buffering.max.messages": "200000",
     "queue.buffering.max.kbytes": "262144",
+    # What a topic takes by default. librdkafka's own is 1,000,000: rows between would become dead
+    # letters without the broker being asked.
+    "message.max.bytes": "1048588",
 }
 _LINGER_MS = 200
 """Each batch ends with a flush, which waits for no linger; until then only full requests go out."""
@@ -243,6 +246,8 @@ _ANSWERED_WITHIN = 60.0
 """Seconds; a request that is not answered fails within `socket.timeout.ms`."""
 _ASKS_FOR_A_TOKEN_WITHIN = 15.0
 """Seconds; librdkafka asks again 10 s after it was given none."""
+_REPEATED_WITHIN = 60.0
+"""Seconds; librdkafka leaves out log lines that repeat one of the last 30 s."""
 
 
 class ClientLog(TransactionLog):
@@ -257,6 +262,8 @@ class ClientLog(TransactionLog):
         super().__init__()
         self.last_error: KafkaError | None = None
         self._error_at = 0.0
+        self._failed_connection: tuple[float, str] | None = None
+        """When a connection failed last, and why."""
         self.tokens: TokenProvider | None = None
 
     def forget(self) -> None:
@@ -274,6 +281,8 @@ class ClientLog(TransactionLog):
     def log(self, level: int, _format: str, facility: str, name: str, text: str) -> None:
         """Called by the client in place of `logging.Logger.log`."""
         self.note(facility, text)
+        if facility == "FAIL":
+            self._failed_connection = time.monotonic(), _why_it_failed(text)
         log.log(min(level, logging.INFO), "%s %s %s", facility, name, text)
 
     def error(self, error: KafkaError) -> None:
@@ -281,10 +290,26 @@ class ClientLog(TransactionLog):
         failure = self.tokens.failure if self.tokens is not None else None
         if failure is not None and error.code() in faults.AUTHENTICATION:
             error = KafkaError(error.code(), f"{faults.NO_TOKEN}: {failure}")
-        if self.last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self.last_error = error  # "all are down" does not say why
-            self._error_at = time.monotonic()
         log.info("client error %s: %s", error.name(), error.str())
+        now = time.monotonic()
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # which does not say why
+            if self.last_error is not None:
+                return
+            failed_at, why = self._failed_connection or (now, error.str())
+            if now - failed_at < _REPEATED_WITHIN:
+                error = KafkaError(error.code(), why)
+        self.last_error = error
+        self._error_at = now
+
+
+def _why_it_failed(text: str) -> str:
+    """Broker and reason of a line of librdkafka's log, without its thread, times and states.
+
+    As of ``[thrd:host:9092/bootstrap]: host:9092/bootstrap: Disconnected (after 0ms in state UP)``.
+    """
+    text = re.sub(r"^\[thrd:[^\]]*\]: ", "", text)
+    text = re.sub(r": receive 0 after POLLIN|\s*\(after \d+ms in state .*\)$", "", text)
+    return re.sub(r"^([^ ]*)/(bootstrap|\d+): ", r"\1: ", text)
 
 
 def producer(
@@ -366,12 +391,17 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.S
                 if near
                 else "see the list of properties in librdkafka's CONFIGURATION.md",
             ) from exception
+        has_no_provider = "No provider for SASL mechanism" in reason
         name, reason = refused_value(reason, sink.properties) or ("", reason)
+        name = "sasl.mechanism" if has_no_provider else name
         raise ConfigError(
             "config.sink_property",
             f"Kafka's client refuses its settings: {reason}",
             where=f"sink.properties.{name}" if name else "sink.properties",
-            suggestion="see the list of properties in librdkafka's CONFIGURATION.md",
+            suggestion="set sasl.mechanism in [sink.properties] to another one, such as PLAIN or"
+            " SCRAM-SHA-512"
+            if has_no_provider
+            else "see the list of properties in librdkafka's CONFIGURATION.md",
         ) from exception
 
 

@@ -28,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.tokens import provider_failed, token_failed
+from eventpub.words import counted
 
 NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 """As librdkafka says it of its own ways to get one."""
@@ -111,7 +112,7 @@ class RecordRefusedError(SinkError):
     def __init__(self, rows: Sequence[int], diverted_rows: Sequence[int], reason: str, topic: str):
         super().__init__(
             "sink.record_refused",
-            f"{len(rows) + len(diverted_rows)} record(s) can never be published: {reason}",
+            f"{counted(len(rows) + len(diverted_rows), 'record')} can never be published: {reason}",
             where=f"topic {topic}",
             suggestion="for size: raise the topic's max.message.bytes and, in [sink.properties],"
             " message.max.bytes",
@@ -133,6 +134,20 @@ def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
 def says(error: KafkaError) -> str:
     """The error's name and text."""
     return f"{error.name()}: {error.str()}"
+
+
+def refused_by_client(error: KafkaError, limit: int) -> str:
+    """Why the client itself does not take a record; `limit`: its largest one, bytes."""
+    if error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return says(error)
+    return f"{error.name()}: larger than the client's message.max.bytes ({limit})"
+
+
+def refused_by_broker(error: KafkaError) -> str:
+    """Why the broker does not take a record."""
+    if error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return says(error)
+    return f"{error.name()}: larger than the topic's max.message.bytes"
 
 
 def unreachable(sink: config.Sink, doing: str, waited: float, last: KafkaError | None) -> SinkError:

@@ -28,6 +28,7 @@ class OwnedProducer:
         needs_replacement: True when it must not be used again.
         commit_slice: seconds of one call that waits for a commit.
         flush_timeout: seconds until records that were not delivered are given up.
+        message_limit: bytes of the largest record that the client takes.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class OwnedProducer:
         self.flush_timeout = (
             int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]) / 1000 + 5.0
         )
+        self.message_limit = int(conf["message.max.bytes"])
         self.needs_replacement = False
         self._starting = threading.Thread(
             target=self._start, name=f"eventpub-sink-{number}", daemon=True

@@ -67,7 +67,9 @@ class Producing:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
                     raise
-                batch.refused.append((topic, 0, faults.says(error)))
+                batch.refused.append(
+                    (topic, 0, faults.refused_by_client(error, self._owned.message_limit))
+                )
                 break
             batch.produced += 1
 
@@ -164,7 +166,8 @@ class Producing:
                 if error.code() not in faults.REFUSED_RECORD:
                     raise
                 number = row if numbers is None else int(numbers[row])
-                batch.refused.append((topic, number, faults.says(error)))
+                reason = faults.refused_by_client(error, self._owned.message_limit)
+                batch.refused.append((topic, number, reason))
                 if self._sink.delivery == "at_least_once":
                     break
         batch.produced += row + 1 - (len(batch.refused) - refused_here)

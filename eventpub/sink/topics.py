@@ -31,6 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs e
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults
+from eventpub.words import counted
 
 REACH_TIMEOUT = 10.0
 """Seconds that a broker may take to answer before it counts as away."""
@@ -111,7 +112,7 @@ def check_topics(
         if found[topic] != partitions:
             raise SinkError(
                 "sink.partition_count",
-                f"{topic} has {found[topic]} partitions, {sink.topic} has {partitions};"
+                f"{topic} has {counted(found[topic], 'partition')}, {sink.topic} has {partitions};"
                 " they must be equal",
                 where=f"topic {topic}",
                 suggestion=f"kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --alter"

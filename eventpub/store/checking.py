@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eventpub.config import Store
+from eventpub.config import Store, format_time
 from eventpub.errors import Check, EventpubError, StoreError
 from eventpub.store import server, statements
 from eventpub.store.connection import (
@@ -33,6 +33,7 @@ from eventpub.store.layout import (
     read_indexes,
 )
 from eventpub.store.schema import additions
+from eventpub.words import counted
 
 _ACCESS_DENIED = 1227
 _CLOCK_TOLERANCE = 60_000_000
@@ -107,7 +108,7 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
     yield Check("event store: table", "ok", f"{config.table}: columns, types and indexes as needed")
     yield _slices(config, connection)
     yield _plans(connection, layout)
-    yield _identity(config, layout)
+    yield _identity(config, connection, layout)
     yield _nulls(config, connection, layout)
     yield _first_versions(config, connection, layout)
     yield _create_time(config, connection)
@@ -187,10 +188,11 @@ def _plans(connection: Connection, layout: Layout) -> Check:
     return Check(name, "ok", "windows, pages and lookups by key are index range scans")
 
 
-def _identity(config: Store, layout: Layout) -> Check:
+def _identity(config: Store, connection: Connection, layout: Layout) -> Check:
     name = "event store: identity of aggregates"
+    fine = Check(name, "ok", f"by bytes ({layout.id_collation}), versions unique")
     if layout.id_is_bytewise and layout.key_is_unique:
-        return Check(name, "ok", f"by bytes ({layout.id_collation}), versions unique")
+        return fine
     if not layout.key_is_unique:
         return Check(
             name,
@@ -199,15 +201,38 @@ def _identity(config: Store, layout: Layout) -> Check:
             f"ALTER TABLE {layout.table} ADD UNIQUE INDEX "
             f"({layout.aggregate_id}, {layout.version})",
         )
+    equal = _taken_for_equal(connection, layout)
+    if not equal and layout.id_collation.endswith("_bin"):
+        return fine
+    *others, last = [what for what, _ in equal] or ["characters that it ignores"]
+    differences = f"{', '.join(others)} or {last}" if others else last
+    column, other = config.columns.aggregate_id, next((repr(id_) for _, id_ in equal), None)
+    refused = f"{column} 'a' beside {other}" if other else f"the second {column} of the two"
     return Check(
         name,
         "warn",
-        f"collation {layout.id_collation} takes ids for equal that differ in case, accents or "
-        f"trailing blanks, so the database refuses {config.columns.aggregate_id} 'a' beside 'A'; "
+        f"collation {layout.id_collation} takes ids for equal that differ only in {differences}, "
+        f"so the database refuses {refused}; "
         "eventpub publishes each row under its exact bytes, as an aggregate of its own",
         "give the column the collation utf8mb4_0900_bin (MariaDB: utf8mb4_nopad_bin), or let "
         "writers use one spelling",
     )
+
+
+_SPELLINGS = (("case", "A"), ("accents", "á"), ("trailing blanks", "a "))
+"""What else an id may look like that some collation takes for `a`."""
+
+
+def _taken_for_equal(connection: Connection, layout: Layout) -> list[tuple[str, str]]:
+    """Those of `_SPELLINGS` that the column's collation takes for `a`, as the server says."""
+
+    def as_stored(text: str) -> str:
+        return f"CONVERT({literal(text)} USING {layout.id_charset})"
+
+    first = f"{as_stored('a')} COLLATE {layout.id_collation}"
+    compared = ", ".join(f"{first} = {as_stored(spelling)}" for _, spelling in _SPELLINGS)
+    answers = run(connection, f"SELECT {compared}")[0]
+    return [entry for entry, is_equal in zip(_SPELLINGS, answers, strict=True) if is_equal]
 
 
 def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
@@ -217,11 +242,15 @@ def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
     allowed = [k for k in ("aggregate_id", "version", "create_time") if k in layout.nullable]
     never_read = int(run(connection, statements.without_time(layout, _FEW_ROWS))[0][0])
     if never_read:
+        said = counted(never_read, "row has", "rows have")
+        if never_read == _FEW_ROWS:
+            said = f"{never_read} or more rows have"
         return Check(
             name,
             "warn",
-            f"{never_read}{' or more' if never_read == _FEW_ROWS else ''} rows have no create_time,"
-            " a zero date, or one before 1970: they are never published",
+            f"{said} no create_time, a zero date, or one before 1970: never published; and the"
+            " publisher stops where a later version of the same aggregate follows one without a"
+            " time",
             f"give {names['create_time']} of these rows a time of now, and make it NOT NULL",
         )
     if not allowed:
@@ -342,8 +371,9 @@ def _clocks(config: Store, connection: Connection, layout: Layout) -> Iterator[C
             yield Check(
                 name,
                 "warn",
-                f"{said}; but the newest event lies {future / 1e6:.0f} s in the future and will "
-                "not be published before",
+                f"{said}; but the newest event has a create_time in the future, "
+                f"{format_time(newest)}: it is published then, or earlier if a later version of "
+                "its aggregate points to it",
                 "set store.time_zone to the zone that the writers' sessions use",
                 "store.rows_in_future",
             )

@@ -20,7 +20,7 @@ import pymysql.connections
 from pymysql.charset import charset_by_name
 
 from eventpub.config import Store
-from eventpub.errors import ConfigError
+from eventpub.errors import ConfigError, StoreError
 from eventpub.store.failures import mapped
 
 Connection = pymysql.connections.Connection
@@ -151,8 +151,16 @@ def connect(config: Store) -> Connection:
                 with mapped(place):
                     raise
     if connection is None:
-        with mapped(place):
-            connection = _Connection(**arguments)
+        try:
+            with mapped(place):
+                connection = _Connection(**arguments)
+        except StoreError as error:
+            if error.code == "store.connection_lost" and "ssl_cert" in arguments:
+                error.suggestion = (
+                    f"{error.suggestion}, for example because it does not accept the certificate of"
+                    " ssl_cert"
+                )
+            raise
         if _stays_here(arguments):
             _encrypted.add(place)
     connection._read_timeout = read_timeout  # type: ignore[attr-defined]

@@ -205,8 +205,8 @@ _MEANINGS = (
         also=lambda error, _: isinstance(
             error, pymysql.err.InterfaceError | pymysql.err.InternalError
         ),
-        suggestion="if each connection ends like this, the server's log says why, for example "
-        "because it does not accept the certificate of ssl_cert",
+        suggestion="check that the server runs; if each connection ends like this, its log says "
+        "why",
         retriable=True,
     ),
     _Meaning(

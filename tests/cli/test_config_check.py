@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
-import signal
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from docs.generate import configuration
-from eventpub import masking
 from eventpub.cli import main
 from eventpub.settings import KEYS
 from eventpub.sink.property_names import NAMES
+from tests.in_process import commands_run_in
 
 INTERFACE = """
 [app]
@@ -83,22 +79,9 @@ ENOUGH = {
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("EVENTPUB_"):
-            monkeypatch.delenv(name)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    root = logging.getLogger()
-    logs = root.handlers[:], root.filters[:], root.level
-    yield
-    # the command is run in this process, which has other tests
-    masking.forget_all()
-    structlog.reset_defaults()
-    root.handlers[:], root.filters[:] = logs[:2]
-    root.setLevel(logs[2])
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+def _elsewhere(tmp_path: Path) -> Iterator[None]:
+    with commands_run_in(tmp_path):
+        yield
 
 
 def check(

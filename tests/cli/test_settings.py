@@ -90,6 +90,8 @@ def test_the_environment_alone_is_enough() -> None:
         ('[store.columns]\naggregat_id = "x"', "store.columns.aggregat_id", "aggregate_id"),
         ('[gaps]\nzzzzzz = "x"', "gaps.zzzzzz", "policy"),
         ("[nonsense]\nzzzzzz = 1", "nonsense", "sections are app, store"),
+        ('[SINK]\ntopic = "x"', "SINK", "did you mean [sink]? names are in lower case"),
+        ('[sink]\nTopic = "x"', "sink.Topic", "did you mean sink.topic? names are in lower case"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(text: str, key: str, suggested: str) -> None:
@@ -107,6 +109,9 @@ def test_an_unknown_key_is_refused_with_the_nearest(text: str, key: str, suggest
         ("EVENTPUB_STORE__PASWORD", "EVENTPUB_STORE__PASSWORD"),
         ("EVENTPUB_DELAY", "EVENTPUB_READ__DELAY"),
         ("EVENTPUB_DEBUG", "two underscores"),
+        ("EVENTPUB_FOO", "two underscores"),
+        ("eventpub_sink__topic", "upper case: EVENTPUB_SINK__TOPIC"),
+        ("Eventpub_Sink__Topic", "upper case: EVENTPUB_SINK__TOPIC"),
         ("EVENTPUB_sink__topic", "EVENTPUB_SINK__TOPIC"),
     ],
 )
@@ -129,6 +134,7 @@ def test_variables_of_kubernetes_service_links_are_not_ours() -> None:
             "EVENTPUB_PORT_8077_TCP_ADDR": "10.0.0.1",
         },
     )
+    load(None, ENOUGH, {"eventpub_home": "/opt", "eventpub__private": "1", "eventpub_sink_": ""})
     assert refused(environ={"EVENTPUB_PORT": "8077"}).code == "config.unknown_environment"
 
 
@@ -194,10 +200,32 @@ def test_a_missing_file_is_refused_only_when_it_was_named() -> None:
     assert load(None, ENOUGH, {}).file is None
 
 
+def test_a_folder_in_the_place_of_the_file_is_said_to_be_one(tmp_path: Path) -> None:
+    for error in (refused(path=tmp_path), refused(environ={"EVENTPUB_CONFIG": str(tmp_path)})):
+        assert error.code == "config.file_missing"
+        assert error.message == f"{tmp_path} is a folder, not a configuration file"
+        assert f"{tmp_path}/eventpub.toml" in str(error.suggestion)
+
+
 def test_wrong_toml_is_refused_with_its_line() -> None:
     error = refused(path=file('[app]\nid = "orders\n'))
     assert error.code == "config.file_invalid"
     assert "line 2" in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[app]\nid = "a"\nid = "b"\n\n[sink]\ntopic = "t"\n', 3),
+        ('[app]\nid = "a"\n[sink]\ntopic = "t"\n[app]\nstate_dir = "s"\n', 5),
+        ('[sink]\nproperties = {a = "1", a = "2"}\n', 2),
+    ],
+)
+def test_what_is_there_twice_is_named_with_its_line(text: str, line: int) -> None:
+    error = refused(path=file(text))
+    assert error.code == "config.file_invalid"
+    assert f"eventpub.toml, line {line}: " in error.message
+    assert "twice: remove one" in str(error.suggestion)
 
 
 def test_a_section_that_is_a_value_is_refused() -> None:
@@ -387,6 +415,15 @@ def test_a_property_may_come_from_a_file_and_is_a_secret_then(tmp_path: Path) ->
     # what may not be set may not come from a file either
     file.write_text("1")
     assert refused({"sink.properties.acks.file": str(file)}).code == "config.contradiction"
+
+
+def test_a_login_without_a_mechanism_is_refused() -> None:
+    error = refused({"sink.properties.security.protocol": "SASL_SSL"})
+    assert (error.code, error.where) == (
+        "config.contradiction",
+        "sink.properties.security.protocol",
+    )
+    assert "SCRAM-SHA-512" in str(error.suggestion)
 
 
 def test_a_token_provider_is_a_function_of_a_module() -> None:

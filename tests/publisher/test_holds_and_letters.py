@@ -197,7 +197,7 @@ def test_a7_a_late_event_is_dropped_and_counted(
     late_events(publisher, database)
     assert publisher.stop() == 143
     assert publisher.topic.versions("a") == [1, 3, 4]
-    assert "published 3 events, 1 gaps skipped, 1 late" in publisher.words()
+    assert "published 3 events, 1 gap skipped, 1 late" in publisher.words()
 
 
 def test_hold_shard_keeps_the_order_across_aggregates(

@@ -39,6 +39,47 @@ def test_what_else_it_has_said_is_forgotten_with_the_next_question() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (
+            "[thrd:127.0.0.1:9092/bootstrap]: 127.0.0.1:9092/bootstrap: Disconnected: connection"
+            " closed by peer: receive 0 after POLLIN (after 0ms in state UP, 1 identical error(s)"
+            " suppressed)",
+            "127.0.0.1:9092: Disconnected: connection closed by peer",
+        ),
+        (
+            "[thrd:ssl://kafka:9093/2]: ssl://kafka:9093/2: Connect to ipv4#10.0.0.7:9093 failed:"
+            " Connection refused (after 0ms in state CONNECT)",
+            "ssl://kafka:9093: Connect to ipv4#10.0.0.7:9093 failed: Connection refused",
+        ),
+    ],
+)
+def test_that_all_brokers_are_down_is_said_with_why_a_connection_failed(
+    monkeypatch: pytest.MonkeyPatch, line: str, why: str
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("eventpub.sink.client.time.monotonic", lambda: now[0])
+    all_down = KafkaError(KafkaError._ALL_BROKERS_DOWN, "0/2 brokers are down")
+    log = client.ClientLog()
+    log.log(20, "%s", "FAIL", "rdkafka#producer-1", line)
+    log.error(all_down)
+    assert log.last_error is not None
+    assert log.last_error.str() == why
+    now[0] += 100.0
+    log.forget()
+    log.error(all_down)
+    assert log.last_error.str() == "0/2 brokers are down"
+
+
+def test_a_login_without_a_provider_names_other_mechanisms() -> None:
+    sink = Sink(topic="t", properties={"security.protocol": "sasl_ssl", "sasl.mechanism": "GSSAPI"})
+    with pytest.raises(ConfigError) as caught:
+        client.check_properties(sink, "orders")
+    assert caught.value.where == "sink.properties.sasl.mechanism"
+    assert "SCRAM-SHA-512" in str(caught.value.suggestion)
+
+
+@pytest.mark.parametrize(
     ("given", "meant"),
     [
         ("compresion.type", "compression.type"),

@@ -74,6 +74,17 @@ def test_a_wrong_password_is_said_at_once_and_never_shown(
     assert caught.value.code == "sink.auth_failed"
 
 
+def test_a_client_without_the_login_is_told_that_connections_are_closed(
+    own_broker: OwnBroker, topic_name: str
+) -> None:
+    with pytest.raises(SinkError) as caught:
+        check_topics(settings(topic_name, own_broker.guarded), timeout=3.0)
+    assert caught.value.code == "sink.unreachable"
+    closed = f"{own_broker.guarded}: Disconnected: connection closed by peer"
+    assert closed in caught.value.message
+    assert "security.protocol" in str(caught.value.suggestion)
+
+
 def test_each_permission_that_is_missing_is_named(own_broker: OwnBroker) -> None:
     topic = f"orders.{uuid.uuid4().hex[:8]}"
     address, guarded = own_broker.open, own_broker.guarded

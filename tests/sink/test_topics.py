@@ -203,6 +203,16 @@ class TestDoctor:
         assert "retention.ms=-1" in (found[0].suggestion or "")
         assert "batch.size" in (found[1].suggestion or "")
 
+    def test_warns_of_a_client_that_refuses_what_the_topic_takes(
+        self, servers: str, topic_name: str, make: Make
+    ) -> None:
+        make({topic_name: PARTITIONS}, retention_ms="-1", max_message_bytes="2000000")
+        found = self.of(settings(topic_name, servers))["topic settings"]
+        assert (found.status, found.suggestion) == (
+            "warn",
+            '"message.max.bytes" = "2000000" in [sink.properties]',
+        )
+
     def test_warns_of_a_compacted_topic(self, servers: str, topic_name: str, make: Make) -> None:
         make({topic_name: PARTITIONS}, cleanup_policy="compact", retention_ms="-1")
         found = self.of(settings(topic_name, servers))["topic settings"]

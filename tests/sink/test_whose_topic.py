@@ -154,8 +154,16 @@ class TestDeadLetters:
         assert letters[ids[0]]["eventpub_metadata_bytes"] == b"1200012"
         assert letters[ids[1]]["eventpub_type_bytes"] == b"1500000"
         assert letters[ids[2]]["eventpub_payload_bytes"] == b"3000000"
+        reason = b"MSG_SIZE_TOO_LARGE: larger than the client's message.max.bytes (1048588)"
+        assert reason in letters[ids[2]]["eventpub_reason"]
         assert all(b"MSG_SIZE_TOO_LARGE" in found["eventpub_reason"] for found in letters.values())
         assert folded(new_sink(), {})[0] == {(a, 1) for a in ids[3:]}
+
+    def test_a4_a_row_is_published_that_the_topic_takes_but_the_clients_own_limit_would_not(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        publish(new_sink, sink, events([("a", 1)], payload=[b"p" * 1_000_000]))
+        assert [len(m.value()) for m in read_topic(servers, sink.topic)] == [1_000_000]
 
     def test_a4_a_large_row_that_admission_refuses_is_a_dead_letter_too(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str

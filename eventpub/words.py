@@ -1,0 +1,13 @@
+"""Numbers with their nouns, as summaries say them."""
+
+from __future__ import annotations
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``1 event``, ``2 events``, ``1,000 events``.
+
+    Args:
+        one: what follows the number 1.
+        many: what follows any other number; by default `one` with an "s".
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
