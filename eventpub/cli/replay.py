@@ -10,6 +10,7 @@ import click
 
 from eventpub.cli.options import Request, configured, reports
 from eventpub.cli.output import Report, end_if_asked
+from eventpub.words import counted
 
 if TYPE_CHECKING:
     from eventpub.config import Config
@@ -59,7 +60,7 @@ def replay(  # noqa: PLR0913 (flags, by keyword)
     assert last is not None
     done = _run(loaded.config, Range(first, last, topic, aggregate, id_))
     before = f" ({done.before:,} were there before)" if done.before else ""
-    summary = f"replay {done.id}: {done.events:,} events published to {topic}{before}"
+    summary = f"replay {done.id}: {counted(done.events, 'event')} published to {topic}{before}"
     if done.refused:
         summary += f", {done.refused:,} refused by the broker: " + "; ".join(done.examples)
     result = {

@@ -14,6 +14,7 @@ from eventpub.ops import verify
 from eventpub.ops.behind import Behind
 from eventpub.ops.records import NO_TIME
 from eventpub.ops.verify import KINDS, Progress, Verdict
+from eventpub.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +79,7 @@ def summary(verdict: Verdict) -> str:
     """One sentence."""
     found = ", ".join(f"{verdict.counts[k]:,} {k.replace('_', ' ')}" for k in KINDS)
     of = "" if verdict.sample is None else f" of one aggregate in {verdict.sample.one_in:,}"
-    text = f"{verdict.events:,} events{of} compared: {found}"
+    text = f"{counted(verdict.events, 'event')}{of} compared: {found}"
     if not (verdict.behind and verdict.is_behind):
         return text
     if verdict.is_equal:
