@@ -162,7 +162,9 @@ def test_skips_dead_letters_and_late_events_are_found_after_partitions_were_adde
     database: FreshDatabase, new_publisher: NewPublisher, late: str
 ) -> None:
     create_table(database)
-    publisher = new_publisher(database, gaps={"max_backoff": 2, "late": late})
+    publisher = new_publisher(
+        database, gaps={"max_backoff": 2, "late": late}, recount={"rows_in_past": "count"}
+    )
     publisher.start()
     ids = [f"id-{n}" for n in range(4)]
     for aggregate_id in ids:

@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -213,6 +213,7 @@ def installed() -> Iterator[None]:
             database,
             time=_time,
             Rdict=disk.Rdict,
+            _writable=nullcontext,
             WriteBatch=disk.WriteBatch,
             Options=_NoOptions,
             AccessType=SimpleNamespace(read_only=lambda: True),
