@@ -361,16 +361,17 @@ def test_a_signal_ends_a_command_whose_answer_nobody_takes(
     _, err = child.communicate(timeout=20)
     assert (child.returncode, "Traceback" in err) == (status, False), err
     with open(reader, encoding="utf-8") as rest:
-        told = rest.read()
-    assert len(told.encode()) == size, "nothing was written after the signal"
+        written = rest.read()
+    assert len(written.encode()) == size, "nothing was written after the signal"
     if form:
-        assert told.startswith('{"command": "config show"')
+        assert written.startswith('{"command": "config show"')
 
 
-def test_a_reader_that_leaves_is_no_error(configured: Path) -> None:
-    done = subprocess.run(
-        f"{sys.executable} -c '{MAIN}' config show | head -1",
-        shell=True,
+def into_head(configured: Path, command: str, lines: int) -> subprocess.CompletedProcess[str]:
+    """The first lines of a command; the last one of stdout is its exit status."""
+    piped = f"{sys.executable} -c '{MAIN}' {command} | head -{lines}; echo ${{PIPESTATUS[0]}}"
+    return subprocess.run(
+        ["bash", "-c", piped],
         capture_output=True,
         text=True,
         cwd=configured,
@@ -378,6 +379,10 @@ def test_a_reader_that_leaves_is_no_error(configured: Path) -> None:
         timeout=60,
         check=False,
     )
+
+
+def test_a_reader_that_leaves_is_no_error(configured: Path) -> None:
+    done = into_head(configured, "config show", 1)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
 
@@ -442,18 +447,7 @@ def test_gaps_are_shown_in_words(configured: Path) -> None:
 
 def test_a_pipe_gets_a_line_each_second_of_what_is_watched(configured: Path) -> None:
     """They went to stderr: `status --watch | head -3` never ended."""
-    piped = subprocess.run(
-        [
-            *("bash", "-c"),
-            f"{sys.executable} -c '{MAIN}' status --watch | head -3; echo ${{PIPESTATUS[0]}}",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=configured,
-        env=_environ({}),
-        timeout=60,
-        check=False,
-    )
+    piped = into_head(configured, "status --watch", 3)
     *lines, status = piped.stdout.splitlines()
     assert lines == ["no publisher has run on this state directory"] * 3
     assert (status, piped.stderr) == ("141", "")
