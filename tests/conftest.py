@@ -136,10 +136,9 @@ def topic_name() -> str:
     return f"orders.{uuid.uuid4().hex[:12]}"
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@contextmanager
+def small_file_system(folder: Path) -> Iterator[Path]:
     """A file system of its own with little room; needs the rights to mount one."""
-    folder = tmp_path / "small"
     folder.mkdir()
     mount = shutil.which("mount")
     if mount is None or os.geteuid() != 0:
@@ -147,5 +146,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     options = [mount, "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)]
     if subprocess.run(options, check=False, capture_output=True).returncode != 0:
         pytest.skip("mounting is not allowed here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """As `small_file_system`."""
+    with small_file_system(tmp_path / "small") as folder:
+        yield folder
