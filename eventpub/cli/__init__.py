@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import click
 
-from eventpub import __version__
+from eventpub import __version__, log
 from eventpub.cli.bench import bench
 from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
 from eventpub.cli.dead import dead
@@ -133,6 +133,8 @@ def _leave(status: int) -> int:
     except EventpubError as failed:
         write_error(failed, failed)
         status = failed.exit_status
+    if not log.end():
+        os._exit(status)
     sys.stderr.flush()
     if any(thread.daemon for thread in threading.enumerate()):
         logging.shutdown()
@@ -155,10 +157,10 @@ def _run(arguments: list[str], out: Answer | None) -> int:
             hold_signals()
         cause = why_ended(raised)
         error, status = as_error(cause)
-        if out is None:
-            write_error(error, cause)
-            return status
         name = _command_name(arguments)
+        if out is None:
+            write_error(error, cause, as_line=name == "run")
+            return status
         answer = Report(name, False, mask(error.message), status=status, error=error)
     if not isinstance(answer, Report):
         return answer if isinstance(answer, int) else DONE
@@ -181,4 +183,4 @@ def _command_name(arguments: list[str]) -> str:
 def _report_thread(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None:
         error, _ = as_error(failed.exc_value)
-        write_error(error, failed.exc_value)
+        write_error(error, failed.exc_value, as_line=True)

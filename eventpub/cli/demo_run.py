@@ -60,7 +60,7 @@ def run_demo(*, seconds: float | None, rate: int, keep: str | None) -> Report:
     Raises:
         EventpubError: a server could not be started, or the publisher failed.
     """
-    from eventpub.cli import log
+    from eventpub import log
     from eventpub.publisher import run
 
     log.configure("auto", level=40)

@@ -82,14 +82,15 @@ class Request:
         Raises:
             ConfigError: see `eventpub.settings.load`.
         """
-        from eventpub import settings
-        from eventpub.cli import log
+        from eventpub import log, settings
         from eventpub.errors import ConfigError
 
         how: dict[str, Any] = {"flags": self.flags, "reads_file": self.reads_file}
         try:
             loaded = settings.load(self.file, self.overrides, os.environ, **how)
         except ConfigError as error:
+            style = self.overrides.get("ops.log") or os.environ.get("EVENTPUB_OPS__LOG", "auto")
+            log.configure(style, level)
             missing = {p.where for p in getattr(error, "problems", (error,)) if _is_missing(p)}
             filled = {k: v for k, v in (otherwise or {}).items() if k in missing}
             if not filled:

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from eventpub import log
 from eventpub.errors import ConfigError, EventpubError, find_marked, words_of
 from eventpub.masking import mask_all
 from eventpub.terminal import for_people
@@ -300,6 +301,8 @@ def write_text(report: Report) -> None:
     Raises:
         Stopped, KeyboardInterrupt: there was a signal; the rest is not written any more.
     """
+    if report.exit_status > _BY_SIGNAL and not _has_reader(sys.stdout):
+        _drop_rest(sys.stdout)  # the process was asked to end
     try:
         if report.text is None:
             sys.stdout.write(for_people(report.summary) + "\n")
@@ -311,6 +314,16 @@ def write_text(report: Report) -> None:
         raise
 
 
+_BY_SIGNAL = 128
+"""Exit statuses above it are of processes that a signal has ended."""
+
+
+def _has_reader(stream: IO[str]) -> bool:
+    room = select.poll()
+    room.register(stream.fileno(), select.POLLOUT)
+    return bool(room.poll(_ROOM_WITHIN))
+
+
 def _drop_rest(stream: IO[str]) -> None:
     """Forget what is not written yet: at the end of the process it would wait for a reader."""
     output = getattr(getattr(stream, "buffer", None), "raw", None)
@@ -318,15 +331,24 @@ def _drop_rest(stream: IO[str]) -> None:
         output.drop()
 
 
-def write_error(error: EventpubError, cause: BaseException) -> None:
-    """An error for people, on stderr; with a traceback where nobody foresaw it."""
-    if error.code == "internal.unexpected":
-        lines = "".join(traceback.format_exception(cause))
-        sys.stderr.write(for_people(lines))
+def write_error(error: EventpubError, cause: BaseException, *, as_line: bool = False) -> None:
+    """An error, on stderr; with a traceback where nobody foresaw it.
+
+    Args:
+        as_line: write it as a line of the log, where those are JSON.
+    """
+    is_unexpected = error.code == "internal.unexpected"
     problems: tuple[EventpubError, ...] = getattr(error, "problems", (error,))
-    for problem in problems:
-        sys.stderr.write(for_people(f"error: {problem}") + "\n")
-    sys.stderr.flush()
+    if as_line and log.is_json():
+        for problem in problems:
+            _log.error(
+                "ended by an error",
+                extra={"code": problem.code, "error": str(problem)},
+                exc_info=cause if is_unexpected else None,
+            )
+        return
+    lines = "".join(traceback.format_exception(cause)) if is_unexpected else ""
+    log.write(for_people(lines) + "".join(for_people(f"error: {p}") + "\n" for p in problems))
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -30,6 +30,10 @@ _COUNTERS = {
     "eventpub_events_conflicting": ("conflicts", "Dead letters that differ from what is published"),
     "eventpub_recount_found": ("recount_found", "Events that only a recount has found"),
     "eventpub_transactions_passed": ("passed", "Transactions that were not waited for any longer"),
+    "eventpub_log_lines_dropped": (
+        "log_lines_dropped",
+        "Log lines that were not written: nobody read stderr",
+    ),
     "eventpub_producers_replaced": (
         "replaced",
         "Producers replaced after an abort or an indefinite answer",
@@ -56,7 +60,7 @@ def families(status: dict[str, Any]) -> Iterator[Metric]:
     up.add_metric([status["app"], status["topic"], status["version"]], float(status["is_alive"]))
     yield up
     for name, (key, text) in _COUNTERS.items():
-        yield CounterMetricFamily(name, text, value=status["counters"][key])
+        yield CounterMetricFamily(name, text, value=status["counters"].get(key, 0))
     for name, text, value in (
         ("eventpub_holds_open", "Aggregates that wait for a missing version", status["holds_open"]),
         (

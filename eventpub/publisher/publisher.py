@@ -34,6 +34,7 @@ from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.status import notable, status
 from eventpub.errors import ConfigError, EventpubError
 from eventpub.failpoint import failpoint
+from eventpub.log import dropped
 from eventpub.masking import mask_all
 from eventpub.ops.http import Pages
 from eventpub.ops.traces import Traces
@@ -394,7 +395,9 @@ class CommandRunner:
 
     def status(self) -> dict[str, Any]:
         """As of `coordinator.status`; may be called in any thread."""
-        return self._identity | status(self._coordinator, time.monotonic())
+        found = self._identity | status(self._coordinator, time.monotonic())
+        found["counters"]["log_lines_dropped"] = dropped()
+        return found
 
     def pause(self, is_paused: bool) -> dict[str, Any]:
         """Have nothing published for now, or end that; may be called in any thread.

@@ -10,8 +10,8 @@ It does not know who runs it: a thread beside the coordinator, or a task of Spar
 
 from __future__ import annotations
 
+import logging
 import time
-import traceback
 from contextlib import suppress
 
 from eventpub.channel import Comparison, Farewell, Lease, Request, Stop, Window
@@ -27,6 +27,8 @@ from eventpub.shard.folding import Fold
 from eventpub.shard.prefetch import Prefetch
 from eventpub.shard.publishing import HoldsInTurn, Publishing
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
+
+log = logging.getLogger("eventpub.shard")
 
 _COPIES_EVERY = 1.0
 """Seconds between two checks whether a copy of the index is due, where nothing else comes."""
@@ -59,11 +61,12 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
     except EventpubError as found:
         error = found
     except Exception as found:
-        traceback.print_exc()
+        log.warning("unexpected error in shard %s", number, exc_info=found)
         error = StateError(
             "shard.failed",
             f"unexpected error in shard {number}: {type(found).__name__}: {found}",
-            suggestion="the traceback is in spark.log, in app.state_dir, or on stderr",
+            suggestion="this is a bug in eventpub; please report it with the traceback, which is in"
+            " the log (of a task of Spark: in spark.log of app.state_dir)",
             retriable=True,
         )
     with suppress(StateError):

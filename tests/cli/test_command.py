@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.cli.log import _is_unexpected, _Seldom
+from eventpub.log import _is_unexpected, _Seldom
 
 MAIN = "import sys; from eventpub.cli import main; sys.exit(main())"
 SECRET = "hunter2-hunter2"
@@ -652,7 +652,7 @@ def test_what_is_written_last_ends_it_in_the_same_way(configured: Path) -> None:
 
 def test_log_lines_hide_secrets(tmp_path: Path) -> None:
     code = (
-        "import logging, structlog; from eventpub import masking; from eventpub.cli import log\n"
+        "import logging, structlog; from eventpub import masking; from eventpub import log\n"
         f"masking.remember('{SECRET}'); log.configure('json')\n"
         f"structlog.get_logger('a').info('said', url='x:{SECRET}@y', more=['{SECRET}'])\n"
         "try: 1 / 0\n"

@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 
 from eventpub.channel import Request
-from eventpub.cli.log import configure
 from eventpub.config import Config
+from eventpub.log import configure
 from eventpub.ops.http import Pages
 from tests.ops.documents import document, hold
 from tests.publisher.harness import eventually

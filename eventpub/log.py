@@ -1,0 +1,271 @@
+"""Log lines on stderr: text for people, JSON for machines; written by a thread of its own.
+
+Packages log by `logging` or `structlog`; warnings and unraisable exceptions of Python become lines,
+too. Every line passes the masking of secrets.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from eventpub.masking import mask_all
+
+_QUIET = ("pyspark", "alembic", "urllib3", "uvicorn.error")
+
+
+MOST_WAITING = 1 << 20
+"""Characters of lines that wait for the reader of stderr; what does not fit is counted."""
+
+_WRITTEN_WITHIN = 1.0
+"""Seconds that the end of the process waits for the reader of stderr."""
+
+MOST_OF_TRACEBACK = 4_000
+"""Characters: the end of one says where it happened."""
+
+
+class Lines(logging.Handler):
+    """Hands lines to a thread that writes them: whoever logs never waits for the reader of stderr.
+
+    A log driver that blocks, or a stopped `tee`, would otherwise stop the publisher with it.
+
+    Attributes:
+        dropped: lines that were not written because too many were waiting.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped = 0
+        self._dropped_before = 0
+        self._waiting = 0
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._count = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="eventpub-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception as error:  # must not end, nor block, whoever logs
+            line = json.dumps({"event": f"a line cannot be formatted: {error}", "level": "error"})
+        self.write(line + "\n")
+
+    def write(self, text: str) -> None:
+        """Have a text written as it is; in a forked child, and after `close`, directly."""
+        if not self._thread.is_alive():
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            return
+        with self._count:
+            if self._waiting + len(text) > MOST_WAITING:
+                self.dropped += 1
+                return
+            self._waiting += len(text)
+        self._queue.put(text)
+
+    def _run(self) -> None:
+        while (text := self._queue.get()) is not None:
+            with suppress(Exception):  # nobody is there to be told
+                sys.stderr.write(text)  # looked up each time: a live view puts lines above itself
+                sys.stderr.flush()
+            with self._count:
+                self._waiting -= len(text)
+                new, is_over = self.dropped - self._dropped_before, not self._waiting
+            if new and is_over:
+                self._dropped_before += new
+                self._report_dropped(new)
+
+    def _report_dropped(self, lines: int) -> None:
+        text = "log lines were dropped: nobody read stderr for too long"
+        record = logging.LogRecord(
+            "eventpub.log", logging.WARNING, __file__, 0, f"{lines} {text}", None, None
+        )
+        self.write(self.format(record) + "\n")  # not by a logger, whose lock `close` may hold
+
+    def flush(self) -> None:
+        """Wait until all is written, for a short time."""
+        deadline = time.monotonic() + _WRITTEN_WITHIN
+        while not self.is_written and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """End the thread, after what waits was written or the time for it is over."""
+        self.flush()
+        self._queue.put(None)
+        if self.is_written:
+            self._thread.join(_WRITTEN_WITHIN)
+        super().close()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
+
+_lines: Lines | None = None
+_is_json = False
+
+
+def dropped() -> int:
+    """Log lines of this process that were dropped."""
+    return 0 if _lines is None else _lines.dropped
+
+
+def is_json() -> bool:
+    """Whether lines are JSON objects."""
+    return _is_json
+
+
+def end() -> bool:
+    """Write what waits, at the end of the process, for a short time; whether all is written.
+
+    If not, a thread still holds stderr: whoever writes to it or flushes it waits for its reader.
+    """
+    if _lines is not None:
+        _lines.close()
+    return _lines is None or _lines.is_written
+
+
+def write(text: str) -> None:
+    """Write a text for people to stderr, after the lines that were logged before it."""
+    if _lines is not None:
+        _lines.write(text)
+        _lines.flush()
+    else:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class _Seldom(logging.Filter):
+    """Lets a few lines a minute through; the first of the next minute says how many it left out.
+
+    A broker that is away has each of some ten clients say so several times a second.
+    """
+
+    def __init__(self, most: int = 5, seconds: float = 60.0, clock: Any = time.monotonic) -> None:
+        super().__init__()
+        self._most, self._seconds, self._clock = most, seconds, clock
+        self._began = -seconds
+        self._shown = self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.INFO:
+            return True
+        now = self._clock()
+        if now - self._began >= self._seconds:
+            self._began, self._shown = now, 0
+        if self._shown == self._most:
+            self._left_out += 1
+            return False
+        self._shown += 1
+        if self._left_out:
+            left_out, self._left_out = self._left_out, 0
+            record.msg = f"{record.getMessage()} ({left_out} lines before it were left out)"
+            record.args = ()
+        return True
+
+
+def _without_py4j(record: logging.LogRecord) -> bool:
+    """It logs by the root's logger, too, whatever else is said of the error."""
+    return f"{os.sep}py4j{os.sep}" not in record.pathname
+
+
+_NO_COORDINATOR_YET = (
+    "Coordinator load in progress",
+    "Not coordinator",
+    "Coordinator not available",
+)
+
+
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Not that a broker, at the first transaction of its life, makes the topic that keeps them."""
+    text = record.getMessage()
+    return not ("Failed to acquire" in text and any(why in text for why in _NO_COORDINATOR_YET))
+
+
+def _bounded(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    trace = event.get("exception")
+    if isinstance(trace, str) and len(trace) > MOST_OF_TRACEBACK:
+        event["exception"] = f"… {trace[-MOST_OF_TRACEBACK:]}"
+    return event
+
+
+def _report_unraisable(found: sys.UnraisableHookArgs) -> None:
+    logging.getLogger("eventpub").warning(
+        "%s", found.err_msg or "an exception was ignored", exc_info=found.exc_value
+    )
+
+
+def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    record = event.pop("_record", None)
+    hidden: dict[str, Any] = mask_all(event)
+    return hidden if record is None else hidden | {"_record": record}
+
+
+def configure(style: Literal["auto", "text", "json"], level: int = logging.INFO) -> None:
+    """Send all log lines of this process to stderr.
+
+    Args:
+        style: "auto" means text on a terminal, one JSON object a line otherwise.
+        level: the least severe that is written, of `logging`.
+    """
+    import structlog  # the command line's help does without
+
+    terminal = sys.stderr.isatty()
+    text = style == "text" or (style == "auto" and terminal)
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+        _bounded,
+    ]
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=terminal)
+        if text
+        else structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    global _lines, _is_json  # noqa: PLW0603 (one process has one stderr)
+    if _lines is None:
+        _lines = Lines()
+    handler, _is_json = _lines, not text
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                _masked,
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                renderer,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    logging.captureWarnings(True)
+    sys.unraisablehook = _report_unraisable
+    root.setLevel(level)
+    root.filters[:] = [_without_py4j]
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    clients = logging.getLogger("eventpub.sink")
+    clients.filters[:] = [_is_unexpected, _Seldom()]
+    # it prints the trace of an error that reaches us as an exception anyway
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
