@@ -11,10 +11,45 @@ import re
 import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 MASK = "***"
+
+
+class FileSecret(str):
+    """A secret as it stood in a file when the configuration was read.
+
+    Attributes:
+        file: where it stands; a machine that runs only shards need not have it.
+    """
+
+    file: Path
+
+    def __new__(cls, text: str, file: Path) -> FileSecret:
+        made = super().__new__(cls, text)
+        made.file = file
+        return made
+
+    def __getnewargs__(self) -> tuple[str, Path]:
+        return str(self), self.file
+
+
+def current(secret: str) -> str:
+    """A secret as it is now: one of a file may have been rotated.
+
+    While the file is being replaced, it is the one that was there before.
+    """
+    if not isinstance(secret, FileSecret):
+        return secret
+    with suppress(OSError, UnicodeDecodeError):
+        if text := secret.file.read_text(encoding="utf-8").rstrip("\r\n"):
+            remember(text, passing=True)
+            return text
+    return secret
+
 
 _lock = threading.Lock()
 _lasting: set[str] = set()

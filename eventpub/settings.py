@@ -47,7 +47,8 @@ class Loaded:
     """A configuration and where each of its values came from.
 
     Args:
-        config: what the packages take. A password file has been read: its text is `store.password`.
+        config: what the packages take. A password file has been read: its text is `store.password`,
+            which `masking.current` reads again.
         origins: by key: "default", "file …", "env …" or "flag …".
         file: the file that was read, or None.
     """
@@ -254,4 +255,4 @@ def _secret_of(file: Path, key: str) -> str:
             suggestion=f"write the {what} into it, or remove the key",
         )
     masking.remember(secret)
-    return secret
+    return masking.FileSecret(secret, file.absolute())

@@ -18,7 +18,12 @@ _SIGHTINGS_WITHIN = 3600.0
 our own that had stalled, or that a former run has left, does that once, and a shard that has little
 to publish notices late. With little to publish, two publishers of one id meet once in minutes."""
 
+_ROTATED_WITHIN = 120.0
+"""Seconds in which a new password reaches its file: Kubernetes takes up to a minute and a half."""
+
 _PASSES_WITHIN = {
+    "store.auth_failed": _ROTATED_WITHIN,
+    "sink.auth_failed": _ROTATED_WITHIN,
     "sink.topic_missing": 30.0,
     "store.table_missing": 60.0,
     "store.column_missing": 60.0,

@@ -50,7 +50,7 @@ from eventpub.channel import MalformedError, request_of
 from eventpub.channel import Request as ShardRequest
 from eventpub.config import Config
 from eventpub.coordinator.status import is_ready
-from eventpub.masking import mask, mask_all
+from eventpub.masking import current, mask, mask_all
 from eventpub.ops.http import Source
 from eventpub.ops.metrics import exposition
 from eventpub.ops.status import not_lasting
@@ -258,7 +258,7 @@ class Acting:
             if self._token is None:
                 return _answer({"error": "actions are off: ops.token is not set"}, 403)
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            wanted = self._token.get_secret_value()
+            wanted = current(self._token.get_secret_value())
             if not hmac.compare_digest(given.encode(), wanted.encode()):
                 return _answer({"error": "the token is not ops.token"}, 401)
             return await act(request)

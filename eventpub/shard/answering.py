@@ -21,7 +21,7 @@ from eventpub.sink import has_event
 _OF_THE_ROW = {"sink.too_many_refused", "store.other_history", "store.row_invalid"}
 """Errors that say what a row is like, which nobody but the user has asked for."""
 
-_OF_THE_SHARD = {"sink.fenced", "index.corrupt"}
+_OF_THE_SHARD = {"sink.fenced", "sink.own_request_late", "index.corrupt"}
 """Errors that are met whatever is asked for, and that more is done about than to start again."""
 
 

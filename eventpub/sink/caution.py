@@ -1,10 +1,13 @@
 """What the sinks of a shard have learned from a failure, until a batch was published.
 
-A sink that has failed is replaced, so it is kept here, by owner.
+A sink that has failed is replaced, so it is kept here, by owner; and of the process as a whole,
+when the broker left a request without an answer. It may still carry that out later: a late
+`InitProducerId` fences the producer that was made meanwhile, as another publisher would.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 
@@ -27,6 +30,23 @@ class Caution:
         self.sends_singly = self.reports_each = self.reduces_dead = False
 
 
+_LATE_WITHIN = 60.0
+"""Seconds after which the broker has carried out, or lost, what it did not answer."""
+
+_unanswered_at = float("-inf")
+
+
+def is_unanswered() -> None:
+    """The broker has not answered a request, or its connection broke off."""
+    global _unanswered_at  # noqa: PLW0603 (a process has one cluster)
+    _unanswered_at = time.monotonic()
+
+
+def may_be_own_request() -> bool:
+    """Whether what has fenced a producer may be a request of this process that came late."""
+    return time.monotonic() - _unanswered_at < _LATE_WITHIN
+
+
 _by_owner: dict[tuple[str, str], Caution] = {}
 
 
@@ -37,4 +57,6 @@ def caution_of(owner: tuple[str, str]) -> Caution:
 
 def forget_all() -> None:
     """As a process that begins."""
+    global _unanswered_at  # noqa: PLW0603
     _by_owner.clear()
+    _unanswered_at = float("-inf")

@@ -23,9 +23,10 @@ from confluent_kafka.admin import AdminClient
 
 from eventpub import config
 from eventpub.errors import ConfigError
+from eventpub.masking import current
 from eventpub.private_apis.client_log import TransactionLog
 from eventpub.properties import refused_property
-from eventpub.sink import faults
+from eventpub.sink import caution, faults
 from eventpub.sink.property_names import nearest, refused_value, unknown_name
 from eventpub.tokens import TokenProvider, find_function
 
@@ -111,7 +112,8 @@ def settings(sink: config.Sink) -> dict[str, Any]:
                 where=f"sink.properties.{key}",
                 suggestion=f"remove {key} from [sink.properties]",
             )
-    return {"bootstrap.servers": sink.bootstrap_servers, **_COMMON, **sink.properties}
+    given = {name: current(value) for name, value in sink.properties.items()}
+    return {"bootstrap.servers": sink.bootstrap_servers, **_COMMON, **given}
 
 
 def check_properties(sink: config.Sink, app_id: str) -> None:
@@ -281,6 +283,8 @@ class ClientLog(TransactionLog):
     def log(self, level: int, _format: str, facility: str, name: str, text: str) -> None:
         """Called by the client in place of `logging.Logger.log`."""
         self.note(facility, text)
+        if facility == "REQTMOUT":
+            caution.is_unanswered()
         if facility == "FAIL":
             self._failed_connection = time.monotonic(), _why_it_failed(text)
         log.log(min(level, logging.INFO), "%s %s %s", facility, name, text)
@@ -293,6 +297,7 @@ class ClientLog(TransactionLog):
         log.info("client error %s: %s", error.name(), error.str())
         now = time.monotonic()
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # which does not say why
+            caution.is_unanswered()
             if self.last_error is not None:
                 return
             failed_at, why = self._failed_connection or (now, error.str())

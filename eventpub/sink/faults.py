@@ -10,6 +10,7 @@
 | `sink.other_publisher` | another application id has published to the topic | stops |
 | `sink.transactions_refused` | the broker does not do our transactions | stops |
 | `sink.fenced` | another publisher has the shard | fails; the coordinator counts, starts another |
+| `sink.own_request_late` | the same, by a request of its own that came late | tries again |
 | `sink.indefinite` | the broker has not said whether it committed | replaces, folds, redoes |
 | `sink.transaction_expired` | a transaction was open for too long | tries again |
 | `sink.aborted` | the transaction was aborted for good | redoes the batch |
@@ -27,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from eventpub import config
 from eventpub.errors import SinkError
+from eventpub.sink import caution
 from eventpub.tokens import provider_failed, token_failed
 from eventpub.words import counted
 
@@ -157,6 +159,7 @@ def unreachable(sink: config.Sink, doing: str, waited: float, last: KafkaError |
         or re.search(r"SSL_HANDSHAKE|SSL routines|SSL alert|SSL transport", last.str())
     ):
         return auth_failed(sink, last)
+    caution.is_unanswered()
     detail = f"; the client says {says(last)}" if last is not None else ""
     return SinkError(
         "sink.unreachable",
@@ -263,6 +266,17 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
         return auth_failed(sink, error)
     if code in _AUTHORIZATION:
         return not_authorized(sink, error, doing)
+    if code in _FENCED and caution.may_be_own_request():
+        return SinkError(
+            "sink.own_request_late",
+            f"the producer was fenced ({says(error)} while {doing}) shortly after the broker did"
+            " not answer: most likely by a request of this publisher's own that was carried out"
+            " late; nothing was lost or repeated",
+            where=f"sink.topic = {sink.topic}",
+            suggestion="nothing to do: the shard is taken over again; if it goes on while the"
+            " broker answers, look for another publisher with the same app.id",
+            retriable=True,
+        )
     if code in _FENCED:
         return SinkError(
             "sink.fenced",
@@ -282,6 +296,7 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
     if code in MISSING:
         return topic_missing(sink, sink.topic)
     if code in _AWAY:
+        caution.is_unanswered()
         return SinkError(
             "sink.unreachable",
             f"no answer from Kafka while {doing} ({says(error)})",

@@ -18,6 +18,9 @@ from eventpub.sink import client, faults
 READY_TIMEOUT = 10.0
 """Seconds that `init_transactions` may take before the broker counts as away."""
 
+_FIRST_TIMEOUT = 60.0
+"""The same at a start: a new broker first makes the topic that keeps the transactions."""
+
 
 def transactional_id(app_id: str, number: int | str) -> str:
     """The id that a newer owner of the shard fences the older ones by."""
@@ -41,7 +44,7 @@ def fence_all(sink: config.Sink, app_id: str, upto: int) -> None:
     def fence(number: int) -> None:
         client_log = client.ClientLog()
         producer = client.producer(sink, transactional_id(app_id, number), client_log)
-        take_over(sink, producer, client_log, lambda: False)
+        take_over(sink, producer, client_log, lambda: False, _FIRST_TIMEOUT)
 
     with ThreadPoolExecutor(min(upto, 8), thread_name_prefix="eventpub-fence") as pool:
         for _ in pool.map(fence, range(upto)):
@@ -56,7 +59,7 @@ def try_transactions(sink: config.Sink, app_id: str) -> None:
     """
     client_log = client.ClientLog()
     producer = client.producer(sink, transactional_id(app_id, "doctor"), client_log)
-    take_over(sink, producer, client_log, lambda: False)
+    take_over(sink, producer, client_log, lambda: False, _FIRST_TIMEOUT)
 
 
 def take_over(
@@ -64,8 +67,12 @@ def take_over(
     producer: Producer,
     client_log: client.ClientLog,
     cancelled: Callable[[], bool],
+    timeout: float = READY_TIMEOUT,
 ) -> None:
     """Takes the producer's id over; returns early, without it, once `cancelled`.
+
+    Args:
+        timeout: seconds without an answer after which the broker counts as away.
 
     Raises:
         SinkError: as `ShardSink.ready`.
@@ -88,5 +95,5 @@ def take_over(
             if last_error is not None and faults.is_refusal(last_error):
                 raise faults.auth_failed(sink, last_error) from exception
             waited = time.monotonic() - started
-            if waited > READY_TIMEOUT:
+            if waited > timeout:
                 raise faults.unreachable(sink, doing, waited, last_error or error) from exception

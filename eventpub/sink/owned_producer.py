@@ -62,7 +62,7 @@ class OwnedProducer:
                     fencing.take_over(self._sink, producer, self.log, lambda: self._closed)
                 except SinkError as error:
                     # A request that librdkafka repeats by itself may fence its own first try.
-                    if error.code != "sink.fenced":
+                    if error.code not in {"sink.fenced", "sink.own_request_late"}:
                         raise
                     producer = client.producer(
                         self._sink, self._id, self.log, careful=self.sends_singly

@@ -21,6 +21,7 @@ from pymysql.charset import charset_by_name
 
 from eventpub.config import Store
 from eventpub.errors import ConfigError, StoreError
+from eventpub.masking import current
 from eventpub.store.failures import mapped
 
 Connection = pymysql.connections.Connection
@@ -248,7 +249,7 @@ def run_named(connection: Connection, sql: str) -> list[dict[str, Any]]:
 
 def _password(config: Store, in_url: str | None) -> str | None:
     if config.password is not None:
-        return config.password.get_secret_value()
+        return current(config.password.get_secret_value())
     if config.password_file is not None:
         try:
             return config.password_file.read_text(encoding="utf-8").rstrip("\r\n")

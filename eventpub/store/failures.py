@@ -163,9 +163,10 @@ _MEANINGS = (
         "store.auth_failed",
         "the database refused the login: …",
         {1045, 1130, 1698, 1820, 1862, 2061, 3118, 3955, 4151},
-        suggestion="check the user in store.url, from which hosts it may connect, and "
-        "EVENTPUB_STORE__PASSWORD or store.password_file; an account that REQUIREs a "
-        "certificate needs ssl_cert and ssl_key in store.url",
+        suggestion="check the user in store.url, from which hosts it may connect, and the password:"
+        " write a new one into the file of store.password_file, which is read for each connection;"
+        " one in EVENTPUB_STORE__PASSWORD, store.password or store.url needs a restart. An account"
+        " that REQUIREs a certificate needs ssl_cert and ssl_key in store.url",
     ),
     _Meaning(
         "store.too_many_connections",

@@ -20,6 +20,7 @@ from eventpub.sink import (
     RecordRefusedError,
     ShardSink,
     batch,
+    caution,
     fencing,
     transaction,
 )
@@ -44,6 +45,7 @@ _TRANSPORT = KafkaError._TRANSPORT
 
 @pytest.fixture
 def cluster() -> Iterator[MockCluster]:
+    caution.forget_all()  # what other tests have met
     made = MockCluster({TOPIC: PARTITIONS})
     yield made
     made.close()
@@ -138,6 +140,24 @@ def test_a_commit_that_is_never_answered_is_indefinite(
     error = refused(sink)
     assert (error.code, error.retriable) == ("sink.indefinite", True)
     assert sink.needs_replacement
+
+
+def test_being_fenced_after_a_request_without_an_answer_is_no_other_publisher(
+    sink: ShardSink, cluster: MockCluster
+) -> None:
+    """A late InitProducerId of its own does that; from outside it looks like another publisher."""
+    cluster.answer(END_TXN, (0, 10_000), (KafkaError.PRODUCER_FENCED, 0))
+    error = refused(sink)
+    assert (error.code, error.retriable) == ("sink.own_request_late", True)
+
+
+def test_a_new_broker_may_take_its_time_to_give_the_first_transactional_id(
+    cluster: MockCluster,
+) -> None:
+    """It makes the topic that keeps transactions first: more than 10 s on a slow disk."""
+    slow = settings(TOPIC, cluster.bootstrap_servers)
+    cluster.answer(INIT_PRODUCER_ID, (0, 12_000))
+    fencing.fence_all(slow, APP, 1)
 
 
 def test_being_fenced_says_who_is_to_blame(sink: ShardSink, cluster: MockCluster) -> None:
