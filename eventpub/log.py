@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import MutableMapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from eventpub.masking import mask_all
 
@@ -210,11 +210,11 @@ def _masked(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[
     return hidden if record is None else hidden | {"_record": record}
 
 
-def configure(style: Literal["auto", "text", "json"], level: int = logging.INFO) -> None:
+def configure(style: str, level: int = logging.INFO) -> None:
     """Send all log lines of this process to stderr.
 
     Args:
-        style: "auto" means text on a terminal, one JSON object a line otherwise.
+        style: "text", "json", or "auto": text on a terminal, one JSON object a line otherwise.
         level: the least severe that is written, of `logging`.
     """
     import structlog  # the command line's help does without

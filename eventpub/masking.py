@@ -33,8 +33,8 @@ class FileSecret(str):
         made.file = file
         return made
 
-    def __getnewargs__(self) -> tuple[str, Path]:
-        return str(self), self.file
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileSecret, (str(self), self.file)
 
 
 def current(secret: str) -> str:

@@ -144,6 +144,18 @@ class StateDir:
         except OSError as error:
             raise _mapped(error, self.root / "lock") from error
 
+    def beat(self) -> None:
+        """Note in the lock that the publisher's loop turns; about once a second."""
+        with suppress(OSError):
+            os.utime(self.root / "lock")
+
+    def beat_at(self) -> float:
+        """When it last did, Unix time in s; 0: there is no lock."""
+        try:
+            return (self.root / "lock").stat().st_mtime
+        except OSError:
+            return 0.0
+
     def running(self) -> Running | None:
         """The publisher that has this directory, as its lock says; None: it does not say."""
         data = self.read(self.root / "lock")

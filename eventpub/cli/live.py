@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from eventpub.publisher import Progress
 
-LINE_SECONDS = 5.0
-IDLE_LINE_SECONDS = 60.0
+LINE_SECONDS = 10.0
+IDLE_LINE_SECONDS = 300.0
 ERROR_LINE_SECONDS = 60.0
 STOPPING = "stopping; transactions in work are finished. A second signal ends the process at once"
 
@@ -42,6 +42,10 @@ COUNTERS = (
     "conflicts",
     "recount_found",
 )
+LABELS = {"duplicates": "rows read again and dropped"}
+"""What people read where a counter's name says too little."""
+
+_IN_A_LINE = ("published", "holds_open", "position", "lag_seconds", "lag_events", "ahead_seconds")
 _NOTEWORTHY = {
     "gaps_skipped": "missing versions were skipped, and recorded on <topic>.gaps",
     "late": "events arrived after their gap had been skipped",
@@ -115,8 +119,8 @@ class Lines:
         self._log = structlog.get_logger("eventpub.run")
         self._clock = clock
         self._rate = Rate()
-        self._written = -IDLE_LINE_SECONDS
-        self._warned = -IDLE_LINE_SECONDS
+        self._written = clock()
+        self._warned = float("-inf")
         self._last: dict[str, Any] = {}
         self._said: dict[str, int] = {}
         self._last_error: str | None = None
@@ -141,9 +145,11 @@ class Lines:
         if progress.last_error and progress.last_error != self._last_error:
             self._warn_of(progress.last_error, now)
         self._last_error = progress.last_error
-        busy = any(facts[c] != self._last.get(c) for c in (*COUNTERS, "holds_open"))
-        if now - self._written >= (LINE_SECONDS if busy else IDLE_LINE_SECONDS):
-            self._log.info("progress", **facts, rate=round(self._rate.at(now), 1))
+        is_busy = any(facts[c] != self._last.get(c, 0) for c in (*COUNTERS, "holds_open"))
+        seconds = LINE_SECONDS if is_busy else IDLE_LINE_SECONDS
+        if progress.position and now - self._written >= seconds:
+            shown = {name: facts[name] for name in _IN_A_LINE if name in facts}
+            self._log.info("progress", **shown, rate=round(self._rate.at(now), 1))
             self._written = now
             self._last = facts
 
@@ -165,7 +171,7 @@ def _facts(progress: Progress) -> dict[str, Any]:
     }
     facts["position"] = format_time(progress.position) if progress.position > 0 else "beginning"
     facts["lag_seconds"] = round(progress.lag_seconds, 3)
-    facts["lag_events"] = progress.lag_events
+    facts["lag_events"] = progress.lag_events if progress.lag_events >= 0 else None
     if progress.ahead_seconds:
         facts["ahead_seconds"] = round(progress.ahead_seconds)
     return facts
@@ -217,8 +223,8 @@ def facts_shown(p: Progress, rate: float) -> RenderableType:
             "filled": count(p.gaps_filled, "green"),
             "skipped": count(p.gaps_skipped, "bold red"),
             "holds open": count(p.holds_open, "yellow"),
-            "duplicates": count(p.duplicates),
-            "backlog": count(p.lag_events),
+            "read again": count(p.duplicates),
+            "backlog": Text("unknown") if p.lag_events < 0 else count(p.lag_events),
             "found by key": count(p.backtracked, "green"),
             "late": count(p.late, "yellow"),
             "dead letters": count(p.dead, "bold red"),

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 KINDS = {
     "running": "a publisher runs",
-    "silent": "a publisher runs, but is starting or does not answer; this is what was kept",
+    "starting": "a publisher is starting",
+    "silent": "a publisher runs, but does not answer: its process is frozen, or waits for a disk or"
+    " for CPU; this is what was kept",
     "stopped": "no publisher runs; this is what the last one has left",
     "never": "no publisher has run on this state directory",
 }
-_STYLES = {"ok": "green", "warn": "yellow", "error": "bold red"}
+_STYLES = {"ok": "green", "warn": "yellow", "error": "bold red", "unknown": "yellow"}
 
 
 @click.command()
@@ -125,6 +127,8 @@ def _standing(standing: Standing) -> str:
     if standing.kind == "stopped" and found is None:
         return "no publisher runs, and how the last one ended is not known"
     if standing.kind != "running" or found is None:
+        if standing.kind == "silent" and found and found["state"] == "not answering":
+            return f"{words}; {found['checks'][0]['message'].partition(':')[0]}"
         if found is None or standing.kind != "stopped":
             return words
         if found["state"] == "killed":
@@ -144,6 +148,8 @@ def _behind(found: dict[str, Any]) -> str:
     """Of what is held nobody knows how many events it is."""
     from eventpub.coordinator.lag import MOST_EVENTS  # which imports the store
 
+    if found["lag"]["events"] is None:
+        return f"lag {found['lag']['seconds']:,.1f} s, events to read not known"
     unread = found["lag"]["events"] - found["holds_open"]
     or_more = " or more" if unread >= MOST_EVENTS else ""
     return f"lag {found['lag']['seconds']:,.1f} s, {counted(unread, 'event')}{or_more} to read"
@@ -159,7 +165,7 @@ def _parts(standing: Standing) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    from eventpub.cli.live import COUNTERS
+    from eventpub.cli.live import COUNTERS, LABELS
     from eventpub.cli.terminal import Rows
 
     found = standing.document
@@ -180,9 +186,10 @@ def _parts(standing: Standing) -> list[RenderableType]:
         head.add_row("kept", f"{_age(time.time() - now)} ago")
     head.add_row("position", _time(found["position"]))
     counters = found["counters"]
-    counted = [f"{counters[n]:,} {n.replace('_', ' ')}" for n in COUNTERS if counters.get(n)]
+    names = {n: LABELS.get(n, n.replace("_", " ")) for n in COUNTERS if counters.get(n)}
+    counted = [f"{counters[n]:,} {name}" for n, name in names.items()]
     if standing.kind == "running" and "rates" in found:  # not of one of an older version
-        head.add_row("rate", f"{found['rates']['published']:,.0f} events/s")
+        head.add_row("rate", f"{found['rates']['published'] or 0:,.0f} events/s")
     head.add_row("since its start", ", ".join(counted) or "nothing published")
     checks: list[list[str | Text]] = []
     for check in found["checks"]:

@@ -12,7 +12,7 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard
 
 _SECOND = 1.0
-_TOPIC_EVERY = 10.0
+_TOPIC_EVERY = 5.0
 """Seconds between two checks whether the topic is the same, and whether another publisher writes to
 it where this one does not."""
 

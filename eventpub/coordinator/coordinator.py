@@ -63,6 +63,7 @@ class Coordinator:
         health: named checks, and the last error of each shard.
         absence: of a cluster's executors.
         is_paused: nothing that is not under way is published.
+        paused_by: who has paused it, and when; "": not known.
         seen_at: when the last event was handled, the machine's s.
     """
 
@@ -71,7 +72,7 @@ class Coordinator:
         self._commands: list[e.Command] = []
         do = self._commands.append
         self.seen_at = float("-inf")
-        self.is_paused = begin.is_paused
+        self.is_paused, self.paused_by = begin.is_paused, begin.paused_by
         self.shards = shards = [Shard(number) for number in range(config.spark.shards)]
         self.progress = progress = Progress(server=begin.server)
         self.health = Health(shards)
@@ -80,6 +81,8 @@ class Coordinator:
         self._pauses: deque[e.PauseAsked] = deque()
         """Those that wait for what they want to be written down, the first first."""
         self._lag_measured_at: float | None = None
+        self._has_lag = False
+        """Whether the lag was ever measured; until then its age is that of the process."""
         self._published = Rate()
         self._boundary = 0
         self._durable = durable = DurableState(begin)
@@ -145,7 +148,7 @@ class Coordinator:
     def lag_seconds(self, now: float) -> float:
         """Age below the boundary of the oldest event that is not published, held ones included.
 
-        While it cannot be measured it grows with time. May be asked from any thread.
+        While it cannot be measured it grows with time.
         """
         lag = self.unread_seconds(now)
         if self.progress.holds_open and self._boundary:
@@ -159,20 +162,29 @@ class Coordinator:
             lag += now - measured_at
         return lag
 
+    def lag_events(self, now: float) -> int | None:
+        """Events below the boundary that are not read yet, and held aggregates; None: not known."""
+        if not self._lag_is_known(now):
+            return None
+        return self.progress.lag_events + self.progress.holds_open
+
+    def _lag_is_known(self, now: float) -> bool:
+        at = self._lag_measured_at
+        return self._has_lag and at is not None and now - at <= _LAG_IS_OLD
+
     def published_per_second(self, now: float) -> float:
-        """Over the last few seconds; may be asked from any thread."""
+        """Over the last few seconds."""
         return self._published.at(now)
 
     def in_work(self, shard: Shard) -> int:
-        """How much a shard was sent and has not done yet; may be asked from any thread."""
+        """How much a shard was sent and has not done yet."""
         compares = shard.compares_since is not None
         return len(shard.sent) + self._requests.under_way(shard) + compares
 
     def shard_lag_seconds(self, shard: Shard, now: float) -> float:
         """The same of one shard; at most that of the publisher."""
-        lag, report, measured_at = self.lag_seconds(now), shard.report, self._lag_measured_at
-        is_known = measured_at is not None and now - measured_at <= _LAG_IS_OLD
-        if report is None or not lag or not is_known:
+        lag, report = self.lag_seconds(now), shard.report
+        if report is None or not lag or not self._lag_is_known(now):
             return lag
         is_read = not shard.sent and report.position >= self._windows.planned
         if is_read and not report.holds:
@@ -192,7 +204,10 @@ class Coordinator:
         self.seen_at = now
         if self._lag_measured_at is None:
             self._lag_measured_at = now
+            self._published.add(now, 0)
         self.health.observe(event, now)
+        for name, seconds in self.health.take_recovered():
+            self._do(e.Log("info", f"{name}: ok again after {seconds:.0f} s", {}))
         self._handlers[type(event)](event, now)
         if not self._ending.is_over:
             self._go_on(now)
@@ -253,8 +268,9 @@ class Coordinator:
         self._pauses.append(event)
         if event.is_paused != self.is_paused:
             self.is_paused = event.is_paused
-            text = "the publisher is paused: eventpub resume goes on"
-            self._do(e.Log("info", text if self.is_paused else "the publisher goes on", {}))
+            self.paused_by = event.by if event.is_paused else ""
+            text = "paused: run `eventpub resume` to publish again"
+            self._do(e.Log("info", text if self.is_paused else "resumed", {"by": event.by}))
             if not self.is_paused:
                 self._resume(now)
         self._remember()
@@ -315,6 +331,7 @@ class Coordinator:
             # what has been written since that poll, nobody knows
             self.progress.lag_seconds, self.progress.lag_events = 0.0, 0
             self._lag_measured_at = max(seen_at, self._lag_measured_at or seen_at)
+            self._has_lag = True
 
     def _all_have_reported(self) -> None:
         """From now on the position is this run's; what former indexes knew was taken over."""
@@ -324,7 +341,7 @@ class Coordinator:
 
     def _remember(self) -> None:
         what = self._durable.document(len(self.shards), self.progress, self._recounting)
-        what["is_paused"] = self.is_paused
+        what |= {"is_paused": self.is_paused, "paused_by": self.paused_by}
         self._durable.write(what, self._do)
 
     # -- windows ----------------------------------------------------------------------------------
@@ -412,6 +429,7 @@ class Coordinator:
         self._checks.lag_is_measured()
         self._failures.is_done(e.MeasureLag)
         self._boundary, self._lag_measured_at = max(self._boundary, event.upper), now
+        self._has_lag = True
         if event.position >= self._durable.position or event.seconds == 0.0:
             self.progress.lag_seconds, self.progress.lag_events = event.seconds, event.events
         else:  # the position has moved on meanwhile: what is left is younger than that

@@ -34,7 +34,7 @@ class StartState:
         newest: as of `NewestRows.last`.
         server: identity of the database server that was read last; "": not known.
         until: nothing created after it is published, and then it is over; None: there is no end.
-        is_paused: whether the former run was.
+        is_paused, paused_by: whether the former run was, and by whom.
         kept: what else is written down with the position, and does not change.
         requests: that were left for the next publisher.
     """
@@ -55,6 +55,7 @@ class StartState:
     server: str = ""
     until: int | None = None
     is_paused: bool = False
+    paused_by: str = ""
     kept: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[tuple[Request, Reply], ...] = ()
 

@@ -156,10 +156,12 @@ class PauseAsked:
         reply: called once it is written down, so that a crash does not undo it, with how many
             windows and requests are on their way, which are finished; or with the error because
             of which it is not written down.
+        by: who wants it, and since when.
     """
 
     is_paused: bool
     reply: Callable[[int | EventpubError], None]
+    by: str = ""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ SILENT_AFTER = 15.0
 """Seconds without an answer after which the database, or the boundary, counts as not reached."""
 
 _BROKER_SILENT_AFTER = 60.0
-"""It is asked every 10 s."""
+"""It is asked every 5 s."""
 
 STALLED_AFTER = 60.0
 """Seconds in which a shard with work does nothing after which it counts as stalled."""
@@ -40,8 +40,8 @@ _FEW_FAILURES = 3
 """Runners of a shard that are gone one after the other, and have done nothing."""
 
 _NOT_YET = "not seen to work yet"
-_NO_RUNNER = "nothing publishes it at the moment; what does is being started again"
-_NOT_POLLED = "new events are not looked for, since no shard is published at the moment"
+_NO_RUNNER = "no runner at the moment; one is being started"
+_NOT_POLLED = "not polling: no shard has a runner"
 
 State = Literal["ok", "warn", "error"]
 
@@ -101,6 +101,7 @@ class Health:
         self._folding: dict[int, tuple[str, float]] = {}
         """Of shards that read their topics back: how far, and when that was said."""
         self.errors: dict[int, ShardError] = {}
+        self._recovered: list[tuple[str, float]] = []
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -162,8 +163,15 @@ class Health:
         self.errors[number] = ShardError(error.code, error.message, where, now)
         self._set(f"shard {number}", "error", f"{error.code}: {error.message}", now)
 
+    def take_recovered(self) -> list[tuple[str, float]]:
+        """The checks that were wrong and are ok now, each with how long they were, s; once."""
+        found, self._recovered = self._recovered, []
+        return found
+
     def _set(self, name: str, state: State, message: str, now: float) -> None:
         before = self._checks[name]
+        if state == "ok" and before.state == "error" and before.last_ok is not None:
+            self._recovered.append((name, now - before.last_ok))
         since = before.since if before.state == state else now
         last_ok = now if state == "ok" else before.last_ok
         self._checks[name] = Check(name, state, message, since, last_ok)
@@ -178,12 +186,14 @@ class Health:
         """
         return now - seen_at < STALLED_AFTER
 
-    def checks(self, now: float, unread_seconds: float, *, is_paused: bool) -> list[Check]:
+    def checks(
+        self, now: float, unread_seconds: float, *, paused_by: str | None = None
+    ) -> list[Check]:
         """All of them, as they stand now.
 
         Args:
             unread_seconds: the lag, without what is held, which waits for its time.
-            is_paused: nothing is to be published.
+            paused_by: who has paused it; "": not known; None: it is not paused.
         """
         found = dict(self._checks)
         limits = {
@@ -200,7 +210,7 @@ class Health:
         for shard in self._shards:
             found[_of(shard)] = self._of_shard(shard, found[_of(shard)], now)
         found["index"] = self._of_index(found["index"], now)
-        found["publishing"] = self._publishing(found, now, unread_seconds, is_paused)
+        found["publishing"] = self._publishing(found, now, unread_seconds, paused_by)
         self._checks["publishing"] = found["publishing"]
         return list(found.values())
 
@@ -217,7 +227,7 @@ class Health:
         works_since = shard.works_since
         since = now if works_since is None else max(works_since, check.last_ok or 0.0)
         if now - since > STALLED_AFTER:
-            text = f"it has done nothing of what it was sent for {now - since:.0f} s"
+            text = f"no progress for {now - since:.0f} s with work pending"
             return replace(check, state="error", message=text, since=since)
         if check.state == "ok" and shard.lane is None:
             state: State = "error" if shard.failures > _FEW_FAILURES else "warn"
@@ -236,15 +246,16 @@ class Health:
         return replace(check, state="warn", message=text)
 
     def _publishing(
-        self, found: dict[str, Check], now: float, unread_seconds: float, is_paused: bool
+        self, found: dict[str, Check], now: float, unread_seconds: float, paused_by: str | None
     ) -> Check:
         before = self._checks["publishing"]
         got_on_at = now if self._got_on_at is None else self._got_on_at
         state: State = "ok"
         message = ""
         shards = [found[_of(shard)] for shard in self._shards]
-        if is_paused:
-            state, message = "warn", "it is paused: eventpub resume goes on"
+        if paused_by is not None:
+            by = f" by {paused_by}" if paused_by else ""
+            state, message = "warn", f"paused{by}; run `eventpub resume` to publish again"
         elif not all(check.last_ok for check in shards):
             state, message = "error", "not every shard is ready to publish yet"
         elif unread_seconds > STALLED_AFTER and now - got_on_at > STALLED_AFTER:

@@ -45,7 +45,7 @@ class Progress:
         lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
         ahead_seconds: by how much the newest event lies in the future; it is published when its
             time has come.
-        lag_events: how many there are; at most `lag.MOST_EVENTS`.
+        lag_events: how many there are; at most `lag.MOST_EVENTS`; -1: not known, as shown.
         rows_read: rows of windows.
         published: events made visible on the topic.
         dead: refused rows, dead-lettered.

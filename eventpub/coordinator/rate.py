@@ -8,7 +8,7 @@ _SECONDS = 5.0
 
 
 class Rate:
-    """How much a second over the last few seconds; may be asked from any thread."""
+    """How much a second over the last few seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()

@@ -127,7 +127,7 @@ class Requests:
                 shard.lane.send(pending.request)
 
     def under_way(self, shard: Shard) -> int:
-        """How many that publish its runner has and has not answered; from any thread."""
+        """How many that publish its runner has and has not answered."""
         pending = list(self._pending.values())
         return sum(each.publishes and each.is_at(shard) for each in pending)
 

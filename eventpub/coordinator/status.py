@@ -12,11 +12,14 @@ from dataclasses import asdict
 from typing import Any
 
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.coordinator.health import Check
+from eventpub.coordinator.health import STALLED_AFTER, Check
+
+_BUSY_FOR = 4.0
+"""Seconds without an answer after which it is reported: with the question, less than 10 s."""
 
 
 def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
-    """The document; may be made in any thread.
+    """The document; to be made where the coordinator is changed, in its loop's thread.
 
     Args:
         now: the machine's monotonic time, s.
@@ -26,13 +29,15 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         positions µs on the database's clock. ``lag.seconds`` is the age below the boundary of the
         oldest event that is not published, held ones included; while the database does not answer
         it grows by the time since its last answer. ``lag.events`` is of those not read yet, at most
-        `lag.MOST_EVENTS`, and one for each aggregate that waits. Rates are events a second.
+        `lag.MOST_EVENTS`, and one for each aggregate that waits; null: not known, as while the
+        database does not answer. Rates are events a second.
     """
     wall, progress = time.time(), coordinator.progress
     lag = coordinator.lag_seconds(now)
     is_paused = coordinator.is_paused
     unread = coordinator.unread_seconds(now)
-    checks = coordinator.health.checks(now, unread, is_paused=is_paused)
+    paused_by = coordinator.paused_by if is_paused else None
+    checks = coordinator.health.checks(now, unread, paused_by=paused_by)
     seen_at = coordinator.database_seen_at
 
     def unix(at: float | None) -> float | None:
@@ -67,12 +72,13 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         "state": coordinator.state,
         "at": round(wall, 3),
         "is_paused": is_paused,
+        "paused_by": coordinator.paused_by,
         "is_alive": coordinator.health.is_alive(coordinator.seen_at, now),
         "position": progress.position,
         "database_time": progress.time,
         "lag": {
             "seconds": round(lag, 3),
-            "events": progress.lag_events + progress.holds_open,
+            "events": coordinator.lag_events(now),
             "ahead_seconds": round(progress.ahead_seconds, 3),
         },
         "rates": {"published": round(coordinator.published_per_second(now), 1)},
@@ -85,6 +91,34 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         "last_error": progress.last_error,
         "checks": [of_check(check) for check in checks],
         "shards": shards,
+    }
+
+
+def unanswered(document: dict[str, Any], since: float, now: float) -> dict[str, Any]:
+    """The last document of a publisher that does not answer: what was ok then is unknown now.
+
+    For some seconds it may merely be busy, and the document is as it was.
+
+    Args:
+        since: when its loop was last seen to turn, Unix time in s.
+        now: Unix time, s.
+    """
+    seconds = now - since
+    if seconds < _BUSY_FOR:
+        return document
+    text = f"no answer for {seconds:.0f} s: its process is frozen, or waits for a disk or for CPU"
+    process = {"name": "process", "state": "error", "message": text, "since": since}
+    checks = [
+        check | ({"state": "unknown", "since": since} if check["state"] == "ok" else {})
+        for check in document["checks"]
+    ]
+    lag = document["lag"]
+    return document | {
+        "state": "not answering",
+        "is_alive": seconds < STALLED_AFTER,
+        "lag": lag | {"seconds": round(lag["seconds"] + seconds, 3), "events": None},
+        "rates": {"published": None},
+        "checks": [process | {"last_ok": since}, *checks],
     }
 
 

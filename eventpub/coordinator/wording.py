@@ -18,6 +18,9 @@ WATERMARK = {
 """By state of the watermark, where it cannot see."""
 
 
+_TIMES = ("first_seen", "skipped_at")
+
+
 def warning(text: str, **facts: object) -> Log:
     """A line that somebody should read."""
     return Log("warning", text, facts)
@@ -48,7 +51,8 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         named: so many of the skipped gaps are named.
     """
     for gap in report.skipped[:named]:
-        yield warning("gap skipped", **gap)
+        times = {name: format_time(gap[name]) for name in _TIMES if name in gap}
+        yield warning("gap skipped", **gap | times)
     unnamed = report.counts.gaps_skipped - min(named, len(report.skipped))
     if unnamed > 0:
         yield warning(

@@ -19,6 +19,7 @@ from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
 from eventpub.index import glance
 from eventpub.ops.asking import ask_running, ask_shards
+from eventpub.ops.status import kind_without_answer
 from eventpub.sink import Fold, Scope
 from eventpub.sink.topics import partition_counts
 from eventpub.state import StateDir
@@ -80,7 +81,7 @@ def find(config: Config) -> Gaps:
     kind = "running"
     if pending is None:
         pending = _kept(config, state)
-        kind = "silent" if state.is_running() else "stopped" if state.was_used() else "never"
+        kind = kind_without_answer(state)
     holds, missing = pending
     unread: SinkError | None = None
     recorded: list[SkippedGap] = []

@@ -35,7 +35,7 @@ class Source(Protocol):
     def status(self) -> dict[str, Any]:
         """As of `coordinator.status`."""
 
-    def pause(self, is_paused: bool) -> dict[str, Any]:
+    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
         """`is_paused`; None: nobody has answered. `error`: why it is not written down."""
 
     def ask(self, request: ShardRequest, timeout: float) -> dict[str, Any]:
@@ -122,10 +122,10 @@ class Pages:
         except Exception as error:  # publishing goes on
             log.warning("metrics, health and dashboard have ended", error=str(error))
 
-    def sample(self) -> None:
+    def sample(self, status: dict[str, Any]) -> None:
         """Keep how it stands now for the charts; called about once a second."""
         if self._thread is not None:
-            self._history.append(sample(self._source.status()))
+            self._history.append(sample(status))
 
     def end(self) -> None:
         """Serve no more."""

@@ -17,7 +17,10 @@ from prometheus_client.registry import Collector
 _COUNTERS = {
     "eventpub_rows_read": ("rows_read", "Rows of the event table that were read"),
     "eventpub_events_published": ("published", "Events made visible on the topic"),
-    "eventpub_duplicates_dropped": ("duplicates", "Rows that had been published already"),
+    "eventpub_duplicates_dropped": (
+        "duplicates",
+        "Rows that were read again, and dropped: they are published",
+    ),
     "eventpub_gaps_opened": ("gaps_opened", "Gaps: aggregates found to miss a version"),
     "eventpub_gaps_filled": ("gaps_filled", "Gaps whose missing versions came"),
     "eventpub_gaps_skipped": ("gaps_skipped", "Gaps that were given up, recorded on <topic>.gaps"),
@@ -92,7 +95,8 @@ def families(status: dict[str, Any]) -> Iterator[Metric]:
         "eventpub_health", "1 where a check is ok, 0.5 where it warns, 0: wrong", labels=["check"]
     )
     for check in status["checks"]:
-        health.add_metric([check["name"]], {"ok": 1.0, "warn": 0.5}.get(check["state"], 0.0))
+        if check["state"] != "unknown":
+            health.add_metric([check["name"]], {"ok": 1.0, "warn": 0.5}.get(check["state"], 0.0))
     yield health
     latency = HistogramMetricFamily(
         "eventpub_publish_latency_seconds", "From create_time to the commit in Kafka, of each event"

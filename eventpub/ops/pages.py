@@ -76,6 +76,11 @@ _LISTS_SHARE = 0.02
 _MOST_WAITING = 16
 """Who may wait for one list; each holds memory while shards do not answer."""
 
+_REFUSED_AFTER = 1.0
+"""Seconds that an answer to a wrong token takes."""
+_REFUSED_EVERY = 10.0
+"""Seconds between two log lines about wrong tokens."""
+
 _NO_GAPS = {"open": [], "open_count": 0}
 
 _SAFE = {
@@ -250,6 +255,8 @@ class Acting:
     def __init__(self, config: Config, source: Source) -> None:
         self._token = config.ops.token
         self._source = source
+        self._refused = 0
+        self._refused_at = float("-inf")
 
     def guarded(self, act: Endpoint) -> Endpoint:
         """The same for who has the token, and for nobody else."""
@@ -260,21 +267,36 @@ class Acting:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             wanted = current(self._token.get_secret_value())
             if not hmac.compare_digest(given.encode(), wanted.encode()):
+                await self._refuse(request)
                 return _answer({"error": "the token is not ops.token"}, 401)
             return await act(request)
 
         return endpoint
 
-    async def pause(self, _: Request) -> Response:
+    async def _refuse(self, request: Request) -> None:
+        """Report a wrong token, at most every 10 s, and let whoever guesses wait."""
+        self._refused += 1
+        if time.monotonic() - self._refused_at >= _REFUSED_EVERY:
+            self._refused_at = time.monotonic()
+            log.warning(
+                "an action was refused: the token is not ops.token",
+                client=_client(request),
+                path=request.url.path,
+                refused=self._refused,
+            )
+        await asyncio.sleep(_REFUSED_AFTER)
+
+    async def pause(self, request: Request) -> Response:
         """Nothing is published from now on."""
-        return await self._set_paused(is_paused=True)
+        return await self._set_paused(request, is_paused=True)
 
-    async def resume(self, _: Request) -> Response:
+    async def resume(self, request: Request) -> Response:
         """It is again."""
-        return await self._set_paused(is_paused=False)
+        return await self._set_paused(request, is_paused=False)
 
-    async def _set_paused(self, *, is_paused: bool) -> Response:
-        found = await run_in_threadpool(self._source.pause, is_paused)
+    async def _set_paused(self, request: Request, *, is_paused: bool) -> Response:
+        by = f"the pages of ops.http, from {_client(request)}"
+        found = await run_in_threadpool(self._source.pause, is_paused, by)
         if found["error"] is not None:
             return _answer(found | {"error": not_lasting(found["error"], is_paused)}, 503)
         return _answer(found, 503 if found["is_paused"] is None else 200)
@@ -318,6 +340,10 @@ class Acting:
         if found["answers"] is None:
             return _not_done(found["error"], "the shard has not answered in time")
         return str(next(iter(found["answers"].values())))
+
+
+def _client(request: Request) -> str:
+    return "unknown" if request.client is None else request.client.host
 
 
 def _outcome(answer: str | Response) -> Response:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from eventpub.config import Config
-from eventpub.coordinator.status import is_ready
+from eventpub.config import Config, format_time
+from eventpub.coordinator.status import is_ready, unanswered
 from eventpub.errors import StateError
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
+
+_ANSWERED_WITHIN = 5.0
+"""Seconds in which a publisher answers; else it is frozen, or gets no CPU."""
 
 _PAUSED_WITHIN = 30.0
 """Seconds in which what is under way is finished."""
@@ -21,10 +27,10 @@ class Standing:
     """How it stands.
 
     Attributes:
-        kind: "running"; "silent": one runs, which is starting or does not answer; "stopped"; or
-            "never": none has run on this state directory.
+        kind: "running"; "starting"; "silent": one runs, and does not answer; "stopped"; or "never":
+            none has run on this state directory.
         document: as of `coordinator.status`; of another kind than "running" what was written down
-            last, if anything was.
+            last, if anything was; of "silent" marked as of `coordinator.status.unanswered`.
         starts_paused: whether none runs, and the next one will publish nothing until `resume`.
         damaged: files of the state directory that are there and cannot be read.
     """
@@ -43,7 +49,7 @@ class Standing:
 def find(config: Config) -> Standing:
     """How the publisher of a configuration stands."""
     state = StateDir(config.app.state_dir)
-    document = ask_running(state, "status")
+    document = ask_running(state, "status", timeout=_ANSWERED_WITHIN)
     if document is not None:
         return Standing("running", document)
     kept = state.read(state.status_file)
@@ -52,14 +58,25 @@ def find(config: Config) -> Standing:
         kept = None
         damaged.append(state.status_file)
     names = tuple(str(file) for file in damaged)
-    if state.is_running():
-        return Standing("silent", kept, damaged=names)
+    kind = kind_without_answer(state)
+    if kind == "silent" and kept is not None and kept["state"] != "stopped":
+        kept = unanswered(kept, state.beat_at(), time.time())
+    if kind in {"starting", "silent"}:
+        return Standing(kind, kept, damaged=names)
     if not state.was_used():
         return Standing("never", None)
     progress = state.read(state.progress_file)
     if kept is not None and kept["state"] != "stopped":
         kept |= {"state": "killed", "is_alive": False}
     return Standing("stopped", kept, bool(progress and progress.get("is_paused")), names)
+
+
+def kind_without_answer(state: StateDir) -> str:
+    """How a publisher stands that gives no answer, as of `Standing.kind`."""
+    if state.is_running():
+        running = state.running()
+        return "silent" if running is not None and running.location else "starting"
+    return "stopped" if state.was_used() else "never"
 
 
 _OF_ALL = {"state", "stopped_at", "stopped_by"}
@@ -117,22 +134,30 @@ def pause(config: Config, *, is_paused: bool) -> Paused:
         StateError: state.not_started: no publisher runs, and none ever did.
     """
     state = StateDir(config.app.state_dir)
-    answer = ask_running(state, "pause", {"is_paused": is_paused})
+    by = f"{_user()}@{socket.gethostname()} (eventpub {'pause' if is_paused else 'resume'})"
+    answer = ask_running(state, "pause", {"is_paused": is_paused, "by": by})
     if answer is None and not state.is_running():
-        return _keep(state, is_paused)
+        return _keep(state, is_paused, by)
     if answer is None or answer["is_paused"] is None:
         return Paused("no answer")
     if (error := answer.get("error")) is not None:
         return Paused("not written", not_lasting(error, is_paused))
     deadline = time.monotonic() + _PAUSED_WITHIN
     while is_paused:
-        document = ask_running(state, "status")
-        if document is None or not any(shard["in_work"] for shard in document["shards"]):
+        document = ask_running(state, "status", timeout=_ANSWERED_WITHIN)
+        has_ended = document is None and not state.is_running()
+        if has_ended or (document is not None and _is_done(document)):
             break
         if time.monotonic() > deadline:
             return Paused("in work")
         time.sleep(0.1)
     return Paused("paused" if is_paused else "resumed")
+
+
+def _is_done(document: dict[str, Any]) -> bool:
+    """Whether nothing is under way; of one that does not answer nobody knows."""
+    is_known = document["state"] != "not answering"
+    return is_known and not any(shard["in_work"] for shard in document["shards"])
 
 
 def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
@@ -147,12 +172,22 @@ def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
     )
 
 
-def _keep(state: StateDir, is_paused: bool) -> Paused:
+def _user() -> str:
+    """Whoever runs this command; a container's user may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
+
+
+def _keep(state: StateDir, is_paused: bool, by: str) -> Paused:
     _progress_of(state)  # before the lock, which would make the directory
     state.lock()
     try:
         progress = _progress_of(state)
-        state.write(state.progress_file, progress | {"is_paused": is_paused}, lasting=True)
+        by = f"{by} at {format_time(round(time.time() * 1e6))}" if is_paused else ""
+        paused = {"is_paused": is_paused, "paused_by": by}
+        state.write(state.progress_file, progress | paused, lasting=True)
     finally:
         state.unlock()
     return Paused("kept")

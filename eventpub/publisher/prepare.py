@@ -99,6 +99,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         server=before.get("server") or server.identity,
         until=now if available_now else None,
         is_paused=bool(before.get("is_paused")),
+        paused_by=str(before.get("paused_by", "")),
         kept={"topics": topics.ids, "numbers": numbers, "start": started},
     )
     assignment = Assignment(

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,11 +27,11 @@ import structlog
 from eventpub import __version__
 from eventpub.channel import Request
 from eventpub.channel.flight import Server, Tls
-from eventpub.config import Config
+from eventpub.config import Config, format_time
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.status import notable, status
+from eventpub.coordinator.status import notable, status, unanswered
 from eventpub.errors import ConfigError, EventpubError
 from eventpub.failpoint import failpoint
 from eventpub.log import dropped
@@ -60,6 +60,9 @@ _STOP_SEEN_WITHIN = 0.2
 
 _ANSWER_TIMEOUT = 60.0
 _PAUSE_TIMEOUT = 5.0
+
+_STATUS_TIMEOUT = 1.0
+"""Seconds in which the loop makes a status; else it hangs, on a disk perhaps."""
 
 _STATUS_EVERY = 10.0
 """Seconds after which the status is written down though no check has changed: `at` says how old it
@@ -105,7 +108,7 @@ class Publisher:
         self._available_now = available_now
         self._on_progress = on_progress
         self._state = StateDir(config.app.state_dir)
-        self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopped_by: int | None = None
 
     def run(self) -> Progress:
@@ -181,9 +184,13 @@ class Publisher:
             self._config, self._state, prepared, coordinator, self._events
         ) as runner:
             runner.begin(_SPARK_AFTER if self._available_now else 0.0)
-            event: e.Event = e.Tick()
+            event: e.Event | _StatusAsked = e.Tick()
             while True:
                 now = time.monotonic()
+                if isinstance(event, _StatusAsked):
+                    event.reply(runner.document(now))
+                    event = self._next(coordinator)
+                    continue
                 runner.trace(event, now)
                 commands = coordinator.on(event, now)
                 coordinator.progress.stopped_by = self._stopped_by
@@ -200,15 +207,16 @@ class Publisher:
                         runner.do(command)
                 event = self._next(coordinator)
 
-    def _next(self, coordinator: Coordinator) -> e.Event:
+    def _next(self, coordinator: Coordinator) -> e.Event | _StatusAsked:
         """What has happened; a tick where its time has come, however much happens."""
         wait = coordinator.next_tick(time.monotonic())
         if wait <= 0:
             return e.Tick()
         try:
-            return self._events.get(timeout=wait)
+            found: e.Event | _StatusAsked = self._events.get(timeout=wait)
         except queue.Empty:
             return e.Tick()
+        return found
 
     def _kept_requests(self) -> list[Request]:
         for file in self._state.set_invalid_requests_aside():
@@ -244,9 +252,19 @@ class Publisher:
 
 def _shown(coordinator: Coordinator, now: float) -> Progress:
     """The progress, with the lag that every other place shows: what is held is not published."""
-    progress = coordinator.progress
-    events = progress.lag_events + progress.holds_open
-    return replace(progress, lag_seconds=coordinator.lag_seconds(now), lag_events=events)
+    events = coordinator.lag_events(now)
+    return replace(
+        coordinator.progress,
+        lag_seconds=coordinator.lag_seconds(now),
+        lag_events=-1 if events is None else events,
+    )
+
+
+@dataclass(frozen=True)
+class _StatusAsked:
+    """Another thread wants the status: only the loop reads what the loop changes."""
+
+    reply: Callable[[dict[str, Any]], None]
 
 
 class CommandRunner:
@@ -258,7 +276,7 @@ class CommandRunner:
         state: StateDir,
         prepared: Prepared,
         coordinator: Coordinator,
-        events: queue.SimpleQueue[e.Event],
+        events: queue.SimpleQueue[Any],
     ) -> None:
         self._config = config
         self._state = state
@@ -277,6 +295,8 @@ class CommandRunner:
         }
         self._kept: list[tuple[str, str, str]] = []
         self._kept_at = 0.0
+        self._last = self.document(time.monotonic())
+        self._is_asked = threading.Lock()
         begin = prepared.start_state
         self._boundary_work = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
         self._checks_work = ChecksWork(config, begin.layout)
@@ -303,7 +323,10 @@ class CommandRunner:
         running = Running(os.getpid(), address.location, address.token, address.root_certificates)
         self._state.write_address(running)
         if self._coordinator.is_paused:
-            log.warning("it starts paused, and publishes nothing: eventpub resume goes on")
+            log.warning(
+                "starting paused; run `eventpub resume` to start publishing",
+                by=self._coordinator.paused_by,
+            )
         self._pages.begin()
         if self._config.spark.master != "none":
             from eventpub.spark.leases import Spark
@@ -340,8 +363,9 @@ class CommandRunner:
 
     def show(self) -> None:
         """About once a second: how it stands is kept."""
-        self.keep_status()
-        self._pages.sample()
+        self._state.beat()
+        found = self.keep_status()
+        self._pages.sample(found)
 
     def do(self, command: e.Command) -> None:
         """Have it done; what comes of it is posted."""
@@ -390,24 +414,49 @@ class CommandRunner:
             self._events.put(e.Withdrawn(str(given["id"])))
             return {}
         if name == "pause":
-            return self.pause(bool(given["is_paused"]))
+            return self.pause(bool(given["is_paused"]), str(given.get("by", "")))
         raise LookupError(name)
 
-    def status(self) -> dict[str, Any]:
-        """As of `coordinator.status`; may be called in any thread."""
-        found = self._identity | status(self._coordinator, time.monotonic())
+    def document(self, now: float) -> dict[str, Any]:
+        """The status, made in the loop's thread; nothing in it changes any more.
+
+        Args:
+            now: the machine's monotonic time, s.
+        """
+        found: dict[str, Any] = self._identity | status(self._coordinator, now)
         found["counters"]["log_lines_dropped"] = dropped()
+        self._last = found
         return found
 
-    def pause(self, is_paused: bool) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """The status as the loop says it; may be called in any thread but the loop's.
+
+        Where the loop does not answer: the last one, marked as of `unanswered`.
+        """
+        replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        if self._is_asked.acquire(timeout=_STATUS_TIMEOUT):
+            try:
+                self._events.put(_StatusAsked(replies.put))
+                return replies.get(timeout=_STATUS_TIMEOUT)
+            except queue.Empty:
+                pass
+            finally:
+                self._is_asked.release()
+        return unanswered(self._last, self._last["at"], time.time())
+
+    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
         """Have nothing published for now, or end that; may be called in any thread.
+
+        Args:
+            by: who wants it, for log and status.
 
         Returns:
             `is_paused`; None: the coordinator has not answered in time. With an `error`, it holds
             until the publisher ends: it could not be written down.
         """
         replies: queue.SimpleQueue[int | EventpubError] = queue.SimpleQueue()
-        self._events.put(e.PauseAsked(is_paused, replies.put))
+        by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
+        self._events.put(e.PauseAsked(is_paused, replies.put, by))
         try:
             outcome = replies.get(timeout=_PAUSE_TIMEOUT)
         except queue.Empty:
@@ -416,18 +465,22 @@ class CommandRunner:
             return {"is_paused": is_paused, "in_work": 0, "error": outcome.to_dict()}
         return {"is_paused": is_paused, "in_work": outcome, "error": None}
 
-    def keep_status(self, error: EventpubError | None = None, *, is_over: bool = False) -> None:
-        """Write the status down for who asks when none runs, where it has changed or is old."""
-        found = self.status()
-        checks, now = notable(found), time.monotonic()
+    def keep_status(
+        self, error: EventpubError | None = None, *, is_over: bool = False
+    ) -> dict[str, Any]:
+        """The status, written down for when none runs, where it has changed or is old."""
+        now = time.monotonic()
+        found = self.document(now)
+        checks = notable(found)
         if not is_over and checks == self._kept and now - self._kept_at < _STATUS_EVERY:
-            return
+            return found
         self._kept, self._kept_at = checks, now
         if is_over:
             why = None if error is None else str(error)
             found |= {"state": "stopped", "stopped_by": why, "stopped_at": time.time()}
         with suppress(EventpubError):  # a full disk is met, and said, by what matters more
             self._state.write(self._state.status_file, mask_all(found))
+        return found
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         """Have shards do something; may be called in any thread.

@@ -57,23 +57,33 @@ def test_a_busy_publisher_writes_a_line_every_few_seconds() -> None:
     clock = Clock()
     lines = Lines(clock)
     with capture_logs() as logs:
-        for n in range(100):
+        for n in range(250):
             lines.see(Progress(published=n * 100, position=1_760_000_000_000_000))
             clock.now += 0.1
     assert [entry["event"] for entry in logs] == ["progress", "progress"]
-    assert logs[1]["published"] == 5000
+    assert logs[1]["published"] == pytest.approx(20_000, abs=200)
     assert logs[1]["rate"] == pytest.approx(1000, rel=0.05)
     assert logs[1]["position"] == "2025-10-09T08:53:20.000000Z"
 
 
-def test_an_idle_publisher_writes_a_line_a_minute() -> None:
+def test_an_idle_publisher_writes_a_line_every_five_minutes() -> None:
     clock = Clock()
     lines = Lines(clock)
     with capture_logs() as logs:
-        for _ in range(130):
-            lines.see(Progress(published=5))
+        for _ in range(650):
+            lines.see(Progress(published=5, position=1_760_000_000_000_000))
             clock.now += 1
-    assert len(logs) == 3
+    assert [entry["published"] for entry in logs] == [5, 5, 5]
+
+
+def test_nothing_is_said_of_progress_while_none_is_known() -> None:
+    clock = Clock()
+    lines = Lines(clock)
+    with capture_logs() as logs:
+        for _ in range(60):
+            lines.see(Progress())
+            clock.now += 1
+    assert logs == []
 
 
 def test_that_it_stops_is_said_once() -> None:

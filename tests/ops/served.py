@@ -39,7 +39,7 @@ class Source:
     def status(self) -> dict[str, Any]:
         return self.found
 
-    def pause(self, is_paused: bool) -> dict[str, Any]:
+    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
         self.done.append(is_paused)
         return {"is_paused": is_paused, "in_work": 0, "error": None}
 

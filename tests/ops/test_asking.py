@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from starlette.responses import Response
 
 from eventpub.channel.flight import Server
@@ -84,7 +85,9 @@ def test_a_pause_that_was_not_written_down_is_no_success(tmp_path: Path) -> None
         found = status.pause(config, is_paused=True)
     assert (found.outcome, found.is_done) == ("not written", False)
     assert "state.disk_full" in found.error
-    source: Any = SimpleNamespace(pause=lambda _: answer)
-    page = asyncio.run(Acting(config, source)._set_paused(is_paused=True))
+    source: Any = SimpleNamespace(pause=lambda *_: answer)
+    page = asyncio.run(
+        Acting(config, source)._set_paused(Request({"type": "http"}), is_paused=True)
+    )
     assert page.status_code == 503
     assert json.loads(bytes(page.body))["error"] == found.error

@@ -68,7 +68,7 @@ class Played:
         held = {"holds_open": len(self.holds)}
         return {**deepcopy(self.document), **held, "at": round(time.time(), 3)}
 
-    def pause(self, is_paused: bool) -> dict[str, Any]:
+    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
         self.done.append("pause" if is_paused else "resume")
         self.document |= {"is_paused": is_paused, "state": "paused" if is_paused else "running"}
         return {"is_paused": is_paused, "in_work": 0, "error": None}

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Self
 
 import pymysql
 import pytest
-from confluent_kafka.admin import (
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
