@@ -129,7 +129,7 @@ class Health:
             self._set("index", "ok", "", now)
 
     def _failed(self, command: e.Command, error: EventpubError, now: float) -> None:
-        text = f"{error.code}: {error.message}"
+        text = _text_of(error)
         if error.code.startswith("store."):
             self._set("database", "error", text, now)
         if isinstance(command, e.Poll):
@@ -161,7 +161,7 @@ class Health:
 
     def _shard_failed(self, number: int, error: EventpubError, where: str, now: float) -> None:
         self.errors[number] = ShardError(error.code, error.message, where, now)
-        self._set(f"shard {number}", "error", f"{error.code}: {error.message}", now)
+        self._set(f"shard {number}", "error", _text_of(error), now)
 
     def take_recovered(self) -> list[tuple[str, float]]:
         """The checks that were wrong and are ok now, each with how long they were, s; once."""
@@ -263,6 +263,11 @@ class Health:
             message = f"events are due, and none was published for {now - got_on_at:.0f} s"
         since = before.since if before.state == state else now
         return Check("publishing", state, message, since, now if state == "ok" else before.last_ok)
+
+
+def _text_of(error: EventpubError) -> str:
+    """Code, message, and which file, table or topic it is about."""
+    return f"{error.code}: {error.message}" + (f" [{error.where}]" if error.where else "")
 
 
 def _of(shard: Shard) -> str:

@@ -20,6 +20,7 @@ from eventpub.sink import (
     check_between,
     check_written,
     sources_of,
+    topic_gone,
     topic_ids,
     visible_ends,
 )
@@ -233,6 +234,8 @@ class BrokerWork:
         """
         sink, app = self._config.sink, self._config.app
         ids = topic_ids(sink, (sink.topic,), _TIMEOUT)
+        if sink.topic in self._topics and sink.topic not in ids:
+            raise topic_gone(sink)
         check_written(sink, ids, self._topics, {})
         ends = command.ends
         found = visible_ends(sink, list(ends), _TIMEOUT) if ends else {}

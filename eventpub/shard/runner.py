@@ -27,6 +27,7 @@ from eventpub.shard.folding import Fold
 from eventpub.shard.prefetch import Prefetch
 from eventpub.shard.publishing import HoldsInTurn, Publishing
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
+from eventpub.sink import topic_gone
 
 log = logging.getLogger("eventpub.shard")
 
@@ -60,6 +61,8 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
         error = None if found.code == "run.stopping" else found
     except EventpubError as found:
         error = found
+        if found.code == "sink.topic_missing":  # it was there at the start
+            error = topic_gone(assignment.config.sink)
     except Exception as found:
         log.warning("unexpected error in shard %s", number, exc_info=found)
         error = StateError(

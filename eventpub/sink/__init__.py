@@ -6,7 +6,7 @@ once, whatever crashes; the topic is the truth, and `ShardSink.fold` reads it.
 
 from eventpub.sink.checks import Written, checks
 from eventpub.sink.client import check_properties
-from eventpub.sink.faults import RecordRefusedError, topic_remade
+from eventpub.sink.faults import RecordRefusedError, topic_gone, topic_remade
 from eventpub.sink.fencing import fence_all
 from eventpub.sink.finding import has_event
 from eventpub.sink.first_open import are_left_open
@@ -57,6 +57,7 @@ __all__ = [
     "has_event",
     "has_written",
     "sources_of",
+    "topic_gone",
     "topic_ids",
     "topic_remade",
     "visible_ends",

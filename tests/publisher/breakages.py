@@ -57,11 +57,20 @@ class Servers:
 
     Attributes:
         clock: of the database; None: it cannot be moved here.
+        environment: of the database's process.
     """
 
     broker: Kafka
     database: Database
     clock: Clock | None
+    environment: dict[str, str]
+
+    def start_database(self) -> None:
+        """Start it again after `kill`, with the clock that can be moved."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            self.database.start()
 
 
 @contextmanager
@@ -75,7 +84,7 @@ def servers(folder: Path) -> Iterator[Servers]:
         database = mysql(folder / "mysql", options=options)
     clock = Clock(folder / "ahead") if environment else None
     with database, kafka(folder / "kafka") as broker:
-        yield Servers(broker, database, clock)
+        yield Servers(broker, database, clock, environment)
 
 
 def _movable_clock(folder: Path) -> dict[str, str]:
@@ -262,7 +271,7 @@ class DatabaseAway(Breakage):
         self.case.servers.database.kill()
 
     def _heal(self) -> None:
-        self.case.servers.database.start()
+        self.case.servers.start_database()
 
 
 class BrokerAway(Breakage):

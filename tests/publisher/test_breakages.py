@@ -1,0 +1,269 @@
+"""What a publisher says within 10 s of each kind of breakage is true, and its remedy works.
+
+One set of servers; each breakage has a table, a topic and a publisher of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.publisher.breakages import BREAKAGES, Breakage, Case, Servers, installed, servers
+from tests.publisher.harness import compare, eventually
+
+WITHIN = 10.0
+"""Seconds in which a breakage is reported."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with servers(tmp_path_factory.mktemp("servers")) as found:
+        yield found
+
+
+@pytest.fixture
+def broken(
+    running: Servers, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Breakage]:
+    """The breakage that the test's parameter names, of a publisher that works."""
+    kind = BREAKAGES[request.param]
+    folder = tmp_path_factory.mktemp(kind.__name__)
+    with installed(running, folder / "publisher", on_small_disk=kind.on_small_disk) as case:
+        case.start()
+        with kind(case) as breakage:
+            yield breakage
+
+
+def breaks(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("broken", [name], indirect=True)
+
+
+def page_until(case: Case, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """`/status`, once it says so, within the time for it."""
+    last: dict[str, Any] = {}
+
+    def found() -> bool:
+        nonlocal last
+        last = case.page()
+        return bool(last) and is_so(last)
+
+    try:
+        eventually(found, WITHIN)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {json.dumps(last)[:3000]}") from error
+    return last
+
+
+def wrong(document: dict[str, Any]) -> dict[str, str]:
+    """The messages of the checks that are wrong."""
+    return {c["name"]: c["message"] for c in document["checks"] if c["state"] == "error"}
+
+
+def errors(case: Case) -> str:
+    """The errors that the log names, with their remedies."""
+    return "\n".join(line["error"] for line in case.log() if "error" in line)
+
+
+def said(case: Case, what: str) -> dict[str, Any]:
+    """The line of the log whose event has this in it."""
+    return eventually(lambda: next((x for x in case.log() if what in x["event"]), {}), WITHIN)
+
+
+def is_asserted_by_command(case: Case, name: str) -> dict[str, Any]:
+    """`eventpub status --json` and the metrics call the same check wrong."""
+    answer = case.status()
+    assert not answer["ok"]
+    document: dict[str, Any] = answer["result"]["status"]
+    assert name in wrong(document)
+    assert name in answer["summary"]
+    assert case.metrics()[f"eventpub_health{{check={name}}}"] == 0
+    assert case.get("/readyz")[0] == 503
+    return document
+
+
+def works_again(case: Case) -> None:
+    """All checks are ok, and all that is committed is published, once."""
+    case.write("after", 1)
+    case.publisher.until_published("after", [1])
+    eventually(lambda: case.get("/readyz")[0] == 200, 60)
+    eventually(lambda: case.page()["lag"]["events"] == 0, 60)
+    found = compare(case.database, case.publisher.topic)
+    assert not found, found
+    answer = case.status()
+    assert answer["ok"], answer
+
+
+@contextmanager
+def stays_alive(case: Case) -> Iterator[None]:
+    """The process of the publisher is the same before and after."""
+    process = case.publisher.process
+    assert process is not None
+    yield
+    assert process.poll() is None, case.publisher.words()
+
+
+@breaks("database")
+def test_the_database_is_away(broken: Breakage) -> None:
+    case = broken.case
+    with stays_alive(case):
+        found = page_until(case, lambda d: "database" in wrong(d) and d["lag"]["events"] is None)
+        assert "store." in wrong(found)["database"]
+        assert found["lag"]["seconds"] > 0
+        metrics = case.metrics()
+        assert "eventpub_lag_events" not in metrics  # unknown is not 0
+        assert metrics["eventpub_lag_seconds"] > 0
+        document = is_asserted_by_command(case, "database")
+        assert document["lag"]["seconds"] > found["lag"]["seconds"]
+        assert "that the server runs" in errors(case)
+        broken.heal()
+        works_again(case)
+    assert "s" in said(case, "database: ok again after")["event"]
+
+
+@breaks("broker")
+def test_the_only_broker_is_away(broken: Breakage) -> None:
+    case = broken.case
+    with stays_alive(case):
+        case.write("meanwhile", 1)
+        found = page_until(case, lambda d: bool({"broker", "shard 0", "shard 1"} & {*wrong(d)}))
+        assert any("sink." in message for message in wrong(found).values())
+        page_until(case, lambda d: "broker" in wrong(d))
+        is_asserted_by_command(case, "broker")
+        assert "check that the brokers run" in errors(case)
+        broken.heal()
+        works_again(case)
+    assert said(case, "broker: ok again after")
+    assert "another publisher has taken over" not in case.publisher.log.read_text()
+
+
+@breaks("disk")
+def test_the_disk_is_full(broken: Breakage) -> None:
+    case = broken.case
+    with stays_alive(case):
+        case.write("meanwhile", 1)
+        found = page_until(case, lambda d: "index" in wrong(d))
+        assert str(case.publisher.state) in wrong(found)["index"]
+        is_asserted_by_command(case, "index")
+        assert "free space on the disk of app.state_dir" in errors(case)
+        broken.heal()
+        works_again(case)
+    assert said(case, "index: ok again after")
+
+
+@breaks("topic")
+def test_the_topic_is_deleted(broken: Breakage) -> None:
+    """Nothing is published to another topic unasked: it ends, and says what to do."""
+    case = broken.case
+    case.write("meanwhile", 1)
+    found = page_until(case, lambda d: any("sink.topic" in text for text in wrong(d).values()))
+    assert not found["is_ready"]
+    assert case.publisher.finish(120) == 3
+    ended = case.log()[-1]
+    assert ended["code"] in {"sink.topic_missing", "sink.topic_recreated"}
+    assert ended["level"] == "error"
+    answer = case.status()
+    assert ended["code"] in answer["summary"]
+    assert "remove app.state_dir and start again" in ended["error"]
+    shutil.rmtree(case.publisher.state)
+    case.publisher.start()
+    works_again(case)
+
+
+@breaks("freeze")
+def test_the_process_is_frozen(broken: Breakage) -> None:
+    case = broken.case
+    broken.heal()
+    kept = case.publisher.state / "status.json"
+    eventually(lambda: not wrong(json.loads(kept.read_text())), 30)
+    broken.__enter__()
+    with stays_alive(case):
+        began = time.monotonic()
+        answer = case.status()
+        took = time.monotonic() - began
+        assert not answer["ok"]
+        assert answer["result"]["kind"] == "silent"
+        assert "does not answer" in answer["summary"]
+        document = answer["result"]["status"]
+        assert document["state"] == "not answering"
+        assert wrong(document).keys() == {"process"}
+        assert all(c["state"] == "unknown" for c in document["checks"] if c["name"] != "process")
+        assert document["lag"]["events"] is None
+        assert document["lag"]["seconds"] > 3
+        assert took < WITHIN + 5  # beside other tests a command takes seconds to start
+        assert case.get("/readyz", timeout=3.0)[0] == 0
+        broken.heal()
+        works_again(case)
+
+
+@breaks("clock")
+def test_the_databases_clock_goes_back(broken: Breakage) -> None:
+    """What is created now lies in the past, where the recount finds it."""
+    case = broken.case
+    with stays_alive(case):
+        case.write("in the past", 1)
+        line = said(case, "clock went back")
+        assert line["level"] == "warning"
+        assert 25 < line["seconds"] < 35
+        case.publisher.until_published("in the past", [1])
+        broken.heal()
+        works_again(case)
+
+
+@breaks("password")
+def test_the_password_is_rotated(broken: Breakage) -> None:
+    """The file follows the database after a while, as with a mounted secret."""
+    case = broken.case
+    with stays_alive(case):
+        case.write("meanwhile", 1)
+        found = page_until(case, lambda d: "store.auth_failed" in wrong(d).get("database", ""))
+        assert "Access denied" in wrong(found)["database"]
+        is_asserted_by_command(case, "database")
+        assert "write a new one into the file of store.password_file" in errors(case)
+        broken.heal()
+        works_again(case)
+    assert said(case, "database: ok again after")
+    text = case.publisher.log.read_text() + json.dumps(case.page())
+    assert "secret-of-this-account" not in text
+
+
+@breaks("gap")
+def test_a_version_is_missing(broken: Breakage) -> None:
+    case = broken.case
+    found = page_until(case, lambda d: d["holds_open"] == 1 and d["lag"]["events"] == 1)
+    assert found["is_ready"]  # an event that waits is no fault of the publisher's
+    assert said(case, "eventpub gaps list")["opened"] == 1
+    page_until(case, lambda d: d["lag"]["seconds"] > 0)
+    assert case.metrics()["eventpub_holds_open"] == 1
+    listed = case.publisher.answer(1, "gaps", "list")
+    assert listed["open"][0]["aggregate_id"] == "gap-1"
+    assert listed["open"][0]["first_missing"] == 2
+    case.publisher.answer(0, "gaps", "skip", "gap-1", "--yes")
+    case.publisher.until_published("gap-1", [1, 3])
+    line = said(case, "gap skipped")
+    assert (line["from_version"], line["to_version"]) == (2, 2)
+    assert str(line["first_seen"]).endswith("Z")
+    page_until(case, lambda d: d["holds_open"] == 0 and d["counters"]["gaps_skipped"] == 1)
+
+
+@breaks("large row")
+def test_a_row_is_too_large_for_the_topic(broken: Breakage) -> None:
+    case = broken.case
+    with stays_alive(case):
+        found = page_until(case, lambda d: d["counters"]["dead"] == 1)
+        assert not wrong(found)
+        assert case.metrics()["eventpub_events_dead_total"] == 1
+        line = said(case, "dead letters")
+        assert line["level"] == "warning"
+        line = said(case, "refused")
+        assert (line["aggregate_id"], line["version"]) == ("large-1", 1)
+        assert "max.message.bytes" in line["reason"]
+        assert not any(record.key == "large-1" for record in case.publisher.topic.read())
+        broken.heal()  # raises max.message.bytes
+        case.publisher.answer(0, "dead", "retry", "large-1", "1")
+        case.publisher.until_published("large-1", [1])
