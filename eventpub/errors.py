@@ -19,6 +19,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from eventpub.masking import mask_url
+
 _MARK = "eventpub-error:"
 
 
@@ -134,7 +136,7 @@ def from_dict(data: dict[str, Any]) -> EventpubError:
 def words_of(error: BaseException) -> str:
     """What an exception says; that of a JVM asks the JVM, which may have died."""
     try:
-        return str(error)
+        return mask_url(str(error))
     except Exception:
         return type(error).__name__
 

@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any
 
-from eventpub.masking import mask_all
+from eventpub.masking import mask_all, mask_url
 
 _QUIET = ("pyspark", "alembic", "urllib3", "uvicorn.error")
 
@@ -193,8 +193,9 @@ def _is_unexpected(record: logging.LogRecord) -> bool:
 
 def _bounded(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     trace = event.get("exception")
-    if isinstance(trace, str) and len(trace) > MOST_OF_TRACEBACK:
-        event["exception"] = f"… {trace[-MOST_OF_TRACEBACK:]}"
+    if isinstance(trace, str):
+        cut = "… " if len(trace) > MOST_OF_TRACEBACK else ""
+        event["exception"] = cut + mask_url(trace[-MOST_OF_TRACEBACK:])
     return event
 
 

@@ -54,7 +54,7 @@ def current(secret: str) -> str:
 _lock = threading.Lock()
 _lasting: set[str] = set()
 _passing: deque[str] = deque(maxlen=32)
-_forms: list[str] | None = None
+_forms: tuple[re.Pattern[str] | None, list[str]] | None = None
 """As of `_as_written`; None: to be made anew."""
 
 
@@ -76,25 +76,45 @@ def remember(secret: str, *, passing: bool = False) -> None:
 
 
 def mask(text: str) -> str:
-    """The text with every remembered secret, and every password inside a URL, hidden."""
-    text = mask_url(text)
-    for form in _as_written():
-        if len(form) > 3:
-            text = text.replace(form, MASK)
-        elif form in text:  # as a word only: it would be found everywhere
-            text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", MASK, text)
-    return text
+    """The text with every remembered secret hidden.
+
+    One that is also an ordinary word ("events", "wrong") is hidden where a secret stands: after
+    "password", "token" and the like, and before the host of a URL. Elsewhere it is only a word, and
+    hiding it would say which one the secret is.
+    """
+    words, others = _as_written()
+    for form in others:
+        text = text.replace(form, MASK)
+    return words.sub(MASK, text) if words else text
 
 
-def _as_written() -> list[str]:
-    """The secrets, and how they look in a URL and in what repr prints, longest first."""
+_AN_ORDINARY_WORD = re.compile(r"[A-Za-z]?[a-z]{0,9}|[0-9]{1,6}|.{1,3}", re.DOTALL)
+
+
+def _as_written() -> tuple[re.Pattern[str] | None, list[str]]:
+    """Where ordinary words are secrets; and the others, also as a URL and repr write them."""
     global _forms  # noqa: PLW0603
     with _lock:
         if _forms is None:
             secrets = {*_lasting, *_passing}
-            forms = {how(s) for s in secrets for how in (str, _quoted, quote_plus, unquote)}
-            _forms = sorted(forms | {repr(form)[1:-1] for form in forms}, key=len, reverse=True)
+            words = {s for s in secrets if _AN_ORDINARY_WORD.fullmatch(s)}
+            ways = (str, _quoted, quote_plus, unquote)
+            forms = {how(s) for s in secrets - words for how in ways}
+            forms |= {repr(form)[1:-1] for form in forms}
+            _forms = _in_place(words), sorted(forms, key=len, reverse=True)
         return _forms
+
+
+def _in_place(words: set[str]) -> re.Pattern[str] | None:
+    if not words:
+        return None
+    word = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    named = "".join(rf"(?<={name}{sign})" + "|" for name in _NAMES for sign in _SIGNS)
+    return re.compile(rf"(?:{named[:-1]})(?:{word})(?!\w)|(?<=:)(?:{word})(?=@)", re.IGNORECASE)
+
+
+_NAMES = ("password", "passwd", "pwd", "secret", "token", "bearer")
+_SIGNS = ("=", ":", ": ", " ", '="', "='", '": "', "': '")
 
 
 def _quoted(secret: str) -> str:
@@ -102,16 +122,18 @@ def _quoted(secret: str) -> str:
 
 
 def mask_url(text: str) -> str:
-    """The text with the passwords inside URLs (``//user:password@``) hidden."""
-    return re.sub(r"(://[^\s:/@]*):[^\s\"']*@", rf"\1:{MASK}@", text)
+    """As `mask`, and with the passwords inside URLs (``//user:password@``) hidden: for text of
+    the configuration and of other libraries, which may have secrets that were not remembered.
+    """
+    return re.sub(r"(://[^\s:/@]*):[^\s\"']*@", rf"\1:{MASK}@", mask(text))
 
 
 def mask_all(value: Any) -> Any:
-    """`mask` for every text inside lists and mappings."""
+    """`mask` for every text inside lists and mappings, but not for the names of fields."""
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, Mapping):
-        return {mask_all(k): mask_all(v) for k, v in value.items()}
+        return {key: mask_all(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
         return [mask_all(v) for v in value]
     return value

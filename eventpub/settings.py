@@ -125,7 +125,7 @@ def shown(loaded: Loaded) -> dict[str, Any]:
             for prop, text in value.items():
                 of_file = f"{name}.{prop}{FILE_SUFFIX}" in loaded.origins
                 hidden = of_file or is_secret_property(prop)
-                result[f"{name}.{prop}"] = masking.MASK if hidden else masking.mask(text)
+                result[f"{name}.{prop}"] = masking.MASK if hidden else masking.mask_url(text)
         else:
             result[name] = _shown(key, value)
     return result
@@ -134,7 +134,7 @@ def shown(loaded: Loaded) -> dict[str, Any]:
 def _shown(key: Key, value: Any) -> Any:
     if isinstance(value, SecretStr):
         secret = value.get_secret_value()
-        return masking.mask(secret) if key.name == "store.url" else masking.MASK
+        return masking.mask_url(secret) if key.name == "store.url" else masking.MASK
     if key.is_duration:
         return format_duration(value)
     if isinstance(value, tuple):

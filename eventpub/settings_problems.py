@@ -121,7 +121,7 @@ def _wanted(detail: dict[str, Any], key: str) -> str:
 def _quoted(key: str, value: Any) -> str:
     if key in _SECRETS or (key not in KEYS and is_secret_property(key)):
         return masking.MASK
-    text = masking.mask(json.dumps(value, default=str, ensure_ascii=False))
+    text = masking.mask_url(json.dumps(value, default=str, ensure_ascii=False))
     return text if len(text) <= 120 else f"{text[:117]}…"
 
 

@@ -57,7 +57,7 @@ class TokenProvider:
             masking.remember(token, passing=True)
             answer = (token, float(expires), *more)
         except Exception as error:
-            text = masking.mask(str(error))
+            text = masking.mask_url(str(error))
             self.failure = f"{self._name} raised {type(error).__name__}: {text}"
             raise
         self.failure = None
@@ -101,7 +101,7 @@ def find_function(name: str) -> Callable[[str], Any]:
     except Exception as error:  # whatever the module raises while it is imported
         raise ConfigError(
             "config.token_provider",
-            f"there is no {name}: {type(error).__name__}: {masking.mask(str(error))}",
+            f"there is no {name}: {type(error).__name__}: {masking.mask_url(str(error))}",
             where="sink.token_provider",
             suggestion=_SUGGESTION,
         ) from error

@@ -25,10 +25,26 @@ def test_a_secret_is_hidden_in_each_way_of_writing_it() -> None:
         assert masking.mask(f"at {text} end") == "at *** end"
 
 
-def test_a_short_secret_is_hidden_as_a_word_only_and_a_longer_one_as_a_whole() -> None:
-    masking.remember("pw")
-    masking.remember("pw-and-more")
-    assert masking.mask("pw, spw, pw-and-more") == "***, spw, ***"
+@pytest.mark.parametrize("word", ["wrong", "events", "Publisher", "pw", "1234"])
+def test_a_secret_that_is_an_ordinary_word_is_hidden_where_a_secret_stands(word: str) -> None:
+    masking.remember(word)
+    text = f"1 of 9 checks is {word}: {word} {{'{word}': 1}}"
+    assert masking.mask(text) == text
+    for leak in (f"mysql://u:{word}@h/{word}", f"password={word}", f"Token: {word} {word}"):
+        shown = masking.mask(leak)
+        assert shown.count("***") == 1
+        assert shown.count(word) == leak.count(word) - 1
+
+
+def test_names_of_fields_and_ids_stay_as_they_are() -> None:
+    masking.remember("events")
+    masking.remember("lag-seconds-2")
+    found = {"events": 3, "lag-seconds-2": "lag-seconds-2", "aggregate_id": "sip://a:5060@b"}
+    assert masking.mask_all(found) == found | {"lag-seconds-2": "***"}
+
+
+def test_a_password_in_a_url_that_nobody_has_remembered_is_hidden_in_text_of_others() -> None:
+    assert masking.mask_url("at s3://me:mine@h/x") == "at s3://me:***@h/x"
 
 
 def test_tokens_that_follow_one_another_are_not_kept_for_ever() -> None:

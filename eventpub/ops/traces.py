@@ -23,7 +23,7 @@ from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard
 from eventpub.errors import ConfigError, EventpubError
-from eventpub.masking import mask, remember
+from eventpub.masking import mask_url, remember
 
 _MOST_WAITING = 2_048
 """Spans that are made and not sent yet; one more is dropped."""
@@ -75,7 +75,7 @@ class Traces:
         except Exception as error:
             raise ConfigError(
                 "config.traces",
-                f"OpenTelemetry does not start: {mask(str(error))}",
+                f"OpenTelemetry does not start: {mask_url(str(error))}",
                 where="ops.traces",
                 suggestion="check the environment variables OTEL_…",
             ) from error
@@ -102,7 +102,7 @@ class Traces:
                 self._span(shards[event.shard], "", event.error)
             self._say(now)
         except Exception as error:  # of a sampler of the user's own
-            log.warning("a span was not made", error=mask(f"{type(error).__name__}: {error}"))
+            log.warning("a span was not made", error=mask_url(f"{type(error).__name__}: {error}"))
 
     def _reported(self, shard: Shard, where: str, message: FromRunner) -> None:
         if isinstance(message, Report) and (message.published or message.counts.rows):
@@ -120,8 +120,8 @@ class Traces:
                 "spans are lost: the collector does not take them",
                 spans=lost - self._said,
                 since_the_start=lost,
-                collector=mask(next(filter(None, map(os.environ.get, _ENDPOINTS)), _DEFAULT)),
-                error=mask(self._reason.text),
+                collector=mask_url(next(filter(None, map(os.environ.get, _ENDPOINTS)), _DEFAULT)),
+                error=mask_url(self._reason.text),
             )
             self._said, self._said_at = lost, now
 
@@ -148,7 +148,7 @@ class Traces:
         )
         if error is not None:
             span.set_attribute("error.type", error.code)
-            span.set_status(Status(StatusCode.ERROR, mask(f"{error.code}: {error.message}")))
+            span.set_status(Status(StatusCode.ERROR, mask_url(f"{error.code}: {error.message}")))
         self._made += span.get_span_context().trace_flags.sampled
         span.end(end)
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from eventpub.channel import Comparison, Farewell, Lease, Request, Stop, Window
 from eventpub.channel.lane import Link
-from eventpub.errors import EventpubError, StateError
+from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.failpoint import failpoint
 from eventpub.index import set_aside
 from eventpub.shard.answering import Answering
@@ -67,7 +67,7 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
         log.warning("unexpected error in shard %s", number, exc_info=found)
         error = StateError(
             "shard.failed",
-            f"unexpected error in shard {number}: {type(found).__name__}: {found}",
+            f"unexpected error in shard {number}: {type(found).__name__}: {words_of(found)}",
             suggestion="this is a bug in eventpub; please report it with the traceback, which is in"
             " the log (of a task of Spark: in spark.log of app.state_dir)",
             retriable=True,
