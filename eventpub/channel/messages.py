@@ -105,8 +105,8 @@ class Request:
     Attributes:
         id: names it.
         action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
-            shows the shard's open holds, and the skips whose versions are still missing, or the gap
-            of one aggregate; "publish" publishes a dead letter's row after all.
+            shows the shard's open holds and what is still missing of skips, or the gap of one
+            aggregate; "publish" publishes a dead letter's row after all.
         aggregate_id: whose; "" for a list of all.
         version: the first that is to be given up; a request that is done again gives up no other
             one, and one that names none gives up nothing. Of "publish": the row's.
@@ -114,7 +114,8 @@ class Request:
         searched: of "publish": by partition of the topic, up to which offset it does not have the
             event. What is behind it is searched by the shard: it is published once, however often
             it is asked for.
-        most: of "list": only so many holds, those that were seen first, and no skips; None: all.
+        most: of "list": so many holds, those that were seen first.
+        about: of "list": also the holds of these aggregates, and what is missing of their skips.
     """
 
     id: str
@@ -123,7 +124,8 @@ class Request:
     version: int | None = None
     to_version: int | None = None
     searched: tuple[int, ...] = ()
-    most: int | None = None
+    most: int = 0
+    about: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -341,7 +343,7 @@ def _message(kind: Any, given: dict[str, Any]) -> Any:
         if not all(_fits(number, int) for number in vars(given["counts"]).values()):
             raise MalformedError("Report has counts that are no numbers")
         given["buckets"] = {int(bucket): rows for bucket, rows in given["buckets"].items()}
-    for name in ("buckets", "former_indexes", "searched"):
+    for name in ("about", "buckets", "former_indexes", "searched"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
     hints = _hints(kind)

@@ -296,12 +296,13 @@ def gaps_list(request: Request, limit: int) -> Report:
     from eventpub.cli.status import KINDS
     from eventpub.ops.gaps import find
 
-    found = find(loaded.config)
+    found = find(loaded.config, limit)
     missing = sum(still for _, still in found.skipped)
-    summary = counted(len(found.open), "aggregate is held", "aggregates are held") + ", "
+    summary = counted(found.open_count, "aggregate is held", "aggregates are held") + ", "
     if found.unread is None:
-        recorded = counted(len(found.skipped), "skip is recorded", "skips are recorded")
-        summary += f"{recorded} ({missing} still missing)"
+        recorded = counted(found.skipped_count, "skip is recorded", "skips are recorded")
+        of = "" if found.skipped_count <= limit else f" of the last {limit}"
+        summary += f"{recorded} ({missing}{of} still missing)"
     else:
         why = f"{found.unread.code}: {found.unread.message}"
         summary += f"the recorded skips cannot be read: {why}"
@@ -310,20 +311,20 @@ def gaps_list(request: Request, limit: int) -> Report:
         summary += f", {waiting} for a publisher"
     if found.kind != "running":
         summary += f"; {KINDS[found.kind]}"
-    held = [vars(hold) for hold in found.open[:limit]]
-    skipped = [vars(gap) | {"still_missing": still} for gap, still in found.skipped[:limit]]
+    held = [vars(hold) for hold in found.open]
+    skipped = [vars(gap) | {"still_missing": still} for gap, still in found.skipped]
     result = {
         "running": found.kind == "running",
         "kind": found.kind,
         "open": [_with_times(hold) for hold in held],
-        "open_count": len(found.open),
+        "open_count": found.open_count,
         "skipped": [_with_times(gap) for gap in skipped],
-        "skipped_count": len(found.skipped),
+        "skipped_count": found.skipped_count,
         "requests": [_request(request) for request in found.requests],
     }
     return Report(
         "gaps list",
-        not found.open and found.unread is None,
+        not found.open_count and found.unread is None,
         summary,
         result,
         text=lambda console: _show_gaps(console, result, summary),

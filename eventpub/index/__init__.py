@@ -7,12 +7,13 @@ makes sure of it.
 
 from eventpub.index.database import aside_of, set_aside
 from eventpub.index.index import Index
-from eventpub.index.reading import Summary, glance, summary
+from eventpub.index.reading import Pending, Summary, glance, summary
 from eventpub.index.snapshots import Copying, Snapshots, folder_for
 
 __all__ = [
     "Copying",
     "Index",
+    "Pending",
     "Snapshots",
     "Summary",
     "aside_of",

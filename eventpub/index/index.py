@@ -49,7 +49,7 @@ from eventpub.index.identity import (
     of_another,
     require_known_format,
 )
-from eventpub.index.reading import Pending, skipped_in
+from eventpub.index.reading import Pending, choose
 from eventpub.index.recent import Recent
 from eventpub.index.values import LAST, LAST_SEEN, Partition, last_and_times, packed
 
@@ -136,9 +136,11 @@ class Index(Facts):
         """
         self._db.copy_to(folder)
 
-    def pending(self) -> Pending:
+    def pending(self, most: int, about: Sequence[str]) -> Pending:
         """As `glance`, of the open index."""
-        return [self.holds[a] for a in self.holds], skipped_in(self._db.items(b"s"))
+        holds, count = choose(self.holds.values(), most, about)
+        skipped = self.known(list(about)).skipped
+        return Pending(holds, count, {a: list(found) for a, found in skipped.items()})
 
     @property
     def buckets(self) -> dict[int, int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,8 +18,22 @@ from eventpub.index.database import checked_marks, items_of, read_only
 from eventpub.index.holds import unpacked
 from eventpub.index.identity import IDENTITY, require_known_format
 
-Pending: TypeAlias = tuple[list[Hold], dict[str, list[tuple[int, int]]]]
-"""Open holds, and skipped versions that have not turned up since, per aggregate."""
+Ranges: TypeAlias = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What waits in an index, as far as it was asked for; there may be hundreds of thousands.
+
+    Attributes:
+        holds: of the aggregates that were asked for, and those that were seen first.
+        count: of all holds.
+        skipped: of the aggregates that were asked for: skipped versions that have not turned up.
+    """
+
+    holds: list[Hold]
+    count: int
+    skipped: dict[str, Ranges]
 
 
 @dataclass(frozen=True)
@@ -34,36 +50,54 @@ class Summary:
     baseline: int | None
 
 
-def glance(directory: Path) -> Pending:
+def choose(holds: Iterable[Hold], most: int, about: Collection[str]) -> tuple[list[Hold], int]:
+    """Those of some aggregates, then those that were seen first; and how many there are."""
+    named: list[Hold] = []
+    count = 0
+
+    def others() -> Iterator[Hold]:
+        nonlocal count
+        for hold in holds:
+            count += 1
+            if hold.aggregate_id in about:
+                named.append(hold)
+            else:
+                yield hold
+
+    first = heapq.nsmallest(max(most, 1), others(), key=attrgetter("first_seen"))
+    return [*named, *first[:most]], count
+
+
+def glance(directory: Path, most: int = 0, about: Collection[str] = ()) -> Pending:
     """What is pending in an index that another process may have open; nothing where there is none.
+
+    Args:
+        most: so many holds, those that were seen first.
+        about: aggregates whose holds and skips are wanted, too.
 
     Raises:
         StateError: index.newer_format, index.corrupt, ….
     """
     for _ in range(5):  # files go while another process writes
         with suppress(StateError):
-            return _glance(directory)
+            return _glance(directory, most, about)
         time.sleep(0.05)
-    return _glance(directory)
+    return _glance(directory, most, about)
 
 
-def _glance(directory: Path) -> Pending:
+def _glance(directory: Path, most: int, about: Collection[str]) -> Pending:
     with read_only(directory) as reader:
         if reader is None:
-            return [], {}
+            return Pending([], 0, {})
         require_known_format(items_of(reader, IDENTITY, directory), directory)
-        holds = [
-            unpacked(key[1:].decode(), value) for key, value in items_of(reader, b"h", directory)
-        ]
-        return holds, skipped_in(items_of(reader, b"s", directory))
-
-
-def skipped_in(items: Iterator[tuple[bytes, bytes]]) -> dict[str, list[tuple[int, int]]]:
-    """The skipped versions, of their keys and values."""
-    return {
-        key[1:].decode(): [(first, last) for first, last in json.loads(value)]
-        for key, value in items
-    }
+        held = items_of(reader, b"h", directory)
+        holds, count = choose((unpacked(k[1:].decode(), v) for k, v in held), most, about)
+        skipped = {
+            key[1:].decode(): [(first, last) for first, last in json.loads(value)]
+            for key, value in items_of(reader, b"s", directory)
+            if key[1:].decode() in about
+        }
+        return Pending(holds, count, skipped)
 
 
 def summary(directory: Path) -> Summary | None:

@@ -8,16 +8,18 @@ indexes of this machine; a request is kept only where that was asked for. Record
 
 from __future__ import annotations
 
+import heapq
 import json
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
-from eventpub.index import glance
+from eventpub.index import Pending, glance
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.ops.status import kind_without_answer
 from eventpub.sink import Fold, Scope
@@ -34,9 +36,9 @@ class Gaps:
     """What is missing, as far as the publisher knows.
 
     Attributes:
-        open: aggregates that wait, the longest first.
+        open: aggregates that wait, the longest first; `open_count`: of all.
         skipped: recorded skips, the latest first, each with whether all of its versions are still
-            missing from the topic; none where the topic cannot be read.
+            missing from the topic; none where the topic cannot be read. `skipped_count`: of all.
         requests: what publishers were asked to do and have not answered, oldest first.
         unread: why the topic of skips cannot be read; None: it was.
         kind: who says so, as of `ops.status.Standing`: "running"; otherwise what was kept of it, by
@@ -44,7 +46,9 @@ class Gaps:
     """
 
     open: list[Hold]
+    open_count: int
     skipped: list[tuple[SkippedGap, bool]]
+    skipped_count: int
     requests: list[Request]
     unread: SinkError | None = None
     kind: str = "running"
@@ -70,60 +74,71 @@ class Answer:
         return self.outcome in {"found", "nothing is missing", "skipped", "kept"}
 
 
-def find(config: Config) -> Gaps:
-    """All of them.
+def find(config: Config, limit: int) -> Gaps:
+    """Those that wait for longest, and those that were skipped last.
+
+    Args:
+        limit: so many of each.
 
     Raises:
         StateError: the state cannot be read.
     """
     state = StateDir(config.app.state_dir)
-    pending = _asked(state)
-    kind = "running"
-    if pending is None:
-        pending = _kept(config, state)
-        kind = kind_without_answer(state)
-    holds, missing = pending
     unread: SinkError | None = None
     recorded: list[SkippedGap] = []
+    skipped_count = 0
     try:
-        recorded = _recorded(config)
+        recorded, skipped_count = _recorded(config, limit)
     except SinkError as error:
         unread = error
+    about = tuple({gap.aggregate_id for gap in recorded})
+    found, is_running = pending(config, state, limit, about)
+
+    def is_missing(gap: SkippedGap) -> bool:
+        ranges = found.skipped.get(gap.aggregate_id, ())
+        return all(in_ranges(version, ranges) for version in (gap.from_version, gap.to_version))
+
     return Gaps(
-        open=sorted(holds, key=lambda hold: hold.first_seen),
-        skipped=[
-            (
-                gap,
-                all(
-                    in_ranges(version, missing.get(gap.aggregate_id, ()))
-                    for version in (gap.from_version, gap.to_version)
-                ),
-            )
-            for gap in recorded
-        ],
+        open=sorted(found.holds, key=lambda hold: hold.first_seen)[:limit],
+        open_count=found.count,
+        skipped=[(gap, is_missing(gap)) for gap in recorded],
+        skipped_count=skipped_count,
         requests=state.kept(),
         unread=unread,
-        kind=kind,
+        kind="running" if is_running else kind_without_answer(state),
     )
 
 
-def _recorded(config: Config) -> list[SkippedGap]:
-    """Skips on their topic, the latest first."""
+def _recorded(config: Config, limit: int) -> tuple[list[SkippedGap], int]:
+    """Skips on their topic, the latest first; and how many there are."""
     partitions = partition_counts(config.sink).get(config.sink.gaps_topic)
     if not partitions:
-        return []
-    fold = Fold(Scope(config.sink, Shard(0, 1, partitions), only="gaps"))
-    return sorted((gap for part in fold for gap in part.gaps), key=lambda gap: -gap.skipped_at)
+        return [], 0
+    latest: list[SkippedGap] = []
+    count = 0
+    for part in Fold(Scope(config.sink, Shard(0, 1, partitions), only="gaps")):
+        count += len(part.gaps)
+        latest = heapq.nlargest(limit, [*latest, *part.gaps], key=lambda gap: gap.skipped_at)
+    return latest, count
 
 
-_Pending: TypeAlias = tuple[list[Hold], dict[str, list[tuple[int, int]]]]
-"""The open holds, and per aggregate the skipped versions that are still missing."""
+def pending(
+    config: Config, state: StateDir, most: int, about: tuple[str, ...]
+) -> tuple[Pending, bool]:
+    """What waits, as of `index.glance` of all shards; and whether the running publisher says so.
+
+    Raises:
+        StateError: the state cannot be read.
+    """
+    asked = _asked(state, most, about)
+    return (_kept(config, state, most, about), False) if asked is None else (asked, True)
 
 
-def _asked(state: StateDir) -> _Pending | None:
+def _asked(state: StateDir, most: int, about: tuple[str, ...]) -> Pending | None:
     """As the running publisher says; None: none runs, or it does not answer."""
+    request = Request(secrets.token_hex(8), "list", most=most, about=about)
     try:
-        answers = ask_shards(state, Request(secrets.token_hex(8), "list"), _LIST_TIMEOUT)
+        answers = ask_shards(state, request, _LIST_TIMEOUT)
     except StateError as error:
         if error.code != "run.request_failed":
             raise
@@ -131,25 +146,28 @@ def _asked(state: StateDir) -> _Pending | None:
     if answers is None:
         return None
     found = [json.loads(answer) for answer in answers.values()]
-    skips = {
-        a: [(first, last) for first, last in ranges]
-        for answer in found
-        for a, ranges in answer["skipped"].items()
-    }
-    return [Hold(**hold) for answer in found for hold in answer["holds"]], skips
+    return _together(
+        Pending([Hold(**hold) for hold in one["holds"]], one["count"], one["skipped"])
+        for one in found
+    )
 
 
-def _kept(config: Config, state: StateDir) -> _Pending:
+def _kept(config: Config, state: StateDir, most: int, about: tuple[str, ...]) -> Pending:
     """As the indexes of this machine have it."""
     progress = state.read_progress() or {}
     shards = progress.get("shards", config.spark.shards)
+    return _together(glance(state.shard_index(shards, n), most, about) for n in range(shards))
+
+
+def _together(shards: Iterable[Pending]) -> Pending:
     holds: list[Hold] = []
-    missing: dict[str, list[tuple[int, int]]] = {}
-    for number in range(shards):
-        of_shard, skipped = glance(state.shard_index(shards, number))
-        holds += of_shard
-        missing |= skipped
-    return holds, missing
+    skipped: dict[str, list[tuple[int, int]]] = {}
+    count = 0
+    for shard in shards:
+        holds += shard.holds
+        count += shard.count
+        skipped |= {a: [(f, t) for f, t in ranges] for a, ranges in shard.skipped.items() if ranges}
+    return Pending(holds, count, skipped)
 
 
 def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
@@ -161,8 +179,8 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
         StateError, StoreError: the index or the store cannot be read.
     """
     state = StateDir(config.app.state_dir)
-    holds, _ = _asked(state) or _kept(config, state)
-    hold = next((h for h in holds if h.aggregate_id == aggregate_id), None)
+    found, _ = pending(config, state, 0, (aggregate_id,))
+    hold = next(iter(found.holds), None)
     if hold is None:
         return None
     above = VersionRange(aggregate_id, hold.first_missing + 1, hold.seen)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import secrets
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -11,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eventpub.admission import Hold, SkippedGap, VersionRange, topic_partition
-from eventpub.channel import Request
 from eventpub.config import Config
-from eventpub.index import glance
-from eventpub.ops.asking import ask_running, ask_shards
+from eventpub.ops.asking import ask_running
 from eventpub.ops.committed import Committed, Message, Place, offsets_at
+from eventpub.ops.gaps import pending
 from eventpub.ops.trace_answer import MOST_OTHERS, Found, Stored
 from eventpub.sink import records
 from eventpub.sink.topics import list_offsets
@@ -23,7 +20,6 @@ from eventpub.state import StateDir
 from eventpub.store import EventStore
 from eventpub.times import parse_time
 
-_LIST_TIMEOUT = 20.0
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 
@@ -61,21 +57,11 @@ def ask_publisher(config: Config, aggregate_id: str, partition: int | None) -> P
         shards = {shard["shard"]: shard for shard in status["shards"]}
         own = {} if partition is None or not shards else shards.get(partition % len(shards), {})
         position = own.get("position") or kept.get("position")
-        answers = ask_shards(state, Request(secrets.token_hex(8), "list"), _LIST_TIMEOUT)
-        found = [json.loads(answer) for answer in (answers or {}).values()]
-        holds = [Hold(**hold) for answer in found for hold in answer["holds"]]
-        skipped = [r for answer in found for r in answer["skipped"].get(aggregate_id, ())]
     else:
         position = kept.get("position")
-        holds, skipped = [], []
-        shards_kept = kept.get("shards", config.spark.shards)
-        for number in range(shards_kept):
-            of_shard, skipped_of = glance(state.shard_index(shards_kept, number))
-            holds += of_shard
-            skipped += skipped_of.get(aggregate_id, [])
-    hold = next((h for h in holds if h.aggregate_id == aggregate_id), None)
-    ranges = [(int(first), int(last)) for first, last in skipped]
-    return Publisher(status is not None, position, int(start or 0), hold, ranges)
+    found, _ = pending(config, state, 0, (aggregate_id,))
+    hold, skipped = next(iter(found.holds), None), found.skipped.get(aggregate_id, [])
+    return Publisher(status is not None, position, int(start or 0), hold, skipped)
 
 
 # -- the store ---------------------------------------------------------------------------------

@@ -4,10 +4,8 @@ a dead letter's row after all.
 
 from __future__ import annotations
 
-import heapq
 import json
 from dataclasses import asdict
-from operator import attrgetter
 
 from eventpub import admission
 from eventpub.admission import VersionRange, topic_partition, values
@@ -98,17 +96,13 @@ class Answering:
         return min(there) - 1 if there else None
 
     def _list(self, request: Request) -> str:
-        index, most = self._context.index, request.most
+        index = self._context.index
         if request.aggregate_id:
             hold = index.holds.get(request.aggregate_id)
             if hold is None or hold.catching_up or (last := self._last_missing(hold)) is None:
                 return json.dumps({"gap": None})
             return json.dumps({"gap": [hold.first_missing, last]})
-        if most is None:
-            holds, skipped = index.pending()
-            return json.dumps({"holds": [asdict(hold) for hold in holds], "skipped": skipped})
-        first = heapq.nsmallest(most, index.holds.values(), key=attrgetter("first_seen"))
-        return json.dumps({"holds": [asdict(hold) for hold in first], "count": len(index.holds)})
+        return json.dumps(asdict(index.pending(request.most, request.about)))
 
     # -- a dead letter's row -----------------------------------------------------------------------
 

@@ -390,8 +390,8 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.S
             near = nearest(name)
             raise ConfigError(
                 "config.sink_property",
-                f"Kafka's client has no property {name}",
-                where=f"sink.properties.{name}",
+                f"Kafka's client has no property {name or 'with an empty name'}",
+                where=f"sink.properties.{name}".rstrip("."),
                 suggestion=f"did you mean {near}?"
                 if near
                 else "see the list of properties in librdkafka's CONFIGURATION.md",

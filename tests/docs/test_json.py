@@ -47,7 +47,7 @@ def _answers(tmp_path: Path) -> Iterator[None]:
     traced = Traced(1, "published", "", Stored(1, "Placed", 2), (RECORD,), HOLD, SKIP)
     found: dict[str, Any] = {
         "status.find": Standing("running", document()),
-        "gaps.find": Gaps([HOLD], [(SKIP, True)], [request]),
+        "gaps.find": Gaps([HOLD], 1, [(SKIP, True)], 1, [request]),
         "dead.find": Letters(1, 1, [LETTER], is_whole=True),
         "trace.trace": Trace("a", [traced], True, 1, others=[RECORD]),
     }

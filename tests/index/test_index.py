@@ -17,7 +17,7 @@ from rocksdict import Options, Rdict
 
 from eventpub.admission import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
 from eventpub.errors import StateError
-from eventpub.index import Index, glance, summary
+from eventpub.index import Index, Pending, glance, summary
 
 IDENTITY = {"app": "orders", "topic": "orders.events", "partitions": 8, "shard": [0, 2]}
 HOLD = Hold("ä 'b' ", 3, 9, first_seen=100, attempts=2, next_attempt=300, since=50)
@@ -84,7 +84,7 @@ def test_an_index_that_may_not_be_written_is_read(
     (directory / "rocksdict-config.json").unlink()
     before = {file: file.stat().st_mtime_ns for file in directory.iterdir()}
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert glance(directory)[0] == [HOLD]
+    assert glance(directory, 1).holds == [HOLD]
     assert {file: file.stat().st_mtime_ns for file in directory.iterdir()} == before
 
 
@@ -315,7 +315,7 @@ def test_a_hold_that_an_earlier_version_wrote_as_json_is_read(tmp_path: Path) ->
         index._db._db.put(b"h" + HOLD.aggregate_id.encode(), json.dumps(asdict(HOLD)).encode())
     with Index(tmp_path, IDENTITY) as index:
         assert index.holds == {HOLD.aggregate_id: HOLD}
-    assert glance(tmp_path)[0] == [HOLD]
+    assert glance(tmp_path, 1).holds == [HOLD]
 
 
 def test_refused_versions_are_remembered_and_folded(tmp_path: Path) -> None:
@@ -416,10 +416,21 @@ def test_where_one_of_the_former_indexes_is_gone_there_is_no_position(tmp_path: 
 def test_holds_and_skips_are_seen_beside_the_process_that_has_the_index(tmp_path: Path) -> None:
     fill(tmp_path / "0", ["a", "b"], 1, {})
     with Index(tmp_path / "0", IDENTITY):
-        holds, skipped = glance(tmp_path / "0")
-    assert [hold.aggregate_id for hold in holds] == ["a"]
-    assert skipped == {"a": [(2, 2)]}
-    assert glance(tmp_path / "none") == ([], {})
+        found = glance(tmp_path / "0", 0, {"a"})
+    assert [hold.aggregate_id for hold in found.holds] == ["a"]
+    assert found.skipped == {"a": [(2, 2)]}
+    assert glance(tmp_path / "none") == Pending([], 0, {})
+
+
+def test_of_very_many_holds_those_are_seen_that_were_asked_for(tmp_path: Path) -> None:
+    """All of them, and all skips, went through messages of hundreds of megabytes."""
+    many = {f"a-{n}": replace(HOLD, aggregate_id=f"a-{n}", first_seen=n) for n in range(3_000)}
+    with Index(tmp_path / "0", IDENTITY) as index:
+        index.record(decided(holds=many), {}, position=77)
+        for found in (index.pending(3, ["a-9"]), glance(tmp_path / "0", 3, ["a-9"])):
+            assert found.count == 3_000
+            assert [hold.aggregate_id for hold in found.holds] == ["a-9", "a-0", "a-1", "a-2"]
+            assert found.skipped == {}
 
 
 def test_a_moved_index_has_read_only_as_far_as_all_that_it_came_from(tmp_path: Path) -> None:
