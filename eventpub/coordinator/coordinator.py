@@ -27,6 +27,7 @@ from eventpub.channel import Farewell, Lease, Report
 from eventpub.channel.lane import Joined, Lost, Received
 from eventpub.config import Config
 from eventpub.coordinator import events as e
+from eventpub.coordinator import wording
 from eventpub.coordinator.absence import Absence
 from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.database_changes import DatabaseChanges
@@ -40,7 +41,6 @@ from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.rate import Rate
 from eventpub.coordinator.recounting import Recounting
-from eventpub.coordinator.report_log import ReportLog
 from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import Shard, positions
 from eventpub.coordinator.windows import Windows
@@ -103,7 +103,7 @@ class Coordinator:
         )
         self._changes = DatabaseChanges(odd, self._recounting, durable, progress, do)
         self._checks = Checks(config.sink.delivery == "exactly_once")
-        self._report_log = ReportLog(config)
+        self._report_log = wording.ReportLog(config)
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[type[e.Event], Callable[..., None]]:

@@ -23,7 +23,6 @@ from eventpub.coordinator.events import (
     RunnerEnded,
     StartRunner,
 )
-from eventpub.coordinator.fold_log import FoldLog
 from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import MakeLease, Shard, has_got_on
 from eventpub.coordinator.silence import Silence
@@ -54,7 +53,7 @@ class Leases:
         self._do = do
         self._has_executors = False
         self._silence = Silence()
-        self._folding = FoldLog()
+        self._folding = wording.FoldLog()
 
     # -- runners come -----------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eventpub.channel import Report
-from eventpub.config import format_time
+from eventpub.channel import Folding, Report
+from eventpub.config import Config, format_time
 from eventpub.coordinator.events import Log
 
 WATERMARK = {
@@ -167,3 +167,81 @@ def rows_of_the_future(seconds: float) -> Log:
         code="store.rows_in_future",
         seconds=round(seconds),
     )
+
+
+_MANY_BEGIN_ABOVE = 1_000
+"""Aggregates without their first version from which on that is said."""
+
+_OPENED_EVERY = 60.0
+"""Seconds between two lines about gaps that were found: late commits open and fill many."""
+
+
+class ReportLog:
+    """Pure: times are arguments, s."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._gaps_named = Named()
+        self._warns_at = _MANY_BEGIN_ABOVE
+        self._opened = 0
+        self._opened_at = float("-inf")
+
+    def lines(self, report: Report, begin_above: int, now: float) -> Iterator[Log]:
+        """What is to be said of a report.
+
+        Args:
+            begin_above: as of `Progress`, with this report.
+        """
+        named = self._gaps_named.take(len(report.skipped), now)
+        yield from of_report(report, self._config.sink.gaps_topic, named)
+        self._opened += report.counts.gaps_opened
+        if self._opened and now - self._opened_at >= _OPENED_EVERY:
+            text = "aggregates miss a version and are held: eventpub gaps list shows them"
+            yield Log("info", text, {"opened": self._opened, "shard": report.shard})
+            self._opened, self._opened_at = 0, now
+        if begin_above >= self._warns_at:
+            self._warns_at = 10 * begin_above
+            yield first_versions_missing(begin_above, self._config.store.first_version)
+
+
+_FOLDING_EVERY = 10.0
+
+
+class FoldLog:
+    """Says every 10 s how far it is, and when it may end."""
+
+    def __init__(self) -> None:
+        self._shards: dict[int, Folding] = {}
+        self._began: tuple[float, int] | None = None
+        self._said = 0.0
+
+    def add(self, shard: int, folding: Folding) -> None:
+        """A shard has come so far."""
+        if folding.read or folding.left:
+            self._shards[shard] = folding
+
+    def forget(self, shard: int) -> None:
+        """It has read everything, or has gone."""
+        self._shards.pop(shard, None)
+
+    def line(self, now: float) -> Log | None:
+        """What is to be said now; seconds."""
+        if not self._shards:
+            self._began = None
+            return None
+        read = sum(folding.read for folding in self._shards.values())
+        left = sum(folding.left for folding in self._shards.values())
+        if self._began is None:
+            self._began, self._said = (now, left), now - _FOLDING_EVERY
+        if now - self._said < _FOLDING_EVERY:
+            return None
+        self._said = now
+        began, left_then = self._began
+        rate = (left_then - left) / (now - began) if now > began else 0.0
+        facts = {
+            "records": read,
+            "left": left,
+            "seconds_left": round(left / rate) if rate > 0 else None,
+        }
+        text = "reading the topic back into the index; nothing is published before"
+        return Log("info", text, facts)

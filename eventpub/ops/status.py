@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from eventpub import __version__
 from eventpub.config import Config, format_time
 from eventpub.coordinator.status import is_ready, unanswered
 from eventpub.errors import StateError
@@ -79,30 +80,11 @@ def kind_without_answer(state: StateDir) -> str:
     return "stopped" if state.was_used() else "never"
 
 
-_OF_ALL = {"state", "stopped_at", "stopped_by"}
-_OF_ONE_THAT_RAN = {
-    "app", "at", "checks", "counters", "host", "pid", "position", "shards", "started_at", "table",
-    "topic", "version",
-}  # fmt: skip
-_OF_CHECK = {"name", "state", "since", "last_ok", "message"}
-_OF_SHARD = {"shard", "where", "position", "lag_seconds", "holds", "published", "last_error"}
-
-
 def _is_document(kept: dict[str, Any]) -> bool:
-    """Whether it has what is shown of a status that was written down."""
-    if kept.get("state") == "stopped":
-        if not (kept.keys() >= _OF_ALL and isinstance(kept["stopped_at"], int | float)):
-            return False
-    elif "state" not in kept:
-        return False
-    if "checks" not in kept:  # the first start has failed
-        return True
-    lists = ((kept["checks"], _OF_CHECK), (kept.get("shards"), _OF_SHARD))
-    return kept.keys() >= _OF_ONE_THAT_RAN and all(
-        isinstance(entries, list)
-        and all(isinstance(entry, dict) and entry.keys() >= names for entry in entries)
-        for entries, names in lists
-    )
+    """Whether this version has written it; of a start that failed it says only how it ended."""
+    is_own = kept.get("version") == __version__ or "checks" not in kept
+    is_whole = kept.get("state") != "stopped" or kept.keys() >= {"stopped_at", "stopped_by"}
+    return is_own and is_whole and "state" in kept
 
 
 @dataclass(frozen=True)

@@ -436,7 +436,7 @@ def test_gaps_are_shown_in_words(configured: Path) -> None:
     before = (
         "import eventpub.ops.gaps as g\n"
         "gaps = [g.SkippedGap(a, 2, 3, 1, 2, 8, 'backoff') for a in ('gone', 'back')]\n"
-        "g.find = lambda _: g.Gaps([], list(zip(gaps, (True, False))), [])"
+        "g.find = lambda *_: g.Gaps([], 0, list(zip(gaps, (True, False))), 2, [])"
     )
     done = eventpub("gaps", "list", cwd=configured, before=before)
     assert done.returncode == 0, done.stderr

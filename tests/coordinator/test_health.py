@@ -76,7 +76,7 @@ class TestChecks:
         life.on(e.Failed(e.Poll(0, None, False), AWAY))
         assert wrong(life) == {"database", "boundary"}
         check = life.coordinator.health.checks(life.now, 0.0)[0]
-        assert check.message == "store.unreachable: no route to host"
+        assert check.message == "store.unreachable: no route to host [store.url]"
         assert began < check.since <= life.now
         assert check.last_ok == pytest.approx(began, abs=0.5)
         life.waits(1.0)
