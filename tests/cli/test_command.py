@@ -484,7 +484,7 @@ def test_a_width_that_is_none_is_as_if_it_was_not_set(
 
 
 def test_gaps_list_says_that_no_publisher_runs(configured: Path) -> None:
-    before = "import eventpub.ops.gaps as g\ng._recorded = lambda _: []"
+    before = "import eventpub.ops.gaps as g\ng._recorded = lambda *_: ([], 0)"
     done = eventpub("gaps", "list", "--json", cwd=configured, before=before)
     answer = envelope(done)
     assert (answer["result"]["running"], answer["result"]["kind"]) == (False, "never")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from eventpub.config import format_time, parse_time
 from eventpub.errors import ConfigError
 from eventpub.properties import PROTECTED_PROPERTIES
 from eventpub.settings import KEYS, CombinedConfigError, Loaded, default_of, load, shown
+from eventpub.sink import client
 from eventpub.store.connection import connect_arguments
 
 ENOUGH = {
@@ -295,6 +297,32 @@ def test_the_password_file_is_read_without_its_line_end(tmp_path: Path) -> None:
     assert refused({"store.password_file": "not there"}).code == "config.password_file"
     (tmp_path / "pw").write_text("\n")
     assert refused({"store.password_file": str(tmp_path / "pw")}).code == "config.password_file"
+
+
+def test_a_secret_of_a_file_is_the_one_that_stands_there_now(tmp_path: Path) -> None:
+    """A password that was rotated ended the publisher with its next connection."""
+    file = tmp_path / "secret"
+    file.write_text("first-1\n")
+    files = {
+        "store.password_file": str(file),
+        "sink.properties.sasl.password.file": str(file),
+        "sink.properties.sasl.mechanism": "PLAIN",
+        "sink.properties.security.protocol": "SASL_PLAINTEXT",
+    }
+    config = pickle.loads(pickle.dumps(load(None, ENOUGH | files, {}).config))
+
+    def used() -> set[str]:
+        of_store = connect_arguments(config.store)["password"].decode()
+        return {of_store, client.settings(config.sink)["sasl.password"]}
+
+    assert used() == {"first-1"}
+    file.write_text("second-2\n")
+    assert used() == {"second-2"}
+    assert "second-2" not in masking.mask("with second-2")
+    file.write_text("")  # it is being written
+    assert used() == {"first-1"}
+    file.unlink()
+    assert used() == {"first-1"}
 
 
 WITH_PASSWORD = "mysql+pymysql://reader:of%20url@127.0.0.1:3306/shop"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from eventpub.channel import Folding
@@ -95,6 +97,24 @@ class TestChecks:
         life = working()
         life.on(e.Failed(e.CheckTopic({}), NO_BROKER))
         assert wrong(life) == {"broker"}
+
+    def test_a_check_that_is_ok_again_is_said_with_how_long_it_was_not(self) -> None:
+        life = working()
+        life.on(e.Failed(e.Poll(0, None, False), AWAY))
+        life.waits(12.0)
+        life.said.clear()
+        measured(life, 0.0)
+        lines = [c.text for c in life.said if isinstance(c, e.Log)]
+        assert any(re.fullmatch("database: ok again after 1[23] s", line) for line in lines), lines
+
+    def test_the_lag_in_events_is_not_known_while_the_database_does_not_answer(self) -> None:
+        life = working()
+        measured(life, 0.0)
+        assert status(life.coordinator, life.now)["lag"]["events"] == 0
+        life.waits(6.0)
+        found = status(life.coordinator, life.now)["lag"]
+        assert found["events"] is None
+        assert found["seconds"] > 5
 
     def test_that_no_shard_has_a_runner_is_no_database_that_is_away(self) -> None:
         """The boundary is not polled then, and the check said that nothing had answered."""

@@ -541,3 +541,15 @@ def test_an_error_that_spark_cannot_start_with_is_waited_out_where_it_may_pass()
     assert "no port" in str(life.coordinator.progress.last_error)
     life.on(e.Failed(e.StartSpark(), StateError("spark.java_missing", "no Java")))
     assert life.ends() is not None
+
+
+def test_a_refused_login_is_waited_out_for_as_long_as_a_new_password_takes_to_arrive() -> None:
+    life, _ = streaming()
+    refused = StoreError("store.auth_failed", "access denied")
+    life.on(e.Failed(e.Poll(0, None, False), refused))
+    life.waits(60.0)
+    life.on(e.Failed(e.Poll(0, None, False), refused))
+    assert not life.coordinator._ending.is_stopping
+    life.waits(61.0)
+    life.on(e.Failed(e.Poll(0, None, False), refused))
+    assert life.coordinator._ending.is_stopping

@@ -80,6 +80,7 @@ def logged() -> Iterator[StringIO]:
         try:
             yield written
         finally:
+            root.handlers[0].flush()
             root.handlers[:], root.filters[:] = kept[:2]
             root.setLevel(kept[2])
             structlog.configure(**before)

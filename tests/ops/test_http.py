@@ -107,3 +107,18 @@ def test_shards_that_have_not_answered_are_not_shown_as_without_gaps() -> None:
             assert status_of(received) == 503
             assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]
         assert source.lists == 1
+
+
+def test_wrong_tokens_are_logged_once_and_slowed() -> None:
+    """Guesses cost nothing, and nobody knew of them."""
+    wrong = b"POST /pause HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer guess\r\n\r\n"
+    source = Source()
+    with logged() as written, serving(CONFIG, source) as address:
+        began = time.monotonic()
+        assert [status_of(exchange(address, wrong)) for _ in range(2)] == [401, 401]
+        assert time.monotonic() - began >= 2
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    [refused] = [line for line in lines if "refused" in line["event"]]
+    assert (refused["client"], refused["path"]) == ("127.0.0.1", "/pause")
+    assert "guess" not in written.getvalue()
+    assert source.done == []
