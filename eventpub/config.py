@@ -107,7 +107,9 @@ class Store(Section):
         None,
         description="the account's password; wins over one in store.url from the same source",
     )
-    password_file: Path | None = Field(None, description="a file that holds the password, instead")
+    password_file: Path | None = Field(
+        None, description="a file that holds the password, instead; read for each connection"
+    )
     table: str = Field(
         "events", min_length=1, description="the event table, in the database of store.url"
     )

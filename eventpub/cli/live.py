@@ -31,30 +31,17 @@ ERROR_LINE_SECONDS = 60.0
 STOPPING = "stopping; transactions in work are finished. A second signal ends the process at once"
 
 COUNTERS = (
-    "published",
-    "backtracked",
-    "gaps_opened",
-    "gaps_filled",
-    "gaps_skipped",
-    "duplicates",
-    "late",
-    "dead",
-    "conflicts",
-    "recount_found",
-)
+    "published", "backtracked", "gaps_opened", "gaps_filled", "gaps_skipped", "duplicates", "late",
+    "dead", "conflicts", "recount_found",
+)  # fmt: skip
 LABELS = {"duplicates": "rows read again and dropped"}
 """What people read where a counter's name says too little."""
 
-_IN_A_LINE = ("published", "holds_open", "position", "lag_seconds", "lag_events", "ahead_seconds")
-_NOTEWORTHY = {
-    "gaps_skipped": "missing versions were skipped, and recorded on <topic>.gaps",
+_WARNINGS = {
     "late": "events arrived after their gap had been skipped",
-    "dead": "dead letters: rows that cannot be published, with the reason on <topic>.dead",
-    "conflicts": "rows differ from what was published under their versions, see <topic>.dead; was"
-    " the database restored?",
     "passed": "transactions are open for longer than read.max_wait and no longer waited for",
-    "replaced": "producers were replaced after an abort, or an answer that never came",
 }
+"""Of counters that no other line of the log is about."""
 
 
 def publish(config: Config, *, available_now: bool) -> Report:
@@ -121,7 +108,7 @@ class Lines:
         self._rate = Rate()
         self._written = clock()
         self._warned = float("-inf")
-        self._last: dict[str, Any] = {}
+        self._done: list[int] = [0] * (len(COUNTERS) + 1)
         self._said: dict[str, int] = {}
         self._last_error: str | None = None
         self._errors: dict[str, tuple[float, int]] = {}
@@ -134,24 +121,21 @@ class Lines:
         if progress.stopped_by is not None and not self._stops:
             self._stops = True
             self._log.info(STOPPING)
-        facts = _facts(progress)
         self._rate.add(now, progress.published)
-        if now - self._warned >= 1.0 or not self._last:
-            for name, message in _NOTEWORTHY.items():
-                if (more := facts[name] - self._said.get(name, 0)) > 0:
-                    self._log.warning(message, count=more, total=facts[name])
-                    self._said[name] = facts[name]
-                    self._warned = now
+        for name, message in _WARNINGS.items():
+            total = getattr(progress, name)
+            if total > self._said.get(name, 0) and now - self._warned >= 1.0:
+                more, self._said[name] = total - self._said.get(name, 0), total
+                self._log.warning(message, count=more, total=total)
+                self._warned = now
         if progress.last_error and progress.last_error != self._last_error:
             self._warn_of(progress.last_error, now)
         self._last_error = progress.last_error
-        is_busy = any(facts[c] != self._last.get(c, 0) for c in (*COUNTERS, "holds_open"))
-        seconds = LINE_SECONDS if is_busy else IDLE_LINE_SECONDS
+        done = [getattr(progress, name) for name in (*COUNTERS, "holds_open")]
+        seconds = IDLE_LINE_SECONDS if done == self._done else LINE_SECONDS
         if progress.position and now - self._written >= seconds:
-            shown = {name: facts[name] for name in _IN_A_LINE if name in facts}
-            self._log.info("progress", **shown, rate=round(self._rate.at(now), 1))
-            self._written = now
-            self._last = facts
+            self._log.info("progress", **_facts(progress), rate=round(self._rate.at(now), 1))
+            self._written, self._done = now, done
 
     def _warn_of(self, error: str, now: float) -> None:
         """A code once a minute: what is away is met by many, in many words."""
@@ -167,11 +151,12 @@ class Lines:
 
 def _facts(progress: Progress) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        name: getattr(progress, name, 0) for name in (*COUNTERS, "holds_open", "passed", "replaced")
+        "published": progress.published,
+        "holds_open": progress.holds_open,
+        "position": format_time(progress.position),
+        "lag_seconds": round(progress.lag_seconds, 3),
+        "lag_events": progress.lag_events if progress.lag_events >= 0 else None,
     }
-    facts["position"] = format_time(progress.position) if progress.position > 0 else "beginning"
-    facts["lag_seconds"] = round(progress.lag_seconds, 3)
-    facts["lag_events"] = progress.lag_events if progress.lag_events >= 0 else None
     if progress.ahead_seconds:
         facts["ahead_seconds"] = round(progress.ahead_seconds)
     return facts

@@ -12,27 +12,15 @@ from eventpub.channel.histogram import LATENCY_BOUNDS, STEP_BOUNDS, Histogram
 _LAST = ("holds", "low", "next_due", "position")
 """What of a report is shown of each shard as it stands."""
 
+_OF_COUNTS = (
+    "duplicates", "backtracked", "gaps_opened", "gaps_filled", "gaps_skipped", "gaps_vanished",
+    "late", "conflicts",
+)  # fmt: skip
+_OF_REPORTS = ("published", "folded", "begin_above", "replaced", "restored", "recount_found")
 _TOTALS = (
-    "rows_read",
-    "published",
-    "duplicates",
-    "backtracked",
-    "gaps_opened",
-    "gaps_filled",
-    "gaps_skipped",
-    "gaps_vanished",
-    "late",
-    "dead",
-    "conflicts",
-    "recount_found",
-    "comparisons",
-    "begin_above",
-    "passed",
-    "folded",
-    "replaced",
-    "restored",
-    "reports",
-)
+    "rows_read", "published", *_OF_COUNTS, "dead", "recount_found", "comparisons", "begin_above",
+    "passed", "folded", "replaced", "restored", "reports",
+)  # fmt: skip
 
 
 @dataclass
@@ -111,22 +99,11 @@ class Progress:
         """
         counts = report.counts
         self.reports += 1
-        self.published += report.published
-        self.folded += report.folded
-        self.begin_above += report.begin_above
-        self.replaced += report.replaced
-        self.restored += report.restored
+        for source, names in ((counts, _OF_COUNTS), (report, _OF_REPORTS)):
+            for name in names:
+                setattr(self, name, getattr(self, name) + getattr(source, name))
         self.rows_read += counts.rows
-        self.duplicates += counts.duplicates
-        self.backtracked += counts.backtracked
-        self.gaps_opened += counts.gaps_opened
-        self.gaps_filled += counts.gaps_filled
-        self.gaps_skipped += counts.gaps_skipped
-        self.gaps_vanished += counts.gaps_vanished
-        self.late += counts.late
-        self.conflicts += counts.conflicts
         self.dead += len(report.dead)
-        self.recount_found += report.recount_found
         if counts.rows or not self.report_seconds:
             self.report_seconds = {**report.seconds, "total": sum(report.seconds.values())}
         if counts.rows or report.published:

@@ -105,7 +105,7 @@ def test_what_is_lost_is_said_at_once_and_only_once() -> None:
     lines = Lines(clock)
     with capture_logs() as logs:
         for skipped in (0, 0, 1, 0, 1):  # a batch that fails takes its own back
-            lines.see(Progress(gaps_skipped=skipped))
+            lines.see(Progress(late=skipped))
             clock.now += 0.5
     warnings = [e for e in logs if e["log_level"] == "warning"]
     assert len(warnings) == 1
