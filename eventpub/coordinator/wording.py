@@ -55,118 +55,81 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         yield warning("gap skipped", **gap | times)
     unnamed = report.counts.gaps_skipped - min(named, len(report.skipped))
     if unnamed > 0:
-        yield warning(
-            "more gaps skipped; each is on the topic of gaps", count=unnamed, topic=gaps_topic
-        )
+        yield warning("more gaps skipped: see the topic of gaps", count=unnamed, topic=gaps_topic)
     for row in report.dead:
         yield warning("refused, written to the topic of dead letters", **row)
     for jump in report.jumps:
-        yield warning(
-            "unexpected version of this application on the topic: another process wrote it, or"
-            " versions before it are missing",
-            **jump,
-        )
+        text = "unexpected version on the topic: of another process, or some before it are missing"
+        yield warning(text, **jump)
     for topic in report.made_again:
         yield warning("the topic was deleted and created again; its records are lost", topic=topic)
     if count := report.not_ours.get("unrecognised", 0):
-        yield warning(
-            "records on the topics were not written by this publisher; they are ignored",
-            records=count,
-        )
+        yield warning("ignored records that other programs wrote to the topics", records=count)
     if report.restored:
-        yield warning(
-            "the broker had left committed transactions open; their records were published"
-            " again, before anything after them",
-            records=report.restored,
-        )
+        text = "published again what the broker had left in committed, but open, transactions"
+        yield warning(text, records=report.restored)
+    shard = {"shard": report.shard}
     if report.rebuilt is not None:
-        yield warning(
-            "an index was damaged, and is rebuilt from the topic",
-            shard=report.shard,
-            damage=report.rebuilt,
-        )
+        text = "an index was damaged, and is rebuilt from the topic"
+        yield warning(text, damage=report.rebuilt, **shard)
     if report.copied_from is not None:
-        yield Log(
-            "info",
-            "this machine had no index of the shard: a copy was fetched, and what is newer was read"
-            " back from the topic",
-            {"shard": report.shard, "copy": report.copied_from, "records": report.folded},
-        )
+        text = "no index of the shard on this machine: fetched a copy, read the rest from the topic"
+        yield Log("info", text, shard | {"copy": report.copied_from, "records": report.folded})
     if report.baseline is not None:
-        yield warning(
-            "the topic was cut by retention and the index is new, or older than what was"
-            " cut: events created before count as published",
-            shard=report.shard,
-            before=format_time(report.baseline),
-        )
+        text = "retention cut what the index has not read: events before count as published"
+        yield warning(text, before=format_time(report.baseline), **shard)
     if report.repeats_after is not None:
-        yield warning(
-            "retention has removed records from the topic that the index has not read:"
-            " events among them that were created later than this are published again",
-            shard=report.shard,
-            after=format_time(report.repeats_after),
-        )
-    if report.counts.gaps_vanished:
-        yield warning(
-            "holds ended: the events above the gap were deleted", count=report.counts.gaps_vanished
-        )
+        text = "retention cut what the index has not read: later events are published again"
+        yield warning(text, after=format_time(report.repeats_after), **shard)
+    if count := report.counts.gaps_vanished:
+        yield warning("holds ended: the events above the gap were deleted", count=count)
 
 
 def another_server(before: str, now: str) -> Log:
     """The address leads to another database server."""
-    return warning(
-        "another database server answers than before: a failover, a restored copy, or"
-        " another store. What it has and the former had not is published; events that are"
-        " missing on it stay on the topic; an event that it has under a version that was"
-        " published as another event becomes a dead letter (admission.version_conflict)."
-        " `eventpub verify` compares the whole",
-        before=before,
-        now=now,
+    text = (
+        "another database server answers than before: what only it has is published, what only the"
+        " former had stays on the topic, and a version that differs becomes a dead letter;"
+        " `eventpub verify` compares the whole"
     )
+    return warning(text, before=before, now=now)
 
 
 def clock_went_back(seconds: float, position: int) -> Log:
     """The database's clock was set."""
-    return warning(
-        "the database's clock went back: what is created until it has caught up "
-        "lies below the position, where the recount finds it",
-        seconds=round(seconds, 3),
-        position=format_time(position),
-    )
+    text = "the database's clock went back: the recount finds what is created until it caught up"
+    return warning(text, seconds=round(seconds, 3), position=format_time(position))
 
 
 def first_versions_missing(aggregates: int, first_version: int) -> Log:
     """Very many aggregates begin above the first version."""
-    return warning(
-        "very many aggregates begin above the first version and wait for it, until their gaps"
-        " are skipped: is store.first_version wrong, or were the first events archived?"
-        " read.start leaves out what was created before a time",
-        aggregates=aggregates,
-        first_version=first_version,
+    text = (
+        "very many aggregates begin above the first version and wait for it: is"
+        " store.first_version wrong, or were the first events archived? read.start leaves out what"
+        " was created before a time"
     )
+    return warning(text, aggregates=aggregates, first_version=first_version)
 
 
 def rows_of_the_past(rows: int, oldest: int, now: int) -> Log:
     """Rows are committed that were created before the horizon."""
-    return warning(
-        "rows were committed now that were created before the horizon of the recount; their"
-        " buckets are counted again, which publishes them. Only the newest ids are sampled: no"
-        " such row is missed with a recount.horizon above that age, or GRANT PROCESS",
-        code="store.rows_in_past",
-        rows=rows,
-        oldest=format_time(oldest),
-        seconds=round((now - oldest) / 1e6),
+    text = (
+        "rows were committed that were created before the horizon of the recount; they are"
+        " published, but only the newest ids are sampled: a recount.horizon above that age, or"
+        " GRANT PROCESS, misses none"
     )
+    seconds = round((now - oldest) / 1e6)
+    facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}
+    return warning(text, code="store.rows_in_past", **facts)
 
 
 def rows_of_the_future(seconds: float) -> Log:
     """The newest row lies in the future."""
-    return warning(
-        "the newest event lies in the future, and is published when its time has come; if"
-        " writers' sessions keep another time zone, set store.time_zone to theirs",
-        code="store.rows_in_future",
-        seconds=round(seconds),
+    text = (
+        "the newest event lies in the future, and is published when its time has come; if writers'"
+        " sessions keep another time zone, set store.time_zone to theirs"
     )
+    return warning(text, code="store.rows_in_future", seconds=round(seconds))
 
 
 _MANY_BEGIN_ABOVE = 1_000
