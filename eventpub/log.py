@@ -144,58 +144,16 @@ def write(text: str) -> None:
         sys.stderr.flush()
 
 
-class _Seldom(logging.Filter):
-    """Lets a few lines a minute through; the first of the next minute says how many it left out.
-
-    A broker that is away has each of some ten clients say so several times a second.
-    """
-
-    def __init__(self, most: int = 5, seconds: float = 60.0, clock: Any = time.monotonic) -> None:
-        super().__init__()
-        self._most, self._seconds, self._clock = most, seconds, clock
-        self._began = -seconds
-        self._shown = self._left_out = 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno > logging.INFO:
-            return True
-        now = self._clock()
-        if now - self._began >= self._seconds:
-            self._began, self._shown = now, 0
-        if self._shown == self._most:
-            self._left_out += 1
-            return False
-        self._shown += 1
-        if self._left_out:
-            left_out, self._left_out = self._left_out, 0
-            record.msg = f"{record.getMessage()} ({left_out} lines before it were left out)"
-            record.args = ()
-        return True
-
-
 def _without_py4j(record: logging.LogRecord) -> bool:
     """It logs by the root's logger, too, whatever else is said of the error."""
     return f"{os.sep}py4j{os.sep}" not in record.pathname
-
-
-_NO_COORDINATOR_YET = (
-    "Coordinator load in progress",
-    "Not coordinator",
-    "Coordinator not available",
-)
-
-
-def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Not that a broker, at the first transaction of its life, makes the topic that keeps them."""
-    text = record.getMessage()
-    return not ("Failed to acquire" in text and any(why in text for why in _NO_COORDINATOR_YET))
 
 
 def _bounded(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     trace = event.get("exception")
     if isinstance(trace, str):
         cut = "… " if len(trace) > MOST_OF_TRACEBACK else ""
-        event["exception"] = cut + mask_url(trace[-MOST_OF_TRACEBACK:])
+        event["exception"] = cut + mask_url(trace)[-MOST_OF_TRACEBACK:]
     return event
 
 
@@ -266,7 +224,5 @@ def configure(style: str, level: int = logging.INFO) -> None:
     root.filters[:] = [_without_py4j]
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    clients = logging.getLogger("eventpub.sink")
-    clients.filters[:] = [_is_unexpected, _Seldom()]
     # it prints the trace of an error that reaches us as an exception anyway
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

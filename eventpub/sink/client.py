@@ -287,14 +287,14 @@ class ClientLog(TransactionLog):
             caution.is_unanswered()
         if facility == "FAIL":
             self._failed_connection = time.monotonic(), _why_it_failed(text)
-        log.log(min(level, logging.INFO), "%s %s %s", facility, name, text)
+        log.debug("%s %s %s", facility, name, text)  # the errors of the sink say what matters
 
     def error(self, error: KafkaError) -> None:
         """Called by the client as its `error_cb`."""
         failure = self.tokens.failure if self.tokens is not None else None
         if failure is not None and error.code() in faults.AUTHENTICATION:
             error = KafkaError(error.code(), f"{faults.NO_TOKEN}: {failure}")
-        log.info("client error %s: %s", error.name(), error.str())
+        log.debug("client error %s: %s", error.name(), error.str())
         now = time.monotonic()
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # which does not say why
             caution.is_unanswered()

@@ -120,4 +120,4 @@ class OwnedProducer:
         except KafkaException as exception:
             # A fatal error is raised here as well; the call that met it says so, too.
             self.needs_replacement = True
-            client.log.info("poll: %s", faults.says(faults.kafka_error(exception)))
+            client.log.debug("poll: %s", faults.says(faults.kafka_error(exception)))

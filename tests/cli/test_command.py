@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from eventpub.log import _is_unexpected, _Seldom
 
 MAIN = "import sys; from eventpub.cli import main; sys.exit(main())"
 SECRET = "hunter2-hunter2"
@@ -687,38 +684,6 @@ def test_migrate_sql_needs_no_database(configured: Path) -> None:
     assert "CREATE TABLE IF NOT EXISTS `events`" in done.stdout
     assert "cannot be reached" in done.stderr
     assert SECRET not in done.stdout + done.stderr
-
-
-def test_a_broker_that_is_away_says_so_a_few_times_a_minute() -> None:
-    now = 0.0
-    seldom = _Seldom(clock=lambda: now)
-
-    def shown(level: int = logging.INFO) -> str | None:
-        record = logging.LogRecord("eventpub.sink", level, "", 0, "away: %s", ("x",), None)
-        return record.getMessage() if seldom.filter(record) else None
-
-    assert [shown() for _ in range(100)] == ["away: x"] * 5 + [None] * 95
-    assert shown(logging.WARNING) == "away: x"
-    now = 61.0
-    assert shown() == "away: x (95 lines before it were left out)"
-    assert shown() == "away: x"
-
-
-@pytest.mark.parametrize(
-    ("reason", "is_shown"),
-    [
-        ("Broker: Coordinator load in progress: retrying", False),
-        ("Broker: Not coordinator: retrying", False),
-        ("Broker: Coordinator not available: retrying", False),
-        ("Broker: Transactional Id authorization failed", True),
-    ],
-)
-def test_a_broker_that_makes_its_topic_of_transactions_says_nothing(
-    reason: str, is_shown: bool
-) -> None:
-    text = f"Failed to acquire transactional PID from broker TxnCoordinator/1: {reason}"
-    record = logging.LogRecord("eventpub.sink", logging.INFO, "", 0, "GETPID %s", (text,), None)
-    assert _is_unexpected(record) == is_shown
 
 
 def test_a_crash_in_a_library_says_where() -> None:

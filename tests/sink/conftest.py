@@ -13,7 +13,7 @@ from eventpub import config
 from eventpub.local import Kafka, kafka
 from eventpub.local.processes import free_port
 from eventpub.private_apis import bulk
-from eventpub.sink import ShardSink
+from eventpub.sink import ShardSink, caution
 from tests.sink.helpers import APP, WHOLE
 from tests.sink.proxy import Proxy
 
@@ -107,3 +107,9 @@ def _listeners(ports: dict[str, int]) -> str:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches are handed over like large ones, so that all tests here go both ways."""
     monkeypatch.setattr(bulk, "WORTHWHILE", 10)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_unanswered() -> None:
+    """What other tests have left without an answer fences nobody here."""
+    caution.forget_all()
