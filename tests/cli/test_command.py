@@ -465,7 +465,7 @@ def test_a_width_that_is_none_is_as_if_it_was_not_set(
     before = (
         "import eventpub.ops.gaps as g\n"
         "gap = g.SkippedGap('order-' + 20 * '17', 2, 3, 1, 2, 8, 'backoff')\n"
-        "g.find = lambda _: g.Gaps([], [(gap, True)], [])"
+        "g.find = lambda *_: g.Gaps([], 0, [(gap, True)], 1, [])"
     )
 
     def listed(**environ: str) -> str:

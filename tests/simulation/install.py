@@ -224,7 +224,7 @@ def installed() -> Iterator[None]:
             runner,
             time=_time,
             failpoint=failpoint,
-            traceback=SimpleNamespace(print_exc=_unexpected),
+            log=SimpleNamespace(warning=_unexpected),
         )
         put(context, time=_time, EventStore=store.EventStore)
         put(own_index, time=_time, set_aside=disk.set_aside)
@@ -266,7 +266,7 @@ def _failpoint(name: str) -> None:
     world().point(name)
 
 
-def _unexpected() -> None:
+def _unexpected(*_: object, **__: object) -> None:
     """A runner has met what it does not know."""
     world().unexpected = sys.exc_info()[1]
 
