@@ -106,7 +106,7 @@ class Lines:
         self._log = structlog.get_logger("eventpub.run")
         self._clock = clock
         self._rate = Rate()
-        self._written = clock()
+        self._written = float("-inf")
         self._warned = float("-inf")
         self._done: list[int] = [0] * (len(COUNTERS) + 1)
         self._said: dict[str, int] = {}
