@@ -236,6 +236,7 @@ class Breakage(ABC):
 
     name: ClassVar[str]
     on_small_disk: ClassVar[bool] = False
+    settings: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -285,6 +286,19 @@ class BrokerAway(Breakage):
 
     def _heal(self) -> None:
         self.case.servers.broker.start()
+
+
+class BrokerHangs(Breakage):
+    """The only broker keeps its connections and answers nothing; then it goes on."""
+
+    name = "hang"
+    settings: ClassVar[dict[str, dict[str, Any]]] = {"sink": {"transaction_timeout": "10s"}}
+
+    def _break(self) -> None:
+        self.case.servers.broker.pause()
+
+    def _heal(self) -> None:
+        self.case.servers.broker.resume()
 
 
 class DiskFull(Breakage):
@@ -419,8 +433,8 @@ class LargeRow(Breakage):
 BREAKAGES: dict[str, type[Breakage]] = {
     breakage.name: breakage
     for breakage in (
-        DatabaseAway, BrokerAway, DiskFull, TopicDeleted, Frozen, ClockBack, PasswordRotated, Gap,
-        LargeRow,
+        DatabaseAway, BrokerAway, BrokerHangs, DiskFull, TopicDeleted, Frozen, ClockBack,
+        PasswordRotated, Gap, LargeRow,
     )
 }  # fmt: skip
 """Each kind, by its name."""

@@ -35,6 +35,8 @@ def broken(
     kind = BREAKAGES[request.param]
     folder = tmp_path_factory.mktemp(kind.__name__)
     with installed(running, folder / "publisher", on_small_disk=kind.on_small_disk) as case:
+        for section, keys in kind.settings.items():
+            case.publisher.settings[section].update(keys)
         case.start()
         with kind(case) as breakage:
             yield breakage
@@ -139,6 +141,25 @@ def test_the_only_broker_is_away(broken: Breakage) -> None:
         broken.heal()
         works_again(case)
     assert said(case, "broker: ok again after")
+    assert "another publisher has taken over" not in case.publisher.log.read_text()
+
+
+@breaks("hang")
+def test_a19_a_broker_that_hangs_is_no_other_publisher(broken: Breakage) -> None:
+    """What was asked of it meanwhile it does later, and so fences producers that are newer."""
+    case = broken.case
+    with stays_alive(case):
+        for number in range(20):
+            case.write(f"meanwhile-{number}", 1)
+        page_until(case, lambda d: "broker" in wrong(d))
+
+        def are_taken_over_in_vain() -> bool:
+            found = [shard["last_error"] for shard in case.page()["shards"]]
+            return all(error and "taking over the shard" in error["message"] for error in found)
+
+        eventually(are_taken_over_in_vain, 90)
+        broken.heal()
+        works_again(case)
     assert "another publisher has taken over" not in case.publisher.log.read_text()
 
 
