@@ -12,7 +12,6 @@ import queue
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.status import notable, status, unanswered
-from eventpub.errors import ConfigError, EventpubError
+from eventpub.errors import EventpubError
 from eventpub.failpoint import failpoint
 from eventpub.log import dropped
 from eventpub.masking import mask_all
@@ -47,6 +46,7 @@ from eventpub.publisher.workers import (
     ChecksWork,
     Worker,
 )
+from eventpub.settings import check_files
 from eventpub.state import Running, StateDir
 
 _SPARK_AFTER = 10.0
@@ -335,7 +335,6 @@ class CommandRunner:
                 self._config, self._state.spark_log, address, self._events.put, self._use
             )
             self._spark.begin(spark_after)
-            _suggest_archive(self._config)
 
     def __enter__(self) -> CommandRunner:
         return self
@@ -502,19 +501,6 @@ class CommandRunner:
         return {"answers": answers, "error": None}
 
 
-def _suggest_archive(config: Config) -> None:
-    """Not made by itself: a second JVM beside a publisher may be more than a machine has."""
-    if not is_local(config):
-        return
-    from eventpub.spark.jvm import archive_file, find_java, has_archive
-
-    if not has_archive(archive_file(find_java())):
-        log.info(
-            "Spark starts twice as fast with an archive of its classes; to make it, once an"
-            f" installation: {sys.executable} -m eventpub.spark.jvm"
-        )
-
-
 def is_local(config: Config) -> bool:
     """Whether Spark runs on this machine."""
     master = config.spark.master
@@ -550,12 +536,5 @@ def _authority(config: Config) -> str | None:
 
 
 def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError as error:
-        raise ConfigError(
-            "config.file_unreadable",
-            f"{file} cannot be read: {error.strerror}",
-            where="channel",
-            suggestion="give the publisher's user read access to it, or name another file",
-        ) from error
+    check_files({"channel": file})
+    return file.read_text()
