@@ -191,7 +191,6 @@ def run(request: Request, available_now: bool) -> Report:
     type=click.IntRange(2, 100_000),
     help="Compare one aggregate in N, chosen by hash, with all its events.",
 )
-@click.option("--restart", is_flag=True, help="Begin anew, whatever was interrupted.")
 @click.option(
     "--differences",
     metavar="FILE",
@@ -224,7 +223,6 @@ def verify(  # noqa: PLR0913 (flags, by keyword)
     from_: str | None,
     to: str | None,
     sample: int | None,
-    restart: bool,
     differences: Path | None,
     former_partitions: str,
 ) -> Report:
@@ -244,7 +242,6 @@ def verify(  # noqa: PLR0913 (flags, by keyword)
         first=first,
         last=last,
         sample=sample,
-        restart=restart,
         differences=differences,
         former_partitions=former,
     )

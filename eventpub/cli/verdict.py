@@ -13,7 +13,7 @@ from eventpub.config import Config, format_time
 from eventpub.ops import verify
 from eventpub.ops.behind import Behind
 from eventpub.ops.records import NO_TIME
-from eventpub.ops.verify import KINDS, Progress, Verdict
+from eventpub.ops.verdict import KINDS, Progress, Sample, Verdict
 from eventpub.words import counted
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def compare(  # noqa: PLR0913 (as `verify`)
     first: int | None = None,
     last: int | None = None,
     sample: int | None = None,
-    restart: bool = False,
     differences: Path | None = None,
     former_partitions: Sequence[int] = (),
 ) -> Verdict:
@@ -52,7 +51,6 @@ def compare(  # noqa: PLR0913 (as `verify`)
             first=first,
             last=last,
             sample=sample,
-            restart=restart,
             differences=differences,
             former_partitions=former_partitions,
             on_progress=see,
@@ -60,8 +58,7 @@ def compare(  # noqa: PLR0913 (as `verify`)
 
 
 def _words(done: Progress) -> str:
-    resumed = f" ({done.resumed:,} read before the interruption)" if done.resumed else ""
-    return f"{done.doing}: {done.rows:,} rows, {done.records:,} records{resumed}"
+    return f"{done.doing}: {done.rows:,} rows, {done.records:,} records"
 
 
 def report(verdict: Verdict) -> Report:
@@ -99,20 +96,13 @@ def _waiting(after: str, behind: Behind) -> str:
     )
 
 
-def _about(verdict: Verdict) -> list[str]:
-    """What was not read now, or not at all."""
-    found = []
-    if verdict.resumed:
-        found.append(
-            f"resumed: {verdict.resumed:,} rows and records were read before an interruption"
-        )
-    if sample := verdict.sample:
-        found.append(
-            f"a sample of {sample.share:.3%} of the aggregates, all events of each: if none of them"
-            f" differs, then with 95% confidence at most {sample.may_have_missed:,} of all"
-            " aggregates do"
-        )
-    return found
+def _about(sample: Sample) -> str:
+    """What a sample says of the aggregates that were not read."""
+    return (
+        f"a sample of {sample.share:.3%} of the aggregates, all events of each: if none of them"
+        f" differs, then with 95% confidence at most {sample.may_have_missed:,} of all"
+        " aggregates do"
+    )
 
 
 def show(console: Console, verdict: Verdict) -> None:
@@ -160,7 +150,8 @@ def show(console: Console, verdict: Verdict) -> None:
             at = "" if one.offset is None else f" partition {one.partition} offset {one.offset}"
             line = f"  {one.name}{created}{at}: {one.note}"
             console.print(Text(for_people(line)))
-    for note in [*verdict.notes, *_about(verdict)]:
+    sample = [] if verdict.sample is None else [_about(verdict.sample)]
+    for note in [*verdict.notes, *sample]:
         console.print(Text(for_people(f"note: {note}")))
     console.print(Text(_answer(verdict)), style="bold green" if verdict.ok else "bold red")
 

@@ -18,7 +18,25 @@ from eventpub.ops.records import (
     LATE,
 )
 from eventpub.ops.spill import crc32s
-from eventpub.ops.verify import STORE_FIELDS, TOPIC_FIELDS, Difference, Verdict
+from eventpub.ops.verdict import Difference, Verdict
+
+STORE_FIELDS = {
+    "version": np.int64,
+    "create_time": np.int64,
+    "payload": np.int64,
+    "type": np.int64,
+    "metadata": np.int64,
+}
+"""Columns of the store's rows, beside `aggregate_id`."""
+
+TOPIC_FIELDS = STORE_FIELDS | {
+    "to_version": np.int64,
+    "kind": np.int8,
+    "partition": np.int32,
+    "offset": np.int64,
+    "faults": np.int8,
+}
+"""Columns of the topic's records, as `Records` has them."""
 
 Number = npt.NDArray[Any]
 

@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,16 +19,11 @@ import pytest
 
 from eventpub.admission.model import EVENTS
 from eventpub.config import format_time
-from eventpub.ops.comparison import compare
+from eventpub.ops.comparison import STORE_FIELDS, TOPIC_FIELDS, compare
 from eventpub.ops.records import _Rows, hash_of_metadata
 from eventpub.ops.spill import Runs, bucket_count
-from eventpub.ops.verify import (
-    KINDS,
-    STORE_FIELDS,
-    TOPIC_FIELDS,
-    Verdict,
-    store_columns,
-)
+from eventpub.ops.verdict import KINDS, Verdict
+from eventpub.ops.verify_work import store_columns
 
 PARTITIONS = 8
 START = 1_760_000_000_000_000
@@ -387,10 +383,8 @@ def test_runs_give_back_what_they_took(tmp_path: Path) -> None:
     ids = [f"aggregate {'ä' * (n % 3)} {n % 1000}" for n in range(50_000)]
     for start in range(0, len(ids), 7_000):
         part = pa.array(ids[start : start + 7_000], pa.string())
-        runs.add(f"{start:06}", part, {"n": np.arange(start, start + len(part))}, {"at": start})
-    runs.add("nothing", pa.array([], pa.string()), {"n": np.empty(0)}, {"at": -1})
-    (tmp_path / "b" / "unfinished.part").write_bytes(b"half a")
-    assert [about["at"] for about in runs.portions()] == [*range(0, 50_000, 7_000), -1]
+        runs.add(part, {"n": np.arange(start, start + len(part))})
+    runs.add(pa.array([], pa.string()), {"n": np.empty(0)})
     seen: set[str] = set()
     numbers: list[int] = []
     for _, table in runs.read(range(64)):
@@ -398,11 +392,10 @@ def test_runs_give_back_what_they_took(tmp_path: Path) -> None:
         assert not set(names) & seen
         seen |= set(names)
         values: list[Any] = table.column("n").to_pylist()
-        assert values == sorted(values)
+        assert all(a < b for a, b in pairwise(values) if a // 7_000 == b // 7_000)
         assert [ids[n] for n in values] == names
         numbers += values
     assert sorted(numbers) == list(range(50_000))
-    assert not list((tmp_path / "b").glob("*.part"))
 
 
 def test_buckets_are_more_where_there_are_more_rows() -> None:
@@ -415,8 +408,8 @@ import resource, sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
 from eventpub.ops.spill import Runs, bucket_count, crc32s
-from eventpub.ops.comparison import compare
-from eventpub.ops.verify import STORE_FIELDS, TOPIC_FIELDS, Verdict
+from eventpub.ops.comparison import STORE_FIELDS, TOPIC_FIELDS, compare
+from eventpub.ops.verdict import Verdict
 n, folder = int(sys.argv[1]), Path(sys.argv[2])
 buckets = bucket_count(2 * n)
 rows = Runs(folder / "s", STORE_FIELDS, buckets)
@@ -427,9 +420,9 @@ for start in range(0, n, 50_000):
     at = np.arange(start, start + 50_000)
     common = {"version": at % 10 + 1, "create_time": at + 1, "payload": at, "type": at * 0,
               "metadata": at * 0}
-    rows.add(f"{start:09}", ids, common, {})
-    records.add(f"{start:09}", ids, common | {"to_version": at * 0, "kind": at * 0, "offset": at,
-                "partition": crc32s(names) % 8, "faults": at * 0}, {})
+    rows.add(ids, common)
+    records.add(ids, common | {"to_version": at * 0, "kind": at * 0, "offset": at,
+                "partition": crc32s(names) % 8, "faults": at * 0})
 verdict = Verdict(1, n)
 for (_, a), (_, b) in zip(rows.read(range(buckets)), records.read(range(buckets))):
     compare(a, b, verdict, numbers=[8])
