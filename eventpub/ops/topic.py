@@ -366,7 +366,7 @@ class TopicReader:
                     )
                 continue
             progressed_at = time.monotonic()
-            largest = max(len(message.value() or b"") for message in messages)
+            largest = max(map(len, messages))  # of their values
             rows = max(1, min(POLL_ROWS, 4 * rows, _POLL_BYTES // max(1, largest)))
             yield self._parse(messages, name, left, chosen)
 

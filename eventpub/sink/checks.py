@@ -69,7 +69,7 @@ def checks(  # noqa: PLR0913 (options, by keyword)
         return [_wrong("broker", error)]
     side = [sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
     made = [Check("broker", "ok", f"reached at {sink.bootstrap_servers}")]
-    made += _rights(sink, [sink.topic, *side])
+    made += _rights(sink, late)
     made.append(_topic(sink, found, shards, written))
     if sink.topic in found:
         made.append(_history(sink, sources_of(sink, app_id, former_ids), written))
@@ -93,8 +93,8 @@ def _wrong(name: str, error: EventpubError) -> Check:
     return Check(name, "wrong", message, error.suggestion, error.code)
 
 
-def _rights(sink: config.Sink, topics: list[str]) -> list[Check]:
-    lacking = missing_rights(sink, topics)
+def _rights(sink: config.Sink, late: bool) -> list[Check]:
+    lacking = missing_rights(sink, late=late)
     if not lacking:
         return []
     return [_wrong("rights", faults.rights_missing(sink, lacking))]
