@@ -44,9 +44,7 @@ def least(publisher: Publisher) -> dict[str, Right]:
     }
 
 
-def allow(
-    broker: Doors, *rights: Right, pattern: Any = ResourcePatternType.PREFIXED
-) -> None:
+def allow(broker: Doors, *rights: Right, pattern: Any = ResourcePatternType.PREFIXED) -> None:
     """These and no others, by the prefix of a name, or by the names themselves."""
     admin = AdminClient({"bootstrap.servers": broker.open})
     anything: Any = None
