@@ -40,6 +40,8 @@ _CLOCK_TOLERANCE = 60_000_000
 _HOST_BEHIND = 600
 """Seconds; see `eventpub.sink.batch.AHEAD_OF_CLOCK`."""
 _FEW_ROWS = 1_000
+_NEWEST = 100_000
+"""Rows of which it is said how many have no identity."""
 _LONG_AGO = 300_000_000
 _SAMPLES = 4
 _BETWEEN_SAMPLES = 0.4
@@ -264,6 +266,10 @@ def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
         )
     if not allowed:
         return Check(name, "ok", "none")
+    nameless = int(run(connection, statements.without_identity(layout, _NEWEST))[0][0])
+    said = f"{counted(nameless, 'row')} of the newest {_NEWEST:,} without aggregate_id or version"
+    if layout.skips_nulls:
+        return Check(name, "ok", f"{said}; store.without_identity passes them over")
     changes = ", ".join(
         f"MODIFY {quote(column)} {columns[column].full_type} NOT NULL" for column in allowed
     )
@@ -271,8 +277,9 @@ def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
         name,
         "warn",
         f"{', '.join(allowed)} may be NULL: a row without create_time is never "
-        "published, one without aggregate_id or version stops the publisher",
-        f"ALTER TABLE {layout.table} {changes} (keep the column's other attributes)",
+        f"published, one without aggregate_id or version stops the publisher ({said})",
+        'where such rows are none of an aggregate\'s events: store.without_identity = "skip"; else'
+        f" ALTER TABLE {layout.table} {changes} (keep the column's other attributes)",
     )
 
 

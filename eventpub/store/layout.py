@@ -62,6 +62,8 @@ class Layout:
         time_index_has_slice: whether `time_index` also holds `slice`.
         ties_by_id: whether `time_index` gives rows of one `create_time` in order of `id`.
         nullable: columns (by our name) that may hold NULL.
+        skips_nulls: whether rows without an identity or a version are passed over, and there may
+            be any.
         times_last: whether a row keeps its `create_time` when it is updated.
         id_index: an index that begins with `id`; None where there is none, or it is no number.
     """
@@ -87,6 +89,7 @@ class Layout:
     where: str
     times_last: bool = True
     id_index: str | None = None
+    skips_nulls: bool = False
 
     @property
     def read_as(self) -> str:
@@ -142,6 +145,10 @@ def discover(config: Store, connection: Connection) -> Layout:
         index.name == "PRIMARY" and index.columns == (names["id"],) for index in indexes
     )
 
+    nullable = {key for key, name in names.items() if columns[name].nullable}
+    if any(columns[part].nullable for part in parts):
+        nullable.add("aggregate_id")
+
     def quoted(key: str) -> str | None:
         return quote(names[key]) if key in names else None
 
@@ -163,14 +170,12 @@ def discover(config: Store, connection: Connection) -> Layout:
         slice=quote(slice_column) if slice_column else None,
         time_index_has_slice=slice_column is not None and slice_column in time_index.columns,
         ties_by_id=id_is_primary and time_index.columns == (names["create_time"],),
-        nullable=frozenset(
-            key
-            for key, name in [*names.items(), *(("aggregate_id", part) for part in parts)]
-            if columns[name].nullable
-        ),
+        nullable=frozenset(nullable),
         where=where,
         times_last="on update" not in create_time.extra,
         id_index=_id_index(columns, indexes, names),
+        skips_nulls=config.without_identity == "skip"
+        and not nullable.isdisjoint({"aggregate_id", "version"}),
     )
 
 

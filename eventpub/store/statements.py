@@ -57,7 +57,7 @@ def keys(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
     return (
         f"SELECT {_key_and_time(layout)} FROM {layout.table}"
         f" FORCE INDEX ({layout.time_index})"
-        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)}"
+        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)}{_with_identity(layout)}"
     )
 
 
@@ -66,10 +66,13 @@ def _key_and_time(layout: Layout) -> str:
 
 
 def counts(layout: Layout, ranges: Sequence[tuple[int, int]]) -> str:
-    """How many rows each of some ranges of values has, in their order, by the index alone."""
+    """How many rows each of some ranges of values has, in their order.
+
+    By the index alone, unless rows without an identity are not to be counted.
+    """
     return " UNION ALL ".join(
         f"SELECT {number}, COUNT(*) FROM {layout.table} FORCE INDEX ({layout.time_index})"
-        f" WHERE {between(layout, first, last)}"
+        f" WHERE {between(layout, first, last)}{_with_identity(layout)}"
         for number, (first, last) in enumerate(ranges)
     )
 
@@ -125,6 +128,24 @@ def without_time(layout: Layout, most: int) -> str:
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {layout.table} FORCE INDEX ({layout.time_index})"
         f" WHERE {nothing} LIMIT {most:d}) AS never_read"
     )
+
+
+def without_identity(layout: Layout, most: int) -> str:
+    """How many of the newest rows, at most `most`, have no identity or version."""
+    return (
+        f"SELECT COALESCE(SUM(has_none), 0) FROM (SELECT {_has_no_identity(layout)} AS has_none"
+        f" FROM {layout.table} FORCE INDEX ({layout.time_index})"
+        f" ORDER BY {layout.create_time} DESC LIMIT {most:d}) AS newest"
+    )
+
+
+def _has_no_identity(layout: Layout) -> str:
+    columns = [*layout.identity.names, layout.version]
+    return f"({' OR '.join(f'{column} IS NULL' for column in columns)})"
+
+
+def _with_identity(layout: Layout) -> str:
+    return f" AND NOT {_has_no_identity(layout)}" if layout.skips_nulls else ""
 
 
 def waiting(layout: Layout, first: int, last: int, most: int) -> str:
