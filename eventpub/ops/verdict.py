@@ -17,7 +17,7 @@ from eventpub.ops.records import NO_TIME
 SHOWN = 20
 """Differences of a kind that are listed one by one."""
 
-KINDS = ("missing", "repeated", "out_of_order", "altered", "extra")
+KINDS = ("missing", "repeated", "out_of_order", "altered", "extra", "doubled")
 
 _RESIDUES = 1_000_003
 """A prime: what is chosen by it does not depend on partitions and shards."""
@@ -105,7 +105,8 @@ class Verdict:
         examples: the earliest of each kind.
         accounted: rows that are not on the topic for a recorded reason, and records exempt from
             the order: "late", "dead", "diverted", "dropped" (late events, by configuration),
-            "arrived" (committed, or published, while we looked).
+            "arrived" (committed, or published, while we looked), "without_identity" (rows without
+            an aggregate or a version, which are passed over).
         skips: gaps that were given up, on the topic of gaps.
         notes: what a reader of the result should know.
         sample: None where all aggregates were compared.
@@ -121,7 +122,9 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     examples: dict[str, list[Difference]] = field(default_factory=lambda: {k: [] for k in KINDS})
     accounted: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("late", "dead", "diverted", "dropped", "arrived"), 0)
+        default_factory=lambda: dict.fromkeys(
+            ("late", "dead", "diverted", "dropped", "arrived", "without_identity"), 0
+        )
     )
     skips: int = 0
     notes: list[str] = field(default_factory=list)

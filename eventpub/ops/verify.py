@@ -109,7 +109,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             spans=spans,
             numbers=(*(n for n in former if n != reader.topic.partitions), reader.topic.partitions),
         )
-        verdict, topic, read = compare(job, on_progress)
+        verdict, topic = compare(job, on_progress)
         topic.truncated = reader.topic.truncated
         if listed is not None:
             for bucket in range(job.buckets):
@@ -127,8 +127,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             "records stand in another partition than their key's: if partitions were added, and the"
             " publisher's state was lost since, --former-partitions says how many there were"
         )
-    if layout.zone is None and (twice := read - verdict.events):
-        verdict.notes.append(f"{twice} rows repeat an (aggregate_id, version) within the store")
     return verdict
 
 

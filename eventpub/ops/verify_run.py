@@ -56,8 +56,8 @@ def _cores() -> int:
 # --- the host, seen from outside
 
 
-Compare = Callable[[Job, Callable[[Progress], None]], tuple[Verdict, Topic, int]]
-"""Compares: the verdict, what was found on the topic beside events, and the rows that were read."""
+Compare = Callable[[Job, Callable[[Progress], None]], tuple[Verdict, Topic]]
+"""Compares: the verdict, and what was found on the topic beside events."""
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _process(lock: int) -> Iterator[Compare]:
     )
     theirs.close()
 
-    def compare(job: Job, on_progress: Callable[[Progress], None]) -> tuple[Verdict, Topic, int]:
+    def compare(job: Job, on_progress: Callable[[Progress], None]) -> tuple[Verdict, Topic]:
         try:
             ours.send(job)
             while True:
@@ -127,7 +127,7 @@ def _process(lock: int) -> Iterator[Compare]:
                 elif what == "failed":
                     raise value
                 else:
-                    found: tuple[Verdict, Topic, int] = value
+                    found: tuple[Verdict, Topic] = value
                     return found
         except (EOFError, ConnectionError):
             process.wait()
@@ -212,7 +212,8 @@ class _Host:
     def __init__(self, job: Job, outside: Any) -> None:
         self._job, self._outside = job, outside
         self._workers = [self._fork() for _ in range(_cores() + store_workers())]
-        self._done = dict.fromkeys(("rows", "records", "offsets", "slices", "compared"), 0.0)
+        counted = ("rows", "without_identity", "records", "offsets", "slices", "compared")
+        self._done = dict.fromkeys(counted, 0.0)
         self._topic = Topic(job.numbers[-1])
         self._said_at = 0.0
         self._doing = "reading store and topic"
@@ -233,7 +234,7 @@ class _Host:
         for worker in self._workers:
             worker.process.join(5)
 
-    def run(self) -> tuple[Verdict, Topic, int]:
+    def run(self) -> tuple[Verdict, Topic]:
         job = self._job
         reads: list[Task] = [("topic", part) for part in _parts(job.spans, _cores())]
         reads += [("store", bounds) for bounds in job.slices]
@@ -245,7 +246,8 @@ class _Host:
         self._say(at_once=True)
         verdict, lacking = self._compare(range(job.buckets))
         self._add_lacking(verdict, lacking, ends)
-        return verdict, self._topic, int(self._done["rows"])
+        verdict.accounted["without_identity"] = int(self._done["without_identity"])
+        return verdict, self._topic
 
     def _read_rest(self, ends: Mapping[Place, int]) -> dict[Place, int]:
         """Read what stands on the topic behind some ends; its ends now."""

@@ -195,7 +195,9 @@ def _read_store(job: Job, bounds: tuple[int, int], pipe: Any) -> None:
                     portion.add(*store_columns(batch))
                     pipe.send(("progress", {"rows": batch.num_rows}))
             portion.write(runs)
-            pipe.send(("progress", {"slices": (end - after) / (upto - begin)}))
+            done = {"slices": (end - after) / (upto - begin)}
+            done["without_identity"], store.without_identity = store.without_identity, 0
+            pipe.send(("progress", done))
             after = end
 
 
@@ -276,6 +278,7 @@ def _compare(job: Job, numbers: Sequence[int], pipe: Any) -> Compared:
                 verdict,
                 numbers=job.numbers,
                 late_policy=job.config.gaps.late,
+                clock_changes={back for _, back in job.layout.repeated},
                 still_there=still_there,
             )
             if job.lists_all:
