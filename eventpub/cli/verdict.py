@@ -27,6 +27,7 @@ _MEANING = {
     "out_of_order": "after a later version of the aggregate",
     "altered": "payload, headers, time or partition differ",
     "extra": "on the topic, not in the store",
+    "held": "not published yet: wait for a version that is not in the store",
     "doubled": "in the store beside another row of their version",
 }
 
@@ -126,7 +127,7 @@ def show(console: Console, verdict: Verdict) -> None:
     table.add_row("on the topic", f"{verdict.records:,}", "", end_section=True)
     for kind in KINDS:
         count = verdict.counts[kind]
-        style = "bold red" if count else "green"
+        style = ("yellow" if kind == "held" else "bold red") if count else "green"
         name = kind.replace("_", " ")
         table.add_row(Text(name, style=style), Text(f"{count:,}", style=style), _MEANING[kind])
     more = {k: n for k, n in verdict.accounted.items() if n}
@@ -159,7 +160,9 @@ def show(console: Console, verdict: Verdict) -> None:
 
 def _answer(verdict: Verdict) -> str:
     if verdict.ok:
-        return "nothing differs"
+        held = verdict.counts["held"]
+        wait = f"; {counted(held, 'event')} held: not published yet" if held else ""
+        return f"nothing differs{wait}"
     if verdict.is_equal and verdict.behind:
         return _equal_but_behind(verdict.last, verdict.behind)
     return summary(verdict)

@@ -188,6 +188,8 @@ def retry(  # noqa: PLR0911 (one case after the other)
     if answers is None:
         return Retried("no answer", letter)
     [outcome] = answers.values()
+    if outcome == "refused again":  # which says why now, perhaps for another limit than before
+        letter = next(iter(_read(config, key, 1, until + timeout).newest), letter)
     return Retried(outcome, letter)
 
 

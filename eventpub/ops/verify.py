@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError
 from eventpub.ops import verify_run
-from eventpub.ops.behind import measure
+from eventpub.ops.behind import GRACE, measure
 from eventpub.ops.records import NO_TIME
 from eventpub.ops.spill import bucket_count
 from eventpub.ops.topic import Topic
@@ -89,6 +89,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         with EventStore(config.store, layout) as store:
             after, upto, notes = _range(config, store, first, last)
             slices = _slices(store, after, upto)
+            held_since = store.now() - _longest_hold(config)
         reader = topic_reader(config, patience, first, last)
         spans = reader.spans(reader.places())
         size = sum(end - begin for begin, end in spans.values()) // (sample or 1)
@@ -102,6 +103,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             wait=wait,
             lists_all=listed is not None,
             folder=folder,
+            held_since=held_since,
             after=after,
             upto=upto,
             buckets=bucket_count(size),
@@ -288,6 +290,13 @@ def _state(config: Config, name: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _longest_hold(config: Config) -> int:
+    """Age up to which an event may wait for a version below it, µs."""
+    gaps, read = config.gaps, config.read
+    attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
+    return attempts + read.delay + read.max_wait + GRACE
 
 
 def _slices(store: EventStore, after: int, upto: int) -> list[tuple[int, int]]:

@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from eventpub.errors import StateError
+from eventpub.ops.comparison import MOST_LOOKED_UP
 from eventpub.ops.records import Place
 from eventpub.ops.topic import Topic
 from eventpub.ops.verdict import Progress, Verdict
-from eventpub.ops.verify_work import SECOND_CHECKS, Job, Spans, TopicPart, portable, work
+from eventpub.ops.verify_work import Job, Spans, TopicPart, portable, work
 
 _MOST_WORKERS = 8
 _SECONDS_BETWEEN = 0.2
@@ -366,7 +367,7 @@ def _ranges(buckets: Sequence[int], width: int) -> list[range]:
 
 def _are_few(lacking: Mapping[int, Verdict]) -> bool:
     """Whether anything is missing, and not so much that nobody is about to publish it."""
-    return 0 < sum(found.counts["missing"] for found in lacking.values()) <= SECOND_CHECKS
+    return 0 < sum(found.counts["missing"] for found in lacking.values()) <= MOST_LOOKED_UP
 
 
 def _absent(verdicts: Iterable[Verdict]) -> int:

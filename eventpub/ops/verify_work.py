@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from eventpub.config import Config
 from eventpub.errors import EventpubError
-from eventpub.ops.comparison import STORE_FIELDS, TOPIC_FIELDS, compare
+from eventpub.ops.comparison import MOST_LOOKED_UP, STORE_FIELDS, TOPIC_FIELDS, compare
 from eventpub.ops.records import NO_TIME, Foreign, Place, Records, hash_of_metadata, hashes
 from eventpub.ops.spill import Runs
 from eventpub.ops.topic import TopicReader
@@ -24,8 +24,6 @@ from eventpub.ops.verdict import SHOWN, Sample, Verdict, line_of
 from eventpub.store import EventStore, Layout
 
 _PORTION_ROWS = 65_536
-SECOND_CHECKS = 10_000
-"""Events that differ and are looked up once more, at most."""
 
 _DAY = 86_400_000_000
 
@@ -43,6 +41,7 @@ class Job:
         wait: seconds to wait for missing events to be published.
         lists_all: whether all differences are kept, in `differences`.
         folder: for what is read.
+        held_since: events created since, µs, may wait for a version that is not there.
         after, upto: the range of `create_time`, µs; it begins behind `after`.
         buckets: parts of the aggregates, which are compared one by one.
         slices: parts of the range, which are read from the store one by one.
@@ -59,6 +58,7 @@ class Job:
     wait: float
     lists_all: bool
     folder: Path
+    held_since: int
     after: int
     upto: int
     buckets: int
@@ -258,16 +258,17 @@ def _read_rest(
 
 def _compare(job: Job, numbers: Sequence[int], pipe: Any) -> Compared:
     compared = Compared(Verdict(job.after + 1, job.upto))
-    checks_left = SECOND_CHECKS
+    left = MOST_LOOKED_UP
 
     with job.store() as store:
 
-        def still_there(keys: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-            """Which events are in the store by now, whatever their time; of the first asked for."""
-            nonlocal checks_left
-            checked = keys[: max(checks_left, 0)]
-            checks_left -= len(checked)
-            return store.existing(checked)
+        def look_up(keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], bool]:
+            """Whether events are in the store by now; of the first asked for."""
+            nonlocal left
+            asked = keys[: max(left, 0)]
+            left -= len(asked)
+            there = store.existing(asked)
+            return {key: key in there for key in asked}
 
         sides = zip(job.rows().read(numbers), job.records().read(numbers), strict=True)
         for (number, rows), (_, records) in sides:
@@ -279,7 +280,9 @@ def _compare(job: Job, numbers: Sequence[int], pipe: Any) -> Compared:
                 numbers=job.numbers,
                 late_policy=job.config.gaps.late,
                 clock_changes={back for _, back in job.layout.repeated},
-                still_there=still_there,
+                look_up=look_up,
+                first_version=job.config.store.first_version,
+                held_since=job.held_since,
             )
             if job.lists_all:
                 _list(verdict, job.differences(number))

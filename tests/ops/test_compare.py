@@ -311,7 +311,7 @@ def test_a_record_without_a_row_is_extra() -> None:
 
 
 def test_a_row_that_committed_while_we_looked_is_not_extra() -> None:
-    verdict = World(A[:4]).publish(*A).verify(still_there=set)
+    verdict = World(A[:4]).publish(*A).verify(look_up=lambda keys: dict.fromkeys(keys, True))
     assert verdict.ok
     assert verdict.accounted["arrived"] == 1
 
@@ -338,6 +338,43 @@ def test_a_skipped_version_that_exists_is_missing_unless_late_events_are_dropped
     dropped = World(A).publish(A[0], A[3], A[4]).skip("a", 2, 3).verify(late_policy="drop")
     assert dropped.ok
     assert dropped.accounted["dropped"] == 2
+
+
+def absent(keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], bool]:
+    """None of these is in the store."""
+    return dict.fromkeys(keys, False)
+
+
+def test_what_waits_for_a_version_that_is_nowhere_is_held_and_not_missing() -> None:
+    verdict = World([A[0], A[2], A[3], *B]).publish(A[0], *B).verify(look_up=absent)
+    assert found(verdict) == {"held": [("a", 3), ("a", 4)]}
+    assert {d.note for d in verdict.examples["held"]} == {"waits for version 2"}
+    assert verdict.ok
+
+
+def test_what_waits_for_nothing_is_missing() -> None:
+    skipped = World([A[0], A[2]]).publish(A[0]).skip("a", 2, 2).verify(look_up=absent)
+    assert found(skipped) == {"missing": [("a", 3)]}
+    first = World(A[:1]).verify(look_up=absent)
+    assert found(first) == {"missing": [("a", 1)]}
+    behind_another = World(A).publish(A[0]).verify(look_up=absent)
+    assert found(behind_another) == {"missing": [("a", v) for v in (2, 3, 4, 5)]}
+    out_of_range = World([A[2]]).verify(look_up=lambda keys: dict.fromkeys(keys, True))
+    assert found(out_of_range) == {"missing": [("a", 3)]}
+    not_looked_up = World([A[2]]).verify()
+    assert found(not_looked_up) == {"missing": [("a", 3)]}
+    dead = World(A[:3]).publish(A[0]).publish(A[1], kind=2).verify(look_up=absent)
+    assert found(dead) == {"missing": [("a", 3)]}
+
+
+def test_what_waits_for_longer_than_any_hold_lasts_is_missing() -> None:
+    """And so is what follows it, though younger."""
+    world = World([A[0], A[2], A[3], B[1]]).publish(A[0])
+    verdict = world.verify(look_up=absent, held_since=A[3].time)
+    assert found(verdict) == {"missing": [("b", 2), ("a", 3), ("a", 4)]}
+    assert not verdict.ok
+    verdict = world.verify(look_up=absent, held_since=A[2].time)
+    assert found(verdict) == {"missing": [("b", 2)], "held": [("a", 3), ("a", 4)]}
 
 
 def test_ids_that_look_alike_are_not_the_same() -> None:

@@ -148,3 +148,22 @@ def test_events_of_any_size_are_compared_in_bounded_memory(
     assert process.returncode == 0, answer
     assert answer["result"]["events"] == answer["result"]["records"] == 26
     assert usage.peak_memory["verify"] < 500e6, usage.peak_memory
+
+
+def test_an_event_that_is_held_is_said_and_is_no_difference(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """A comparison at night called what waits for a version that is not there missing."""
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "10m", "max_backoff": 3})
+    commit(database, "a", 1, 3, 4)
+    commit(database, "b", 1)
+    publisher.start()
+    publisher.until_published("b", [1])
+    eventually(lambda: publisher.answer(1, "gaps", "list")["open"])
+    status, answer = verified(publisher)
+    result = answer["result"]
+    assert (status, result["held"], result["missing"]) == (0, 2, 0), answer
+    assert {e["note"] for e in result["examples"]["held"]} == {"waits for version 2"}
+    assert "2 events held: not published yet" in publisher.command("verify").stdout
+    publisher.kill()
