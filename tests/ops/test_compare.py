@@ -396,6 +396,16 @@ def test_an_hour_that_was_lived_twice_may_show_a_row_at_both_times() -> None:
     assert verdict.events == 1
 
 
+@pytest.mark.parametrize("other", [{}, {"payload": b"other"}, {"time": START + 1}])
+def test_a_second_row_of_a_version_is_a_difference(other: dict[str, Any]) -> None:
+    world = World([*A, replace(A[0], **other)]).publish(*A)
+    verdict = world.verify(clock_changes={3_600_000_000})
+    assert verdict.counts == dict.fromkeys(KINDS, 0) | {"doubled": 1}
+    assert verdict.events == len(A)
+    assert [d.name for d in verdict.examples["doubled"]] == ["a/1"]
+    assert not verdict.ok
+
+
 def test_only_the_earliest_are_listed() -> None:
     events = [Event(f"x{n}", 1, START + 500 - n) for n in range(100)]
     verdict = World(events).verify()

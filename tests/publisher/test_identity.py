@@ -1,4 +1,4 @@
-"""Scenario D10: tables of libraries, as they are: which columns say whose event a row is."""
+"""Scenario D8: tables of libraries, as they are: which columns say whose event a row is."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def prooph_rows(rows: list[tuple[str, str, int]]) -> list[str]:
 
 
 @both
-def test_d10_two_columns_say_whose_event_it_is(
+def test_d8_two_columns_say_whose_event_it_is(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     """The invoice of an order has the order's id: two aggregates."""
@@ -163,7 +163,7 @@ def test_d10_two_columns_say_whose_event_it_is(
 
 
 @pytest.mark.parametrize("shape", ["text", "BINARY(16)", "INT"])
-def test_d10_the_parts_may_be_text_uuids_and_numbers(
+def test_d8_the_parts_may_be_text_uuids_and_numbers(
     database: FreshDatabase, new_publisher: NewPublisher, shape: str
 ) -> None:
     database.execute(PATCHLEVEL_AGGREGATE)
@@ -199,7 +199,7 @@ def test_d10_the_parts_may_be_text_uuids_and_numbers(
 
 @both
 @pytest.mark.parametrize("table", ["stored_events", "event_store"])
-def test_d10_rows_of_no_aggregate_are_counted_and_passed_over(
+def test_d8_rows_of_no_aggregate_are_counted_and_passed_over(
     database: FreshDatabase, new_publisher: NewPublisher, table: str
 ) -> None:
     is_spatie = table == "stored_events"
@@ -241,7 +241,7 @@ def test_d10_rows_of_no_aggregate_are_counted_and_passed_over(
 
 
 @both
-def test_d10_names_that_are_not_ascii_and_metadata_that_are_no_json(
+def test_d8_names_that_are_not_ascii_and_metadata_that_are_no_json(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     """Akka's metadata are bytes of its own format; the columns are found in any case."""
