@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 
 from eventpub.local import Kafka
 from eventpub.local.java import find_java
@@ -22,7 +28,7 @@ pytestmark = pytest.mark.parametrize("database", ["mysql"], indirect=True)
 A_WEEK = "604800000"
 
 
-def make_topics(publisher: Publisher, copies: int = 1, **settings: str) -> None:
+def make_topics(publisher: Publisher, copies: int, **settings: str) -> None:
     """The topic, its side topics, and their settings."""
     admin = AdminClient({"bootstrap.servers": publisher.topic.bootstrap_servers})
     config = {name.replace("_", "."): value for name, value in settings.items()}
@@ -60,7 +66,7 @@ def test_a_backlog_that_would_not_stay_on_the_topic_is_not_published(
     """Kafka removes a segment whose records are older than retention.ms as soon as it is closed."""
     create_table(database)
     publisher = new_publisher(database)
-    make_topics(publisher, **{setting: A_WEEK})
+    make_topics(publisher, 1, **{setting: A_WEEK})
     commit(database, "new", 1, 2)
     publisher.publish_everything()
     assert [c["status"] for c in doctor(publisher, "backlog")] == ["ok"]
@@ -96,7 +102,7 @@ def test_a_lost_state_of_a_topic_with_retention_is_no_backlog(
     """What is older than the topic's records was published: nobody is asked to keep it for good."""
     create_table(database)
     publisher = new_publisher(database)
-    make_topics(publisher)
+    make_topics(publisher, 1)
     database.execute(
         "INSERT INTO events (aggregate_id, version, event_type, payload, create_time)"
         " VALUES ('old', 1, 'happened', '{}', NOW(6) - INTERVAL 29 DAY)"
@@ -112,8 +118,6 @@ def test_a_lost_state_of_a_topic_with_retention_is_no_backlog(
 
 def alter(admin: Any, topic: str, name: str, value: str) -> None:
     """Set one setting of a topic."""
-    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
-
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource("topic", topic, incremental_configs=[entry])
     for done in admin.incremental_alter_configs([resource]).values():
