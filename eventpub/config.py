@@ -18,6 +18,7 @@ from eventpub.config_values import (
     Function,
     Host,
     HttpAddress,
+    KeyColumns,
     Master,
     Micros,
     Names,
@@ -80,12 +81,19 @@ class Columns(Section):
     """`[store.columns]`: the table's name of each column; only those that differ."""
 
     id: str | None = Field("id", description="a unique ascending number; '' if the table has none")
-    aggregate_id: str = Field("aggregate_id", min_length=1, description="text, compared as bytes")
+    aggregate_id: KeyColumns = Field(
+        ("aggregate_id",),
+        description="text, compared as bytes, a whole number, or BINARY(16), read as a UUID; where"
+        ' several columns say it a list, such as ["aggregate_type", "aggregate_id"]: the key is'
+        " their values joined by | (in each, % becomes %25 and | becomes %7C)",
+    )
     version: str = Field("version", min_length=1, description="1, 2, 3, … within the aggregate")
     event_type: str = Field("event_type", min_length=1, description="the header ce_type")
     payload: str = Field("payload", min_length=1, description="the record's value, byte for byte")
     metadata: str | None = Field(
-        "metadata", description="a flat JSON object, published as headers; '' if the table has none"
+        "metadata",
+        description="a flat JSON object, published as headers; anything else is one header"
+        " `metadata`, byte for byte; '' if the table has none",
     )
     create_time: str = Field(
         "create_time",
@@ -137,6 +145,12 @@ class Store(Section):
         description="your promise that every writer of the event table uses the server that url"
         " names, though others could take writes, too: Galera, a group in multi-primary mode, two"
         " servers that replicate each other; eventpub cannot check it",
+    )
+    without_identity: Literal["stop", "skip"] = Field(
+        "stop",
+        description="rows whose aggregate_id or version is NULL: 'stop' with the error"
+        " store.row_invalid, or 'skip' them: they are counted and passed over, and appear neither"
+        " on the topic nor among the dead letters",
     )
     columns: Columns = Columns()
 

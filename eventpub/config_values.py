@@ -287,4 +287,20 @@ def _names(value: Any) -> Any:
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
+def _key_columns(value: Any) -> Any:
+    """One name, or a list; in the environment and in flags, the list as JSON."""
+    return _names(value) if not isinstance(value, str) or value.startswith("[") else (value,)
+
+
+def _are_key_columns(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not 1 <= len(names) <= 4 or "" in names or len({n.lower() for n in names}) < len(names):
+        raise ValueError('the name of a column, or a list of up to 4, such as ["type", "id"]')
+    return names
+
+
+KeyColumns = Annotated[
+    tuple[str, ...], BeforeValidator(_key_columns), AfterValidator(_are_key_columns)
+]
+
+
 AppIds = Annotated[tuple[AppId, ...], BeforeValidator(_names)]

@@ -72,6 +72,8 @@ def refused_spark_property(name: str, value: str) -> str | None:
     """Why a property of `[spark.properties]` cannot be set, or None."""
     if name == "spark.submit.deployMode" and value.strip().lower() != "client":
         return "the publisher's own process is Spark's driver"
+    if name == "spark.speculation" and value.strip().lower() != "false":
+        return "a second task of a shard would take its lease, each from the other"
     if not name.startswith("spark."):
         return "Spark ignores names that do not begin with spark."
     return _OF_SPARK.get(name)

@@ -138,7 +138,8 @@ def _shown(key: Key, value: Any) -> Any:
     if key.is_duration:
         return format_duration(value)
     if isinstance(value, tuple):
-        return list(value)
+        one = key.name == "store.columns.aggregate_id" and len(value) == 1
+        return value[0] if one else list(value)
     return str(value) if isinstance(value, Path) else value
 
 

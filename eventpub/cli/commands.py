@@ -191,7 +191,6 @@ def run(request: Request, available_now: bool) -> Report:
     type=click.IntRange(2, 100_000),
     help="Compare one aggregate in N, chosen by hash, with all its events.",
 )
-@click.option("--restart", is_flag=True, help="Begin anew, whatever was interrupted.")
 @click.option(
     "--differences",
     metavar="FILE",
@@ -224,14 +223,13 @@ def verify(  # noqa: PLR0913 (flags, by keyword)
     from_: str | None,
     to: str | None,
     sample: int | None,
-    restart: bool,
     differences: Path | None,
     former_partitions: str,
 ) -> Report:
     """Compare table and topic. Counts events missing, repeated, out of order, altered, extra.
 
-    Without --to, also those that should be published by now and are not. Exit status 1 if it counts
-    any.
+    And rows of one version beside another ("doubled"). Without --to, also those that should be
+    published by now and are not. Exit status 1 if it counts any.
     """
     first = _time(from_, "--from")
     last = _time(to, "--to")
@@ -244,7 +242,6 @@ def verify(  # noqa: PLR0913 (flags, by keyword)
         first=first,
         last=last,
         sample=sample,
-        restart=restart,
         differences=differences,
         former_partitions=former,
     )

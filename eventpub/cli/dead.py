@@ -252,6 +252,8 @@ def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float
     with waiting(_READING, timeout):
         answer = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
     words = _OUTCOMES.get(answer.outcome, answer.outcome)
+    if answer.outcome == "refused again" and answer.letter is not None:
+        words += f": {answer.letter.reason}"
     result: dict[str, Any] = {
         "aggregate_id": aggregate_id,
         "version": version,

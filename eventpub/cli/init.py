@@ -68,7 +68,7 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
         output,
         table=stated("store.table", config.store.table),
         columns={
-            ours: name
+            ours: name[0] if isinstance(name, tuple) else name
             for ours, name in config.store.columns.model_dump().items()
             if loaded.origins[f"store.columns.{ours}"] != "default"
         },

@@ -32,7 +32,7 @@ STOPPING = "stopping; transactions in work are finished. A second signal ends th
 
 COUNTERS = (
     "published", "backtracked", "gaps_opened", "gaps_filled", "gaps_skipped", "duplicates", "late",
-    "dead", "conflicts", "recount_found",
+    "dead", "conflicts", "recount_found", "without_identity",
 )  # fmt: skip
 LABELS = {"duplicates": "rows read again and dropped"}
 """What people read where a counter's name says too little."""
@@ -62,6 +62,7 @@ def publish(config: Config, *, available_now: bool) -> Report:
         (final.gaps_skipped, "gap skipped", "gaps skipped"),
         (final.late, "late", "late"),
         (final.dead, "dead letter", "dead letters"),
+        (final.without_identity, "row without identity", "rows without identity"),
         (final.holds_open, "still held", "still held"),
     )
     summary = ", ".join(

@@ -13,7 +13,7 @@ from eventpub.config import Config, format_time
 from eventpub.ops import verify
 from eventpub.ops.behind import Behind
 from eventpub.ops.records import NO_TIME
-from eventpub.ops.verify import KINDS, Progress, Verdict
+from eventpub.ops.verdict import KINDS, Progress, Sample, Verdict
 from eventpub.words import counted
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _MEANING = {
     "out_of_order": "after a later version of the aggregate",
     "altered": "payload, headers, time or partition differ",
     "extra": "on the topic, not in the store",
+    "held": "not published yet: wait for a version that is not in the store",
+    "doubled": "in the store beside another row of their version",
 }
 
 
@@ -36,7 +38,6 @@ def compare(  # noqa: PLR0913 (as `verify`)
     first: int | None = None,
     last: int | None = None,
     sample: int | None = None,
-    restart: bool = False,
     differences: Path | None = None,
     former_partitions: Sequence[int] = (),
 ) -> Verdict:
@@ -52,7 +53,6 @@ def compare(  # noqa: PLR0913 (as `verify`)
             first=first,
             last=last,
             sample=sample,
-            restart=restart,
             differences=differences,
             former_partitions=former_partitions,
             on_progress=see,
@@ -60,8 +60,7 @@ def compare(  # noqa: PLR0913 (as `verify`)
 
 
 def _words(done: Progress) -> str:
-    resumed = f" ({done.resumed:,} read before the interruption)" if done.resumed else ""
-    return f"{done.doing}: {done.rows:,} rows, {done.records:,} records{resumed}"
+    return f"{done.doing}: {done.rows:,} rows, {done.records:,} records"
 
 
 def report(verdict: Verdict) -> Report:
@@ -99,20 +98,13 @@ def _waiting(after: str, behind: Behind) -> str:
     )
 
 
-def _about(verdict: Verdict) -> list[str]:
-    """What was not read now, or not at all."""
-    found = []
-    if verdict.resumed:
-        found.append(
-            f"resumed: {verdict.resumed:,} rows and records were read before an interruption"
-        )
-    if sample := verdict.sample:
-        found.append(
-            f"a sample of {sample.share:.3%} of the aggregates, all events of each: if none of them"
-            f" differs, then with 95% confidence at most {sample.may_have_missed:,} of all"
-            " aggregates do"
-        )
-    return found
+def _about(sample: Sample) -> str:
+    """What a sample says of the aggregates that were not read."""
+    return (
+        f"a sample of {sample.share:.3%} of the aggregates, all events of each: if none of them"
+        f" differs, then with 95% confidence at most {sample.may_have_missed:,} of all"
+        " aggregates do"
+    )
 
 
 def show(console: Console, verdict: Verdict) -> None:
@@ -135,14 +127,14 @@ def show(console: Console, verdict: Verdict) -> None:
     table.add_row("on the topic", f"{verdict.records:,}", "", end_section=True)
     for kind in KINDS:
         count = verdict.counts[kind]
-        style = "bold red" if count else "green"
+        style = ("yellow" if kind == "held" else "bold red") if count else "green"
         name = kind.replace("_", " ")
         table.add_row(Text(name, style=style), Text(f"{count:,}", style=style), _MEANING[kind])
     more = {k: n for k, n in verdict.accounted.items() if n}
     if more or verdict.skips:
         table.add_section()
     for name, count in more.items():
-        table.add_row(name, f"{count:,}", "accounted for", style="dim")
+        table.add_row(name.replace("_", " "), f"{count:,}", "accounted for", style="dim")
     if verdict.skips:
         table.add_row("skips", f"{verdict.skips:,}", "gaps given up for good", style="dim")
     if verdict.behind and verdict.is_behind:
@@ -160,14 +152,17 @@ def show(console: Console, verdict: Verdict) -> None:
             at = "" if one.offset is None else f" partition {one.partition} offset {one.offset}"
             line = f"  {one.name}{created}{at}: {one.note}"
             console.print(Text(for_people(line)))
-    for note in [*verdict.notes, *_about(verdict)]:
+    sample = [] if verdict.sample is None else [_about(verdict.sample)]
+    for note in [*verdict.notes, *sample]:
         console.print(Text(for_people(f"note: {note}")))
     console.print(Text(_answer(verdict)), style="bold green" if verdict.ok else "bold red")
 
 
 def _answer(verdict: Verdict) -> str:
     if verdict.ok:
-        return "nothing differs"
+        held = verdict.counts["held"]
+        wait = f"; {counted(held, 'event')} held: not published yet" if held else ""
+        return f"nothing differs{wait}"
     if verdict.is_equal and verdict.behind:
         return _equal_but_behind(verdict.last, verdict.behind)
     return summary(verdict)

@@ -14,7 +14,7 @@ _LAST = ("holds", "low", "next_due", "position")
 
 _OF_COUNTS = (
     "duplicates", "backtracked", "gaps_opened", "gaps_filled", "gaps_skipped", "gaps_vanished",
-    "late", "conflicts",
+    "late", "conflicts", "without_identity",
 )  # fmt: skip
 _OF_REPORTS = ("published", "folded", "begin_above", "replaced", "restored", "recount_found")
 _TOTALS = (
@@ -45,6 +45,7 @@ class Progress:
         timed_out_seen: the same, since the boundary was last polled anew.
         reports: of shards, after a transaction or a window.
         holds_open: aggregates that wait for a version.
+        without_identity: rows that have no aggregate or no version, passed over.
         gaps_vanished: holds that ended because the events above the gap were deleted.
         report_seconds: what the last report with rows took, by step; `total` is their sum.
         per_shard: where each shard is and what it has published.
@@ -75,6 +76,7 @@ class Progress:
     recount_found: int = 0
     comparisons: int = 0
     begin_above: int = 0
+    without_identity: int = 0
     watermark: str = "off"
     passed: int = 0
     timed_out_seen: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from eventpub.channel import Folding, Report
 from eventpub.config import Config, format_time
 from eventpub.coordinator.events import Log
+from eventpub.coordinator.progress import Progress
 
 WATERMARK = {
     "denied": "the account may not see open transactions, so the boundary is the database's time"
@@ -146,14 +147,15 @@ class ReportLog:
         self._config = config
         self._gaps_named = Named()
         self._warns_at = _MANY_BEGIN_ABOVE
+        self._warns_of_passed = 1
         self._opened = 0
         self._opened_at = float("-inf")
 
-    def lines(self, report: Report, begin_above: int, now: float) -> Iterator[Log]:
+    def lines(self, report: Report, progress: Progress, now: float) -> Iterator[Log]:
         """What is to be said of a report.
 
         Args:
-            begin_above: as of `Progress`, with this report.
+            progress: with this report.
         """
         named = self._gaps_named.take(len(report.skipped), now)
         yield from of_report(report, self._config.sink.gaps_topic, named)
@@ -162,9 +164,14 @@ class ReportLog:
             text = "aggregates miss a version and are held: eventpub gaps list shows them"
             yield Log("info", text, {"opened": self._opened, "shard": report.shard})
             self._opened, self._opened_at = 0, now
+        begin_above, passed_over = progress.begin_above, progress.without_identity
         if begin_above >= self._warns_at:
             self._warns_at = 10 * begin_above
             yield first_versions_missing(begin_above, self._config.store.first_version)
+        if passed_over >= self._warns_of_passed:
+            self._warns_of_passed = 10 * passed_over
+            text = "rows without aggregate_id or version are passed over: store.without_identity"
+            yield warning(text, rows=passed_over)
 
 
 _FOLDING_EVERY = 10.0

@@ -18,7 +18,7 @@ from eventpub.local.java import find_java
 from eventpub.local.processes import Server, free_port
 from eventpub.local.progress import STDERR, Progress
 
-VERSION = "4.3.1"  # 4.4.0 does not resolve: kafka-tools-api is missing
+VERSION = "4.3.1"
 LOG4J = "2.25.4"  # the version that this Kafka ships, with the binding that it does not
 
 LOGGING = """\

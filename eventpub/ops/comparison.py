@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +18,32 @@ from eventpub.ops.records import (
     LATE,
 )
 from eventpub.ops.spill import crc32s
-from eventpub.ops.verify import STORE_FIELDS, TOPIC_FIELDS, Difference, Verdict
+from eventpub.ops.verdict import Difference, Verdict
+
+STORE_FIELDS = {
+    "version": np.int64,
+    "create_time": np.int64,
+    "payload": np.int64,
+    "type": np.int64,
+    "metadata": np.int64,
+}
+"""Columns of the store's rows, beside `aggregate_id`."""
+
+TOPIC_FIELDS = STORE_FIELDS | {
+    "to_version": np.int64,
+    "kind": np.int8,
+    "partition": np.int32,
+    "offset": np.int64,
+    "faults": np.int8,
+}
+"""Columns of the topic's records, as `Records` has them."""
+
+MOST_LOOKED_UP = 10_000
+"""Events that differ and are looked up once more, at most."""
 
 Number = npt.NDArray[Any]
+LookUp = Callable[[Sequence[tuple[str, int]]], Mapping[tuple[str, int], bool]]
+"""Whether events are in the store now, whatever their time; nothing of one that was not asked."""
 
 
 def compare(  # noqa: PLR0913 (both sides, and how they are compared)
@@ -30,7 +53,10 @@ def compare(  # noqa: PLR0913 (both sides, and how they are compared)
     *,
     numbers: Sequence[int],
     late_policy: Literal["publish", "divert", "drop"] = "publish",
-    still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]] = lambda _: set(),
+    clock_changes: Collection[int] = (),
+    look_up: LookUp = lambda _: {},
+    first_version: int = 1,
+    held_since: int | None = None,
 ) -> None:
     """Compare all rows and all records of some aggregates, and add what is found to the verdict.
 
@@ -39,7 +65,12 @@ def compare(  # noqa: PLR0913 (both sides, and how they are compared)
         records: of all topics, as `TopicReader` gives them, each partition in its order.
         numbers: of the topic's partitions, those that it had before first.
         late_policy: `gaps.late`.
-        still_there: which of some events the store has now; asked for those it did not have.
+        clock_changes: by how much, µs, clocks go back: a row of the hour that is lived twice is
+            read at both of its times.
+        look_up: asks the store for events that it did not have when it was read.
+        first_version: of each aggregate.
+        held_since: events created at or after, µs, may wait for a version that is not there; None:
+            any may.
     """
     _Comparison(
         rows,
@@ -47,7 +78,10 @@ def compare(  # noqa: PLR0913 (both sides, and how they are compared)
         verdict,
         numbers=numbers,
         late_policy=late_policy,
-        still_there=still_there,
+        clock_changes=clock_changes,
+        look_up=look_up,
+        first_version=first_version,
+        held_since=held_since,
     ).run()
 
 
@@ -62,11 +96,17 @@ class _Comparison:
         *,
         numbers: Sequence[int],
         late_policy: str,
-        still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]],
+        clock_changes: Collection[int],
+        look_up: LookUp,
+        first_version: int,
+        held_since: int | None,
     ) -> None:
         self.verdict = verdict
         self.late_policy = late_policy
-        self.still_there = still_there
+        self.clock_changes = [*clock_changes]
+        self.look_up = look_up
+        self.first_version = first_version
+        self.held_since = held_since
         ids = pa.chunked_array(
             [
                 *rows.column("aggregate_id").chunks,
@@ -97,6 +137,8 @@ class _Comparison:
             self.store["key"], return_index=True, return_counts=True
         )
         verdict.events += len(known)
+        if len(known) < len(self.store["key"]):
+            self._doubled()
         kind = topic["kind"]
         verdict.skips += int((kind == GAP).sum())
 
@@ -200,6 +242,38 @@ class _Comparison:
                 return epochs
             epochs[order[raised]] = later[raised]
 
+    def _doubled(self) -> None:
+        """Rows beside another one of their version, of which one at most is published."""
+        store = self.store
+        order = np.lexsort((store["create_time"], store["key"]))
+        is_second = store["key"][order][1:] == store["key"][order][:-1]
+        rows, before = order[1:][is_second], order[:-1][is_second]
+        alike = np.ones(len(rows), bool)
+        for name in ("payload", "type", "metadata"):
+            alike &= store[name][rows] == store[name][before]
+        apart = store["create_time"][rows] - store["create_time"][before]
+        is_other = ~(alike & np.isin(apart, self.clock_changes))
+        rows, alike = rows[is_other], alike[is_other]
+        chosen = self._earliest(store["create_time"][rows])
+        self.verdict.found(
+            "doubled",
+            len(rows),
+            [
+                self._of_store(
+                    int(rows[i]),
+                    "the same event is in the table more than once"
+                    if alike[i]
+                    else "the table has other events of this version, too",
+                )
+                for i in chosen.tolist()
+            ],
+        )
+
+    def _of_store(self, row: int, note: str) -> Difference:
+        store = self.store
+        name, version = self.names[int(store["code"][row])], int(store["version"][row])
+        return Difference(name, version, int(store["create_time"][row]), note=note)
+
     def _altered(self, events: Number, known: Number, first_row: Number, has_twin: Number) -> None:
         topic, store = self.topic, self.store
         places = np.searchsorted(known, topic["key"][events])
@@ -255,8 +329,8 @@ class _Comparison:
             return
         codes, versions = self.topic["code"][events], self.topic["version"][events]
         keys = [(self.names[c], v) for c, v in zip(codes.tolist(), versions.tolist(), strict=True)]
-        arrived = self.still_there(keys)
-        there = np.fromiter((k in arrived for k in keys), bool, len(keys))
+        arrived = self.look_up(keys)
+        there = np.fromiter((arrived.get(k, False) for k in keys), bool, len(keys))
         self.verdict.accounted["arrived"] += int(there.sum())
         self._report("extra", events[~there], "not in the store")
 
@@ -269,32 +343,48 @@ class _Comparison:
             there = np.isin(self.store["key"][rows], self.topic["key"][kind == side])
             accounted[name] += int(there.sum())
             rows = rows[~there]
-        skipped = self._in_skips(rows)
+        skipped = self._in_skips(self.store["code"][rows], self.store["version"][rows])
         if self.late_policy == "drop":
             accounted["dropped"] += int(skipped.sum())
             rows, skipped = rows[~skipped], skipped[~skipped]
-        chosen = self._earliest(self.store["create_time"][rows])
-        self.verdict.found(
-            "missing",
-            len(rows),
-            [
-                Difference(
-                    self.names[int(self.store["code"][rows[i]])],
-                    int(self.store["version"][rows[i]]),
-                    int(self.store["create_time"][rows[i]]),
-                    note="its gap was skipped" if skipped[i] else "not on the topic",
-                )
-                for i in chosen.tolist()
-            ],
-        )
+        waits = self._waits(rows[~skipped])
+        is_held = np.isin(rows, list(waits))
+        held, rows, skipped = rows[is_held], rows[~is_held], skipped[~is_held]
+        notes = dict.fromkeys(rows[skipped].tolist(), "its gap was skipped")
+        notes |= {row: f"waits for version {awaited}" for row, awaited in waits.items()}
+        for name, found in (("held", held), ("missing", rows)):
+            chosen = found[self._earliest(self.store["create_time"][found])].tolist()
+            examples = [self._of_store(row, notes.get(row, "not on the topic")) for row in chosen]
+            self.verdict.found(name, len(found), examples)
 
-    def _in_skips(self, rows: Number) -> npt.NDArray[np.bool_]:
-        gaps = np.flatnonzero(self.topic["kind"] == GAP)
-        result = np.zeros(len(rows), bool)
-        if not len(gaps):
-            return result
-        codes, versions = self.store["code"][rows], self.store["version"][rows]
-        for gap in gaps.tolist():
+    def _waits(self, rows: Number) -> dict[int, int]:
+        """By row: the version below it that is nowhere, for which the publisher holds it."""
+        store, topic = self.store, self.topic
+        if len(rows) > MOST_LOOKED_UP:
+            return {}
+        codes, versions = store["code"][rows], store["version"][rows]
+        keys = dict(zip(zip(codes.tolist(), versions.tolist(), strict=True), rows, strict=True))
+        known = set()
+        for side in (store, topic):
+            own = np.isin(side["code"], codes)
+            known |= {*zip(side["code"][own].tolist(), side["version"][own].tolist(), strict=True)}
+        before = np.array([(c, v - 1) for c, v in keys if v > self.first_version], np.int64)
+        before = before.reshape(-1, 2)
+        before = before[~self._in_skips(before[:, 0], before[:, 1])]
+        asked = {(self.names[c], v): (c, v) for c, v in before.tolist() if (c, v) not in known}
+        lacks = {asked[k] for k, is_there in self.look_up([*asked]).items() if not is_there}
+        found: dict[int, int] = {}
+        for (code, version), row in sorted(keys.items()):
+            is_new = self.held_since is None or store["create_time"][row] >= self.held_since
+            if (code, version - 1) in lacks and is_new:
+                found[int(row)] = version - 1
+            elif (follows := keys.get((code, version - 1))) in found and is_new:
+                found[int(row)] = found[int(follows)]
+        return found
+
+    def _in_skips(self, codes: Number, versions: Number) -> npt.NDArray[np.bool_]:
+        result = np.zeros(len(codes), bool)
+        for gap in np.flatnonzero(self.topic["kind"] == GAP).tolist():
             result |= (
                 (codes == self.topic["code"][gap])
                 & (versions >= self.topic["version"][gap])

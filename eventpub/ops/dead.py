@@ -25,8 +25,8 @@ from eventpub.sink.topics import list_offsets, partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
 
-OF_ANOTHER = (CONFLICT, "admission.repeated_version")
-"""Codes of rows under whose version another row was published."""
+OF_ANOTHER = CONFLICT
+"""Code of rows under whose version another row was published."""
 _FIRST_BYTES = 512
 Key = tuple[str, int]
 """Aggregate and version."""
@@ -188,6 +188,8 @@ def retry(  # noqa: PLR0911 (one case after the other)
     if answers is None:
         return Retried("no answer", letter)
     [outcome] = answers.values()
+    if outcome == "refused again":  # which says why now, perhaps for another limit than before
+        letter = next(iter(_read(config, key, 1, until + timeout).newest), letter)
     return Retried(outcome, letter)
 
 

@@ -39,6 +39,7 @@ def examine(config: Config) -> list[Check]:
     parts: list[tuple[str, Callable[[], Iterable[Check]]]] = [
         ("event store", lambda: _store(config)),
         ("topic", lambda: _sink(config)),
+        ("backlog", lambda: _backlog(config)),
         ("state", lambda: _state(config.app.state_dir)),
         ("Spark", lambda: _spark(config)),
     ]
@@ -112,6 +113,26 @@ def _sink(config: Config) -> Iterable[Check]:
         written=written,
     )
     return _and_the_others([*checks], ["broker"], _OF_TOPIC)
+
+
+def _backlog(config: Config) -> list[Check]:
+    """Whether the topic keeps what is to be published next; nothing where that cannot be told."""
+    from eventpub.publisher.prepare import check_backlog, start_position
+    from eventpub.state import StateDir
+    from eventpub.store import EventStore
+
+    state = StateDir(config.app.state_dir)
+    try:
+        with EventStore(config.store, EventStore.discover(config.store)) as store:
+            started = (state.read(state.start_file) or {}).get("position")
+            start = start_position(config.read, store.now) if started is None else int(started)
+            known = (state.read(state.progress_file) or {}).get("position")
+            check_backlog(config, store, known, start)
+    except EventpubError as error:
+        if error.code != "sink.backlog_too_old":
+            return []  # the other parts say what is wrong
+        raise
+    return [Check("backlog", "ok", "the topic keeps the oldest event that is to be published")]
 
 
 def _state(folder: Path) -> list[Check]:

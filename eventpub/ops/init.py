@@ -173,7 +173,8 @@ def _without_password(url: str) -> str:
 def _columns(chosen: Candidate) -> dict[str, str]:
     """Those whose names differ; empty where a column of our name stands for something else."""
     differ = {}
-    for ours, default in Columns().model_dump().items():
+    own = Columns()
+    for ours, default in {**own.model_dump(), "aggregate_id": own.aggregate_id[0]}.items():
         name = chosen.columns.get(ours, "")
         if name != default and (name or default in chosen.names):
             differ[ours] = name

@@ -32,19 +32,22 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib import resources
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import structlog
 from h11 import LocalProtocolError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eventpub.channel import MalformedError, request_of
 from eventpub.channel import Request as ShardRequest
@@ -120,19 +123,43 @@ def application(config: Config, source: Source, history: deque[dict[str, Any]]) 
             Route("/{name}", reading.page),
         ],
         exception_handlers={Exception: _failed},
-        middleware=_only_local_names(config.ops.http),
+        middleware=[Middleware(_OwnPages, address=config.ops.http)],
     )
 
 
-def _only_local_names(address: str) -> list[Middleware]:
-    """On loopback, no name but this machine's own is answered.
+class _OwnPages:
+    """Answers no browser that shows another site's page.
 
-    A page of somebody else's, open in a browser here, could make its own name lead to this address
-    and read what is served (DNS rebinding).
+    On loopback, no name but this machine's own is answered: another site could let its name lead to
+    this address (DNS rebinding). Anywhere, what names another origin is refused, whatever token it
+    has; behind a proxy that changes the host, X-Forwarded-Host is what it was.
     """
-    if address.rpartition(":")[0] not in {"127.0.0.1", "localhost"}:
-        return []
-    return [Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])]
+
+    def __init__(self, app: ASGIApp, address: str) -> None:
+        self._app = app
+        host = address.rpartition(":")[0].strip("[]")
+        with suppress(ValueError):
+            host = "localhost" if ip_address(host).is_loopback else host
+        self._names = {"127.0.0.1", "::1", "localhost"} if host == "localhost" else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> Response | None:
+        host = headers.get("host", "")
+        try:
+            name, origin = (
+                urlsplit(f"//{host}").hostname,
+                urlsplit(headers.get("origin", "")).netloc,
+            )
+        except ValueError:
+            name, origin = None, ""
+        if self._names is not None and name not in self._names:
+            return _line("this address answers to no such name", 400)
+        if "origin" in headers and origin not in {host, headers.get("x-forwarded-host")}:
+            return _line("another site's page may not ask this one", 403)
+        return None
 
 
 def _answer(data: Any, status: int = 200) -> Response:

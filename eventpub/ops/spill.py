@@ -1,16 +1,16 @@
 """Rows by the hash of their aggregate, in files: any number of them in little memory.
 
 Both sides of a comparison go through the same buckets, so that one bucket of each is all that is
-ever held. What must hold: all rows of an aggregate are in one bucket; a file that has its name is
-complete, so what was written before an interruption can be used after it.
+ever held. What must hold: all rows of an aggregate are in one bucket.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 _ROWS_OF_A_BUCKET = 65_536
 _MOST_BUCKETS = 4_096
-_MAGIC = b"evpb-run"
 
 
 def bucket_count(rows: int) -> int:
@@ -45,13 +44,11 @@ class Runs:
         self._row = np.dtype([(name, np.dtype(kind)) for name, kind in fields.items()])
         self._buckets = buckets
 
-    def add(self, name: str, ids: pa.Array[Any], columns: Columns, about: Mapping[str, Any]) -> int:
-        """Write a portion; it is there as a whole or not at all.
+    def add(self, ids: pa.Array[Any], columns: Columns) -> int:
+        """Write a portion, which can be read from then on.
 
         Args:
-            name: of its file; nothing else has it.
             ids: strings, without null.
-            about: JSON-serializable facts, which `portions` gives back.
 
         Returns:
             How many bytes it has.
@@ -71,42 +68,29 @@ class Runs:
             bounds = np.frombuffer(offsets, np.int32)[: len(ids) + 1]  # type: ignore[call-overload]
         ends = np.zeros(self._buckets + 1, np.int64)
         np.cumsum(np.bincount(of_row, minlength=self._buckets), out=ends[1:])
-        head = json.dumps({**about, "rows": len(ids)}).encode()
-        path = self._folder / f"{name}.run"
-        unfinished = path.with_suffix(".part")
-        with unfinished.open("wb") as file:
-            file.write(_MAGIC + len(head).to_bytes(8, "little") + head)
+        descriptor, _ = mkstemp(".run", dir=self._folder)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(ends.tobytes())
             file.write(bounds[ends].astype(np.int64).tobytes())
             file.write(np.diff(bounds).astype(np.int32).tobytes())
             file.write(rows[order].tobytes())
             if data is not None:
                 file.write(memoryview(data)[bounds[0] : bounds[-1]])
-            size = file.tell()
-        unfinished.replace(path)
-        return size
-
-    def portions(self) -> list[dict[str, Any]]:
-        """The facts of all files, by name; what an interruption left unfinished is removed."""
-        for part in self._folder.glob("*.part"):
-            part.unlink()
-        return [_head(path)[0] for path in sorted(self._folder.glob("*.run"))]
+            return file.tell()
 
     def read(self, numbers: Sequence[int]) -> Iterator[tuple[int, pa.Table]]:
         """Each of some buckets that follow one another, with its rows.
 
-        They are in the order of the files' names, and in each as they were added.
+        Those of a portion are in their order, portions in any.
         """
-        sources = [_Run(path, self._row, self._buckets, numbers) for path in self._paths()]
+        paths = self._folder.glob("*.run")
+        sources = [_Run(path, self._row, self._buckets, numbers) for path in paths]
         for number in numbers:
             parts = [part for source in sources if (part := source.bucket(number)) is not None]
             ids = pa.chunked_array([ids for ids, _ in parts], pa.string())
             rows = np.concatenate([rows for _, rows in parts] or [np.empty(0, self._row)])
             columns = {n: np.ascontiguousarray(rows[n]) for n in self._row.names or ()}
             yield number, pa.table({"aggregate_id": ids, **columns})
-
-    def _paths(self) -> list[Path]:
-        return sorted(self._folder.glob("*.run"))
 
 
 class _Run:
@@ -121,16 +105,15 @@ class _Run:
     ) -> None:
         self._path, self._dtype = path, row
         self._first = numbers[0]
-        head, at = _head(path)
         begin, size = 8 * self._first, 8 * (len(numbers) + 1)
         width = 8 * (buckets + 1)
         with path.open("rb", buffering=0) as file:
-            self._ends = np.frombuffer(_exactly(file, at + begin, size), np.int64)
-            texts = _exactly(file, at + width + begin, size)
-            base = int.from_bytes(_exactly(file, at + width, 8), "little")
+            self._ends = np.frombuffer(_exactly(file, begin, size), np.int64)
+            texts = _exactly(file, width + begin, size)
+            base = int.from_bytes(_exactly(file, width, 8), "little")
+            rows = int.from_bytes(_exactly(file, width - 8, 8), "little")
         self._text_ends = np.frombuffer(texts, np.int64) - base
-        rows = int(head["rows"])
-        self._lengths_at = at + 2 * width
+        self._lengths_at = 2 * width
         self._rows_at = self._lengths_at + 4 * rows
         self._text_at = self._rows_at + row.itemsize * rows
 
@@ -155,14 +138,6 @@ class _Run:
             last - first, pa.py_buffer(bounds.data), pa.py_buffer(text)
         )
         return ids, rows
-
-
-def _head(path: Path) -> tuple[dict[str, Any], int]:
-    with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise OSError(0, "is not one of ours", str(path))
-        size = int.from_bytes(file.read(8), "little")
-        return json.loads(file.read(size)), len(_MAGIC) + 8 + size
 
 
 def _exactly(file: Any, at: int, size: int) -> bytes:

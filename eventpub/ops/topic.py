@@ -44,10 +44,13 @@ Chosen = Callable[[bytes], bool]
 
 _SHARED_PROPERTIES = (
     "security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "https.", "client.", "socket.",
-    "broker.", "metadata.", "receive.", "message.max.bytes", "message.copy.max.bytes", "fetch.",
-    "queued.", "topic.", "reconnect.", "retry.", "api.version.", "debug", "check.crcs",
-    "max.partition.",
+    "broker.", "metadata.", "topic.", "reconnect.", "retry.", "api.version.", "debug", "check.crcs",
 )  # fmt: skip
+"""How brokers are reached. Without what limits sizes: a producer's limit above what a consumer
+fetches at once is refused, though the broker sends a larger record all the same."""
+
+_LARGEST_ANSWER = 2_147_483_647
+"""Bytes, the most that librdkafka takes: a record that is in the topic can be read."""
 
 _MOMENTARY = frozenset(
     {
@@ -68,6 +71,8 @@ _client_log = logging.getLogger("eventpub.verify.client")
 _client_log.setLevel(logging.ERROR)
 
 POLL_ROWS = 2_000  # more of them at once do not stay in a core's cache
+_POLL_BYTES = 8 << 20
+"""So much is taken at once where records are large: the values of a chunk are held together."""
 CALL_SECONDS = 8.0
 STALL_SECONDS = 60.0
 MARGIN_MS = 60_000
@@ -219,6 +224,7 @@ class TopicReader:
             "bootstrap.servers": self._sink.bootstrap_servers,
             "error_cb": self._remember,
             "enable.sparse.connections": False,
+            "receive.message.max.bytes": _LARGEST_ANSWER,
             **{
                 name: value
                 for name, value in self._sink.properties.items()
@@ -342,8 +348,9 @@ class TopicReader:
             return
         consumer.assign([TopicPartition(name, p, spans[p][0]) for p in left])
         progressed_at = time.monotonic()
+        rows = 1
         while left:
-            messages: list[Message] = consumer.consume(POLL_ROWS, 0.1)
+            messages: list[Message] = consumer.consume(rows, 0.1)
             if not messages:
                 if time.monotonic() - progressed_at > STALL_SECONDS:
                     number = next(iter(left))
@@ -359,6 +366,8 @@ class TopicReader:
                     )
                 continue
             progressed_at = time.monotonic()
+            largest = max(map(len, messages))  # of their values
+            rows = max(1, min(POLL_ROWS, 4 * rows, _POLL_BYTES // max(1, largest)))
             yield self._parse(messages, name, left, chosen)
 
     def _parse(

@@ -3,148 +3,49 @@
     verify ── starts ──▶ host ── forks ──▶ workers: a part of the topic, of the store, some buckets
            ◀─ progress, verdict ─┘  ◀─ progress, results ─┘
 
-The host is a process of its own: it forks before it has a thread, and its PYTHONHASHSEED makes the
-hashes of all workers, and of those that resume the work, the same. What is read is kept in a folder
-as complete files (`spill`), so an interrupted comparison goes on behind the last of them. What must
-hold: the end of the topic that is compared is one that was asked for after the store was read; so a
-row that was committed and published meanwhile is never taken for missing. Nor is one that was
-committed meanwhile and is published seconds later, as the recount does: the topic's end is asked
-for again while anything is missing.
+The host is a process of its own, so that it forks before it has a thread; all workers are its
+forks, so that the hashes of all are the same. What must hold: the end of the topic that is compared
+is one that was asked for after the store was read; so a row that was committed and published
+meanwhile is never taken for missing. Nor is one that was committed meanwhile and is published
+seconds later, as the recount does: the topic's end is asked for again while anything is missing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
-import json
 import os
-import random
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from eventpub.errors import EventpubError, StateError
-from eventpub.ops.records import Foreign, Place
-from eventpub.ops.spill import bucket_count
+from eventpub.errors import StateError
+from eventpub.ops.comparison import MOST_LOOKED_UP
+from eventpub.ops.records import Place
 from eventpub.ops.topic import Topic
-from eventpub.ops.verify import (
-    Progress,
-    Verdict,
-    not_writable,
-)
-from eventpub.ops.verify_plan import Asked, Plan, Spans, folder, kept_plan
-from eventpub.ops.verify_work import SECOND_CHECKS, work
-from eventpub.store import EventStore
-
-_SLICES = 8
-"""Parts of the store's range for each worker that reads it."""
+from eventpub.ops.verdict import Progress, Verdict
+from eventpub.ops.verify_work import Job, Spans, TopicPart, portable, work
 
 _MOST_WORKERS = 8
 _SECONDS_BETWEEN = 0.2
+_OLD = 3600.0
+"""Seconds after which a folder is looked at that may be of a comparison that was killed."""
 
 _START = "import sys; from eventpub.ops.verify_run import main; sys.exit(main(sys.argv[1:]))"
 
 
-def run(
-    asked: Asked,
-    find_range: Callable[[], tuple[int, int, list[str]]],
-    on_progress: Callable[[Progress], None],
-    listed: IO[str] | None,
-) -> tuple[Verdict, Topic, int]:
-    """Compare.
-
-    Args:
-        find_range: gives the range of `create_time` and notes about it, if none is kept.
-        listed: gets all differences, one a line.
-
-    Returns:
-        The verdict, what was found on the topic beside events, and the rows that were read.
-
-    Raises:
-        EventpubError: as `verify`.
-    """
-    with folder(asked) as (path, lock):
-        try:
-            return _run_in(path, lock, asked, find_range, on_progress, listed)
-        except OSError as e:
-            raise StateError(
-                "verify.no_space",
-                f"the rows to compare cannot be kept: {e.strerror}",
-                where=str(path),
-                suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
-            ) from e
-
-
-def _run_in(  # noqa: PLR0913, PLR0917 (as `run`, and where)
-    folder: Path,
-    lock: int | None,
-    asked: Asked,
-    find_range: Callable[[], tuple[int, int, list[str]]],
-    on_progress: Callable[[Progress], None],
-    listed: IO[str] | None,
-) -> tuple[Verdict, Topic, int]:
-    kept = kept_plan(folder)
-    seed = kept["seed"] if kept else random.SystemRandom().randrange(1, 1 << 32)
-    with _host(seed, lock) as host:  # which starts meanwhile
-        if kept is None:
-            after, upto, notes = find_range()
-        reader = asked.reader()
-        spans = reader.spans(reader.places())
-        if kept is None:
-            size = sum(end - first for first, end in spans.values())
-            kept = {
-                "after": after,
-                "upto": upto,
-                "notes": notes,
-                "buckets": bucket_count(size // (asked.sample.one_in if asked.sample else 1)),
-                "slices": _slices(asked, after, upto),
-                "seed": seed,
-                "began": time.time(),
-            }
-            unfinished = folder / "plan.part"
-            unfinished.write_text(json.dumps(kept))
-            unfinished.replace(folder / "plan.json")
-        plan = Plan(
-            asked, folder, kept["after"], kept["upto"], kept["buckets"],
-            [(a, b) for a, b in kept["slices"]], spans,
-            asked.numbers(reader.topic.partitions),
-        )  # fmt: skip
-        verdict, topic, read = host(plan, on_progress)
-        topic.truncated = reader.topic.truncated
-        if listed is not None:
-            _gather(plan, listed)
-    verdict.notes[:0] = kept["notes"]
-    verdict.sample = asked.sample
-    return verdict, topic, read
-
-
-def _gather(plan: Plan, listed: IO[str]) -> None:
-    """Write the differences of all buckets into one file."""
-    for bucket in range(plan.buckets):
-        text = plan.differences(bucket).read_text(encoding="utf-8")
-        try:
-            listed.write(text)
-        except OSError as error:
-            raise not_writable(listed.name, error) from error
-
-
-def _slices(asked: Asked, after: int, upto: int) -> list[tuple[int, int]]:
-    """The store's range in parts of equal time, from its first row on."""
-    with EventStore(asked.config.store, asked.layout) as store:
-        poll = store.poll(after, 0, 1)
-    if poll.page_end is None or poll.page_end >= upto:
-        return [(after, upto)]
-    first = poll.page_end - 1
-    number = _SLICES * _store_workers()
-    bounds = [after, *(first + (upto - first) * n // number for n in range(1, number)), upto]
-    return [(a, b) for a, b in pairwise(bounds) if b > a]
+def store_workers() -> int:
+    """How many processes read the store at a time."""
+    return max(1, _cores() // 2)
 
 
 def _cores() -> int:
@@ -153,28 +54,63 @@ def _cores() -> int:
     return max(1, min(_MOST_WORKERS, own or 1))
 
 
-def _store_workers() -> int:
-    return max(1, _cores() // 2)
-
-
 # --- the host, seen from outside
 
 
-Host = Callable[[Plan, Callable[[Progress], None]], tuple[Verdict, Topic, int]]
+Compare = Callable[[Job, Callable[[Progress], None]], tuple[Verdict, Topic]]
+"""Compares: the verdict, and what was found on the topic beside events."""
 
 
 @contextmanager
-def _host(seed: int, lock: int | None) -> Iterator[Host]:
-    """A host that starts; it ends with the block."""
+def host() -> Iterator[tuple[Path, Compare]]:
+    """A folder for what is read, and a host that starts; both end with the block."""
+    with _folder() as (path, lock), _process(lock) as compare:
+        yield path, compare
+
+
+@contextmanager
+def _folder() -> Iterator[tuple[Path, int]]:
+    """A folder, and a lock on it; what comparisons that were killed have left is removed."""
+    for former in Path(tempfile.gettempdir()).glob("eventpub-verify-*"):
+        with suppress(OSError):
+            _remove_left(former)
+    try:
+        made = tempfile.TemporaryDirectory(prefix="eventpub-verify-", ignore_cleanup_errors=True)
+        lock = os.open(Path(made.name) / "new", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _no_space(tempfile.gettempdir(), error) from error
+    with made as name:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (Path(name) / "new").rename(Path(name) / "lock")
+        try:
+            yield Path(name), lock
+        finally:
+            os.close(lock)
+
+
+def _remove_left(folder: Path) -> None:
+    about = folder.lstat()
+    if about.st_uid != os.geteuid() or time.time() - about.st_mtime < _OLD:
+        return
+    lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its processes hold it
+        shutil.rmtree(folder)
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _process(lock: int) -> Iterator[Compare]:
     ours, theirs = Pipe()
     environment = os.environ | {
-        "PYTHONHASHSEED": str(seed),
         "MALLOC_ARENA_MAX": "2",  # librdkafka's threads would have one each, mostly empty
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _START, str(theirs.fileno())],
-        pass_fds=[theirs.fileno(), *([] if lock is None else [lock])],
+        pass_fds=[theirs.fileno(), lock],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=2,  # nothing but the answer may stand on ours
@@ -182,9 +118,9 @@ def _host(seed: int, lock: int | None) -> Iterator[Host]:
     )
     theirs.close()
 
-    def ask(plan: Plan, on_progress: Callable[[Progress], None]) -> tuple[Verdict, Topic, int]:
+    def compare(job: Job, on_progress: Callable[[Progress], None]) -> tuple[Verdict, Topic]:
         try:
-            ours.send(plan)
+            ours.send(job)
             while True:
                 what, value = ours.recv()
                 if what == "progress":
@@ -192,14 +128,14 @@ def _host(seed: int, lock: int | None) -> Iterator[Host]:
                 elif what == "failed":
                     raise value
                 else:
-                    found: tuple[Verdict, Topic, int] = value
+                    found: tuple[Verdict, Topic] = value
                     return found
         except (EOFError, ConnectionError):
             process.wait()
             raise _lost(process.returncode) from None
 
     try:
-        yield ask
+        yield compare
     finally:
         ours.close()  # which ends it, and its workers
         try:
@@ -213,8 +149,20 @@ def _lost(status: int | None) -> StateError:
     return StateError(
         "verify.process_lost",
         f"a process of the comparison ended with status {status}",
-        suggestion="run it again: it goes on where it was; if memory was short, free some",
+        suggestion="run it again; a process that the system has killed for lack of memory stands in"
+        " its log (`dmesg`)"
+        if status == -9
+        else "run it again; what the process wrote last is on stderr",
         retriable=True,
+    )
+
+
+def _no_space(folder: str, error: OSError) -> StateError:
+    return StateError(
+        "verify.no_space",
+        f"the rows to compare cannot be kept: {error.strerror}",
+        where=folder,
+        suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
     )
 
 
@@ -222,22 +170,24 @@ def _lost(status: int | None) -> StateError:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The host: takes a plan, says how far it is, and gives the result."""
+    """The host: takes a job, says how far it is, and gives the result."""
     outside = Connection(int(arguments[0]))
     try:
-        plan: Plan = outside.recv()
+        job: Job = outside.recv()
     except (EOFError, ConnectionError):
         return 1
     gc.freeze()  # so that workers share it
-    host = _Host(plan, outside)
+    host = _Host(job, outside)
     try:
         outside.send(("result", host.run()))
-    except (ConnectionError, _LeftError):
-        return 1  # nobody waits for it any more
-    except EventpubError as e:
-        outside.send(("failed", e))
-    except OSError as e:
-        outside.send(("failed", OSError(e.errno, e.strerror)))
+    except (ConnectionError, _LeftError):  # nobody waits for it any more
+        host.end()
+        shutil.rmtree(job.folder, ignore_errors=True)
+        return 1
+    except Exception as error:
+        if isinstance(error, OSError):
+            error = _no_space(str(job.folder), error)
+        outside.send(("failed", portable(error)))
     finally:
         host.end()
     return 0
@@ -260,20 +210,19 @@ class _Worker:
 class _Host:
     """Gives the workers their tasks: first reads, then what came since, then the comparison."""
 
-    def __init__(self, plan: Plan, outside: Any) -> None:
-        self._plan, self._outside = plan, outside
-        self._workers = [self._fork() for _ in range(_cores() + _store_workers())]
-        self._rows = self._records = self._resumed = 0
-        self._offsets = self._compared = 0
-        self._slices = 0.0
-        self._topic = Topic(plan.numbers[-1])
+    def __init__(self, job: Job, outside: Any) -> None:
+        self._job, self._outside = job, outside
+        self._workers = [self._fork() for _ in range(_cores() + store_workers())]
+        counted = ("rows", "without_identity", "records", "offsets", "slices", "compared")
+        self._done = dict.fromkeys(counted, 0.0)
+        self._topic = Topic(job.numbers[-1])
         self._said_at = 0.0
         self._doing = "reading store and topic"
 
     def _fork(self) -> _Worker:
         ours, theirs = Pipe()
         process = get_context("fork").Process(
-            target=work, args=(self._plan, theirs, ours), daemon=True
+            target=work, args=(self._job, theirs, ours), daemon=True
         )
         process.start()
         theirs.close()
@@ -283,28 +232,36 @@ class _Host:
         """End the workers, whatever they do."""
         for worker in self._workers:
             worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(5)
 
-    def run(self) -> tuple[Verdict, Topic, int]:
-        plan = self._plan
-        reads, done = self._open_slices()
-        spans, reached = self._open_spans()
-        self._slices += done
-        reads[:0] = [("topic", part) for part in _parts(spans, _cores())]
-        self._all(reads)
-        ends = reached | {place: end for place, (_, end) in plan.spans.items()}
-        [ends] = self._all([("rest", ends)])
+    def run(self) -> tuple[Verdict, Topic]:
+        job = self._job
+        reads: list[Task] = [("topic", part) for part in _parts(job.spans, _cores())]
+        reads += [("store", bounds) for bounds in job.slices]
+        for part in self._all(reads):
+            if part is not None:
+                self._add_topic(part)
+        ends = self._read_rest({place: end for place, (_, end) in job.spans.items()})
         self._doing = "comparing"
         self._say(at_once=True)
-        verdict, lacking = self._compare(range(plan.buckets))
+        verdict, lacking = self._compare(range(job.buckets))
         self._add_lacking(verdict, lacking, ends)
-        verdict.resumed = self._resumed
-        return verdict, self._topic, self._rows
+        verdict.accounted["without_identity"] = int(self._done["without_identity"])
+        return verdict, self._topic
+
+    def _read_rest(self, ends: Mapping[Place, int]) -> dict[Place, int]:
+        """Read what stands on the topic behind some ends; its ends now."""
+        [(part, now)] = self._all([("rest", ends)])
+        self._add_topic(part)
+        found: dict[Place, int] = now
+        return found
 
     def _compare(self, buckets: Sequence[int]) -> tuple[Verdict, dict[int, Verdict]]:
         """What was found where nothing is missing, and in each bucket in which something is."""
-        verdict = Verdict(self._plan.after + 1, self._plan.upto)
+        verdict = Verdict(self._job.after + 1, self._job.upto)
         lacking: dict[int, Verdict] = {}
-        width = max(1, self._plan.buckets // (8 * len(self._workers)))
+        width = max(1, self._job.buckets // (8 * len(self._workers)))
         for found in self._all([("compare", some) for some in _ranges(buckets, width)]):
             verdict.merge(found.complete)
             lacking |= found.lacking
@@ -319,16 +276,16 @@ class _Host:
         on, and these buckets are compared again.
         """
         arrived = _absent(lacking.values())
-        deadline, pause = time.monotonic() + self._plan.asked.wait, 1.0
+        deadline, pause = time.monotonic() + self._job.wait, 1.0
         while _are_few(lacking) and (left := deadline - time.monotonic()) > 0:
             self._doing = "waiting for missing events"
             self._say(at_once=True)
             if wait([self._outside], min(pause, left)):
                 raise _LeftError
             pause *= 2
-            known = self._records
-            [ends] = self._all([("rest", ends)])
-            if self._records == known:
+            known = self._done["records"]
+            ends = self._read_rest(ends)
+            if self._done["records"] == known:
                 continue
             complete, lacking = self._compare(sorted(lacking))
             verdict.merge(complete)
@@ -337,40 +294,9 @@ class _Host:
             verdict.merge(found)
         verdict.accounted["arrived"] += arrived - _absent(lacking.values())
 
-    def _open_slices(self) -> tuple[list[Task], float]:
-        """What of the store is to be read yet, and how many slices were read already."""
-        upto = {n: after for n, (after, _) in enumerate(self._plan.slices)}
-        for portion in self._plan.rows().portions():
-            number = portion["slice"]
-            upto[number] = max(upto[number], portion["upto"])
-            self._rows += portion["rows"]
-            self._resumed += portion["rows"]
-        slices = enumerate(self._plan.slices)
-        left: list[Task] = [("store", (n, upto[n], end)) for n, (_, end) in slices if upto[n] < end]
-        parts = enumerate(self._plan.slices)
-        return left, sum((upto[n] - begin) / max(1, end - begin) for n, (begin, end) in parts)
-
-    def _open_spans(self) -> tuple[Spans, dict[Place, int]]:
-        """What of the topic is to be read yet, and how far it was read."""
-        reached: dict[Place, int] = {}
-        for portion in self._plan.records().portions():
-            for name, partition, offset in portion["reached"]:
-                reached[name, partition] = max(offset, reached.get((name, partition), 0))
-            self._records += portion["read"]
-            self._resumed += portion["read"]
-            self._add_topic(portion["topic"])
-        spans: Spans = {}
-        for place, (first, end) in self._plan.spans.items():
-            at = max(first, reached.get(place, first))
-            self._offsets += at - first
-            if at < end:
-                spans[place] = at, end
-        return spans, reached
-
-    def _add_topic(self, found: Mapping[str, Any]) -> None:
-        self._topic.foreign_count += found["foreign_count"]
-        known = [*self._topic.foreign, *(Foreign(*one) for one in found["foreign"])]
-        self._topic.foreign = known[:20]
+    def _add_topic(self, part: TopicPart) -> None:
+        self._topic.foreign_count += part.foreign_count
+        self._topic.foreign = [*self._topic.foreign, *part.foreign][:20]
 
     def _all(self, tasks: list[Task]) -> list[Any]:
         """Have all of some tasks done; their results, in no order."""
@@ -411,24 +337,21 @@ class _Host:
             results.append(value)
             return
         for name, amount in value.items():
-            if name == "topic":
-                self._add_topic(amount)
-            else:
-                setattr(self, f"_{name}", getattr(self, f"_{name}") + amount)
+            self._done[name] += amount
 
     def _say(self, *, at_once: bool = False) -> None:
         if not at_once and time.monotonic() - self._said_at < _SECONDS_BETWEEN:
             return
         self._said_at = time.monotonic()
-        plan = self._plan
-        offsets = sum(end - first for first, end in plan.spans.values())
+        job, done = self._job, self._done
+        offsets = sum(end - first for first, end in job.spans.values())
         parts = (
-            0.5 * min(1.0, self._offsets / max(1, offsets)),
-            0.4 * min(1.0, self._slices / len(plan.slices)),
-            0.1 * min(1.0, self._compared / plan.buckets),
+            0.5 * min(1.0, done["offsets"] / max(1, offsets)),
+            0.4 * min(1.0, done["slices"] / len(job.slices)),
+            0.1 * min(1.0, done["compared"] / job.buckets),
         )
-        done = Progress(self._doing, self._rows, self._records, sum(parts), self._resumed)
-        self._outside.send(("progress", done))
+        said = Progress(self._doing, int(done["rows"]), int(done["records"]), sum(parts))
+        self._outside.send(("progress", said))
 
 
 def _ranges(buckets: Sequence[int], width: int) -> list[range]:
@@ -444,7 +367,7 @@ def _ranges(buckets: Sequence[int], width: int) -> list[range]:
 
 def _are_few(lacking: Mapping[int, Verdict]) -> bool:
     """Whether anything is missing, and not so much that nobody is about to publish it."""
-    return 0 < sum(found.counts["missing"] for found in lacking.values()) <= SECOND_CHECKS
+    return 0 < sum(found.counts["missing"] for found in lacking.values()) <= MOST_LOOKED_UP
 
 
 def _absent(verdicts: Iterable[Verdict]) -> int:
@@ -457,7 +380,7 @@ def _absent(verdicts: Iterable[Verdict]) -> int:
 
 def _parts(spans: Spans, number: int) -> list[Spans]:
     """Partitions in so many parts of about the same size."""
-    parts: list[Spans] = [{} for _ in range(number)]
+    parts: list[dict[Place, tuple[int, int]]] = [{} for _ in range(number)]
     sizes = [0] * number
     for place, (first, end) in sorted(spans.items(), key=lambda s: s[1][0] - s[1][1]):
         least = sizes.index(min(sizes))

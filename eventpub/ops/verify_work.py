@@ -5,8 +5,7 @@ buckets, as its host (`verify_run`) asks it over a pipe.
 from __future__ import annotations
 
 import gc
-import os
-import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,26 +14,85 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from eventpub.config import Config
 from eventpub.errors import EventpubError
-from eventpub.ops.comparison import compare
-from eventpub.ops.records import NO_TIME, Place, Records
+from eventpub.ops.comparison import MOST_LOOKED_UP, STORE_FIELDS, TOPIC_FIELDS, compare
+from eventpub.ops.records import NO_TIME, Foreign, Place, Records, hash_of_metadata, hashes
 from eventpub.ops.spill import Runs
-from eventpub.ops.verify import (
-    SHOWN,
-    STORE_FIELDS,
-    TOPIC_FIELDS,
-    Verdict,
-    line_of,
-    store_columns,
-)
-from eventpub.ops.verify_plan import Plan, Spans
-from eventpub.store import EventStore
+from eventpub.ops.topic import TopicReader
+from eventpub.ops.verdict import SHOWN, Sample, Verdict, line_of
+from eventpub.store import EventStore, Layout
 
 _PORTION_ROWS = 65_536
-SECOND_CHECKS = 10_000
-"""Events that differ and are looked up once more, at most."""
 
 _DAY = 86_400_000_000
+
+Spans = Mapping[Place, tuple[int, int]]
+"""Of each partition, the offsets between which it is read."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A comparison and how it is divided.
+
+    Args:
+        first, last: the bounds that were asked for, µs; None: not given.
+        patience: seconds to wait for open transactions on the topic to end.
+        wait: seconds to wait for missing events to be published.
+        lists_all: whether all differences are kept, in `differences`.
+        folder: for what is read.
+        held_since: events created since, µs, may wait for a version that is not there.
+        after, upto: the range of `create_time`, µs; it begins behind `after`.
+        buckets: parts of the aggregates, which are compared one by one.
+        slices: parts of the range, which are read from the store one by one.
+        spans: what is read of the topic.
+        numbers: of the topic's partitions, those that it had before first.
+    """
+
+    config: Config
+    layout: Layout
+    first: int | None
+    last: int | None
+    sample: Sample | None
+    patience: float
+    wait: float
+    lists_all: bool
+    folder: Path
+    held_since: int
+    after: int
+    upto: int
+    buckets: int
+    slices: Sequence[tuple[int, int]]
+    spans: Spans
+    numbers: Sequence[int]
+
+    def store(self) -> EventStore:
+        """The store, with a connection of its own."""
+        return EventStore(self.config.store, self.layout)
+
+    def reader(self) -> TopicReader:
+        """A reader of the topic, with connections of its own."""
+        return topic_reader(self.config, self.patience, self.first, self.last)
+
+    def rows(self) -> Runs:
+        """The store's side."""
+        return Runs(self.folder / "store", STORE_FIELDS, self.buckets)
+
+    def records(self) -> Runs:
+        """The topic's side."""
+        return Runs(self.folder / "topic", TOPIC_FIELDS, self.buckets)
+
+    def differences(self, bucket: int) -> Path:
+        """The file of all differences of a bucket, where `lists_all`."""
+        return self.folder / f"differences.{bucket}"
+
+
+def topic_reader(
+    config: Config, patience: float, first: int | None, last: int | None
+) -> TopicReader:
+    """A reader of a publisher's topics; the arguments are those of `Job`."""
+    sources = (config.app.id, *config.app.former_ids)
+    return TopicReader(config.sink, sources, patience, first=first, last=last)
 
 
 @dataclass
@@ -57,11 +115,20 @@ class Compared:
             self.complete.merge(verdict)
 
 
-def work(plan: Plan, pipe: Any, other_end: Any) -> None:
+@dataclass
+class TopicPart:
+    """What was found on a part of the topic beside its records."""
+
+    foreign: Sequence[Foreign]
+    foreign_count: int
+
+
+def work(job: Job, pipe: Any, other_end: Any) -> None:
+    """Do one task after the other, each a name and its argument, until the pipe is closed."""
     other_end.close()  # or its closing would not be noticed
     # what is made here has no cycles; looking for some takes most of the time otherwise
     gc.disable()
-    does: dict[str, Callable[[Plan, Any, Any], Any]] = {
+    does: dict[str, Callable[[Job, Any, Any], Any]] = {
         "topic": _read_topic,
         "rest": _read_rest,
         "store": _read_store,
@@ -71,16 +138,24 @@ def work(plan: Plan, pipe: Any, other_end: Any) -> None:
         while True:
             what, task = pipe.recv()
             try:
-                pipe.send(("done", does[what](plan, task, pipe)))
-            except EventpubError as e:
-                pipe.send(("failed", e))
-            except OSError as e:
-                if isinstance(e, ConnectionError):
-                    raise
-                pipe.send(("failed", OSError(e.errno, e.strerror)))
+                answer = "done", does[what](job, task, pipe)
+            except ConnectionError:
+                raise
+            except Exception as error:
+                answer = "failed", portable(error)
+            pipe.send(answer)
             gc.collect()
     except (EOFError, ConnectionError, KeyboardInterrupt):
         return
+
+
+def portable(error: Exception) -> Exception:
+    """An exception as another process can raise it."""
+    if isinstance(error, EventpubError):
+        return error
+    if isinstance(error, OSError):
+        return OSError(error.errno, error.strerror)
+    return RuntimeError("".join(traceback.format_exception(error)))
 
 
 @dataclass
@@ -96,24 +171,21 @@ class _Portion:
         self.columns.append(columns)
         self.rows += len(ids)
 
-    def write(self, runs: Runs, fields: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        ids: Any = pa.concat_arrays(self.ids) if self.ids else pa.array([], pa.string())
-        columns = {
-            name: np.concatenate([c[name] for c in self.columns] or [np.empty(0, kind)])
-            for name, kind in fields.items()
-        }
-        runs.add(f"{time.time_ns():020}-{os.getpid()}", ids, columns, about)
+    def write(self, runs: Runs) -> None:
+        if self.rows:
+            names = self.columns[0]
+            columns = {n: np.concatenate([c[n] for c in self.columns]) for n in names}
+            runs.add(pa.concat_arrays(self.ids), columns)
         self.ids, self.columns, self.rows = [], [], 0
 
 
-def _read_store(plan: Plan, task: tuple[int, int, int], pipe: Any) -> None:
+def _read_store(job: Job, bounds: tuple[int, int], pipe: Any) -> None:
     """Page by page: no statement runs for hours, and no page crosses a change of the clocks."""
-    number, after, upto = task
-    sample = plan.asked.sample
-    shard = None if sample is None else sample.shard
-    runs, portion = plan.rows(), _Portion()
-    page = _PORTION_ROWS * (1 if sample is None else min(10, sample.one_in))
-    with EventStore(plan.asked.config.store, plan.asked.layout) as store:
+    begin, upto = after, _ = bounds
+    shard = None if job.sample is None else job.sample.shard
+    runs, portion = job.rows(), _Portion()
+    page = _PORTION_ROWS * (1 if job.sample is None else min(10, job.sample.one_in))
+    with job.store() as store:
         while after < upto:
             poll = store.poll(after, 0, page)
             end = upto
@@ -122,48 +194,47 @@ def _read_store(plan: Plan, task: tuple[int, int, int], pipe: Any) -> None:
                 for batch in store.window(after, end, shard):
                     portion.add(*store_columns(batch))
                     pipe.send(("progress", {"rows": batch.num_rows}))
-            portion.write(runs, STORE_FIELDS, {"slice": number, "upto": end})
-            begin, stop = plan.slices[number]
-            pipe.send(("progress", {"slices": (end - after) / (stop - begin)}))
+            portion.write(runs)
+            done = {"slices": (end - after) / (upto - begin)}
+            done["without_identity"], store.without_identity = store.without_identity, 0
+            pipe.send(("progress", done))
             after = end
 
 
-def _read_topic(plan: Plan, spans: Spans, pipe: Any) -> None:
-    sample = plan.asked.sample
-    reader = plan.asked.reader()
-    runs, portion = plan.records(), _Portion()
-    reached: dict[Place, int] = {}
+def store_columns(batch: pa.RecordBatch) -> tuple[pa.Array[Any], dict[str, Any]]:
+    """Rows of the store (schema `EVENTS`), with hashes in place of what may be long."""
+    n = batch.num_rows
+    types = batch.column("event_type").cast(pa.binary()).dictionary_encode()
+    texts = batch.column("metadata")
+    if texts.null_count == n:
+        of_metadata = np.full(n, hash_of_metadata(None), np.int64)
+    else:
+        of_metadata = np.fromiter(map(hash_of_metadata, texts.to_pylist()), np.int64, n)
+    return batch.column("aggregate_id"), {
+        "version": batch.column("version").to_numpy(),
+        "create_time": batch.column("create_time").to_numpy(),
+        "payload": hashes(batch.column("payload").to_pylist()),
+        "type": hashes(types.dictionary.to_pylist())[types.indices.to_numpy()],
+        "metadata": of_metadata,
+    }
+
+
+def _read_topic(job: Job, spans: Spans, pipe: Any) -> TopicPart:
+    chosen = None if job.sample is None else job.sample.chooses
+    reader = job.reader()
+    runs, portion = job.records(), _Portion()
     at = {place: first for place, (first, _) in spans.items()}
     read = 0
-
-    def write() -> None:
-        nonlocal read
-        topic = reader.topic
-        found = {
-            "foreign": [list(vars(one).values()) for one in topic.foreign],
-            "foreign_count": topic.foreign_count,
-        }
-        about = {
-            "reached": [[*place, offset] for place, offset in reached.items()],
-            "read": topic.read - read,
-            "topic": found,
-        }
-        portion.write(runs, TOPIC_FIELDS, about)
-        pipe.send(("progress", {"topic": found}))
-        read = topic.read
-        topic.foreign, topic.foreign_count = [], 0
-
-    said = 0
-    for records in reader.consume(spans, None if sample is None else sample.chooses):
-        portion.add(*_near(records, plan.after, plan.upto))
-        reached.update(records.reached)
+    for records in reader.consume(spans, chosen):
+        portion.add(*_near(records, job.after, job.upto))
         offsets = sum(upto - at[place] for place, upto in records.reached.items())
         at.update(records.reached)
-        pipe.send(("progress", {"records": reader.topic.read - said, "offsets": offsets}))
-        said = reader.topic.read
+        pipe.send(("progress", {"records": reader.topic.read - read, "offsets": offsets}))
+        read = reader.topic.read
         if portion.rows >= _PORTION_ROWS:
-            write()
-    write()
+            portion.write(runs)
+    portion.write(runs)
+    return TopicPart(reader.topic.foreign, reader.topic.foreign_count)
 
 
 def _near(records: Records, after: int, upto: int) -> tuple[pa.Array[Any], dict[str, Any]]:
@@ -175,45 +246,46 @@ def _near(records: Records, after: int, upto: int) -> tuple[pa.Array[Any], dict[
     return records.ids, records.columns
 
 
-def _read_rest(plan: Plan, ends: Mapping[Place, int], pipe: Any) -> dict[Place, int]:
-    """What was published since the topic was read up to some ends; the ends that it has now."""
-    reader = plan.asked.reader()
+def _read_rest(
+    job: Job, ends: Mapping[Place, int], pipe: Any
+) -> tuple[TopicPart, dict[Place, int]]:
+    """What was published since the topic was read up to some ends; and the ends that it has now."""
+    reader = job.reader()
     spans = reader.spans(reader.places())
-    _read_topic(
-        plan,
-        {p: (max(first, ends.get(p, first)), end) for p, (first, end) in spans.items()},
-        pipe,
-    )
-    return {place: end for place, (_, end) in spans.items()}
+    left = {p: (max(first, ends.get(p, first)), end) for p, (first, end) in spans.items()}
+    return _read_topic(job, left, pipe), {place: end for place, (_, end) in spans.items()}
 
 
-def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Compared:
-    compared = Compared(Verdict(plan.after + 1, plan.upto))
-    checks_left = SECOND_CHECKS
-    lists_all = plan.asked.lists_all
+def _compare(job: Job, numbers: Sequence[int], pipe: Any) -> Compared:
+    compared = Compared(Verdict(job.after + 1, job.upto))
+    left = MOST_LOOKED_UP
 
-    with EventStore(plan.asked.config.store, plan.asked.layout) as store:
+    with job.store() as store:
 
-        def still_there(keys: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-            """Which events are in the store by now, whatever their time; of the first asked for."""
-            nonlocal checks_left
-            checked = keys[: max(checks_left, 0)]
-            checks_left -= len(checked)
-            return store.existing(checked)
+        def look_up(keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], bool]:
+            """Whether events are in the store by now; of the first asked for."""
+            nonlocal left
+            asked = keys[: max(left, 0)]
+            left -= len(asked)
+            there = store.existing(asked)
+            return {key: key in there for key in asked}
 
-        sides = zip(plan.rows().read(numbers), plan.records().read(numbers), strict=True)
+        sides = zip(job.rows().read(numbers), job.records().read(numbers), strict=True)
         for (number, rows), (_, records) in sides:
-            verdict = Verdict(plan.after + 1, plan.upto, keeps=None if lists_all else SHOWN)
+            verdict = Verdict(job.after + 1, job.upto, keeps=None if job.lists_all else SHOWN)
             compare(
                 rows,
                 records,
                 verdict,
-                numbers=plan.numbers,
-                late_policy=plan.asked.config.gaps.late,
-                still_there=still_there,
+                numbers=job.numbers,
+                late_policy=job.config.gaps.late,
+                clock_changes={back for _, back in job.layout.repeated},
+                look_up=look_up,
+                first_version=job.config.store.first_version,
+                held_since=job.held_since,
             )
-            if lists_all:
-                _list(verdict, plan.differences(number))
+            if job.lists_all:
+                _list(verdict, job.differences(number))
             compared.add(number, verdict)
             pipe.send(("progress", {"compared": 1}))
     return compared

@@ -17,6 +17,7 @@ from eventpub.errors import StateError
 from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
 from eventpub.shard.assignment import Assignment
 from eventpub.sink import (
+    check_age,
     check_sample,
     check_topics,
     check_written,
@@ -62,8 +63,9 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         started = _start(config, state, store.now)
         now = store.now()
         newest = last_of(store.newest(1), now)
-    start = int(started["position"])
-    before = kept_progress(state, config.spark.shards, start)
+        start = int(started["position"])
+        before = kept_progress(state, config.spark.shards, start)
+        check_backlog(config, store, before.get("position"), start)
     if available_now and before.get("is_paused"):
         raise StateError(
             "run.paused",
@@ -111,6 +113,25 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         accepts_topic=topics.ids.get(config.sink.topic) == config.sink.accept_topic_id,
     )
     return Prepared(start_state, assignment, topics.ids)
+
+
+def check_backlog(config: Config, store: EventStore, position: int | None, start: int) -> None:
+    """Whether the topic takes and keeps the oldest event that is to be published.
+
+    Args:
+        position: of this publisher, µs; None: it is not known. Then nothing is said of a topic that
+            was written before: what is to be published is known once that was read back.
+        start: where it starts, or started, µs.
+
+    Raises:
+        SinkError: `sink.backlog_too_old`.
+    """
+    sink, app = config.sink, config.app
+    if position is None and has_written(sink, sources_of(sink, app.id, app.former_ids)):
+        return
+    poll = store.poll(start if position is None else position, 0, 1)
+    if poll.page_end is not None:
+        check_age(sink, poll.page_end, poll.now)
 
 
 def _check_store(config: Config, server: Server) -> Layout:

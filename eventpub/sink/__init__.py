@@ -23,6 +23,7 @@ from eventpub.sink.origin import (
 from eventpub.sink.records import DeadRow, Record
 from eventpub.sink.scope import Scope
 from eventpub.sink.shard import PublishedBatch, ShardSink
+from eventpub.sink.topic_settings import check_age
 from eventpub.sink.topics import (
     TopicLayout,
     check_topics,
@@ -46,6 +47,7 @@ __all__ = [
     "TopicLayout",
     "Written",
     "are_left_open",
+    "check_age",
     "check_between",
     "check_properties",
     "check_sample",

@@ -5,21 +5,21 @@ A broker that cannot be reached is said once; what this account may not read is 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # not in its stubs
 
 from eventpub import config
 from eventpub.config import format_duration
 from eventpub.errors import Check, EventpubError
 from eventpub.sink import client, faults, fencing
-from eventpub.sink.batch import AHEAD_OF_CLOCK
 from eventpub.sink.faults import topic_gone, topic_missing
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, check_sample, sources_of
+from eventpub.sink.topic_settings import alter, describe, faults_of, largest_record
 from eventpub.sink.topics import (
     REACH_TIMEOUT,
     check_written,
@@ -30,8 +30,12 @@ from eventpub.sink.topics import (
 )
 from eventpub.words import counted
 
-_LONGEST = (1 << 63) - 1
-"""ms: no limit."""
+Weakness = tuple[Literal["warn", "wrong"], str, str]
+"""How bad it is, what it means, and the setting that is better."""
+_TRANSACTIONS = "__transaction_state"
+"""Kafka's topic of the transactions that were committed."""
+_SINCE_3_8 = "compression.gzip.level"
+"""A setting that brokers have since that version, which they do not say."""
 _VERIFICATION = "transaction.partition.verification.enable"
 
 
@@ -69,7 +73,7 @@ def checks(  # noqa: PLR0913 (options, by keyword)
         return [_wrong("broker", error)]
     side = [sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
     made = [Check("broker", "ok", f"reached at {sink.bootstrap_servers}")]
-    made += _rights(sink, [sink.topic, *side])
+    made += _rights(sink, late)
     made.append(_topic(sink, found, shards, written))
     if sink.topic in found:
         made.append(_history(sink, sources_of(sink, app_id, former_ids), written))
@@ -77,14 +81,17 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     if sink.delivery == "exactly_once":
         made.append(_transactions(sink, app_id))
     if sink.topic in found:
-        made += _topic_settings(sink, _settings(sink, "topic", sink.topic))
+        made += _topic_settings(sink, describe(sink, "topic", sink.topic))
     made += [
         check
         for topic in (sink.gaps_topic, sink.dead_topic)
         if topic in found
-        for check in _side_settings(sink, topic, _settings(sink, "topic", topic))
+        for check in _side_settings(sink, topic, describe(sink, "topic", topic))
     ]
-    made += _broker_settings(sink, _settings(sink, "broker", _a_broker(sink)))
+    if (cluster := _cluster(sink)) is not None:
+        broker = describe(sink, "broker", str(min(cluster.brokers)))
+        made += replication_checks(sink, cluster, side, broker)
+        made += _broker_settings(sink, broker)
     return made
 
 
@@ -93,8 +100,8 @@ def _wrong(name: str, error: EventpubError) -> Check:
     return Check(name, "wrong", message, error.suggestion, error.code)
 
 
-def _rights(sink: config.Sink, topics: list[str]) -> list[Check]:
-    lacking = missing_rights(sink, topics)
+def _rights(sink: config.Sink, late: bool) -> list[Check]:
+    lacking = missing_rights(sink, late=late)
     if not lacking:
         return []
     return [_wrong("rights", faults.rights_missing(sink, lacking))]
@@ -173,35 +180,14 @@ def _transactions(sink: config.Sink, app_id: str) -> Check:
     return Check(name, "ok", f"this account may use them; timeout {timeout}")
 
 
-def _settings(sink: config.Sink, kind: str, name: str | None) -> dict[str, str]:
-    """The effective settings of a topic or broker; empty where they may not be read."""
-    if name is None:
-        return {}
-    admin, _ = client.admin(sink)
-    futures: dict[Any, Any] = admin.describe_configs(
-        [ConfigResource(kind, name)], request_timeout=REACH_TIMEOUT
-    )
-    try:
-        entries = next(iter(futures.values())).result(REACH_TIMEOUT + 5)
-    except (KafkaException, TimeoutError):
-        return {}
-    return {key: entry.value for key, entry in entries.items() if entry.value is not None}
-
-
-def _a_broker(sink: config.Sink) -> str | None:
+def _cluster(sink: config.Sink) -> Any:
+    """Brokers and topics; None where no broker says."""
     admin, _ = client.admin(sink)
     try:
-        brokers = client.call(admin.list_topics, sink.topic, REACH_TIMEOUT).brokers
+        found = client.call(admin.list_topics, None, REACH_TIMEOUT)
     except KafkaException:
         return None
-    return str(min(brokers)) if brokers else None
-
-
-def _alter(sink: config.Sink, topic: str) -> str:
-    return (
-        f"kafka-configs.sh --bootstrap-server {sink.bootstrap_servers} --alter --entity-type topics"
-        f" --entity-name {topic} --add-config"
-    )
+    return found if found.brokers else None
 
 
 def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -> list[Check]:
@@ -226,103 +212,20 @@ def _side_settings(sink: config.Sink, topic: str, settings: Mapping[str, str]) -
             "warn",
             f"{topic} does not keep all records ({', '.join(s.split('=')[0] for s in forgetting)}):"
             f" {lost}",
-            f"{_alter(sink, topic)} {','.join(forgetting)}",
+            f"{alter(sink, topic)} {','.join(forgetting)}",
         )
     ]
-
-
-_Fault = tuple[str, str]
-"""What the topic does, and the fix: in it ``{alter}`` stands for the command up to the setting, and
-``{delete}`` for the one that removes it."""
 
 
 def _topic_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Check]:
     name = "topic settings"
     if not settings:
         return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
-    limit = int(settings.get("max.message.bytes", 1_048_588))
-    own = client.producer_settings(sink, None)
-    found = [
-        *_removed_events(settings),
-        *_altered_times(settings),
-        *_refused_batches(limit, int(own["batch.size"])),
-        *_refused_by_client(limit, int(own["message.max.bytes"])),
-    ]
-    alter = _alter(sink, sink.topic)
-    delete = alter.replace("--add-config", "--delete-config")
+    limit = largest_record(settings)
     return [
-        Check(name, "warn", f"{sink.topic} {fault}", fix.format(alter=alter, delete=delete))
-        for fault, fix in found
+        Check(name, "warn", f"{sink.topic} {fault}", fix)
+        for fault, fix in faults_of(sink, settings)
     ] or [Check(name, "ok", f"kept for good, records up to {limit} bytes")]
-
-
-def _removed_events(settings: Mapping[str, str]) -> Iterator[_Fault]:
-    """Settings by which events do not stay on the topic."""
-    if "compact" in settings.get("cleanup.policy", ""):
-        yield (
-            "is compacted: of each aggregate only its last event is kept, and nothing of one whose"
-            " last event has a NULL payload; with a lost index those are published again",
-            "{alter} cleanup.policy=delete",
-        )
-    retention = int(settings.get("retention.ms", -1))
-    if retention >= 0:
-        yield (
-            f"keeps events for {format_duration(retention * 1000)} after their create_time"
-            " (retention.ms): of an older store most are removed as they arrive",
-            "{alter} retention.ms=-1",
-        )
-    size = int(settings.get("retention.bytes", -1))
-    if size >= 0:
-        yield (
-            f"keeps {size} bytes of each partition (retention.bytes): older events are removed,"
-            " whether or not they were read",
-            "{alter} retention.bytes=-1",
-        )
-
-
-def _altered_times(settings: Mapping[str, str]) -> Iterator[_Fault]:
-    """Settings by which events are refused for their time, or get another one."""
-    ahead = int(settings.get("message.timestamp.after.max.ms", 3_600_000))
-    if ahead * 1000 < AHEAD_OF_CLOCK:
-        yield (
-            f"refuses records that are {format_duration(ahead * 1000)} ahead of the broker's clock"
-            " (message.timestamp.after.max.ms), which a database's clock may be",
-            "{alter} message.timestamp.after.max.ms=3600000",
-        )
-    behind = int(settings.get("message.timestamp.before.max.ms", _LONGEST))
-    if behind < _LONGEST:
-        yield (
-            f"refuses records that are older than {format_duration(behind * 1000)}"
-            " (message.timestamp.before.max.ms): older events become dead letters",
-            "{delete} message.timestamp.before.max.ms",
-        )
-    if settings.get("message.timestamp.type", "CreateTime") != "CreateTime":
-        yield (
-            "gives records the broker's time (message.timestamp.type): create_time stands in"
-            " ce_time only, and `verify` calls every record altered",
-            "{alter} message.timestamp.type=CreateTime",
-        )
-
-
-def _refused_batches(limit: int, batch: int) -> Iterator[_Fault]:
-    """Where what is sent at once may have more bytes than the topic takes."""
-    if limit < batch:
-        yield (
-            f"takes {limit} bytes at once, batches may have {batch}: those that are refused are"
-            " sent again record by record",
-            f'"batch.size" = "{limit * 9 // 10}" in [sink.properties], or {{alter}}'
-            f" max.message.bytes={batch * 12 // 10}",
-        )
-
-
-def _refused_by_client(limit: int, own: int) -> Iterator[_Fault]:
-    """Where the client refuses what the topic would take."""
-    if own < limit:
-        yield (
-            f"takes records up to {limit} bytes, the client up to {own} (message.max.bytes): larger"
-            " ones become dead letters",
-            f'"message.max.bytes" = "{limit}" in [sink.properties]',
-        )
 
 
 def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Check]:
@@ -331,16 +234,102 @@ def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Che
         return []
     if not settings:
         return [Check(name, "ok", "this account may not read them (DescribeConfigs)")]
-    if settings.get(_VERIFICATION) == "true":
+    is_old = _SINCE_3_8 not in settings
+    if settings.get(_VERIFICATION) == "true" and not is_old:
         return [Check(name, "ok", "a late record cannot enter an ended transaction")]
-    old = _VERIFICATION not in settings
+    why = "it is older than 3.8" if is_old else f"{_VERIFICATION}=false"
     return [
         Check(
             name,
             "warn",
-            "the broker does not verify the partitions of a transaction"
-            + (" (it is older than 3.6)" if old else f" ({_VERIFICATION}=false)")
-            + ": a record that arrives late may leave a transaction open for ever",
-            "use brokers 3.8 or newer" if old else f"set {_VERIFICATION}=true",
+            f"the broker does not verify all partitions of a transaction ({why}): a record that"
+            " arrives late may leave a transaction open for ever",
+            "use brokers 3.8 or newer"
+            if is_old
+            else f"kafka-configs.sh --bootstrap-server {sink.bootstrap_servers} --alter"
+            f" --entity-type brokers --entity-default --add-config {_VERIFICATION}=true",
         )
     ]
+
+
+def replication_checks(
+    sink: config.Sink, cluster: Any, side: Sequence[str], broker: Mapping[str, str]
+) -> list[Check]:
+    """Whether enough brokers keep what is published, and whether it can be published.
+
+    Args:
+        cluster: the metadata of brokers and topics.
+        side: the side topics that are written to.
+        broker: a broker's settings.
+    """
+    name, wanted = "replication", min(3, len(cluster.brokers))
+    written = [sink.topic, *side, *([_TRANSACTIONS] if sink.delivery == "exactly_once" else [])]
+    topics = {t: cluster.topics[t].partitions for t in written if t in cluster.topics}
+    copies = {t: min((len(p.replicas) for p in topics[t].values()), default=0) for t in topics}
+    weak: dict[Weakness, list[str]] = {}
+    for topic, count in copies.items():
+        for weakness in weaknesses(count, describe(sink, "topic", topic)):
+            weak.setdefault(weakness, []).append(topic)
+    made = [
+        Check(name, status, f"{', '.join(found)}: {text}", _alter_all(sink, found, setting))
+        for (status, text, setting), found in weak.items()
+    ]
+    lost = f"fewer than {counted(wanted, 'copy', 'copies')}: what a broker's disk loses may be gone"
+    if few := {topic: topics[topic] for topic, count in copies.items() if 0 < count < wanted}:
+        fix = _reassign(sink, few, sorted(cluster.brokers), wanted)
+        made.append(Check(name, "warn", f"{', '.join(few)}: {lost}", fix))
+    factor = sink.replication_factor
+    factor = factor if factor > 0 else int(broker.get("default.replication.factor", wanted))
+    if sink.create_topics and sink.topic not in topics and factor < wanted:
+        fix = f"set sink.replication_factor = {wanted}"
+        made.append(Check(name, "warn", f"{sink.topic} would be created with {lost}", fix))
+    brokers = counted(len(cluster.brokers), "broker")
+    return made or [Check(name, "ok", f"as many copies as {brokers} can keep, or 3")]
+
+
+def weaknesses(copies: int, settings: Mapping[str, str]) -> Iterator[Weakness]:
+    """What a topic's settings mean for its copies.
+
+    Args:
+        copies: of each partition.
+        settings: of the topic; empty where they may not be read.
+    """
+    in_sync = int(settings.get("min.insync.replicas", max(1, copies - 1)))
+    if in_sync > copies:
+        text = f"can never take a record: min.insync.replicas is {in_sync}, and copies are {copies}"
+        yield "wrong", text, f"min.insync.replicas={max(1, copies - 1)}"
+    elif copies > 2 and in_sync == copies:
+        text = "nothing is published while one broker is away (min.insync.replicas)"
+        yield "warn", text, f"min.insync.replicas={copies - 1}"
+    elif copies > 2 and in_sync < 2:
+        text = "what is committed may be on one broker only, and lost with it (min.insync.replicas)"
+        yield "warn", text, "min.insync.replicas=2"
+    if copies > 1 and settings.get("unclean.leader.election.enable") == "true":
+        text = "a broker that lacks committed records may become the leader, and they are lost"
+        text += " (unclean.leader.election.enable)"
+        yield "warn", text, "unclean.leader.election.enable=false"
+
+
+def _alter_all(sink: config.Sink, topics: Sequence[str], setting: str) -> str:
+    """The command that sets this for some topics."""
+    if len(topics) == 1:
+        return f"{alter(sink, topics[0])} {setting}"
+    return f"for topic in {' '.join(topics)}; do {alter(sink, '$topic')} {setting}; done"
+
+
+def _reassign(
+    sink: config.Sink, topics: Mapping[str, Mapping[int, Any]], brokers: list[int], wanted: int
+) -> str:
+    """The command that gives each partition more copies, spread over the other brokers."""
+    plan = []
+    for topic, partitions in topics.items():
+        for number, partition in sorted(partitions.items()):
+            others = [b for b in brokers if b not in partition.replicas]
+            at = number % max(1, len(others))
+            replicas = [*partition.replicas, *others[at:], *others[:at]][:wanted]
+            plan.append({"topic": topic, "partition": number, "replicas": replicas})
+    text = json.dumps({"version": 1, "partitions": plan}, separators=(",", ":"))
+    return (
+        f"echo '{text}' > copies.json && kafka-reassign-partitions.sh --bootstrap-server"
+        f" {sink.bootstrap_servers} --reassignment-json-file copies.json --execute"
+    )

@@ -12,7 +12,7 @@ the client would cut the header's name there. A NULL payload has no
 `content-type`, whatever the metadata say; of any other, that in the metadata wins, and without it a
 payload that begins with ``{`` or ``[`` is ``application/json``, any other
 ``application/octet-stream``. Metadata that is no JSON object becomes
-one header `metadata` with its text.
+one header `metadata` with its bytes as they are.
 
 The record's timestamp is `create_time` in whole milliseconds, at least 1 (Kafka takes none before
 1970) and at most the time of the publication (brokers refuse what lies more than an hour ahead of
@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import repeat
 from typing import Any, TypeAlias
 
@@ -45,6 +46,7 @@ LATE = "eventpub_late"
 REASON = "eventpub_reason"
 CONFLICT = "eventpub_conflict"
 SOURCE = "ce_source"
+CONTENT = "eventpub_content"
 REFUSED = "sink.record_refused"
 
 MOST_PAYLOAD = 256 * 1024
@@ -90,7 +92,8 @@ class DeadRow:
     `reason` begins with an error code (``sink.record_refused: …``). `aggregate_id`, `version` and
     `create_time` (µs) are None where the row has none that can be used. `published`, of a version
     that was published as another event: the last version that was before the first such row, and
-    by when these had been created (µs).
+    by when these had been created (µs). `content`: as of `contents_of`, where the table allows
+    two rows of one version.
     """
 
     aggregate_id: str | None
@@ -98,9 +101,10 @@ class DeadRow:
     reason: str
     payload: bytes | None = None
     event_type: str | None = None
-    metadata: str | None = None
+    metadata: bytes | None = None
     create_time: int | None = None
     published: tuple[int, int] | None = None
+    content: bytes | None = None
 
 
 def format_times(micros: npt.NDArray[np.int64]) -> list[bytes]:
@@ -139,14 +143,46 @@ def _timestamp(micros: int, limit: int) -> int:
     return max(1, (limit if micros > limit + _NEAR else micros) // 1000)
 
 
-def metadata_headers(text: str) -> list[Header]:
+def contents_of(rows: pa.Table) -> list[bytes]:
+    """Of each row 8 bytes that are the same for rows of one event type, payload and metadata.
+
+    Args:
+        rows: schema `EVENTS`.
+    """
+    columns = (rows.column(n).to_pylist() for n in ("event_type", "payload", "metadata"))
+    return [
+        _content(event_type.encode(), payload, metadata_headers(text) if text else ())
+        for event_type, payload, text in zip(*columns, strict=True)
+    ]
+
+
+def content_of_record(headers: Mapping[str, Any], value: bytes | None) -> bytes:
+    """The same of the record of an event; of a dead letter it is in its header."""
+    if CONTENT in headers:
+        return bytes.fromhex(headers[CONTENT].decode())
+    own = ((n, v) for n, v in headers.items() if not n.startswith(_RESERVED))
+    return _content(headers.get("ce_type") or b"", value, own)
+
+
+def _content(event_type: bytes, payload: bytes | None, headers: Iterable[Header]) -> bytes:
+    digest = blake2b(event_type, digest_size=8)
+    # what a payload's type is follows from the payload, or is metadata that a NULL one lacks
+    named = sorted({n: v for n, v in headers if n != "content-type"}.items())
+    for text in [payload, *(part for header in named for part in header)]:
+        octets = text.encode() if isinstance(text, str) else text
+        digest.update(b"\0" if octets is None else b"\1%d:" % len(octets))
+        digest.update(octets or b"")
+    return digest.digest()
+
+
+def metadata_headers(octets: bytes) -> list[Header]:
     """The headers of one row's metadata (see the module's rules)."""
     try:
-        data = _decode(text)
+        data = _decode(octets.decode())
     except (ValueError, RecursionError):
-        return [("metadata", text.encode(errors="replace"))]
+        return [("metadata", octets)]
     if not isinstance(data, dict):
-        return [] if data is None else [("metadata", text.encode(errors="replace"))]
+        return [] if data is None else [("metadata", octets)]
     headers: list[Header] = [
         (
             f"metadata_{key}" if key.startswith(_RESERVED) else key,
@@ -155,7 +191,7 @@ def metadata_headers(text: str) -> list[Header]:
         )
         for key, value in data.items()
     ]
-    if "\\u" in text:
+    if b"\\u" in octets:
         headers = [
             (name.encode(errors="replace").decode().replace("\0", _NO_NUL), value)
             for name, value in headers
@@ -247,7 +283,7 @@ def event_columns(  # noqa: PLR0913 (options, by keyword)
         zip(repeat(SEQUENCE), _bytes(versions_column), strict=False),
         strict=False,
     )
-    metadata: Iterable[str | None] = repeat(None)
+    metadata: Iterable[bytes | None] = repeat(None)
     if metadata_column.null_count < len(ids):
         metadata = metadata_column.to_pylist()
     late_flags: Iterable[bool] = repeat(False) if late is None else late.tolist()
@@ -263,7 +299,7 @@ def event_columns(  # noqa: PLR0913 (options, by keyword)
 def _headers(
     fixed: Iterable[tuple[Header, ...]],
     values: list[bytes | None],
-    metadata: Iterable[str | None],
+    metadata: Iterable[bytes | None],
     late: Iterable[bool],
 ) -> Iterator[list[Header]]:
     for head, value, text, is_late in zip(fixed, values, metadata, late, strict=False):
@@ -271,7 +307,7 @@ def _headers(
         named = False
         if text:
             headers += metadata_headers(text)
-            may_be_named = "content-type" in text or "\\u" in text
+            may_be_named = b"content-type" in text or b"\\u" in text
             named = may_be_named and "content-type" in dict(headers)
         if value is None:
             if named:
@@ -465,12 +501,13 @@ def dead_record(  # noqa: PLR0913 (options, by keyword)
     if row.published is not None:
         headers.append((CONFLICT, f"{row.published[0]} {row.published[1]}"))
     keep = 0 if reduced else MOST_TEXT
+    if row.content is not None:
+        headers.append((CONTENT, row.content.hex()))
     if row.event_type is not None:
         encoded = row.event_type.encode(errors="replace")
         _add(headers, "ce_type", "eventpub_type_bytes", encoded, keep)
     if row.metadata is not None:
-        encoded = row.metadata.encode(errors="replace")
-        _add(headers, "eventpub_metadata", "eventpub_metadata_bytes", encoded, keep)
+        _add(headers, "eventpub_metadata", "eventpub_metadata_bytes", row.metadata, keep)
     value = row.payload
     if value is not None and (
         reduced or len(value) > MOST_PAYLOAD or row.reason.startswith(REFUSED)

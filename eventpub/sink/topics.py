@@ -94,7 +94,7 @@ def check_topics(
     while was_written and sink.topic not in found and time.monotonic() < deadline:
         time.sleep(0.2)
         found = partition_counts(sink, timeout)
-    if lacking := missing_rights(sink, (sink.topic, *side), timeout):
+    if lacking := missing_rights(sink, timeout, late=late):
         raise faults.rights_missing(sink, lacking)
     missing = [t for t in (sink.topic, *side) if t not in found]
     partitions = found.get(sink.topic, sink.partitions)
@@ -400,27 +400,36 @@ _NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
 
 
 def missing_rights(
-    sink: config.Sink, topics: Sequence[str], timeout: float = REACH_TIMEOUT
+    sink: config.Sink, timeout: float = REACH_TIMEOUT, *, late: bool
 ) -> dict[str, list[str]]:
-    """What this account may not do with these topics and has to: Describe, Read, Write.
+    """What this account may not do with its topics and has to: Describe, Read, Write.
 
     Of a topic that is not there nothing is known, nor where the broker does not say.
+
+    Args:
+        late: whether late events are diverted to ``<topic>.late``; else it is read only: an index
+            that was lost is built again from what was diverted before, too.
     """
     admin, _ = client.admin(sink)
     futures = admin.describe_topics(
-        TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=timeout
+        TopicCollection(list(sink.topics)),
+        include_authorized_operations=True,
+        request_timeout=timeout,
     )
     lacking: dict[str, list[str]] = {}
     for topic, future in futures.items():
+        needed = dict(_NEEDED)
+        if topic == sink.late_topic and not late:
+            del needed[AclOperation.WRITE]
         try:
             allowed = future.result(timeout + 5).authorized_operations
         except KafkaException as exception:
             if faults.kafka_error(exception).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                lacking[topic] = ["Describe", *_NEEDED.values()]
+                lacking[topic] = ["Describe", *needed.values()]
             continue
         except TimeoutError:
             continue
-        if allowed and (names := [name for op, name in _NEEDED.items() if op not in allowed]):
+        if allowed and (names := [name for op, name in needed.items() if op not in allowed]):
             lacking[topic] = names
     return lacking
 
@@ -523,7 +532,7 @@ def list_offsets(  # noqa: PLR0913 (options, by keyword)
             elif error.code() in faults.MISSING:
                 missing = place[0]  # or so new that this broker does not know of it
             elif error.code() not in faults.MOMENTARY | _NO_ANSWER:
-                raise faults.fault(error, "asking for offsets", sink)
+                raise faults.fault(error, f"asking for the ends of {place[0]}", sink)
             else:
                 met = error
         if not asking:

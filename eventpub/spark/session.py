@@ -163,6 +163,8 @@ def _properties(config: Config) -> dict[str, str]:
         "spark.redaction.regex": _HIDDEN,
         # a runner that is lost is started again by the coordinator
         "spark.task.maxFailures": "1",
+        # whatever a cluster's defaults say: a second task of a shard would take its lease away
+        "spark.speculation": "false",
         "spark.pyspark.python": sys.executable,
         "spark.python.daemon.module": "eventpub.spark.daemon",
         # A TCP socket for each worker costs a handshake and a secret per task.

@@ -61,11 +61,14 @@ def append(  # noqa: PLR0913 (options, by keyword)
         The versions of the new events.
 
     Raises:
+        ValueError: the table's identity is several columns.
         VersionConflict: the last version is another one: somebody was faster, or a hole would be
             made. Nothing has been written; end the transaction, which may hold a lock beside the
             aggregate's last row.
     """
     names = Columns(**(columns or {}))
+    if len(names.aggregate_id) > 1:
+        raise ValueError("append writes tables whose aggregate_id is one column, of text")
     if expected_version < first_version - 1:
         raise _conflict(aggregate_id, expected_version, table)
     if not events:
@@ -107,7 +110,7 @@ class _Statements:
         names = self._names
         rows = self._run(
             f"SELECT MAX({_quote(names.version)}) FROM {self._quoted_table}"  # noqa: S608
-            f" WHERE {_quote(names.aggregate_id)} = %s",
+            f" WHERE {_quote(names.aggregate_id[0])} = %s",
             (aggregate_id,),
         )
         return None if rows[0][0] is None else int(rows[0][0])
@@ -118,7 +121,7 @@ class _Statements:
         return bool(
             self._run(
                 f"SELECT 1 FROM {self._quoted_table}"  # noqa: S608
-                f" WHERE {_quote(names.aggregate_id)} = %s AND {_quote(names.version)} = %s"
+                f" WHERE {_quote(names.aggregate_id[0])} = %s AND {_quote(names.version)} = %s"
                 " LOCK IN SHARE MODE",
                 (aggregate_id, version),
             )
@@ -128,7 +131,7 @@ class _Statements:
         self, aggregate_id: str, versions: Sequence[int], events: Sequence[NewEvent]
     ) -> None:
         names = self._names
-        columns = [names.aggregate_id, names.version, names.event_type, names.payload]
+        columns = [names.aggregate_id[0], names.version, names.event_type, names.payload]
         with_metadata = any(event.metadata for event in events)
         if with_metadata:
             if not names.metadata:

@@ -23,10 +23,10 @@ from eventpub.store.connection import (
 )
 from eventpub.store.events import newest_ids, newest_time
 from eventpub.store.failures import error_number
+from eventpub.store.identity import IdPart, literal
 from eventpub.store.layout import (
     Layout,
     discover,
-    literal,
     mapped_columns,
     quote,
     read_columns,
@@ -40,6 +40,8 @@ _CLOCK_TOLERANCE = 60_000_000
 _HOST_BEHIND = 600
 """Seconds; see `eventpub.sink.batch.AHEAD_OF_CLOCK`."""
 _FEW_ROWS = 1_000
+_NEWEST = 100_000
+"""Rows of which it is said how many have no identity."""
 _LONG_AGO = 300_000_000
 _SAMPLES = 4
 _BETWEEN_SAMPLES = 0.4
@@ -106,9 +108,9 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
         yield _wrong("event store: table", error)
         return
     yield Check("event store: table", "ok", f"{config.table}: columns, types and indexes as needed")
-    yield _slices(config, connection)
+    yield _slices(config, connection, layout)
     yield _plans(connection, layout)
-    yield _identity(config, connection, layout)
+    yield _identity(connection, layout)
     yield _nulls(config, connection, layout)
     yield _first_versions(config, connection, layout)
     yield _create_time(config, connection)
@@ -149,13 +151,16 @@ def _server(config: Store, connection: Connection, user: str, former_server: str
     return Check(name, "ok", f"{said}, no replica")
 
 
-def _slices(config: Store, connection: Connection) -> Check:
+def _slices(config: Store, connection: Connection, layout: Layout) -> Check:
     name = "event store: slice column"
     columns = read_columns(config, connection)
-    names = mapped_columns(config, columns, config.table)
-    added = additions(columns, read_indexes(config, connection), names)
-    if not added:
+    parts, names = mapped_columns(config, columns, config.table)
+    added = additions(columns, read_indexes(config, connection), parts, names)
+    if not added and layout.slice:
         return Check(name, "ok", "each shard reads its own rows from the index")
+    if not added:
+        said = "none, since only a key of one text column can have one: shards read all rows"
+        return Check(name, "ok", said)
     return Check(
         name,
         "ok",
@@ -170,10 +175,11 @@ def _plans(connection: Connection, layout: Layout) -> Check:
     now = int(run(connection, statements.NOW)[0][0])
     recent = statements.local_range(layout, now - 60_000_000, now) or (now, now)
     everything = statements.local_range(layout, 0, now) or (now, now)
+    by_key = statements.lower_versions(layout, [(layout.identity.of_nothing, 2)], 1)
     for what, sql, index in (
         ("a window", statements.window(layout, *recent, None), layout.time_index),
         ("a page", statements.nth_time(layout, *everything, 1_000), layout.time_index),
-        ("an event by key", statements.lower_versions(layout, [("a", 2)], 1), layout.key_index),
+        ("an event by key", by_key, layout.key_index),
     ):
         for plan in explain(connection, sql):
             if plan.rows < _FEW_ROWS:  # a small table may be read in any way
@@ -188,48 +194,52 @@ def _plans(connection: Connection, layout: Layout) -> Check:
     return Check(name, "ok", "windows, pages and lookups by key are index range scans")
 
 
-def _identity(config: Store, connection: Connection, layout: Layout) -> Check:
+def _identity(connection: Connection, layout: Layout) -> Check:
     name = "event store: identity of aggregates"
-    fine = Check(name, "ok", f"by bytes ({layout.id_collation}), versions unique")
-    if layout.id_is_bytewise and layout.key_is_unique:
-        return fine
+    parts = layout.identity.parts
+    collations = ", ".join(dict.fromkeys(part.collation for part in parts))
+    fine = Check(name, "ok", f"by bytes ({collations}), versions unique")
     if not layout.key_is_unique:
+        key = ", ".join([*layout.identity.names, layout.version])
         return Check(
             name,
             "warn",
-            "the table allows one version of an aggregate twice; the second would be dropped",
-            f"ALTER TABLE {layout.table} ADD UNIQUE INDEX "
-            f"({layout.aggregate_id}, {layout.version})",
+            "the table allows one version of an aggregate twice; a second row that differs becomes"
+            " a dead letter",
+            f"ALTER TABLE {layout.table} ADD UNIQUE INDEX ({key})",
         )
-    equal = _taken_for_equal(connection, layout)
-    if not equal and layout.id_collation.endswith("_bin"):
-        return fine
-    *others, last = [what for what, _ in equal] or ["characters that it ignores"]
-    differences = f"{', '.join(others)} or {last}" if others else last
-    column, other = config.columns.aggregate_id, next((repr(id_) for _, id_ in equal), None)
-    refused = f"{column} 'a' beside {other}" if other else f"the second {column} of the two"
-    return Check(
-        name,
-        "warn",
-        f"collation {layout.id_collation} takes ids for equal that differ only in {differences}, "
-        f"so the database refuses {refused}; "
-        "eventpub publishes each row under its exact bytes, as an aggregate of its own",
-        "give the column the collation utf8mb4_0900_bin (MariaDB: utf8mb4_nopad_bin), or let "
-        "writers use one spelling",
-    )
+    for part in parts:
+        equal = [] if part.is_bytewise else _taken_for_equal(connection, part)
+        if part.is_bytewise or (not equal and part.collation.endswith("_bin")):
+            continue
+        *others, last = [what for what, _ in equal] or ["characters that it ignores"]
+        differences = f"{', '.join(others)} or {last}" if others else last
+        other = next((repr(id_) for _, id_ in equal), None)
+        column = part.name.strip("`")
+        refused = f"{column} 'a' beside {other}" if other else f"the second {column} of the two"
+        return Check(
+            name,
+            "warn",
+            f"collation {part.collation} takes ids for equal that differ only in {differences}, "
+            f"so the database refuses {refused}; "
+            "eventpub publishes each row under its exact bytes, as an aggregate of its own",
+            "give the column the collation utf8mb4_0900_bin (MariaDB: utf8mb4_nopad_bin), or let "
+            "writers use one spelling",
+        )
+    return fine
 
 
 _SPELLINGS = (("case", "A"), ("accents", "á"), ("trailing blanks", "a "))
 """What else an id may look like that some collation takes for `a`."""
 
 
-def _taken_for_equal(connection: Connection, layout: Layout) -> list[tuple[str, str]]:
+def _taken_for_equal(connection: Connection, part: IdPart) -> list[tuple[str, str]]:
     """Those of `_SPELLINGS` that the column's collation takes for `a`, as the server says."""
 
     def as_stored(text: str) -> str:
-        return f"CONVERT({literal(text)} USING {layout.id_charset})"
+        return f"CONVERT({literal(text)} USING {part.charset})"
 
-    first = f"{as_stored('a')} COLLATE {layout.id_collation}"
+    first = f"{as_stored('a')} COLLATE {part.collation}"
     compared = ", ".join(f"{first} = {as_stored(spelling)}" for _, spelling in _SPELLINGS)
     answers = run(connection, f"SELECT {compared}")[0]
     return [entry for entry, is_equal in zip(_SPELLINGS, answers, strict=True) if is_equal]
@@ -238,8 +248,9 @@ def _taken_for_equal(connection: Connection, layout: Layout) -> list[tuple[str, 
 def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
     name = "event store: rows without identity or time"
     columns = read_columns(config, connection)
-    names = mapped_columns(config, columns, config.table)
-    allowed = [k for k in ("aggregate_id", "version", "create_time") if k in layout.nullable]
+    parts, names = mapped_columns(config, columns, config.table)
+    needed = [*parts, names["version"], names["create_time"]]
+    allowed = [column for column in needed if columns[column].nullable]
     never_read = int(run(connection, statements.without_time(layout, _FEW_ROWS))[0][0])
     if never_read:
         said = counted(never_read, "row has", "rows have")
@@ -255,15 +266,20 @@ def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
         )
     if not allowed:
         return Check(name, "ok", "none")
+    nameless = int(run(connection, statements.without_identity(layout, _NEWEST))[0][0])
+    said = f"{counted(nameless, 'row')} of the newest {_NEWEST:,} without aggregate_id or version"
+    if layout.skips_nulls:
+        return Check(name, "ok", f"{said}; store.without_identity passes them over")
     changes = ", ".join(
-        f"MODIFY {quote(names[key])} {columns[names[key]].full_type} NOT NULL" for key in allowed
+        f"MODIFY {quote(column)} {columns[column].full_type} NOT NULL" for column in allowed
     )
     return Check(
         name,
         "warn",
-        f"{', '.join(names[k] for k in allowed)} may be NULL: a row without create_time is never "
-        "published, one without aggregate_id or version stops the publisher",
-        f"ALTER TABLE {layout.table} {changes} (keep the column's other attributes)",
+        f"{', '.join(allowed)} may be NULL: a row without create_time is never "
+        f"published, one without aggregate_id or version stops the publisher ({said})",
+        'where such rows are none of an aggregate\'s events: store.without_identity = "skip"; else'
+        f" ALTER TABLE {layout.table} {changes} (keep the column's other attributes)",
     )
 
 
@@ -287,7 +303,7 @@ def _first_versions(config: Store, connection: Connection, layout: Layout) -> Ch
 def _create_time(config: Store, connection: Connection) -> Check:
     name = "event store: create_time"
     columns = read_columns(config, connection)
-    column = columns[mapped_columns(config, columns, config.table)["create_time"]]
+    column = columns[mapped_columns(config, columns, config.table)[1]["create_time"]]
     if "on update" in column.extra:
         return Check(
             name,

@@ -18,6 +18,7 @@ from eventpub.config import Store
 from eventpub.errors import StoreError
 from eventpub.store.connection import Connection, display_name, run, run_named
 from eventpub.store.failures import mapped
+from eventpub.store.identity import Identity, IdPart, Kind, literal
 from eventpub.store.zones import Zone, fixed_zone, named_zone, sampled_zone
 
 SLICES = 1024
@@ -26,18 +27,11 @@ SLICES = 1024
 TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
 BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
 INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
-_UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
-_BYTEWISE = {"utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb3_nopad_bin", "ascii_nopad_bin"}
 
 
 def quote(name: str) -> str:
     """A name as an SQL identifier: whatever it contains, it stays one name."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def literal(text: str) -> str:
-    """Text as an SQL string of utf8mb4: hexadecimal, so no quoting rule or mode applies."""
-    return f"_utf8mb4 X'{text.encode().hex()}'"
 
 
 @dataclass(frozen=True)
@@ -56,27 +50,27 @@ class Layout:
     Args:
         table: the event table.
         id: the unique ascending key; None where there is none.
+        identity: the columns that say which aggregate a row belongs to.
         metadata: None where the table has none.
         time_index: an index that begins with `create_time`.
-        key_index: an index that begins with (`aggregate_id`, `version`).
+        key_index: an index that begins with the identity's columns and `version`, in any order.
+        key_columns: these columns, in its order.
         key_is_unique: whether the table itself refuses a second row of one version.
         unit: µs between two values that `create_time` can tell apart.
         zone: rules of the local time that a DATETIME holds; None for a TIMESTAMP.
         slice: a generated column with ``CRC32(aggregate_id) % 1024``; None where there is none.
         time_index_has_slice: whether `time_index` also holds `slice`.
         ties_by_id: whether `time_index` gives rows of one `create_time` in order of `id`.
-        id_charset: character set of `aggregate_id`; ``binary`` for bytes.
-        id_collation: its collation.
-        id_bytes: the expression whose bytes are the UTF-8 of `aggregate_id`.
-        id_is_bytewise: whether the collation takes only equal bytes for equal.
         nullable: columns (by our name) that may hold NULL.
+        skips_nulls: whether rows without an identity or a version are passed over, and there may
+            be any.
         times_last: whether a row keeps its `create_time` when it is updated.
         id_index: an index that begins with `id`; None where there is none, or it is no number.
     """
 
     table: str
     id: str | None
-    aggregate_id: str
+    identity: Identity
     version: str
     event_type: str
     payload: str
@@ -84,20 +78,18 @@ class Layout:
     create_time: str
     time_index: str
     key_index: str
+    key_columns: tuple[str, ...]
     key_is_unique: bool
     unit: int
     zone: Zone | None
     slice: str | None
     time_index_has_slice: bool
     ties_by_id: bool
-    id_charset: str
-    id_collation: str
-    id_bytes: str
-    id_is_bytewise: bool
     nullable: frozenset[str]
     where: str
     times_last: bool = True
     id_index: str | None = None
+    skips_nulls: bool = False
 
     @property
     def read_as(self) -> str:
@@ -143,14 +135,19 @@ def discover(config: Store, connection: Connection) -> Layout:
     with mapped(where):
         columns = read_columns(config, connection)
         indexes = read_indexes(config, connection)
-    names = mapped_columns(config, columns, where)
-    check_types(config, columns, names, where)
+    parts, names = mapped_columns(config, columns, where)
+    check_types(columns, parts, names, where)
     time_index, key_index = find_indexes(config, columns, indexes, where)
-    create_time, aggregate = columns[names["create_time"]], columns[names["aggregate_id"]]
-    slice_column = find_slice(columns, aggregate)
+    create_time = columns[names["create_time"]]
+    slice_column = find_slice(columns, parts)
+    key = {*parts, names["version"]}
     id_is_primary = "id" in names and any(
         index.name == "PRIMARY" and index.columns == (names["id"],) for index in indexes
     )
+
+    nullable = {key for key, name in names.items() if columns[name].nullable}
+    if any(columns[part].nullable for part in parts):
+        nullable.add("aggregate_id")
 
     def quoted(key: str) -> str | None:
         return quote(names[key]) if key in names else None
@@ -158,7 +155,7 @@ def discover(config: Store, connection: Connection) -> Layout:
     return Layout(
         table=quote(config.table),
         id=quoted("id"),
-        aggregate_id=quote(names["aggregate_id"]),
+        identity=identity_of(columns, parts),
         version=quote(names["version"]),
         event_type=quote(names["event_type"]),
         payload=quote(names["payload"]),
@@ -166,20 +163,19 @@ def discover(config: Store, connection: Connection) -> Layout:
         create_time=quote(names["create_time"]),
         time_index=quote(time_index.name),
         key_index=quote(key_index.name),
-        key_is_unique=key_index.unique and len(key_index.columns) == 2,
+        key_columns=tuple(quote(name) for name in key_index.columns[: len(key)]),
+        key_is_unique=any(index.unique and {*index.columns} <= key for index in indexes),
         unit=unit_of(create_time),
         zone=None if create_time.type == "timestamp" else zone_of(config, connection),
         slice=quote(slice_column) if slice_column else None,
         time_index_has_slice=slice_column is not None and slice_column in time_index.columns,
         ties_by_id=id_is_primary and time_index.columns == (names["create_time"],),
-        id_charset=aggregate.charset or "binary",
-        id_collation=aggregate.collation or "binary",
-        id_bytes=slice_expression(aggregate),
-        id_is_bytewise=is_bytewise(aggregate),
-        nullable=frozenset(key for key, name in names.items() if columns[name].nullable),
+        nullable=frozenset(nullable),
         where=where,
         times_last="on update" not in create_time.extra,
         id_index=_id_index(columns, indexes, names),
+        skips_nulls=config.without_identity == "skip"
+        and not nullable.isdisjoint({"aggregate_id", "version"}),
     )
 
 
@@ -274,20 +270,28 @@ def _is_view(config: Store, connection: Connection) -> bool:
     return any(str(_text(kind)).upper().endswith("VIEW") for (kind,) in rows)
 
 
-def mapped_columns(config: Store, columns: Mapping[str, Column], where: str) -> dict[str, str]:
-    """The table's own name of each of our columns; `id` and `metadata` only where they are there.
+def mapped_columns(
+    config: Store, columns: Mapping[str, Column], where: str
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The table's own names: of the columns of the identity, and by our name of each other one.
+
+    `id` and `metadata` are only there where the table has them.
 
     Raises:
         StoreError: store.column_missing
     """
     by_lower = {name.lower(): name for name in columns}
     names, missing = {}, []
-    for key, wanted in config.columns.model_dump().items():
+    wanted_columns = config.columns.model_dump(exclude={"aggregate_id"})
+    for key, wanted in wanted_columns.items():
         found = by_lower.get(wanted.lower()) if wanted else None
         if found is not None:
             names[key] = found
         elif key not in {"id", "metadata"} or (wanted and wanted != key):
             missing.append((key, wanted))
+    parts = tuple(by_lower.get(part.lower(), "") for part in config.columns.aggregate_id)
+    pairs = zip(config.columns.aggregate_id, parts, strict=True)
+    missing[:0] = [("aggregate_id", part) for part, found in pairs if not found]
     if missing:
         key, wanted = missing[0]
         raise StoreError(
@@ -299,24 +303,25 @@ def mapped_columns(config: Store, columns: Mapping[str, Column], where: str) -> 
             suggestion=f'name the right one in [store.columns]: {key} = "…"; where the table has '
             "it, this account may not read it: GRANT SELECT",
         )
-    return names
+    return parts, names
 
 
 def check_types(
-    config: Store, columns: Mapping[str, Column], names: Mapping[str, str], where: str
+    columns: Mapping[str, Column], parts: Sequence[str], names: Mapping[str, str], where: str
 ) -> None:
     """Refuses types that cannot be read as what they stand for.
 
     Raises:
         StoreError: store.column_type
     """
-    for key, allowed in {
-        "aggregate_id": TEXT | {"varbinary"},
-        "version": INTEGERS,
-        "create_time": {"timestamp", "datetime"},
-    }.items():
-        column = columns[names[key]]
-        if column.type not in allowed:
+    of_key = TEXT | INTEGERS | {"varbinary", "binary(16)"}
+    for key, name, allowed in (
+        *(("aggregate_id", part, of_key) for part in parts),
+        ("version", names["version"], INTEGERS),
+        ("create_time", names["create_time"], {"timestamp", "datetime"}),
+    ):
+        column = columns[name]
+        if not {column.type, column.full_type} & allowed:
             raise StoreError(
                 "store.column_type",
                 f"column {column.name!r} is {column.full_type}; as {key} it must be one of "
@@ -324,6 +329,31 @@ def check_types(
                 where=where,
                 suggestion=f'map another column in [store.columns]: {key} = "…"',
             )
+
+
+def identity_of(columns: Mapping[str, Column], parts: Sequence[str]) -> Identity:
+    """How rows are read and looked up by these columns."""
+
+    def kind(column: Column) -> Kind:
+        if column.type in INTEGERS:
+            return "number"
+        if column.type == "binary":
+            return "uuid"
+        return "bytes" if column.type == "varbinary" else "text"
+
+    of = [columns[part] for part in parts]
+    return Identity(
+        tuple(
+            IdPart(
+                quote(column.name),
+                kind(column),
+                column.charset or "binary",
+                column.collation or "binary",
+                "zerofill" in column.full_type,
+            )
+            for column in of
+        )
+    )
 
 
 def find_indexes(
@@ -334,15 +364,21 @@ def find_indexes(
     Raises:
         StoreError: store.index_missing, with the statement that adds it
     """
-    names = mapped_columns(config, columns, where)
-    create_time, key = names["create_time"], (names["aggregate_id"], names["version"])
-    slice_column = find_slice(columns, columns[key[0]])
+    parts, names = mapped_columns(config, columns, where)
+    create_time, version = names["create_time"], names["version"]
+    key = (*parts, version)
+    slice_column = find_slice(columns, parts)
     by_time = [index for index in indexes if index.columns[0] == create_time]
     by_time.sort(
         key=lambda index: (index.columns[1:2] != (slice_column,), len(index.columns), index.name)
     )
-    by_key = [index for index in indexes if index.columns[:2] == key]
-    by_key.sort(key=lambda index: (not index.unique, len(index.columns), index.name))
+    by_key = [index for index in indexes if {*index.columns[: len(key)]} == {*key}]
+
+    def rank(index: Index) -> tuple[int, bool, int, str]:
+        # the more of the identity stands before the version, the less of an index a range reads
+        return -index.columns.index(version), not index.unique, len(index.columns), index.name
+
+    by_key.sort(key=rank)
     for found, wanted in ((by_time, (create_time,)), (by_key, key)):
         if not found:
             listed = ", ".join(quote(name) for name in wanted)
@@ -356,31 +392,24 @@ def find_indexes(
     return by_time[0], by_key[0]
 
 
-def slice_expression(aggregate: Column) -> str:
-    """The expression whose bytes are the UTF-8 of `aggregate_id`; `slice` is its CRC32 % 1024."""
-    name = quote(aggregate.name)
-    if aggregate.charset is None or aggregate.charset in _UTF8:
-        return name
-    return f"CONVERT({name} USING utf8mb4)"
+def find_slice(columns: Mapping[str, Column], parts: Sequence[str]) -> str | None:
+    """The stored generated column that holds the key's CRC32 % 1024, whatever its name.
 
-
-def find_slice(columns: Mapping[str, Column], aggregate: Column) -> str | None:
-    """The stored generated column that holds ``CRC32(aggregate_id) % 1024``, whatever its name."""
+    Only a key of one text column can have such a one.
+    """
 
     def bare(expression: str) -> str:
         """What is left when the server has written the expression in its own way."""
         return re.sub(r"[\s()`\\]", "", re.sub(r"(?i)\smod\s", "%", expression)).lower()
 
-    expected = bare(f"CRC32({slice_expression(aggregate)}) % {SLICES}")
+    identity = identity_of(columns, parts)
+    if [part.kind for part in identity.parts] not in (["text"], ["bytes"]):
+        return None
+    expected = bare(f"CRC32({identity.utf8}) % {SLICES}")
     for column in columns.values():
         if "stored" in column.extra and bare(column.generated_as) == expected:
             return column.name
     return None
-
-
-def is_bytewise(column: Column) -> bool:
-    """Whether equal for the column's collation means equal bytes, trailing blanks included."""
-    return column.collation is None or column.collation in _BYTEWISE
 
 
 def unit_of(create_time: Column) -> int:

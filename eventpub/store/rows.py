@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eventpub.admission.model import EVENTS
 from eventpub.errors import StoreError
@@ -49,15 +50,24 @@ def record_batch(
         raise _invalid_row(layout, columns) from error
     zone = layout.zone
     instants = pa.array(zone.utc(local, after, upto)) if zone else pa.array(local)
-    type_text = _lenient_text(types).fill_null("")
+    type_text = lenient_text(types).fill_null("")
     batch = pa.RecordBatch.from_arrays(
-        [id_text, numbers, type_text, payloads, _lenient_text(metadata), instants], schema=EVENTS
+        [id_text, numbers, type_text, payloads, metadata, instants], schema=EVENTS
     )
     if zone and after is not None and upto is not None:
         is_within = zone.is_within(local, after, upto)
         if not is_within.all():
             return batch.filter(pa.array(is_within))
     return batch
+
+
+def with_identity(columns: Columns) -> Columns:
+    """The rows of a block that say which event of which aggregate they are."""
+    ids, versions, *_ = columns
+    if not (ids.null_count or versions.null_count):
+        return columns
+    kept = pc.and_(ids.is_valid(), versions.is_valid())
+    return [column.filter(kept) for column in columns]
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class RowSeen:
 def rows_seen(layout: Layout, columns: Columns) -> list[RowSeen]:
     """A block of rows that have an aggregate and a version."""
     _, versions, types, payloads, _, times = columns
-    type_text: list[Any] = _lenient_text(types).fill_null("").to_pylist()
+    type_text: list[Any] = lenient_text(types).fill_null("").to_pylist()
     return [
         RowSeen(
             int(versions[at].as_py()),
@@ -108,7 +118,7 @@ def local_times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
     return np.asarray(micros.to_numpy(zero_copy_only=False), np.int64)
 
 
-def _lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
+def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
     """Text of a column that may hold bytes; what is not UTF-8 is replaced, not refused."""
     try:
         text: pa.Array[Any] = column.cast(pa.string())
@@ -118,6 +128,12 @@ def _lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
             [v if v is None else v.decode(errors="replace") for v in column.to_pylist()],
             pa.string(),
         )
+
+
+_PASS_OVER = (
+    ". Where rows without an aggregate or a version are none of its events: store.without_identity"
+    ' = "skip" counts such rows and passes them over'
+)
 
 
 def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
@@ -146,6 +162,7 @@ def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
                 "store.row_invalid",
                 f"a row {reason}: aggregate_id {shown}, version {number}, create_time {at}",
                 where=layout.where,
-                suggestion="correct or remove the row, then start again; no event was skipped",
+                suggestion="correct or remove the row, then start again; no event was skipped"
+                + (_PASS_OVER if aggregate_id is None or version is None else ""),
             )
     return StoreError("store.row_invalid", "a row cannot be read as an event", where=layout.where)

@@ -6,7 +6,7 @@ that exists keeps its columns and their types: only what is missing is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from eventpub.config import Columns, Store
 from eventpub.errors import StoreError
@@ -17,11 +17,11 @@ from eventpub.store.layout import (
     Index,
     check_types,
     find_slice,
+    identity_of,
     mapped_columns,
     quote,
     read_columns,
     read_indexes,
-    slice_expression,
 )
 
 ALTERS = "ALTER TABLE"
@@ -43,9 +43,9 @@ def missing(config: Store, connection: Connection) -> list[str]:
             raise
         return [create_table(config, mariadb=is_mariadb(connection))]
     where = f"{display_name(config)}, table {config.table}"
-    names = mapped_columns(config, columns, where)
-    check_types(config, columns, names, where)
-    added = additions(columns, read_indexes(config, connection), names)
+    parts, names = mapped_columns(config, columns, where)
+    check_types(columns, parts, names, where)
+    added = additions(columns, read_indexes(config, connection), parts, names)
     if not added:
         return []
     # One statement, since each new stored column copies the table.
@@ -75,10 +75,18 @@ def create_table(config: Store, *, mariadb: bool) -> str:
     per 1,000,000 events and serves nothing better.
     """
     names = config.columns
+    if len(names.aggregate_id) > 1:
+        raise StoreError(
+            "store.several_id_columns",
+            "eventpub creates only tables whose store.columns.aggregate_id is one column",
+            where=f"table {config.table}",
+            suggestion="create the table as your application does; `eventpub doctor` says whether"
+            " anything is missing of it",
+        )
     bytewise = "utf8mb4_nopad_bin" if mariadb else "utf8mb4_0900_bin"
     text = f"VARCHAR(255) CHARACTER SET utf8mb4 COLLATE {bytewise} NOT NULL"
     slice_name = quote(free_slice_name(_own_names(names)))
-    aggregate_id, version = quote(names.aggregate_id), quote(names.version)
+    aggregate_id, version = quote(names.aggregate_id[0]), quote(names.version)
     create_time = quote(names.create_time)
     key = f"({aggregate_id}, {version})"
     lines = [
@@ -101,21 +109,35 @@ def create_table(config: Store, *, mariadb: bool) -> str:
     return f"CREATE TABLE IF NOT EXISTS {quote(config.table)} (\n  {body}\n) ENGINE = InnoDB"
 
 
-def additions(columns: dict[str, Column], indexes: list[Index], names: dict[str, str]) -> list[str]:
-    """What ALTER TABLE is to add to a table that exists."""
-    aggregate_id, version, create_time = (
-        names[key] for key in ("aggregate_id", "version", "create_time")
-    )
+def additions(
+    columns: dict[str, Column],
+    indexes: list[Index],
+    parts: Sequence[str],
+    names: Mapping[str, str],
+) -> list[str]:
+    """What ALTER TABLE is to add to a table that exists.
+
+    A slice column only where the identity is one column of text.
+
+    Args:
+        columns, indexes: that it has.
+        parts, names: as of `mapped_columns`.
+    """
+    version, create_time = names["version"], names["create_time"]
+    key = (*parts, version)
     added = []
-    if not any(index.columns[:2] == (aggregate_id, version) for index in indexes):
-        added.append(f"ADD UNIQUE INDEX ({quote(aggregate_id)}, {quote(version)})")
-    slice_name = find_slice(columns, columns[aggregate_id])
-    if slice_name is None:
-        slice_name = free_slice_name(columns)
-        expression = slice_expression(columns[aggregate_id])
-        added.append(f"ADD COLUMN {quote(slice_name)} {_slice_type(expression)}")
-    if not any(index.columns[:2] == (create_time, slice_name) for index in indexes):
-        added.append(f"ADD INDEX ({quote(create_time)}, {quote(slice_name)})")
+    if not any({*index.columns[: len(key)]} == {*key} for index in indexes):
+        added.append(f"ADD UNIQUE INDEX ({', '.join(map(quote, key))})")
+    wanted = [create_time]
+    identity = identity_of(columns, parts)
+    if len(parts) == 1 and identity.parts[0].kind in {"text", "bytes"}:
+        slice_name = find_slice(columns, parts)
+        if slice_name is None:
+            slice_name = free_slice_name(columns)
+            added.append(f"ADD COLUMN {quote(slice_name)} {_slice_type(identity.utf8)}")
+        wanted.append(slice_name)
+    if not any(index.columns[: len(wanted)] == (*wanted,) for index in indexes):
+        added.append(f"ADD INDEX ({', '.join(map(quote, wanted))})")
     return added
 
 
@@ -133,4 +155,5 @@ def _slice_type(aggregate_id: str) -> str:
 
 
 def _own_names(names: Columns) -> list[str]:
-    return [name for name in names.model_dump().values() if name]
+    others = names.model_dump(exclude={"aggregate_id"}).values()
+    return [*names.aggregate_id, *(name for name in others if name)]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from eventpub.admission.model import Shard, VersionRange
-from eventpub.store.layout import SLICES, Layout, literal
+from eventpub.store.layout import SLICES, Layout
 
 _EPOCH = datetime(1970, 1, 1)
 _DATETIMES = -30_610_224_000_000_000, 253_402_300_799_999_999  # 1000-01-01 to 9999-12-31
@@ -22,12 +22,15 @@ _TIMESTAMPS = 1_000_000, 2_147_483_647_999_999  # 1970-01-01 00:00:01 to 2038-01
 _NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 NOW = f"SELECT {_NOW}"
 
+_FEW = 10
+"""Versions of a range that are named one by one, where that makes an index of more use."""
+
 
 def columns(layout: Layout) -> str:
     """What every SELECT of events selects, in the order of `EVENTS`."""
     return ", ".join(
         [
-            layout.aggregate_id,
+            layout.identity.selected,
             layout.version,
             layout.event_type,
             layout.payload,
@@ -52,17 +55,24 @@ def window(
 def keys(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
     """Aggregate, version and time of the rows of a `local_range`."""
     return (
-        f"SELECT {layout.aggregate_id}, {layout.version}, {layout.create_time} FROM {layout.table}"
+        f"SELECT {_key_and_time(layout)} FROM {layout.table}"
         f" FORCE INDEX ({layout.time_index})"
-        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)}"
+        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)}{_with_identity(layout)}"
     )
 
 
+def _key_and_time(layout: Layout) -> str:
+    return f"{layout.identity.selected}, {layout.version}, {layout.create_time}"
+
+
 def counts(layout: Layout, ranges: Sequence[tuple[int, int]]) -> str:
-    """How many rows each of some ranges of values has, in their order, by the index alone."""
+    """How many rows each of some ranges of values has, in their order.
+
+    By the index alone, unless rows without an identity are not to be counted.
+    """
     return " UNION ALL ".join(
         f"SELECT {number}, COUNT(*) FROM {layout.table} FORCE INDEX ({layout.time_index})"
-        f" WHERE {between(layout, first, last)}"
+        f" WHERE {between(layout, first, last)}{_with_identity(layout)}"
         for number, (first, last) in enumerate(ranges)
     )
 
@@ -120,6 +130,24 @@ def without_time(layout: Layout, most: int) -> str:
     )
 
 
+def without_identity(layout: Layout, most: int) -> str:
+    """How many of the newest rows, at most `most`, have no identity or version."""
+    return (
+        f"SELECT COALESCE(SUM(has_none), 0) FROM (SELECT {_has_no_identity(layout)} AS has_none"
+        f" FROM {layout.table} FORCE INDEX ({layout.time_index})"
+        f" ORDER BY {layout.create_time} DESC LIMIT {most:d}) AS newest"
+    )
+
+
+def _has_no_identity(layout: Layout) -> str:
+    columns = [*layout.identity.names, layout.version]
+    return f"({' OR '.join(f'{column} IS NULL' for column in columns)})"
+
+
+def _with_identity(layout: Layout) -> str:
+    return f" AND NOT {_has_no_identity(layout)}" if layout.skips_nulls else ""
+
+
 def waiting(layout: Layout, first: int, last: int, most: int) -> str:
     """The oldest `create_time` of a range and its rows, at most `most`, by the index alone."""
     return (
@@ -154,30 +182,12 @@ def in_shard(layout: Layout, shard: Shard | None) -> str:
     if layout.slice and SLICES % shard.partitions == 0:
         number = layout.slice
     else:
-        number = f"CRC32({layout.id_bytes})"
+        number = f"CRC32({layout.identity.utf8})"
     condition = f"{number} % {shard.partitions} % {shard.shards} = {shard.number}"
     if "aggregate_id" in layout.nullable and shard.number == 0:
         # such a row belongs to nobody; it is read so that it is refused, not passed over
-        condition = f"({condition} OR {layout.aggregate_id} IS NULL)"
+        condition = f"({condition} OR {layout.identity.selected} IS NULL)"
     return f" AND {condition}"
-
-
-def key(layout: Layout, aggregate_id: str) -> str:
-    """The condition that a row is of an aggregate, byte for byte, by index.
-
-    The id is converted to the column's character set and collation, not the column to the id's, so
-    the session's collation does not matter. Where the collation takes different ids for one, the
-    bytes are compared as well.
-    """
-    value = literal(aggregate_id)
-    if layout.id_charset == "binary":
-        return f"{layout.aggregate_id} = {value.removeprefix('_utf8mb4 ')}"
-    if layout.id_charset != "utf8mb4":
-        value = f"CONVERT({value} USING {layout.id_charset})"
-    condition = f"{layout.aggregate_id} = {value} COLLATE {layout.id_collation}"
-    if not layout.id_is_bytewise or layout.id_charset != "utf8mb4":  # what it lacks becomes "?"
-        condition += f" AND CAST({layout.id_bytes} AS BINARY) = X'{aggregate_id.encode().hex()}'"
-    return condition
 
 
 def versions(layout: Layout, ranges: Sequence[VersionRange]) -> str:
@@ -197,7 +207,7 @@ def first_versions(layout: Layout, ranges: Sequence[VersionRange], limit: int) -
 def versions_by_key(layout: Layout, ranges: Sequence[VersionRange]) -> str:
     """All rows of some ranges, each aggregate's in the order of its versions."""
     # in the order of the index, so that nothing is sorted and the first row comes at once
-    return f"{versions(layout, ranges)} ORDER BY {layout.aggregate_id}, {layout.version}"
+    return f"{versions(layout, ranges)} ORDER BY {', '.join(layout.key_columns)}"
 
 
 def version_numbers(layout: Layout, r: VersionRange, most: int, *, highest: bool) -> str:
@@ -208,31 +218,40 @@ def version_numbers(layout: Layout, r: VersionRange, most: int, *, highest: bool
 
 def existing(layout: Layout, wanted: Sequence[tuple[str, int]]) -> str:
     """Which of some (aggregate, version) there are, by the index alone."""
-    conditions = " OR ".join(f"({key(layout, a)} AND {layout.version} = {v:d})" for a, v in wanted)
+    conditions = " OR ".join(
+        f"({layout.identity.equals(a)} AND {layout.version} = {v:d})" for a, v in wanted
+    )
     return (
-        f"SELECT {layout.aggregate_id}, {layout.version} FROM {layout.table}"
+        f"SELECT {layout.identity.selected}, {layout.version} FROM {layout.table}"
         f" FORCE INDEX ({layout.key_index}) WHERE {conditions}"
     )
 
 
 def lowest_versions(layout: Layout, aggregates: int, first: int) -> str:
     """Of the first so many aggregates: how many there are, and how many begin above a version."""
+    *parts, last = layout.key_columns
+    rows = f"{layout.table} FORCE INDEX ({layout.key_index})"
+    if last != layout.version:  # not to be grouped by the index: only rows at its beginning
+        parts, some = [*layout.identity.names], ", ".join(layout.key_columns)
+        rows = f"(SELECT {some} FROM {rows} LIMIT {aggregates * 10:d}) AS some"
     return (
         f"SELECT COUNT(*), COALESCE(SUM(v > {first:d}), 0) FROM (SELECT MIN({layout.version}) AS v"
-        f" FROM {layout.table} FORCE INDEX ({layout.key_index}) GROUP BY {layout.aggregate_id}"
-        f" LIMIT {aggregates:d}) AS lowest"
+        f" FROM {rows} GROUP BY {', '.join(parts)} LIMIT {aggregates:d}) AS lowest"
     )
 
 
 def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int) -> str:
     """Keys and times of the highest versions below each bound, at most `limit` of each."""
-    conditions = [f"{key(layout, a)} AND {layout.version} < {int(v)}" for a, v in bounds]
-    selected = f"{layout.aggregate_id}, {layout.version}, {layout.create_time}"
-    return _union(layout, conditions, "DESC", limit, selected)
+    conditions = [f"{layout.identity.equals(a)} AND {layout.version} < {int(v)}" for a, v in bounds]
+    return _union(layout, conditions, "DESC", limit, _key_and_time(layout))
 
 
 def _in_range(layout: Layout, r: VersionRange) -> str:
-    return f"{key(layout, r.aggregate_id)} AND {layout.version} BETWEEN {r.first:d} AND {r.last:d}"
+    versions = f"BETWEEN {r.first:d} AND {r.last:d}"
+    if layout.key_columns[-1] != layout.version and r.last - r.first < _FEW:
+        # what stands behind the version in the index is compared by it, too
+        versions = f"IN ({', '.join(str(v) for v in range(r.first, r.last + 1)) or 'NULL'})"
+    return f"{layout.identity.equals(r.aggregate_id)} AND {layout.version} {versions}"
 
 
 def _union(

@@ -189,6 +189,7 @@ def test_what_works_is_taken(capfd: pytest.CaptureFixture[str], key: str, value:
     [
         ("spark.properties.spark.master", "yarn", "config.contradiction", "a key of its own"),
         ("spark.properties.spark.task.maxFailures", "4", "config.contradiction", "starts a shard"),
+        ("spark.properties.spark.speculation", "true", "config.contradiction", "take its lease"),
         ("spark.properties.spark.submit.deployMode", "cluster", "config.contradiction", "driver"),
         ("sink.properties.linger.ms", "abc", "config.sink_property", "linger.ms"),
         ("sink.properties.linger.ms", "-1", "config.sink_property", "allowed range 0..900000"),

@@ -28,6 +28,7 @@ from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.durable_state import StartState
 from eventpub.errors import EventpubError
 from eventpub.store import Layout
+from eventpub.store.identity import Identity, IdPart
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ def layout(**changes: Any) -> Layout:
     usual: dict[str, Any] = {
         "table": "`events`",
         "id": "`id`",
-        "aggregate_id": "`aggregate_id`",
+        "identity": Identity((IdPart("`aggregate_id`", "text", "utf8mb4", "utf8mb4_bin"),)),
         "version": "`version`",
         "event_type": "`event_type`",
         "payload": "`payload`",
@@ -93,16 +94,13 @@ def layout(**changes: Any) -> Layout:
         "create_time": "`create_time`",
         "time_index": "`time`",
         "key_index": "`key`",
+        "key_columns": ("`aggregate_id`", "`version`"),
         "key_is_unique": True,
         "unit": 1,
         "zone": None,
         "slice": None,
         "time_index_has_slice": False,
         "ties_by_id": True,
-        "id_charset": "utf8mb4",
-        "id_collation": "utf8mb4_bin",
-        "id_bytes": "`aggregate_id`",
-        "id_is_bytewise": True,
         "nullable": frozenset(),
         "where": "table events",
         "id_index": "`PRIMARY`",

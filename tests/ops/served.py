@@ -62,7 +62,7 @@ def serving(configuration: Config, source: Source) -> Iterator[tuple[str, int]]:
     pages = Pages(configuration, source)
     pages.begin()
     host, _, port = pages.address.rpartition(":")
-    address = host, int(port)
+    address = host.strip("[]"), int(port)
     try:
         eventually(lambda: exchange(address, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"))
         yield address

@@ -122,3 +122,41 @@ def test_wrong_tokens_are_logged_once_and_slowed() -> None:
     assert (refused["client"], refused["path"]) == ("127.0.0.1", "/pause")
     assert "guess" not in written.getvalue()
     assert source.done == []
+
+
+PAUSE = "POST /pause HTTP/1.1\r\nAuthorization: Bearer a token of the dashboard\r\n"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "localhost:0", "127.0.0.2:0"])
+def test_on_loopback_only_this_machines_names_are_answered(address: str) -> None:
+    """A page of another site could make its own name lead here, also to ::1."""
+    with serving(config(ops={"http": address}), Source()) as at:
+        for name, status in (("evil.example", 400), ("[::2]:80", 400), ("[", 400), ("", 400)):
+            request = f"GET /status HTTP/1.1\r\nHost: {name}\r\n\r\n".encode()
+            assert status_of(exchange(at, request)) == status, name
+        for name in ("127.0.0.1", "localhost:8080", "[::1]", "[::1]:9464"):
+            request = f"GET /status HTTP/1.1\r\nHost: {name}\r\n\r\n".encode()
+            assert status_of(exchange(at, request)) == 200, name
+
+
+@pytest.mark.parametrize(
+    ("host", "headers", "status"),
+    [
+        ("localhost:9464", "", 200),
+        ("localhost:9464", "Origin: http://localhost:9464\r\n", 200),
+        ("localhost:9464", "Origin: http://evil.example\r\n", 403),
+        ("localhost:9464", "Origin: null\r\n", 403),
+        ("localhost:9464", "Origin: http://localhost:8080\r\n", 403),
+        (
+            "localhost:9464",
+            "Origin: https://ops.example\r\nX-Forwarded-Host: ops.example\r\n",
+            200,
+        ),
+    ],
+)
+def test_another_sites_page_is_refused_whatever_token_it_has(
+    host: str, headers: str, status: int
+) -> None:
+    with serving(CONFIG, Source()) as address:
+        request = f"{PAUSE}Host: {host}\r\n{headers}Content-Length: 0\r\n\r\n".encode()
+        assert status_of(exchange(address, request)) == status

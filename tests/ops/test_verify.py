@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import itertools
 import json
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -27,11 +29,11 @@ from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
 from eventpub.ops import behind, verify_run
 from eventpub.ops.topic import TopicReader
-from eventpub.ops.verify import KINDS, SHOWN, Progress, Sample, Verdict, verify
-from eventpub.ops.verify_plan import Asked
+from eventpub.ops.verdict import KINDS, SHOWN, Progress, Sample, Verdict
+from eventpub.ops.verify import verify
 from eventpub.sink import ShardSink
-from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
+from tests.publisher.harness import eventually
 from tests.sink.helpers import events
 
 PARTITIONS = 4
@@ -172,7 +174,8 @@ def test_every_kind_of_difference_is_found(world: World) -> None:
     world.publish([rows["e", 1]], side=".late")
     found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), wait=0.0)
     assert found.counts == {
-        "missing": 1, "repeated": 1, "out_of_order": 1, "altered": 1, "extra": 1,
+        "missing": 1, "repeated": 1, "out_of_order": 1, "altered": 1, "extra": 1, "doubled": 0,
+        "held": 0,
     }  # fmt: skip
     names = {k: [(d.aggregate_id, d.version) for d in v] for k, v in found.examples.items()}
     assert names == {
@@ -181,6 +184,8 @@ def test_every_kind_of_difference_is_found(world: World) -> None:
         "out_of_order": [("a", 2)],
         "altered": [("c", 1)],
         "extra": [("ghost", 1)],
+        "doubled": [],
+        "held": [],
     }
     assert found.accounted["dead"] == found.accounted["diverted"] == 1
 
@@ -648,58 +653,54 @@ class LostError(Exception):
     """Ends a comparison in its middle."""
 
 
-def test_an_interrupted_comparison_goes_on_where_it_was(
+def test_a_comparison_that_was_killed_leaves_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its own processes remove what was read; if they were killed, too, the next one does so."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     world.append(*EVENTS)
-    rows = world.rows()
-    world.publish(rows[:4])
-    last = parse_time("2100-01-01T00:00:00Z")
-
-    def interrupt(progress: Progress) -> None:
-        if progress.doing == "comparing":
-            raise LostError
-
-    with pytest.raises(LostError):
-        verify(world.config, last=last, on_progress=interrupt)
-    world.publish(rows[5:])
-    found = verify(world.config, last=last, wait=0.0)
-    assert found.resumed == len(EVENTS) + 4
-    assert found.to_dict()["resumed"] == found.resumed
-    assert [(d.aggregate_id, d.version) for d in found.examples["missing"]] == [rows[4][:2]]
-    assert found.counts["missing"] == sum(found.counts.values()) == 1
+    world.publish(world.rows())
+    left = folder / "eventpub-verify-killed"
+    running = folder / "eventpub-verify-running"
+    for path in (left, running):
+        (path / "store").mkdir(parents=True)
+        (path / "lock").touch()
+        os.utime(path, (time.time() - 7_200,) * 2)
+    with (running / "lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert verify(world.config).ok
+        assert list(folder.iterdir()) == [running]
+    assert verify(world.config).ok
     assert list(folder.iterdir()) == []
 
-    with pytest.raises(LostError):
-        verify(world.config, last=last, on_progress=interrupt)
-    again = verify(world.config, last=last, restart=True, wait=0.0)
-    assert (again.resumed, again.counts) == (0, found.counts)
-
-
-def test_the_same_comparison_has_the_same_name_in_every_process(world: World) -> None:
     program = (
-        "import pickle, sys; from eventpub.ops.verify_plan import Asked;"
-        " config, layout = pickle.load(sys.stdin.buffer);"
-        " print(Asked(config, layout, 1, None, None, False, 1.0).name)"
+        "import os, pickle, signal, sys; from eventpub.ops.verify import verify;"
+        " config = pickle.load(sys.stdin.buffer);"
+        " verify(config, on_progress=lambda _: os.kill(os.getpid(), signal.SIGKILL))"
     )
-    layout = EventStore.discover(world.config.store)
-    assert len(layout.nullable) > 1
-    names = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            input=pickle.dumps((world.config, layout)),
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2", "3")
-    }
-    assert len(names) == 1
-    other = Asked(world.config, layout, 2, None, None, False, 1.0)
-    assert other.name.encode() not in names.pop()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=pickle.dumps(world.config),
+        env=os.environ | {"TMPDIR": str(folder)},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    eventually(lambda: not any(folder.iterdir()), 20)
+
+
+def test_what_a_process_raises_is_said_and_is_no_lack_of_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.append(*EVENTS)
+    start = (
+        "import sys; from eventpub.ops import verify_run, topic;"
+        " topic.TopicReader.consume = lambda *_: 1 // 0; sys.exit(verify_run.main(sys.argv[1:]))"
+    )
+    monkeypatch.setattr(verify_run, "_START", start)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        verify(world.config)
 
 
 def test_a_process_that_is_lost_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -709,6 +710,7 @@ def test_a_process_that_is_lost_is_named(world: World, monkeypatch: pytest.Monke
     assert caught.value.code == "verify.process_lost"
     assert caught.value.retriable
     assert "-9" in caught.value.message
+    assert "memory" in (caught.value.suggestion or "")
 
 
 def test_a_sample_compares_all_events_of_some_aggregates(world: World) -> None:

@@ -26,7 +26,7 @@ from tests.variants import variants
 
 SHARED = [("mariadb", "11.4"), ("mysql", "9")]
 """They run for other tests, too."""
-OTHERS = [("mysql", "8.4"), ("mariadb", "10.11")]
+OTHERS = [("mysql", "8.4"), ("mariadb", "10.11"), ("mariadb", "11.8")]
 VERSIONS = variants([*SHARED, *OTHERS])
 COLUMNS = ["TIMESTAMP(6)", "DATETIME(6)"]
 

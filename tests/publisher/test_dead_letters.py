@@ -91,7 +91,9 @@ def test_a_refused_row_is_listed_and_published_after_all_once(
     dead(publisher, 1, "show", "a", "3")
 
     # what cannot be published is not
-    assert dead(publisher, 1, "retry", "a", "2")["outcome"] == "refused again"
+    retried = publisher.command("dead", "retry", "a", "2", "--json")
+    assert json.loads(retried.stdout)["result"]["outcome"] == "refused again"
+    assert "larger than the topic's max.message.bytes" in json.loads(retried.stdout)["summary"]
     found = dead(publisher, 1, "list")
     assert (found["count"], found["rows"]) == (4, 3)
     of_one = [x["is_last"] for x in found["letters"] if x["aggregate_id"] == "a"]

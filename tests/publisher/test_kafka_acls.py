@@ -44,8 +44,8 @@ def least(publisher: Publisher) -> dict[str, Right]:
     }
 
 
-def allow(broker: Doors, *rights: Right) -> None:
-    """These and no others, by the prefix of a name."""
+def allow(broker: Doors, *rights: Right, pattern: Any = ResourcePatternType.PREFIXED) -> None:
+    """These and no others, by the prefix of a name, or by the names themselves."""
     admin = AdminClient({"bootstrap.servers": broker.open})
     anything: Any = None
     everything = AclBindingFilter(
@@ -55,10 +55,11 @@ def allow(broker: Doors, *rights: Right) -> None:
     for done in admin.delete_acls([everything]).values():
         done.result(10)
     for kind, name, operation in rights:
+        if kind is ResourceType.TRANSACTIONAL_ID:
+            pattern = ResourcePatternType.PREFIXED
         binding = AclBinding(
-            kind, name, ResourcePatternType.PREFIXED, "User:poor", "*", operation,
-            AclPermissionType.ALLOW,
-        )  # fmt: skip
+            kind, name, pattern, "User:poor", "*", operation, AclPermissionType.ALLOW
+        )
         for done in admin.create_acls([binding]).values():
             done.result(10)
 
@@ -127,3 +128,38 @@ def test_each_right_that_is_taken_away_is_named_by_doctor_and_run(
         and all(word in c["message"] + c["suggestion"] for word in words)
         for c in wrong
     ), wrong
+
+
+def test_rights_by_the_name_of_each_topic_are_enough_and_doctor_and_run_ask_for_the_same(
+    publisher: Publisher, database: FreshDatabase, broker: Doors
+) -> None:
+    """`<topic>.late` is read back, too, whether or not anything is diverted to it now."""
+    log_in(publisher, broker, create=False)
+    name = publisher.topic.name
+    rights = [
+        (ResourceType.TOPIC, f"{name}{side}", operation)
+        for side in ("", ".gaps", ".dead")
+        for operation in (AclOperation.READ, AclOperation.WRITE)
+    ]
+    rights.append(least(publisher)["transactional ids"])
+    allow(broker, *rights, pattern=ResourcePatternType.LITERAL)
+    with database.connect() as connection, connection.cursor() as cursor:
+        for version in (1, 2, 3):
+            insert(cursor, "a", version)
+
+    doctor = publisher.command("doctor", "--json")
+    wrong = [c for c in json.loads(doctor.stdout)["result"]["checks"] if c["status"] == "wrong"]
+    run = publisher.command("run", "--available-now", "--json")
+    error = json.loads(run.stdout)["error"]
+    assert [c["code"] for c in wrong] == [error["code"]] == ["sink.not_authorized"]
+    for said in (wrong[0]["message"], error["message"]):
+        assert f"lacks rights: Describe, Read on {name}.late" in said
+
+    rights.append((ResourceType.TOPIC, f"{name}.late", AclOperation.READ))
+    allow(broker, *rights, pattern=ResourcePatternType.LITERAL)
+    doctor = publisher.command("doctor", "--json")
+    assert doctor.returncode == 0, doctor.stdout
+    publisher.publish_everything()
+    assert publisher.topic.versions("a") == [1, 2, 3]
+    done = publisher.command("verify", "--json")
+    assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""Scenario F14: the oldest brokers that are supported, and the first of a new major version.
+"""Scenario F14: the oldest supported brokers, the first of a new major version, and the newest.
 
 The others run all other tests. Downloaded on demand; skipped where the jars cannot be had.
 """
@@ -25,7 +25,7 @@ from tests.publisher.harness import (
     insert,
 )
 
-VERSIONS = ["3.9.2", "4.0.2"]
+VERSIONS = ["3.9.2", "4.0.2", "4.4.0"]
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -11,12 +13,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from bench.usage import Usage, one
 from eventpub.config import Config
-from eventpub.ops.verify import Progress, verify
+from eventpub.ops.verdict import Progress
+from eventpub.ops.verify import verify
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
+from tests.publisher.harness import Publisher, commit, create_table, eventually, insert, transaction
 
 pytestmark = pytest.mark.parametrize("database", ["mysql"], indirect=True)
 
@@ -115,3 +120,50 @@ def test_a_row_that_commits_late_and_is_published_while_verify_runs_is_not_missi
     assert (found.events, found.accounted["arrived"]) == (3, 1)
     assert publisher.topic.versions("late") == [1]
     publisher.stop()
+
+
+def test_events_of_any_size_are_compared_in_bounded_memory(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """With the client's limit far above what verify fetches at once, as large events need it."""
+    create_table(database)
+    publisher = new_publisher(
+        database,
+        **{"sink.properties": {"message.max.bytes": "20000000"}, "sink": {"partitions": 2}},
+    )
+    admin = AdminClient({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    topic = NewTopic(publisher.topic.name, 2, 1, config={"max.message.bytes": "20000000"})
+    admin.create_topics([topic])[topic.topic].result(30)
+    commit(database, "small", 1, 2)
+    for version in range(1, 25):
+        commit(database, "large", version, payload=os.urandom(1_000) * 16_000)
+    publisher.publish_everything()
+    assert len(publisher.topic.read()) == 26
+
+    command = [publisher.program, "verify", "--json", "--config", str(publisher.config)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=publisher.folder)
+    with Usage(one("verify", process.pid)) as usage:
+        out, _ = process.communicate()
+    answer = json.loads(out)
+    assert process.returncode == 0, answer
+    assert answer["result"]["events"] == answer["result"]["records"] == 26
+    assert usage.peak_memory["verify"] < 500e6, usage.peak_memory
+
+
+def test_an_event_that_is_held_is_said_and_is_no_difference(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """A comparison at night called what waits for a version that is not there missing."""
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "10m", "max_backoff": 3})
+    commit(database, "a", 1, 3, 4)
+    commit(database, "b", 1)
+    publisher.start()
+    publisher.until_published("b", [1])
+    eventually(lambda: publisher.answer(1, "gaps", "list")["open"])
+    status, answer = verified(publisher)
+    result = answer["result"]
+    assert (status, result["held"], result["missing"]) == (0, 2, 0), answer
+    assert {e["note"] for e in result["examples"]["held"]} == {"waits for version 2"}
+    assert "2 events held: not published yet" in publisher.command("verify").stdout
+    publisher.kill()

@@ -174,6 +174,7 @@ class TestDoctor:
             "side topic .dead",
             "transactions",
             "topic settings",
+            "replication",
             "broker settings",
         }
 

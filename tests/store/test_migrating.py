@@ -35,7 +35,7 @@ def test_a_new_table_has_what_the_publisher_needs(database: FreshDatabase) -> No
     assert migrate(config) == [said]
     assert tables(database) == {"events", "eventpub_alembic_version"}
     layout = EventStore.discover(config)
-    assert layout.id_is_bytewise
+    assert layout.identity.is_bytewise
     assert layout.key_is_unique
     assert layout.time_index_has_slice
     assert (layout.unit, layout.zone) == (1, None)

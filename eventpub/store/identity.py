@@ -1,0 +1,153 @@
+"""Which aggregate a row belongs to: the columns that say it, and the key that they make.
+
+One column is the key as it is. Several are joined by ``|``, after ``%`` was written as ``%25`` and
+``|`` as ``%7C`` in each: split a key at ``|`` and undo the two, and the columns' values are back.
+The database joins them, so the same text is read, hashed and published; `split` is the way back,
+by which lookups compare the columns themselves and use their index.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["text", "bytes", "number", "uuid"]
+
+_UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
+_BYTEWISE = {"utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb3_nopad_bin", "ascii_nopad_bin"}
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}|1[0-9]{19}")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_DASHES = (21, 17, 13, 9)
+"""Where a UUID's are put into its hexadecimal digits, from the right."""
+NOTHING = "FALSE"
+
+
+def literal(text: str) -> str:
+    """Text as an SQL string of utf8mb4: hexadecimal, so no quoting rule or mode applies."""
+    return f"_utf8mb4 X'{text.encode().hex()}'"
+
+
+@dataclass(frozen=True)
+class IdPart:
+    """One column of the identity.
+
+    Args:
+        name: of the column, quoted.
+        kind: text; bytes, which are UTF-8; a whole number; or BINARY(16), read as a UUID's text.
+        charset: its character set; ``binary`` where it has none.
+        collation: its collation, likewise.
+        padded: a number that the server shows with leading zeros.
+    """
+
+    name: str
+    kind: Kind
+    charset: str = "binary"
+    collation: str = "binary"
+    padded: bool = False
+
+    @property
+    def is_bytewise(self) -> bool:
+        """Whether what the column takes for equal are equal bytes, trailing blanks included."""
+        return self.kind != "text" or self.collation in _BYTEWISE
+
+    @property
+    def selected(self) -> str:
+        """The expression that is sent as text."""
+        if self.kind == "uuid":
+            text = f"HEX({self.name})"
+            for at in _DASHES:
+                text = f"INSERT({text}, {at}, 0, '-')"
+            return f"LOWER({text})"
+        return f"({self.name} + 0)" if self.padded else self.name
+
+    @property
+    def utf8(self) -> str:
+        """The expression whose bytes are the UTF-8 of that text."""
+        is_other = self.kind == "text" and self.charset not in _UTF8
+        return f"CONVERT({self.name} USING utf8mb4)" if is_other else self.selected
+
+    def equals(self, value: str) -> str:
+        """The condition that the column has a value, byte for byte, by index.
+
+        The value is converted to the column's character set and collation, not the column to the
+        value's, so the session's collation does not matter. Where the collation takes different
+        values for one, the bytes are compared as well.
+        """
+        if self.kind == "number":
+            return f"{self.name} = {value}" if _NUMBER.fullmatch(value) else NOTHING
+        if self.kind == "uuid":
+            digits = value.replace("-", "")
+            return f"{self.name} = X'{digits}'" if _UUID.fullmatch(value) else NOTHING
+        octets = f"X'{value.encode().hex()}'"
+        if self.kind == "bytes":
+            return f"{self.name} = {octets}"
+        stored = literal(value)
+        if self.charset != "utf8mb4":
+            stored = f"CONVERT({stored} USING {self.charset})"
+        condition = f"{self.name} = {stored} COLLATE {self.collation}"
+        if not self.is_bytewise or self.charset != "utf8mb4":  # what it lacks becomes "?"
+            condition += f" AND CAST({self.utf8} AS BINARY) = {octets}"
+        return condition
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The columns that say which aggregate a row belongs to, in the order of the key."""
+
+    parts: tuple[IdPart, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns, quoted."""
+        return tuple(part.name for part in self.parts)
+
+    @property
+    def selected(self) -> str:
+        """The expression of the key, as it is sent; NULL where a column is."""
+        return self.parts[0].selected if len(self.parts) == 1 else self._joined
+
+    @property
+    def utf8(self) -> str:
+        """The expression whose bytes are the UTF-8 of the key."""
+        return self.parts[0].utf8 if len(self.parts) == 1 else self._joined
+
+    @property
+    def _joined(self) -> str:
+        # as bytes, since columns of two collations cannot be joined as text
+        each = [
+            f"REPLACE(REPLACE(CAST({part.utf8} AS BINARY), '%', '%25'), '|', '%7C')"
+            for part in self.parts
+        ]
+        return "CONCAT(" + ", '|', ".join(each) + ")"
+
+    @property
+    def is_bytewise(self) -> bool:
+        """Whether the table, too, takes only equal keys for equal."""
+        return all(part.is_bytewise for part in self.parts)
+
+    @property
+    def of_nothing(self) -> str:
+        """A key that rows could have, to ask for plans."""
+        some = {"number": "0", "uuid": "00000000-0000-0000-0000-000000000000"}
+        return joined([some.get(part.kind, "a") for part in self.parts])
+
+    def equals(self, key: str) -> str:
+        """The condition that a row is of an aggregate, by the index of its columns."""
+        values = [key] if len(self.parts) == 1 else split(key)
+        if len(values) != len(self.parts):
+            return NOTHING
+        each = [part.equals(value) for part, value in zip(self.parts, values, strict=True)]
+        return NOTHING if NOTHING in each else " AND ".join(each)
+
+
+def joined(values: Sequence[str]) -> str:
+    """The key of the values of several columns, as the database makes it."""
+    return "|".join(value.replace("%", "%25").replace("|", "%7C") for value in values)
+
+
+def split(key: str) -> list[str]:
+    """The values that `joined` made a key of; none where it cannot have made it."""
+    values = [part.replace("%7C", "|").replace("%25", "%") for part in key.split("|")]
+    return values if joined(values) == key else []
