@@ -48,6 +48,7 @@ _PORTION_ROWS = 100_000
 _LONG = 10_000_000
 """µs of a window from which on it is read in portions, which costs a question each."""
 
+_EVENT = "aggregate_id", "version"
 _RANGES_PER_STATEMENT = 500
 _UNIONS_PER_STATEMENT = 100
 _MOST_BELOW = 100_000
@@ -419,7 +420,12 @@ class EventStore:
                 if left_rows <= 0 or left_size <= 0:  # leaving it closes the connection
                     rest = _unread(some, read, repeats=not self._layout.key_is_unique)
                     break
-        return pa.Table.from_batches(batches, EVENTS), rest
+        table = pa.Table.from_batches(batches, EVENTS)
+        if rest and not self._layout.key_is_unique:  # read again, with all rows of the version
+            again = {(r.aggregate_id, r.first) for r in rest}
+            events = zip(*(table.column(n).to_pylist() for n in _EVENT), strict=True)
+            table = table.filter(pa.array([event not in again for event in events]))
+        return table, rest
 
     def _by_range(
         self, ranges: Sequence[VersionRange], rows: int, size: int
@@ -577,7 +583,7 @@ def _instant_of(layout: Layout, time: object) -> int | None:
 
 def _last_versions(batch: pa.RecordBatch) -> dict[str, int]:
     """The last version of each aggregate, in a batch that is ordered by both."""
-    pairs = (batch.column(name).to_pylist() for name in ("aggregate_id", "version"))
+    pairs = (batch.column(name).to_pylist() for name in _EVENT)
     return dict(zip(*pairs, strict=True))
 
 
