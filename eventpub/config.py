@@ -142,6 +142,12 @@ class Store(Section):
         " names, though others could take writes, too: Galera, a group in multi-primary mode, two"
         " servers that replicate each other; eventpub cannot check it",
     )
+    without_identity: Literal["stop", "skip"] = Field(
+        "stop",
+        description="rows whose aggregate_id or version is NULL: 'stop' with the error"
+        " store.row_invalid, or 'skip' them: they are counted and passed over, and appear neither"
+        " on the topic nor among the dead letters",
+    )
     columns: Columns = Columns()
 
     @model_validator(mode="after")

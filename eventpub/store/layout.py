@@ -62,6 +62,8 @@ class Layout:
         time_index_has_slice: whether `time_index` also holds `slice`.
         ties_by_id: whether `time_index` gives rows of one `create_time` in order of `id`.
         nullable: columns (by our name) that may hold NULL.
+        skips_nulls: whether rows without an identity or a version are passed over, and there may
+            be any.
         times_last: whether a row keeps its `create_time` when it is updated.
         id_index: an index that begins with `id`; None where there is none, or it is no number.
     """
@@ -87,6 +89,7 @@ class Layout:
     where: str
     times_last: bool = True
     id_index: str | None = None
+    skips_nulls: bool = False
 
     @property
     def read_as(self) -> str:
@@ -132,15 +135,26 @@ def discover(config: Store, connection: Connection) -> Layout:
     with mapped(where):
         columns = read_columns(config, connection)
         indexes = read_indexes(config, connection)
-    parts, names = mapped_columns(config, columns, where)
-    check_types(columns, parts, names, where)
-    time_index, key_index = find_indexes(config, columns, indexes, where)
+    try:
+        parts, names = mapped_columns(config, columns, where)
+        check_types(columns, parts, names, where)
+        time_index, key_index = find_indexes(config, columns, indexes, where)
+    except StoreError as error:
+        from eventpub.store import fixes
+
+        error.suggestion = fixes.suggestion(config, connection) or error.suggestion
+        raise
+    id_index = _id_index(columns, indexes, names)
     create_time = columns[names["create_time"]]
     slice_column = find_slice(columns, parts)
     key = {*parts, names["version"]}
     id_is_primary = "id" in names and any(
         index.name == "PRIMARY" and index.columns == (names["id"],) for index in indexes
     )
+
+    nullable = {key for key, name in names.items() if columns[name].nullable}
+    if any(columns[part].nullable for part in parts):
+        nullable.add("aggregate_id")
 
     def quoted(key: str) -> str | None:
         return quote(names[key]) if key in names else None
@@ -163,25 +177,30 @@ def discover(config: Store, connection: Connection) -> Layout:
         slice=quote(slice_column) if slice_column else None,
         time_index_has_slice=slice_column is not None and slice_column in time_index.columns,
         ties_by_id=id_is_primary and time_index.columns == (names["create_time"],),
-        nullable=frozenset(
-            key
-            for key, name in [*names.items(), *(("aggregate_id", part) for part in parts)]
-            if columns[name].nullable
-        ),
+        nullable=frozenset(nullable),
         where=where,
         times_last="on update" not in create_time.extra,
-        id_index=_id_index(columns, indexes, names),
+        id_index=id_index,
+        skips_nulls=config.without_identity == "skip"
+        and not nullable.isdisjoint({"aggregate_id", "version"}),
     )
 
 
 def _id_index(
-    columns: Mapping[str, Column], indexes: Sequence[Index], names: Mapping[str, str]
+    columns: Mapping[str, Column], indexes: Sequence[Index], names: dict[str, str]
 ) -> str | None:
-    name = names.get("id")
-    if name is None or columns[name].type not in INTEGERS:
+    """An index that begins with the ascending number.
+
+    Where no such column is named, AUTO_INCREMENT tells it, and it is added to the names.
+    """
+    firsts = {index.columns[0]: index.name for index in reversed(indexes)}
+    numbers = [c for c in columns.values() if c.type in INTEGERS and c.name in firsts]
+    named = [c.name for c in numbers if c.name == names.get("id")]
+    found = named or [c.name for c in numbers if "auto_increment" in c.extra]
+    if not found:
         return None
-    found = [index.name for index in indexes if index.columns[0] == name]
-    return quote(found[0]) if found else None
+    names["id"] = found[0]
+    return quote(firsts[found[0]])
 
 
 def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
@@ -246,14 +265,19 @@ def read_indexes(config: Store, connection: Connection) -> list[Index]:
             columns.setdefault(name, []).append(row["column_name"] or "")
             unique[name] = not int(row["non_unique"])
     if not columns and _is_view(config, connection):
-        raise StoreError(
-            "store.is_view",
-            f"{config.table} is a view, which has no indexes; eventpub needs those of a table",
-            where=f"{display_name(config)}, table {config.table}",
-            suggestion="set store.table to the table that the view reads, and [store.columns] to"
-            " the names of its columns",
-        )
+        raise is_view(config.table, f"{display_name(config)}, table {config.table}")
     return [Index(name, tuple(of), unique[name]) for name, of in columns.items()]
+
+
+def is_view(name: str, where: str) -> StoreError:
+    """The error that a view cannot be published."""
+    return StoreError(
+        "store.is_view",
+        f"{name} is a view, which has no indexes; eventpub needs those of a table",
+        where=where,
+        suggestion="set store.table to the table that the view reads, and [store.columns] to the"
+        " names of its columns",
+    )
 
 
 def _is_view(config: Store, connection: Connection) -> bool:

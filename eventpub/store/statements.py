@@ -57,7 +57,7 @@ def keys(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
     return (
         f"SELECT {_key_and_time(layout)} FROM {layout.table}"
         f" FORCE INDEX ({layout.time_index})"
-        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)}"
+        f" WHERE {between(layout, first, last)}{in_shard(layout, shard)}{_with_identity(layout)}"
     )
 
 
@@ -66,10 +66,13 @@ def _key_and_time(layout: Layout) -> str:
 
 
 def counts(layout: Layout, ranges: Sequence[tuple[int, int]]) -> str:
-    """How many rows each of some ranges of values has, in their order, by the index alone."""
+    """How many rows each of some ranges of values has, in their order.
+
+    By the index alone, unless rows without an identity are not to be counted.
+    """
     return " UNION ALL ".join(
         f"SELECT {number}, COUNT(*) FROM {layout.table} FORCE INDEX ({layout.time_index})"
-        f" WHERE {between(layout, first, last)}"
+        f" WHERE {between(layout, first, last)}{_with_identity(layout)}"
         for number, (first, last) in enumerate(ranges)
     )
 
@@ -125,6 +128,24 @@ def without_time(layout: Layout, most: int) -> str:
         f"SELECT COUNT(*) FROM (SELECT 1 FROM {layout.table} FORCE INDEX ({layout.time_index})"
         f" WHERE {nothing} LIMIT {most:d}) AS never_read"
     )
+
+
+def without_identity(layout: Layout, most: int) -> str:
+    """How many of the newest rows, at most `most`, have no identity or version."""
+    return (
+        f"SELECT COALESCE(SUM(has_none), 0) FROM (SELECT {_has_no_identity(layout)} AS has_none"
+        f" FROM {layout.table} FORCE INDEX ({layout.time_index})"
+        f" ORDER BY {layout.create_time} DESC LIMIT {most:d}) AS newest"
+    )
+
+
+def _has_no_identity(layout: Layout) -> str:
+    columns = [*layout.identity.names, layout.version]
+    return f"({' OR '.join(f'{column} IS NULL' for column in columns)})"
+
+
+def _with_identity(layout: Layout) -> str:
+    return f" AND NOT {_has_no_identity(layout)}" if layout.skips_nulls else ""
 
 
 def waiting(layout: Layout, first: int, last: int, most: int) -> str:
@@ -207,15 +228,29 @@ def existing(layout: Layout, wanted: Sequence[tuple[str, int]]) -> str:
 
 
 def lowest_versions(layout: Layout, aggregates: int, first: int) -> str:
-    """Of the first so many aggregates: how many there are, and how many begin above a version."""
+    """Of the first so many aggregates: how many there are, and where they begin.
+
+    Above a version, with the next one, and below it.
+    """
     *parts, last = layout.key_columns
     rows = f"{layout.table} FORCE INDEX ({layout.key_index})"
     if last != layout.version:  # not to be grouped by the index: only rows at its beginning
         parts, some = [*layout.identity.names], ", ".join(layout.key_columns)
         rows = f"(SELECT {some} FROM {rows} LIMIT {aggregates * 10:d}) AS some"
+    tests = f"v > {first:d}", f"v = {first + 1:d}", f"v < {first:d}"
+    sums = ", ".join(f"COALESCE(SUM({test}), 0)" for test in tests)
     return (
-        f"SELECT COUNT(*), COALESCE(SUM(v > {first:d}), 0) FROM (SELECT MIN({layout.version}) AS v"
+        f"SELECT COUNT(*), {sums} FROM (SELECT MIN({layout.version}) AS v"
         f" FROM {rows} GROUP BY {', '.join(parts)} LIMIT {aggregates:d}) AS lowest"
+    )
+
+
+def some_keys(layout: Layout, most: int) -> str:
+    """The columns of the identity and the version of some rows, by the index alone."""
+    return (
+        f"SELECT {', '.join(layout.identity.names)}, {layout.version} FROM {layout.table}"
+        f" FORCE INDEX ({layout.key_index}) ORDER BY {', '.join(layout.key_columns)}"
+        f" LIMIT {most:d}"
     )
 
 
