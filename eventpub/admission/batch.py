@@ -8,9 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from eventpub.admission.rules import Counts, Rules
+from eventpub.admission.rules import CONFLICT, Counts, Rules
 from eventpub.admission.state import NO_TIME, Known, Rewritten, Seen, Versions
 
+_SECOND_ROW = (
+    f"{CONFLICT}: the table has this version more than once, and this row has another event type,"
+    " payload or metadata than the one that was published"
+)
 NEVER_SEEN = np.iinfo(np.int64).min
 
 
@@ -86,6 +90,30 @@ class Batch:
         """When the rows of an aggregate were created, with what is decided so far."""
         known = self.known.times.get(aggregate_id, self.unknown_time)
         return Seen.unpacked(self.times.get(aggregate_id, known))
+
+    def contents(self, row: int) -> list[bytes]:
+        """What tells one of the rows from others of its version; none where that is not asked."""
+        of = self.rules.contents_of
+        return [] if of is None else of(self.rows.slice(row, 1))
+
+    def refuse_second(self, rows: pa.Table, row: int, contents: set[bytes]) -> bool:
+        """Refuse a row of a version of which others were decided, unless it is one of these.
+
+        Args:
+            rows: the batch's, and those that were fetched.
+            row: which of them.
+            contents: of the others; with this one afterwards.
+        """
+        assert self.rules.contents_of is not None
+        [content] = self.rules.contents_of(rows.slice(row, 1))
+        if content in contents:
+            return False
+        contents.add(content)
+        self.refused.append((row, _SECOND_ROW))
+        self.counts.conflicts += 1
+        created = self.rules.steady(rows.column("create_time")[row : row + 1].to_numpy())
+        self.raise_time(str(rows.column("aggregate_id")[row].as_py()), int(created[0]))
+        return True
 
     def raise_time(self, aggregate_id: str, created: int) -> None:
         """Note a row that is decided and leaves the last version as it is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from eventpub.admission.batch import NEVER_SEEN, Batch, Columns
-from eventpub.admission.known_events import refuse_conflicts
+from eventpub.admission.known_events import refuse_conflicts, refuse_second_rows
 from eventpub.admission.state import Numbers, in_ranges, numbers_of, without
 
 
@@ -18,6 +18,8 @@ class Contiguous:
     Attributes:
         columns: of the batch's rows.
         apart: rows of the aggregates that must be walked one by one, by aggregate and version.
+        second: where the table allows them, rows of versions that another row of `apart` has, and
+            that one.
         plain: last versions and times of the aggregates that are decided; None: none is.
     """
 
@@ -25,6 +27,7 @@ class Contiguous:
         self._batch = batch
         self.columns = Columns.of(batch.rows, batch.rules)
         self.apart: np.ndarray = np.zeros(0, np.int64)
+        self.second: tuple[np.ndarray, np.ndarray] = (self.apart, self.apart)
         self.plain: tuple[Numbers, Numbers] | None = None
         self._decide()
 
@@ -46,6 +49,7 @@ class Contiguous:
             broken = v != before + 1
             apart[c[broken]] = True
 
+        self._refuse_second(apart)
         plain = ~apart[c]
         taken = order[plain]
         if len(taken):
@@ -135,18 +139,32 @@ class Contiguous:
                     self._batch.skipped[aggregate_id] = without(int(v[i]), ranges)
                     self._batch.late.append(int(order[i]))
                     self._batch.raise_time(aggregate_id, int(steady[order[i]]))
-        if old.any() and self._batch.rules.times_last:
-            refuse_conflicts(self._batch, self.columns, order[old], last)
+        published = order[old]
+        if len(published) and self._batch.rules.contents_of is not None:
+            compared = refuse_second_rows(self._batch, self.columns, published)
+            published = published[[row not in compared for row in published.tolist()]]
+        if len(published) and self._batch.rules.times_last:
+            refuse_conflicts(self._batch, self.columns, published, last)
         dropped = old | repeated
         self._batch.counts.duplicates += int(dropped.sum()) - len(self._batch.late)
-        if not self._batch.rules.versions_are_unique:
-            for row in order[repeated & ~old].tolist():
-                reason = "admission.repeated_version: an earlier row has this version"
-                self._batch.refused.append((row, reason))
-                self._batch.raise_time(ids[int(code[row])], int(steady[row]))
-                self._batch.counts.duplicates -= 1
+        if self._batch.rules.contents_of is not None:
+            second = repeated & ~old
+            first_of_version = np.maximum.accumulate(np.where(repeated, 0, np.arange(len(order))))
+            self.second = order[second], order[first_of_version[second]]
         left: np.ndarray = order[~dropped]
         return left
+
+    def _refuse_second(self, apart: np.ndarray) -> None:
+        """Second rows of versions that are admitted; those set apart wait for their aggregates."""
+        contents: dict[int, set[bytes]] = {}
+        rows, firsts = self.second
+        waits = apart[self.columns.code[rows]]
+        for row, first in zip(rows[~waits].tolist(), firsts[~waits].tolist(), strict=True):
+            of_version = contents.setdefault(first, set(self._batch.contents(first)))
+            refused = self._batch.refuse_second(self._batch.rows, row, of_version)
+            self._batch.counts.duplicates -= refused
+        self._batch.counts.duplicates -= int(waits.sum())
+        self.second = rows[waits], firsts[waits]
 
 
 def _running_maximum(times: np.ndarray, groups: np.ndarray) -> np.ndarray:

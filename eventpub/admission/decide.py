@@ -64,7 +64,7 @@ class Plan:
             contiguous = Contiguous(self._batch)
             self._plain = contiguous.plain
             if len(contiguous.apart):
-                self._set_apart(contiguous.apart, contiguous.columns)
+                self._set_apart(contiguous.apart, contiguous.columns, contiguous.second[0])
         holds = self._batch.known.holds
         present = {walk.aggregate_id for walk in self._walks}
         for aggregate_id in self._due:
@@ -85,7 +85,7 @@ class Plan:
         for walk in self._walks:
             self._ask_for(walk)
 
-    def _set_apart(self, order: np.ndarray, columns: Columns) -> None:
+    def _set_apart(self, order: np.ndarray, columns: Columns, second: np.ndarray) -> None:
         ids, code, version, created, _ = columns
         known = self._batch.known
         walks: dict[int, Walk] = {}
@@ -114,6 +114,8 @@ class Plan:
             walk.rows[int(version[row])] = row
             walk.seen = max(walk.seen, int(version[row]))
             walk.since = min(walk.since, int(created[row]))
+        for row in second.tolist():
+            walks[int(code[row])].second.append((int(version[row]), row))
 
     def _ask_for(self, walk: Walk) -> None:
         if walk.last is None:
@@ -151,18 +153,19 @@ class Plan:
             rest: what of `missing` was not read; of each aggregate, what lies below it was.
         """
         decision = Decision(self._batch.rows.slice(0, 0), counts=self._batch.counts)
-        fetched = _by_aggregate(found, self._batch.rows.num_rows)
+        fetched, second = _by_aggregate(found, self._batch.rows.num_rows)
         everything = (
             pa.concat_tables([self._batch.rows, found]) if found.num_rows else self._batch.rows
         )
         created = everything.column("create_time").to_numpy()
-        walker = Walker(self._batch, decision, self._open_since, self._skip_now, created)
+        walker = Walker(self._batch, decision, self._open_since, self._skip_now, everything)
         unread: dict[str, int] = {}
         for left in rest:
             unread[left.aggregate_id] = min(left.first, unread.get(left.aggregate_id, left.first))
 
         for walk in self._walks:
             a = walk.aggregate_id
+            walk.second += second.get(a, [])
             reachable = min(walk.seen, unread.get(a, walk.seen + 1) - 1)
             walker.decide(walk, fetched.get(a, {}), reachable)
         self._order_events(everything, created, decision)
@@ -255,15 +258,18 @@ def _holes(last: int, seen: int, present: Iterable[int]) -> list[Versions]:
     return holes
 
 
-def _by_aggregate(table: pa.Table, offset: int) -> dict[str, dict[int, tuple[int, int]]]:
-    """aggregate → version → (row, create_time), rows counted from `offset`."""
-    result: dict[str, dict[int, tuple[int, int]]] = {}
+def _by_aggregate(
+    table: pa.Table, offset: int
+) -> tuple[dict[str, dict[int, int]], dict[str, list[tuple[int, int]]]]:
+    """aggregate → version → row, counted from `offset`; and (version, row) of all others."""
+    result: dict[str, dict[int, int]] = {}
+    second: dict[str, list[tuple[int, int]]] = {}
     rows = zip(
         values(table, "aggregate_id"),
         values(table, "version"),
-        values(table, "create_time"),
         strict=True,
     )
-    for number, (aggregate_id, version, created) in enumerate(rows, offset):
-        result.setdefault(aggregate_id, {}).setdefault(version, (number, created))
-    return result
+    for number, (aggregate_id, version) in enumerate(rows, offset):
+        if result.setdefault(aggregate_id, {}).setdefault(version, number) != number:
+            second.setdefault(aggregate_id, []).append((version, number))
+    return result, second

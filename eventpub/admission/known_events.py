@@ -56,6 +56,30 @@ def refuse_conflicts(batch: Batch, columns: Columns, rows: np.ndarray, last: np.
     note_decided(batch, columns, batch.late)
 
 
+def refuse_second_rows(batch: Batch, columns: Columns, rows: np.ndarray) -> set[int]:
+    """Refuse rows of versions up to the last whose contents are not those that were decided.
+
+    Args:
+        rows: in the order of their versions.
+
+    Returns:
+        Those that were compared: of the others' versions no contents are known.
+    """
+    compared: set[int] = set()
+    late, baseline = set(batch.late), batch.known.baseline
+    contents: dict[tuple[str, int], set[bytes]] = {}
+    for row in rows.tolist():
+        aggregate_id, number, _ = columns.at(row)
+        known = batch.known.contents.get((aggregate_id, number), ())
+        of_version = contents.setdefault((aggregate_id, number), set(known))
+        if row in late:
+            of_version |= set(batch.contents(row))
+        elif of_version and (baseline is None or columns.created[row] > baseline):
+            compared.add(row)
+            batch.counts.duplicates -= batch.refuse_second(batch.rows, row, of_version)
+    return compared
+
+
 def note_decided(batch: Batch, columns: Columns, rows: Iterable[int]) -> None:
     """Rows of versions up to the last that are not dropped: a replay of them is."""
     for row in rows:
@@ -92,6 +116,8 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
     if known.baseline is not None:
         fresh = created > known.baseline
     missing = fresh & (version > decided[code])
+    if rules.contents_of is not None:  # keys do not say whether a row is what was published
+        missing |= fresh & (version <= numbers_of(ids, known.last, NEVER_SEEN)[code])
     if rules.times_last and (known.times or known.times_since is not None):
         last = numbers_of(ids, known.last, NEVER_SEEN)
         others = other_events(columns, last, known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,7 +30,8 @@ class Rules:
         backoff_base: wait before the first attempt; it doubles with each.
         late: what happens to an event of a skipped gap.
         backtrack: False admits whatever is above the last version: loses events, for measuring.
-        versions_are_unique: whether the table itself refuses a second row of one version.
+        contents_of: of each of some rows what tells it from another of its version; None: the event
+            table itself refuses a second row of one version.
         times_last: whether a row keeps its `create_time`: then one of a published version with
             another time is another event.
         repeated: where local times are lived twice: from which instant on, and by how much the
@@ -42,7 +43,7 @@ class Rules:
     backoff_base: int = 250_000
     late: Literal["publish", "divert", "drop"] = "publish"
     backtrack: bool = True
-    versions_are_unique: bool = True
+    contents_of: Callable[[pa.Table], list[bytes]] | None = None
     times_last: bool = True
     repeated: tuple[tuple[int, int], ...] = ()
 
@@ -87,6 +88,8 @@ class Counts:
     gaps_skipped: int = 0
     gaps_vanished: int = 0
     conflicts: int = 0
+    without_identity: int = 0
+    """Rows that are no event, and of no aggregate: passed over when they were read."""
 
     def add(self, other: Counts) -> None:
         """Add another batch's counts to these."""

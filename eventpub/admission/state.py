@@ -116,6 +116,8 @@ class Known:
         times: per aggregate the highest `create_time` of the rows that were decided, as `Seen`
             packs it; absent: not known.
         rewritten: per aggregate what was written anew; absent: nothing that is known.
+        contents: of some versions up to the last, what tells the rows that were published or
+            dead-lettered from others, see `Rules.contents_of`; absent: not known.
         times_since: rows created at or before, µs, are never taken for other events of versions
             that were published: their times were not kept, or were read in another way. None:
             all were.
@@ -129,6 +131,7 @@ class Known:
     times: Mapping[str, int] = field(default_factory=dict)
     times_since: int | None = None
     rewritten: Mapping[str, Rewritten] = field(default_factory=dict)
+    contents: Mapping[tuple[str, int], set[bytes]] = field(default_factory=dict)
 
 
 NO_TIME = -(1 << 63)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pyarrow as pa
 
 from eventpub.admission.batch import Batch
 from eventpub.admission.model import SkippedGap
@@ -31,6 +32,8 @@ class Walk:
     newest_below: int = NO_TIME >> 1
     """the newest `create_time` known of what is baseline of it, µs"""
     fetched: list[Versions] = field(default_factory=list)
+    second: list[tuple[int, int]] = field(default_factory=list)
+    """version and row of those whose version another row has"""
 
 
 class Walker:
@@ -40,7 +43,7 @@ class Walker:
         batch: takes what is decided.
         decision: takes holds and skips.
         open_since, skip_now: as of `plan`.
-        created: of the batch's rows and of those that were fetched.
+        everything: the batch's rows, and those that were fetched.
     """
 
     def __init__(
@@ -49,34 +52,35 @@ class Walker:
         decision: Decision,
         open_since: int | None,
         skip_now: Collection[str],
-        created: np.ndarray,
+        everything: pa.Table,
     ) -> None:
         self._batch = batch
         self._decision = decision
         self._open_since = open_since
         self._skip_now = skip_now
-        self._created = created
-        self._steady = batch.rules.steady(created)
+        self._rows = everything
+        self._created = everything.column("create_time").to_numpy()
+        self._steady = batch.rules.steady(self._created)
 
-    def decide(self, walk: Walk, fetched: dict[int, tuple[int, int]], reachable: int) -> None:
+    def decide(self, walk: Walk, fetched: dict[int, int], reachable: int) -> None:
         """Decide one aggregate.
 
         Args:
             walk: it.
-            fetched: version → row and `create_time` of what the store had of its missing ones.
+            fetched: version → row of what the store had of its missing ones.
             reachable: up to which version the store's answer is whole.
         """
         hold, last = walk.hold, walk.last
         assert last is not None, "settle was not called"
         if not walk.asks_store:
             assert hold is not None
-            self._batch.counts.held += len(walk.rows)
+            self._batch.counts.held += len(walk.rows) + len(walk.second)
             self._decision.holds[walk.aggregate_id] = replace(
                 hold, seen=walk.seen, since=walk.since
             )
             return
 
-        available = {v: row for v, (row, _) in fetched.items()} | walk.rows
+        available = fetched | walk.rows
         taken: list[int] = []
         gap: Hold | None = None
         version = last + 1
@@ -95,6 +99,24 @@ class Walker:
             self._remember(walk, version - 1, available.get(version - 1), taken)
         self._batch.counts.held += sum(1 for v in walk.rows if v >= version)
         self._take(taken)
+        if self._batch.rules.contents_of is not None:
+            self._refuse_second(walk, version, available)
+
+    def _refuse_second(self, walk: Walk, end: int, available: dict[int, int]) -> None:
+        """Of the versions below the end, rows that are others than those that were taken."""
+        batch, contents = self._batch, dict[int, set[bytes]]()
+        assert batch.rules.contents_of is not None
+        own, baseline = batch.rows.num_rows, batch.known.baseline
+        for version, row in walk.second:
+            if version >= end:  # read again with the hold
+                batch.counts.held += row < own
+                continue
+            if version not in contents:
+                taken = self._rows.slice(available[version], 1)
+                contents[version] = set(batch.rules.contents_of(taken))
+            is_old = baseline is not None and self._created[row] <= baseline
+            if is_old or not batch.refuse_second(self._rows, row, contents[version]):
+                batch.counts.duplicates += row < own
 
     def _meet(
         self, walk: Walk, version: int, available: dict[int, int], reachable: int

@@ -230,8 +230,8 @@ def verify(  # noqa: PLR0913 (flags, by keyword)
 ) -> Report:
     """Compare table and topic. Counts events missing, repeated, out of order, altered, extra.
 
-    Without --to, also those that should be published by now and are not. Exit status 1 if it counts
-    any.
+    And rows of one version beside another ("doubled"). Without --to, also those that should be
+    published by now and are not. Exit status 1 if it counts any.
     """
     first = _time(from_, "--from")
     last = _time(to, "--to")

@@ -41,6 +41,7 @@ COUNTERS = (
     "dead",
     "conflicts",
     "recount_found",
+    "without_identity",
 )
 _NOTEWORTHY = {
     "gaps_skipped": "missing versions were skipped, and recorded on <topic>.gaps",
@@ -48,6 +49,7 @@ _NOTEWORTHY = {
     "dead": "dead letters: rows that cannot be published, with the reason on <topic>.dead",
     "conflicts": "rows differ from what was published under their versions, see <topic>.dead; was"
     " the database restored?",
+    "without_identity": "rows without aggregate_id or version were passed over",
     "passed": "transactions are open for longer than read.max_wait and no longer waited for",
     "replaced": "producers were replaced after an abort, or an answer that never came",
 }
@@ -71,6 +73,7 @@ def publish(config: Config, *, available_now: bool) -> Report:
         (final.gaps_skipped, "gap skipped", "gaps skipped"),
         (final.late, "late", "late"),
         (final.dead, "dead letter", "dead letters"),
+        (final.without_identity, "row without identity", "rows without identity"),
         (final.holds_open, "still held", "still held"),
     )
     summary = ", ".join(

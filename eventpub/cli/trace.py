@@ -12,7 +12,7 @@ from eventpub.cli.output import Report
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from eventpub.ops.trace_answer import Trace, Traced
+    from eventpub.ops.trace_answer import Stored, Trace, Traced
 
 _STYLES = {
     "published": "green",
@@ -138,10 +138,11 @@ def _show(console: Console, found: Trace, summary: str) -> None:
     from eventpub.terminal import for_people
 
     if found.versions:
-        rows: list[list[str | Text]] = [
-            [str(t.version), Text(t.verdict, style=_STYLES[t.verdict]), *_cells(t)]
-            for t in found.versions
-        ]
+        rows: list[list[str | Text]] = []
+        for t in found.versions:
+            rows.append([str(t.version), Text(t.verdict, style=_STYLES[t.verdict]), *_cells(t)])
+            others = t.stored.others if t.stored else ()
+            rows += [["", "", *_of_row(other), "", ""] for other in others]
         console.print(Rows(("version", "", "created", "type", "bytes", "where", ""), rows))
     for note in found.notes:
         console.print(Text(for_people(f"note: {note}")))
@@ -151,10 +152,11 @@ def _show(console: Console, found: Trace, summary: str) -> None:
 def _cells(traced: Traced) -> list[str]:
     """When created, type, bytes, where, and the note."""
     stored = traced.stored
-    created, event_type, size = "not in the store", "", ""
-    if stored is not None:
-        created = _time(stored.create_time) or "no time"
-        event_type = stored.event_type
-        size = "NULL" if stored.payload_bytes is None else f"{stored.payload_bytes:,}"
+    row = ["not in the store", "", ""] if stored is None else _of_row(stored)
     where = ", ".join(f"{f.topic}[{f.partition}] offset {f.offset}" for f in traced.found)
-    return [created, event_type, size, where, traced.note]
+    return [*row, where, traced.note]
+
+
+def _of_row(stored: Stored) -> list[str]:
+    size = "NULL" if stored.payload_bytes is None else f"{stored.payload_bytes:,}"
+    return [_time(stored.create_time) or "no time", stored.event_type, size]

@@ -27,6 +27,7 @@ _MEANING = {
     "out_of_order": "after a later version of the aggregate",
     "altered": "payload, headers, time or partition differ",
     "extra": "on the topic, not in the store",
+    "doubled": "in the store beside another row of their version",
 }
 
 
@@ -142,7 +143,7 @@ def show(console: Console, verdict: Verdict) -> None:
     if more or verdict.skips:
         table.add_section()
     for name, count in more.items():
-        table.add_row(name, f"{count:,}", "accounted for", style="dim")
+        table.add_row(name.replace("_", " "), f"{count:,}", "accounted for", style="dim")
     if verdict.skips:
         table.add_row("skips", f"{verdict.skips:,}", "gaps given up for good", style="dim")
     if verdict.behind and verdict.is_behind:

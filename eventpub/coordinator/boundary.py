@@ -61,6 +61,7 @@ class PollResult:
             rows windows may have passed.
         pause: seconds until the next poll is of use.
         rows: of the window, for each shard its own; None: the shards read themselves.
+        without_identity: rows of it that were passed over.
     """
 
     now: int
@@ -76,6 +77,7 @@ class PollResult:
     ended: tuple[tuple[int, int], ...] = ()
     pause: float = 0.05
     rows: tuple[pa.Table, ...] | None = None
+    without_identity: int = 0
 
 
 class Boundary:
@@ -153,6 +155,7 @@ class Boundary:
             StoreError: also store.moved: this one, and all that reads, must connect anew.
         """
         reads = with_rows and self._is_behind
+        passed_over = self._store.without_identity
         poll, is_due = self._poll(after, next_due, None if reads else self._read.page_rows)
         upto = poll.upper if self._until is None else min(poll.upper, self._until)
         is_last = self._until is not None and poll.upper >= self._until
@@ -180,6 +183,7 @@ class Boundary:
             ended=self._ended(),
             pause=self._pause(poll),
             rows=rows,
+            without_identity=self._store.without_identity - passed_over,
         )
 
     def _page(self, after: int, upto: int) -> tuple[tuple[pa.Table, ...] | None, int, bool]:

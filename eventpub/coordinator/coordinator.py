@@ -302,7 +302,7 @@ class Coordinator:
         self.progress.add(report, shard.lane.hello.where)
         self.progress.position = self._durable.position
         self._recounting.compared([s.report for s in self.shards if s.report is not None])
-        for line in self._report_log.lines(report, self.progress.begin_above, now):
+        for line in self._report_log.lines(report, self.progress, now):
             self._do(line)
         for request_id, answer in report.answers.items():
             self._requests.answered(request_id, shard.number, answer)
@@ -332,6 +332,7 @@ class Coordinator:
     def _polled(self, event: e.Polled, now: float) -> None:
         self._failures.is_done(e.Poll)
         self._boundary = event.result.upper
+        self.progress.without_identity += event.result.without_identity
         if self._changes.polled(event.result, now):
             self._remember()
         self._windows.polled(event, self._recounting.uncounted_since, now, is_paused=self.is_paused)

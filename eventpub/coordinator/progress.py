@@ -27,6 +27,7 @@ _TOTALS = (
     "recount_found",
     "comparisons",
     "begin_above",
+    "without_identity",
     "passed",
     "folded",
     "replaced",
@@ -57,6 +58,7 @@ class Progress:
         timed_out_seen: the same, since the boundary was last polled anew.
         reports: of shards, after a transaction or a window.
         holds_open: aggregates that wait for a version.
+        without_identity: rows that have no aggregate or no version, passed over.
         gaps_vanished: holds that ended because the events above the gap were deleted.
         report_seconds: what the last report with rows took, by step; `total` is their sum.
         per_shard: where each shard is and what it has published.
@@ -87,6 +89,7 @@ class Progress:
     recount_found: int = 0
     comparisons: int = 0
     begin_above: int = 0
+    without_identity: int = 0
     watermark: str = "off"
     passed: int = 0
     timed_out_seen: int = 0
@@ -124,6 +127,7 @@ class Progress:
         self.gaps_skipped += counts.gaps_skipped
         self.gaps_vanished += counts.gaps_vanished
         self.late += counts.late
+        self.without_identity += counts.without_identity
         self.conflicts += counts.conflicts
         self.dead += len(report.dead)
         self.recount_found += report.recount_found

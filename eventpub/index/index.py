@@ -9,6 +9,9 @@ Keys are one letter and the aggregate's UTF-8 bytes:
     s  skipped versions      JSON, list of [first, last]
     r  refused versions      JSON, list: below the first version, on the topic of dead letters
     x  written anew          JSON: `since`, `last` and `decided` of `admission.Rewritten`
+    d  contents of a version 8 bytes for each row of it that was decided, see
+                             `admission.Known.contents`; only where the table allows two of them.
+                             Before the aggregate the key has the version, 16 hexadecimal digits
     m  facts of the shard    JSON, by name: offsets, position, baseline, undecided, skips, refusals,
                              rewrites, unsigned, dead_run, chunk_bytes, times, identity
 
@@ -54,6 +57,8 @@ from eventpub.index.recent import Recent
 from eventpub.index.values import LAST, LAST_SEEN, Partition, last_and_times, packed
 
 _MOVED_AT_ONCE = 10_000
+_AGGREGATE_AT = {b"v": 1, b"h": 1, b"s": 1, b"r": 1, b"x": 1, b"d": 17}
+"""Where the aggregate begins in a key, by its letter."""
 
 
 class Index(Facts):
@@ -179,6 +184,15 @@ class Index(Facts):
         rewritten = self.rewritten(aggregate_ids)
         return Known(last, self.holds, skipped, self.baseline, refused, times, since, rewritten)
 
+    def contents(self, events: Sequence[tuple[str, int]]) -> dict[tuple[str, int], set[bytes]]:
+        """As of `admission.Known`, of some versions; those of which nothing is known are absent."""
+        found = self._db.get_all(b"d", [_of_version(event) for event in events])
+        return {
+            event: {value[at : at + 8] for at in range(0, len(value), 8)}
+            for event, value in zip(events, found, strict=True)
+            if value is not None
+        }
+
     def rewritten(self, aggregate_ids: list[str]) -> dict[str, Rewritten]:
         """Those of these aggregates of which versions were written anew."""
         if not self._facts.get("rewrites"):
@@ -237,7 +251,7 @@ class Index(Facts):
                 for key, value in items_of(former, b"", directory):
                     if key[:1] == b"m":
                         facts[key[1:].decode()] = json.loads(value)
-                    elif key[:1] in {b"v", b"h", b"s", b"r", b"x"} and belongs(key[1:].decode()):
+                    elif (at := _AGGREGATE_AT.get(key[:1])) and belongs(key[at:].decode()):
                         batch.put(key, value)
                         size += 1
                         if key[:1] == b"h":
@@ -261,6 +275,7 @@ class Index(Facts):
         written: Mapping[Partition, Range] | None = None,
         refused: Mapping[str, Sequence[int]] | None = None,
         dead_run: int | None = None,
+        contents: Mapping[tuple[str, int], Iterable[bytes]] | None = None,
         counted: Mapping[int, int] | None = None,
         forget_below: int | None = None,
     ) -> None:
@@ -273,6 +288,7 @@ class Index(Facts):
             written: see the property; of the same partitions.
             refused: all refused versions of the aggregates that have new ones.
             dead_run: see the property; None: nothing was published.
+            contents: all that are known of each version, see `contents`.
             counted: rows of each time bucket that were accounted for since the last call.
             forget_below: buckets of smaller numbers are not needed any more.
         """
@@ -289,6 +305,7 @@ class Index(Facts):
             put(b"v" + aggregate_id.encode(), value)
         self._put_skipped(batch, decision.skipped)
         self._put_holds(batch, decision.holds)
+        self._put_contents(batch, contents or {})
         facts: dict[str, Any] = {}
         if next_offsets:
             facts |= self._moved(next_offsets, written or {})
@@ -342,6 +359,7 @@ class Index(Facts):
         refused: Mapping[str, Iterable[int]] | None = None,
         times: Mapping[str, Seen] | None = None,
         rewritten: Mapping[str, Rewritten] | None = None,
+        contents: Mapping[tuple[str, int], set[bytes]] | None = None,
     ) -> None:
         """Take over published events that were read back from the topic.
 
@@ -354,6 +372,7 @@ class Index(Facts):
             times: per aggregate of `last` when the rows read were created; `is_of_last` means the
                 highest version read.
             rewritten: per aggregate what is known of it with the rows read, where that is more.
+            contents: of the versions read, where they are wanted.
         """
         known = self.known(list(last))
         skipped: dict[str, list[tuple[int, int]]] = {}
@@ -380,7 +399,16 @@ class Index(Facts):
                 seen[aggregate_id] = after.packed()
         for aggregate_id in seen.keys() - raised.keys():
             raised[aggregate_id] = known.last[aggregate_id]
-        self._fold(raised, skipped, offsets, now, refused=refused, times=seen, rewritten=rewritten)
+        self._fold(
+            raised,
+            skipped,
+            offsets,
+            now,
+            refused=refused,
+            times=seen,
+            rewritten=rewritten,
+            contents=contents,
+        )
 
     def fold_gaps(
         self,
@@ -464,11 +492,15 @@ class Index(Facts):
         refused: Mapping[str, Iterable[int]] | None = None,
         times: Mapping[str, int] | None = None,
         rewritten: Mapping[str, Rewritten] | None = None,
+        contents: Mapping[tuple[str, int], set[bytes]] | None = None,
     ) -> None:
         batch = new_batch()
+        if contents:
+            before = self.contents([*contents])
+            self._put_contents(batch, {e: {*before.get(e, ()), *c} for e, c in contents.items()})
         if refused:
-            before = self.known(list(refused)).refused
-            self._put_refused(batch, {a: {*before.get(a, ()), *v} for a, v in refused.items()})
+            known = self.known(list(refused)).refused
+            self._put_refused(batch, {a: {*known.get(a, ()), *v} for a, v in refused.items()})
         for aggregate_id, last in raised.items():
             seen = (times or {}).get(aggregate_id)
             value = LAST.pack(last) if seen is None else LAST_SEEN.pack(last, seen)
@@ -520,6 +552,12 @@ class Index(Facts):
             else:
                 batch.delete(key)
 
+    def _put_contents(
+        self, batch: Any, contents: Mapping[tuple[str, int], Iterable[bytes]]
+    ) -> None:
+        for event, found in contents.items():
+            batch.put(b"d" + _of_version(event).encode(), b"".join(sorted(found)))
+
     def _put_refused(self, batch: Any, refused: Mapping[str, Iterable[int]]) -> None:
         for aggregate_id, versions in refused.items():
             batch.put(b"r" + aggregate_id.encode(), json.dumps(sorted(versions)).encode())
@@ -528,3 +566,8 @@ class Index(Facts):
         for aggregate_id, of in rewritten.items():
             value = json.dumps([of.since, of.last, of.decided]).encode()
             batch.put(b"x" + aggregate_id.encode(), value)
+
+
+def _of_version(event: tuple[str, int]) -> str:
+    aggregate_id, version = event
+    return f"{version & (1 << 64) - 1:016x}{aggregate_id}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ def compare(  # noqa: PLR0913 (both sides, and how they are compared)
     *,
     numbers: Sequence[int],
     late_policy: Literal["publish", "divert", "drop"] = "publish",
+    clock_changes: Collection[int] = (),
     still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]] = lambda _: set(),
 ) -> None:
     """Compare all rows and all records of some aggregates, and add what is found to the verdict.
@@ -39,6 +40,8 @@ def compare(  # noqa: PLR0913 (both sides, and how they are compared)
         records: of all topics, as `TopicReader` gives them, each partition in its order.
         numbers: of the topic's partitions, those that it had before first.
         late_policy: `gaps.late`.
+        clock_changes: by how much, µs, clocks go back: a row of the hour that is lived twice is
+            read at both of its times.
         still_there: which of some events the store has now; asked for those it did not have.
     """
     _Comparison(
@@ -47,6 +50,7 @@ def compare(  # noqa: PLR0913 (both sides, and how they are compared)
         verdict,
         numbers=numbers,
         late_policy=late_policy,
+        clock_changes=clock_changes,
         still_there=still_there,
     ).run()
 
@@ -62,10 +66,12 @@ class _Comparison:
         *,
         numbers: Sequence[int],
         late_policy: str,
+        clock_changes: Collection[int],
         still_there: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]],
     ) -> None:
         self.verdict = verdict
         self.late_policy = late_policy
+        self.clock_changes = [*clock_changes]
         self.still_there = still_there
         ids = pa.chunked_array(
             [
@@ -97,6 +103,8 @@ class _Comparison:
             self.store["key"], return_index=True, return_counts=True
         )
         verdict.events += len(known)
+        if len(known) < len(self.store["key"]):
+            self._doubled()
         kind = topic["kind"]
         verdict.skips += int((kind == GAP).sum())
 
@@ -200,6 +208,38 @@ class _Comparison:
                 return epochs
             epochs[order[raised]] = later[raised]
 
+    def _doubled(self) -> None:
+        """Rows beside another one of their version, of which one at most is published."""
+        store = self.store
+        order = np.lexsort((store["create_time"], store["key"]))
+        is_second = store["key"][order][1:] == store["key"][order][:-1]
+        rows, before = order[1:][is_second], order[:-1][is_second]
+        alike = np.ones(len(rows), bool)
+        for name in ("payload", "type", "metadata"):
+            alike &= store[name][rows] == store[name][before]
+        apart = store["create_time"][rows] - store["create_time"][before]
+        is_other = ~(alike & np.isin(apart, self.clock_changes))
+        rows, alike = rows[is_other], alike[is_other]
+        chosen = self._earliest(store["create_time"][rows])
+        self.verdict.found(
+            "doubled",
+            len(rows),
+            [
+                self._of_store(
+                    int(rows[i]),
+                    "the same event is in the table more than once"
+                    if alike[i]
+                    else "the table has other events of this version, too",
+                )
+                for i in chosen.tolist()
+            ],
+        )
+
+    def _of_store(self, row: int, note: str) -> Difference:
+        store = self.store
+        name, version = self.names[int(store["code"][row])], int(store["version"][row])
+        return Difference(name, version, int(store["create_time"][row]), note=note)
+
     def _altered(self, events: Number, known: Number, first_row: Number, has_twin: Number) -> None:
         topic, store = self.topic, self.store
         places = np.searchsorted(known, topic["key"][events])
@@ -278,11 +318,8 @@ class _Comparison:
             "missing",
             len(rows),
             [
-                Difference(
-                    self.names[int(self.store["code"][rows[i]])],
-                    int(self.store["version"][rows[i]]),
-                    int(self.store["create_time"][rows[i]]),
-                    note="its gap was skipped" if skipped[i] else "not on the topic",
+                self._of_store(
+                    int(rows[i]), "its gap was skipped" if skipped[i] else "not on the topic"
                 )
                 for i in chosen.tolist()
             ],

@@ -25,8 +25,8 @@ from eventpub.sink.topics import list_offsets, partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
 
-OF_ANOTHER = (CONFLICT, "admission.repeated_version")
-"""Codes of rows under whose version another row was published."""
+OF_ANOTHER = CONFLICT
+"""Code of rows under whose version another row was published."""
 _FIRST_BYTES = 512
 Key = tuple[str, int]
 """Aggregate and version."""

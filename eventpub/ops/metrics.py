@@ -28,6 +28,10 @@ _COUNTERS = {
     ),
     "eventpub_events_dead": ("dead", "Rows that were refused, recorded on <topic>.dead"),
     "eventpub_events_conflicting": ("conflicts", "Dead letters that differ from what is published"),
+    "eventpub_rows_without_identity": (
+        "without_identity",
+        "Rows without an aggregate or a version, passed over",
+    ),
     "eventpub_recount_found": ("recount_found", "Events that only a recount has found"),
     "eventpub_transactions_passed": ("passed", "Transactions that were not waited for any longer"),
     "eventpub_producers_replaced": (

@@ -129,6 +129,8 @@ class _Judge:
         found = tuple(self._topics.by_version.get(version, ()))
         traced = Traced(version, "unknown", "", stored, found, hold, skip)
         verdict, note = self._on_topics(found, stored) or self._not_on_topics(traced)
+        if stored is not None and stored.others and verdict != "dead":
+            note = f"{note}; {1 + len(stored.others)} rows of one version".removeprefix("; ")
         if stored is None and any(f.topic == self._config.sink.topic for f in found):
             note = f"{note}; no row in the table".removeprefix("; ")
         return replace(traced, verdict=verdict, note=note)
@@ -158,8 +160,9 @@ class _Judge:
         letters = [f.reason or "" for f in found if f.topic == sink.dead_topic]
         if events and stored is not None and letters and letters[-1].startswith(OF_ANOTHER):
             created = record_time(stored.create_time or 0)
-            if all(event.timestamp != created for event in events):
-                return "dead", letters[-1]
+            if stored.others or all(event.timestamp != created for event in events):
+                rows = 1 + len(stored.others)
+                return "dead", letters[-1] + (f" ({rows} rows)" if rows > 1 else "")
         if len(events) > 1:
             return "published", f"{len(events)} times: see `eventpub verify`"
         if events and not events[0].is_late:

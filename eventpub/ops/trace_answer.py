@@ -41,11 +41,19 @@ class Stored:
         create_time: µs; None: it has none, or one that is no time.
         event_type: of the event.
         payload_bytes: size of its payload; None: it is NULL.
+        others: further rows of its version.
     """
 
     create_time: int | None
     event_type: str
     payload_bytes: int | None
+    others: tuple[Stored, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serializable; times are RFC 3339."""
+        created = None if self.create_time is None else format_time(self.create_time)
+        others = [other.to_dict() for other in self.others]
+        return asdict(self) | {"create_time": created, "others": others}
 
 
 @dataclass(frozen=True)
@@ -96,9 +104,7 @@ class Traced:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serializable; times are RFC 3339."""
-        stored = None if self.stored is None else asdict(self.stored)
-        if stored is not None and stored["create_time"] is not None:
-            stored["create_time"] = format_time(stored["create_time"])
+        stored = None if self.stored is None else self.stored.to_dict()
         return {
             "version": self.version,
             "verdict": self.verdict,

@@ -147,7 +147,10 @@ def stored_rows(
     if not versions:
         return {}, None
     rows = store.seen(VersionRange(aggregate_id, versions[0], versions[-1]))
-    stored = {r.version: Stored(r.create_time, r.event_type, r.payload_bytes) for r in rows}
+    stored: dict[int, Stored] = {}
+    for r in rows:
+        row, first = Stored(r.create_time, r.event_type, r.payload_bytes), stored.get(r.version)
+        stored[r.version] = row if first is None else replace(first, others=(*first.others, row))
     if len(stored) < len(versions):
         below = VersionRange(aggregate_id, _LOWEST, versions[0] - 1)
         for version in store.versions(below, 1, highest=True):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Differences of a kind that are listed one by one."""
 
-KINDS = ("missing", "repeated", "out_of_order", "altered", "extra")
+KINDS = ("missing", "repeated", "out_of_order", "altered", "extra", "doubled")
 
 STORE_FIELDS = {
     "version": np.int64,
@@ -154,7 +154,8 @@ class Verdict:
         examples: the earliest of each kind.
         accounted: rows that are not on the topic for a recorded reason, and records exempt from
             the order: "late", "dead", "diverted", "dropped" (late events, by configuration),
-            "arrived" (committed, or published, while we looked).
+            "arrived" (committed, or published, while we looked), "without_identity" (rows without
+            an aggregate or a version, which are passed over).
         skips: gaps that were given up, on the topic of gaps.
         notes: what a reader of the result should know.
         resumed: rows and records that an interrupted comparison had read already.
@@ -171,7 +172,9 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     examples: dict[str, list[Difference]] = field(default_factory=lambda: {k: [] for k in KINDS})
     accounted: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("late", "dead", "diverted", "dropped", "arrived"), 0)
+        default_factory=lambda: dict.fromkeys(
+            ("late", "dead", "diverted", "dropped", "arrived", "without_identity"), 0
+        )
     )
     skips: int = 0
     notes: list[str] = field(default_factory=list)
@@ -316,7 +319,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         former_partitions=tuple(former_partitions or progress.get("numbers", ())),
     )
     with _written(differences) as listed:
-        verdict, topic, read = run(asked, find_range, on_progress, listed)
+        verdict, topic = run(asked, find_range, on_progress, listed)
         if listed is not None:
             listed.writelines(line_of("extra", one) for one in _foreign(topic))
     if last is None:
@@ -331,8 +334,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             "records stand in another partition than their key's: if partitions were added, and the"
             " publisher's state was lost since, --former-partitions says how many there were"
         )
-    if layout.zone is None and (twice := read - verdict.events):
-        verdict.notes.append(f"{twice} rows repeat an (aggregate_id, version) within the store")
     return verdict
 
 

@@ -28,7 +28,7 @@ from eventpub.ops.verify import (
 )
 from eventpub.store import Layout
 
-_FORMAT = 2
+_FORMAT = 3
 """Of what is kept; what an other one has kept is not resumed."""
 
 _OLDEST = 3600.0

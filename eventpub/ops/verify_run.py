@@ -57,7 +57,7 @@ def run(
     find_range: Callable[[], tuple[int, int, list[str]]],
     on_progress: Callable[[Progress], None],
     listed: IO[str] | None,
-) -> tuple[Verdict, Topic, int]:
+) -> tuple[Verdict, Topic]:
     """Compare.
 
     Args:
@@ -65,7 +65,7 @@ def run(
         listed: gets all differences, one a line.
 
     Returns:
-        The verdict, what was found on the topic beside events, and the rows that were read.
+        The verdict, and what was found on the topic beside events.
 
     Raises:
         EventpubError: as `verify`.
@@ -89,7 +89,7 @@ def _run_in(  # noqa: PLR0913, PLR0917 (as `run`, and where)
     find_range: Callable[[], tuple[int, int, list[str]]],
     on_progress: Callable[[Progress], None],
     listed: IO[str] | None,
-) -> tuple[Verdict, Topic, int]:
+) -> tuple[Verdict, Topic]:
     kept = kept_plan(folder)
     seed = kept["seed"] if kept else random.SystemRandom().randrange(1, 1 << 32)
     with _host(seed, lock) as host:  # which starts meanwhile
@@ -116,13 +116,13 @@ def _run_in(  # noqa: PLR0913, PLR0917 (as `run`, and where)
             [(a, b) for a, b in kept["slices"]], spans,
             asked.numbers(reader.topic.partitions),
         )  # fmt: skip
-        verdict, topic, read = host(plan, on_progress)
+        verdict, topic = host(plan, on_progress)
         topic.truncated = reader.topic.truncated
         if listed is not None:
             _gather(plan, listed)
     verdict.notes[:0] = kept["notes"]
     verdict.sample = asked.sample
-    return verdict, topic, read
+    return verdict, topic
 
 
 def _gather(plan: Plan, listed: IO[str]) -> None:
@@ -160,7 +160,7 @@ def _store_workers() -> int:
 # --- the host, seen from outside
 
 
-Host = Callable[[Plan, Callable[[Progress], None]], tuple[Verdict, Topic, int]]
+Host = Callable[[Plan, Callable[[Progress], None]], tuple[Verdict, Topic]]
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def _host(seed: int, lock: int | None) -> Iterator[Host]:
     )
     theirs.close()
 
-    def ask(plan: Plan, on_progress: Callable[[Progress], None]) -> tuple[Verdict, Topic, int]:
+    def ask(plan: Plan, on_progress: Callable[[Progress], None]) -> tuple[Verdict, Topic]:
         try:
             ours.send(plan)
             while True:
@@ -192,7 +192,7 @@ def _host(seed: int, lock: int | None) -> Iterator[Host]:
                 elif what == "failed":
                     raise value
                 else:
-                    found: tuple[Verdict, Topic, int] = value
+                    found: tuple[Verdict, Topic] = value
                     return found
         except (EOFError, ConnectionError):
             process.wait()
@@ -264,7 +264,7 @@ class _Host:
         self._plan, self._outside = plan, outside
         self._workers = [self._fork() for _ in range(_cores() + _store_workers())]
         self._rows = self._records = self._resumed = 0
-        self._offsets = self._compared = 0
+        self._offsets = self._compared = self._without_identity = 0
         self._slices = 0.0
         self._topic = Topic(plan.numbers[-1])
         self._said_at = 0.0
@@ -284,7 +284,7 @@ class _Host:
         for worker in self._workers:
             worker.process.terminate()
 
-    def run(self) -> tuple[Verdict, Topic, int]:
+    def run(self) -> tuple[Verdict, Topic]:
         plan = self._plan
         reads, done = self._open_slices()
         spans, reached = self._open_spans()
@@ -298,7 +298,8 @@ class _Host:
         verdict, lacking = self._compare(range(plan.buckets))
         self._add_lacking(verdict, lacking, ends)
         verdict.resumed = self._resumed
-        return verdict, self._topic, self._rows
+        verdict.accounted["without_identity"] = self._without_identity
+        return verdict, self._topic
 
     def _compare(self, buckets: Sequence[int]) -> tuple[Verdict, dict[int, Verdict]]:
         """What was found where nothing is missing, and in each bucket in which something is."""
@@ -345,6 +346,7 @@ class _Host:
             upto[number] = max(upto[number], portion["upto"])
             self._rows += portion["rows"]
             self._resumed += portion["rows"]
+            self._without_identity += portion["without_identity"]
         slices = enumerate(self._plan.slices)
         left: list[Task] = [("store", (n, upto[n], end)) for n, (_, end) in slices if upto[n] < end]
         parts = enumerate(self._plan.slices)

@@ -122,9 +122,12 @@ def _read_store(plan: Plan, task: tuple[int, int, int], pipe: Any) -> None:
                 for batch in store.window(after, end, shard):
                     portion.add(*store_columns(batch))
                     pipe.send(("progress", {"rows": batch.num_rows}))
-            portion.write(runs, STORE_FIELDS, {"slice": number, "upto": end})
+            nameless, store.without_identity = store.without_identity, 0
+            about = {"slice": number, "upto": end, "without_identity": nameless}
+            portion.write(runs, STORE_FIELDS, about)
             begin, stop = plan.slices[number]
-            pipe.send(("progress", {"slices": (end - after) / (stop - begin)}))
+            done = {"slices": (end - after) / (stop - begin), "without_identity": nameless}
+            pipe.send(("progress", done))
             after = end
 
 
@@ -210,6 +213,7 @@ def _compare(plan: Plan, numbers: Sequence[int], pipe: Any) -> Compared:
                 verdict,
                 numbers=plan.numbers,
                 late_policy=plan.asked.config.gaps.late,
+                clock_changes={back for _, back in plan.asked.layout.repeated},
                 still_there=still_there,
             )
             if lists_all:

@@ -8,6 +8,7 @@ from pathlib import Path
 from eventpub import admission
 from eventpub.admission import Shard
 from eventpub.config import Config
+from eventpub.sink.records import contents_of
 from eventpub.store import Layout
 
 
@@ -48,7 +49,7 @@ class Assignment:
             backoff_base=gaps.backoff_base,
             late=gaps.late,
             backtrack=gaps.backtrack,
-            versions_are_unique=self.layout.key_is_unique,
+            contents_of=None if self.layout.key_is_unique else contents_of,
             times_last=self.layout.times_last,
             repeated=self.layout.repeated,
         )

@@ -57,6 +57,7 @@ class ShardContext:
         self.now = 0
         self._looked_at = 0.0
         self._index_seen_at = float("-inf")
+        self._passed_over = 0
         self.open_since: int | None = 0  # before the first window nobody knows: no gap is skipped
         self.hidden_since: int | None = None
         self.uncounted_since = lease.uncounted_since
@@ -179,6 +180,9 @@ class ShardContext:
             report.position, report.low = self.lease.position, self.lease.low
         else:
             report.position, report.low = known_to, self.low(known_to)
+        passed_over = self.reader.without_identity
+        report.counts.without_identity += passed_over - self._passed_over
+        self._passed_over = passed_over
         report.hidden_since = self.hidden_since
         report.offsets = dict(index.offsets)
         report.holds = len(holds)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub import config
-from eventpub.admission import CONFLICT, Decision, Rewritten, values
+from eventpub.admission import CONFLICT, Decision, Rewritten, Rules, values
 from eventpub.errors import SinkError, StateError, StoreError
 from eventpub.sink import DeadRow, RecordRefusedError
 
@@ -35,8 +36,9 @@ class Kept:
 class Refusals:
     """Which events were refused so far, and why; a batch is done again without them."""
 
-    def __init__(self, sink: config.Sink) -> None:
+    def __init__(self, sink: config.Sink, rules: Rules) -> None:
         self._sink = sink
+        self._rules = rules
         self._reasons: dict[tuple[str, int], str] = {}
 
     def note(
@@ -74,7 +76,9 @@ class Refusals:
         reasons = [self._reasons.get(key) for key in keys]
         is_dead = np.array([reason is not None for reason in reasons], bool)
         dead = dead_rows(
-            events.filter(pa.array(is_dead)), [reason for reason in reasons if reason is not None]
+            events.filter(pa.array(is_dead)),
+            [reason for reason in reasons if reason is not None],
+            self._rules,
         )
         return events.filter(pa.array(~is_dead)), is_dead, dead
 
@@ -90,7 +94,7 @@ class Refusals:
             StoreError: store.other_history
         """
         events, late = decision.events, decision.late
-        conflicts = _conflicts(decision)
+        conflicts = _conflicts(decision, self._rules)
         if not (self._reasons or conflicts):
             return Kept(events, late, [], 0 if events.num_rows else None)
         kept, is_dead, dead = self.split(events)
@@ -112,8 +116,10 @@ class Refusals:
                 where=store,
                 suggestion="if store.url or store.table names another store than the one that"
                 " this state belongs to, correct it, or set another app.id, app.state_dir and"
-                " sink.topic; if the store was restored to an earlier time or another server took"
-                " over, and these events shall be dead letters, raise sink.dead_limit. Nothing of"
+                " sink.topic; if several columns say which aggregate a row belongs to, list them in"
+                " store.columns.aggregate_id; if the store was restored to an earlier time or"
+                " another server took over, and these events shall be dead letters, raise"
+                " sink.dead_limit. Nothing of"
                 " them was published",
             )
         if longest > self._sink.dead_limit:
@@ -130,22 +136,26 @@ class Refusals:
         return Kept(kept, None if late is None else late[~is_dead], dead, run)
 
 
-def _conflicts(decision: Decision) -> list[DeadRow]:
+def _conflicts(decision: Decision, rules: Rules) -> list[DeadRow]:
     """The rows whose version was published as another event, as dead letters."""
     if decision.refused is None or not decision.counts.conflicts:
         return []
     rows, reasons = decision.refused
     of_them = [reason.startswith(CONFLICT) for reason in reasons]
     some = rows.filter(pa.array(of_them))
-    return dead_rows(some, [reason for reason in reasons if reason.startswith(CONFLICT)])
+    return dead_rows(some, [reason for reason in reasons if reason.startswith(CONFLICT)], rules)
 
 
 def dead_rows(
-    rows: pa.Table, reasons: Sequence[str], rewritten: Mapping[str, Rewritten] | None = None
+    rows: pa.Table,
+    reasons: Sequence[str],
+    rules: Rules,
+    rewritten: Mapping[str, Rewritten] | None = None,
 ) -> list[DeadRow]:
     """Rows of `EVENTS` as dead letters, each with its reason.
 
     Args:
+        rules: which say whether a letter must tell its row from others of its version.
         rewritten: as of `Decision`.
     """
 
@@ -153,6 +163,8 @@ def dead_rows(
         of = (rewritten or {}).get(aggregate_id)
         return (of.last, of.since) if of is not None and reason.startswith(CONFLICT) else None
 
+    of = rules.contents_of
+    contents = repeat(None, len(reasons)) if of is None else of(rows)
     return [
         DeadRow(
             aggregate_id=row["aggregate_id"],
@@ -163,6 +175,7 @@ def dead_rows(
             metadata=row["metadata"],
             create_time=row["create_time"],
             published=published(row["aggregate_id"], reason),
+            content=content,
         )
-        for row, reason in zip(rows.to_pylist(), reasons, strict=True)
+        for row, reason, content in zip(rows.to_pylist(), reasons, contents, strict=True)
     ]

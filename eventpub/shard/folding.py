@@ -109,6 +109,7 @@ class Fold:
                     index.written,
                     acknowledged=context.lease.acknowledged,
                     everywhere=index.reads_everywhere,
+                    with_contents=context.rules.contents_of is not None,
                     meanwhile=lambda: self._go_on(context.sink.unread),
                 )
             except MissingMarkerError as lost:
@@ -155,7 +156,14 @@ class Fold:
         times = _times(part, last, created)
         rewritten = self._rewritten(part, [*versions], created)
         index.fold_events(
-            last, versions, part.offsets, now, refused=below, times=times, rewritten=rewritten
+            last,
+            versions,
+            part.offsets,
+            now,
+            refused=below,
+            times=times,
+            rewritten=rewritten,
+            contents=part.contents,
         )
 
     def _rewritten(self, part: Folded, ids: list[str], created: np.ndarray) -> dict[str, Rewritten]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ from eventpub.shard.pace import rows_within
 from eventpub.sink import PublishedBatch, RecordRefusedError
 
 NO_EVENTS = EVENTS.empty_table()
+Event: TypeAlias = tuple[str, int]
+"""Aggregate and version."""
 
 _BELOW = 16, 10_000
 """Rows looked at below a first sight, at first and where those do not tell; the first is enough
@@ -68,7 +70,7 @@ class Publishing:
         config = context.assignment.config
         self._context = context
         self._accounted = accounted
-        self._refusals = Refusals(config.sink)
+        self._refusals = Refusals(config.sink, context.rules)
         self._holds_shard = config.gaps.policy == "hold_shard"
 
     def step(
@@ -156,6 +158,8 @@ class Publishing:
                 decided.holds |= waiting
                 return decided
 
+        if context.rules.contents_of is not None:
+            known.contents = context.index.contents(_published(rows, known))
         decision = decide(rows)
         whole = True
         if self._holds_shard and rows.num_rows:
@@ -188,7 +192,7 @@ class Publishing:
         refused: dict[str, list[int]] = {}
         if decision.refused is not None:
             table, reasons = decision.refused
-            dead += dead_rows(table, reasons, decision.rewritten)
+            dead += dead_rows(table, reasons, context.rules, decision.rewritten)
             for a, v in zip(values(table, "aggregate_id"), values(table, "version"), strict=True):
                 if v < context.rules.first_version:
                     refused.setdefault(a, list(known.refused.get(a, ()))).append(v)
@@ -206,7 +210,7 @@ class Publishing:
             )
             failpoint("before_index")
         report.begin_above += self._begin_above(decision, known)
-        self._record(decision, position, published, refused, kept.run)
+        self._record(decision, known, position, published, refused, kept.run)
         if decision.publishes:
             failpoint("after_index")
             context.sink.check_between()
@@ -258,9 +262,21 @@ class Publishing:
             for a, hold in decision.holds.items()
         )
 
-    def _record(
+    def _contents(self, decision: Decision, known: Known) -> dict[Event, set[bytes]]:
+        """What is known of the versions of a decision, with what it decides."""
+        contents_of = self._context.rules.contents_of
+        found: dict[Event, set[bytes]] = {}
+        tables = [decision.events, decision.diverted, (decision.refused or [None])[0]]
+        for table in tables:
+            if table is not None and contents_of is not None:
+                for event, content in zip(_events(table), contents_of(table), strict=True):
+                    found.setdefault(event, set(known.contents.get(event, ()))).add(content)
+        return found
+
+    def _record(  # noqa: PLR0913, PLR0917 (all that one write batch changes)
         self,
         decision: Decision,
+        known: Known,
         position: int | None,
         published: PublishedBatch | None,
         refused: dict[str, list[int]],
@@ -276,6 +292,7 @@ class Publishing:
                 written={} if published is None else published.written,
                 refused=refused,
                 dead_run=dead_run,
+                contents=self._contents(decision, known),
                 counted=counted,
                 forget_below=oldest,
             )
@@ -371,6 +388,16 @@ class HoldsInTurn:
                 self._at_once = min(most, 2 * self._at_once)
         if had_rows:
             self._not_before = now + (_HOLDS_SHARE - 1) * (now - began)
+
+
+def _events(rows: pa.Table) -> list[Event]:
+    return list(zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True))
+
+
+def _published(rows: pa.Table, known: Known) -> list[Event]:
+    """Those of some rows' versions that are not above the last one of their aggregate."""
+    found = (e for e in _events(rows) if e[1] <= known.last.get(e[0], e[1] - 1))
+    return list(dict.fromkeys(found))
 
 
 def _assert_order(decision: Decision, known: Known) -> None:

@@ -31,7 +31,8 @@ class Folded:
 
     `aggregate_ids`, `versions` and `create_times` (µs) belong to events, dead and late rows; a
     chunk of gaps has `gaps` instead, and in `unsigned` those that do not say who has written them.
-    `published` is that of each dead letter that has one, by row.
+    `published` is that of each dead letter that has one, by row. `contents` are those of the rows
+    of each version, where the scope wants them.
     `offsets` are the next offsets reached so far.
     """
 
@@ -43,6 +44,7 @@ class Folded:
     gaps: list[SkippedGap] = field(default_factory=list)
     unsigned: list[SkippedGap] = field(default_factory=list)
     published: dict[int, tuple[int, int]] = field(default_factory=dict)
+    contents: dict[tuple[str, int], set[bytes]] = field(default_factory=dict)
 
 
 class Decoder:
@@ -75,6 +77,7 @@ class Decoder:
         versions: list[int] = []
         times: list[str] = []
         published: dict[int, tuple[int, int]] = {}
+        contents: dict[tuple[str, int], set[bytes]] = {}
         for message in messages:
             try:
                 headers = dict(message.headers() or ())
@@ -87,6 +90,7 @@ class Decoder:
                 if not -(2**63) <= version < 2**63:
                     raise ValueError(version)
                 aggregate_id = key.decode()
+                content = self._content(kind, headers, message)
             except (KeyError, ValueError, TypeError, AttributeError):
                 # Not one of ours: no such header, no number, no key, no UTF-8.
                 self.not_ours["unrecognised"] += 1
@@ -96,6 +100,8 @@ class Decoder:
             conflict = records.read_conflict(headers) if kind == "dead" else None
             if conflict is not None:
                 published[len(ids)] = conflict
+            if content is not None:
+                contents.setdefault((aggregate_id, version), set()).add(content)
             ids.append(aggregate_id)
             versions.append(version)
             times.append(headers.get(records.TIME, b"").decode(errors="replace"))
@@ -106,7 +112,14 @@ class Decoder:
             versions=np.array(versions, np.int64),
             create_times=_times(times),
             published=published,
+            contents=contents,
         )
+
+    def _content(self, kind: Kind, headers: Mapping[str, Any], message: Any) -> bytes | None:
+        """As of `records.contents_of`; None where it is not wanted, or not known."""
+        if not self._scope.with_contents or (kind == "dead" and records.CONTENT not in headers):
+            return None
+        return records.content_of_record(headers, message.value())
 
     def _gaps(self, messages: list[Any]) -> tuple[list[SkippedGap], list[SkippedGap]]:
         """The skips, and apart from them those that only look like this publisher's."""

@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import repeat
 from typing import Any, TypeAlias
 
@@ -45,6 +46,7 @@ LATE = "eventpub_late"
 REASON = "eventpub_reason"
 CONFLICT = "eventpub_conflict"
 SOURCE = "ce_source"
+CONTENT = "eventpub_content"
 REFUSED = "sink.record_refused"
 
 MOST_PAYLOAD = 256 * 1024
@@ -90,7 +92,8 @@ class DeadRow:
     `reason` begins with an error code (``sink.record_refused: …``). `aggregate_id`, `version` and
     `create_time` (µs) are None where the row has none that can be used. `published`, of a version
     that was published as another event: the last version that was before the first such row, and
-    by when these had been created (µs).
+    by when these had been created (µs). `content`: as of `contents_of`, where the table allows
+    two rows of one version.
     """
 
     aggregate_id: str | None
@@ -101,6 +104,7 @@ class DeadRow:
     metadata: str | None = None
     create_time: int | None = None
     published: tuple[int, int] | None = None
+    content: bytes | None = None
 
 
 def format_times(micros: npt.NDArray[np.int64]) -> list[bytes]:
@@ -137,6 +141,38 @@ def timestamps(micros: npt.NDArray[np.int64], limit: int = FAR_AHEAD) -> npt.NDA
 
 def _timestamp(micros: int, limit: int) -> int:
     return max(1, (limit if micros > limit + _NEAR else micros) // 1000)
+
+
+def contents_of(rows: pa.Table) -> list[bytes]:
+    """Of each row 8 bytes that are the same for rows of one event type, payload and metadata.
+
+    Args:
+        rows: schema `EVENTS`.
+    """
+    columns = (rows.column(n).to_pylist() for n in ("event_type", "payload", "metadata"))
+    return [
+        _content(event_type.encode(), payload, metadata_headers(text) if text else ())
+        for event_type, payload, text in zip(*columns, strict=True)
+    ]
+
+
+def content_of_record(headers: Mapping[str, Any], value: bytes | None) -> bytes:
+    """The same of the record of an event; of a dead letter it is in its header."""
+    if CONTENT in headers:
+        return bytes.fromhex(headers[CONTENT].decode())
+    own = ((n, v) for n, v in headers.items() if not n.startswith(_RESERVED))
+    return _content(headers.get("ce_type") or b"", value, own)
+
+
+def _content(event_type: bytes, payload: bytes | None, headers: Iterable[Header]) -> bytes:
+    digest = blake2b(event_type, digest_size=8)
+    # what a payload's type is follows from the payload, or is metadata that a NULL one lacks
+    named = sorted({n: v for n, v in headers if n != "content-type"}.items())
+    for text in [payload, *(part for header in named for part in header)]:
+        octets = text.encode() if isinstance(text, str) else text
+        digest.update(b"\0" if octets is None else b"\1%d:" % len(octets))
+        digest.update(octets or b"")
+    return digest.digest()
 
 
 def metadata_headers(text: str) -> list[Header]:
@@ -465,6 +501,8 @@ def dead_record(  # noqa: PLR0913 (options, by keyword)
     if row.published is not None:
         headers.append((CONFLICT, f"{row.published[0]} {row.published[1]}"))
     keep = 0 if reduced else MOST_TEXT
+    if row.content is not None:
+        headers.append((CONTENT, row.content.hex()))
     if row.event_type is not None:
         encoded = row.event_type.encode(errors="replace")
         _add(headers, "ce_type", "eventpub_type_bytes", encoded, keep)

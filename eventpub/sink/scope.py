@@ -26,6 +26,7 @@ class Scope:
         only: read no other kind of topic.
         everywhere: read all partitions, for what belongs to this shard's aggregates: where the
             number of partitions may have been another one when it was written.
+        with_contents: say of each event what tells it from another one of its version.
     """
 
     sink: config.Sink
@@ -33,6 +34,7 @@ class Scope:
     sources: Sources | None = None
     only: Kind | None = None
     everywhere: bool = False
+    with_contents: bool = False
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:

@@ -138,6 +138,7 @@ class ShardSink:
         *,
         acknowledged: Mapping[PartitionId, int] | None = None,
         everywhere: bool = False,
+        with_contents: bool = False,
         timeout: float = FOLD_TIMEOUT,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Fold:
@@ -153,6 +154,7 @@ class ShardSink:
                 behind.
             everywhere: read all partitions, for the shard's aggregates: where the number of
                 partitions may have been another one.
+            with_contents: as of `Scope`.
             timeout: seconds without any progress after which it gives up.
             meanwhile: called again and again while nothing comes; what it raises ends the reading.
 
@@ -165,7 +167,13 @@ class ShardSink:
         self._published, self._between = {}, {}
         is_transactional = self._owned.is_transactional
         self._fold = Fold(
-            Scope(self._sink, self._shard, self._sources, everywhere=everywhere),
+            Scope(
+                self._sink,
+                self._shard,
+                self._sources,
+                everywhere=everywhere,
+                with_contents=with_contents,
+            ),
             Known(saved, written or {}, (acknowledged if is_transactional else None) or {}),
             end_open=self._end_open if is_transactional else None,
             timeout=timeout,

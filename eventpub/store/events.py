@@ -31,7 +31,14 @@ from eventpub.store.connection import (
 )
 from eventpub.store.failures import mapped
 from eventpub.store.layout import Layout, discover
-from eventpub.store.rows import RowSeen, keys_batch, local_times, record_batch, rows_seen
+from eventpub.store.rows import (
+    RowSeen,
+    keys_batch,
+    local_times,
+    record_batch,
+    rows_seen,
+    with_identity,
+)
 
 T = TypeVar("T")
 
@@ -101,6 +108,10 @@ class EventStore:
 
     Errors of the database are `StoreError`; a retriable one leaves the store usable. One of them is
     store.replica: the address leads to a server that may not be read, now.
+
+    Attributes:
+        without_identity: rows that windows and pages had and that were passed over, since they have
+            no aggregate or no version (`store.without_identity`).
     """
 
     @staticmethod
@@ -135,6 +146,7 @@ class EventStore:
         self._config = config
         self._layout = layout
         self._idle: list[tuple[Connection, float, float]] = []
+        self.without_identity = 0
 
     def __enter__(self) -> EventStore:
         return self
@@ -274,10 +286,17 @@ class EventStore:
             if values is not None:
                 statement = statements.window(layout, *values, shard)
                 for block in self._blocks(statement, batch_rows, _BATCH_BYTES):
-                    batch = record_batch(layout, block, after, end)
+                    batch = record_batch(layout, self._identified(block), after, end)
                     if batch.num_rows:  # none may lie in it where the clocks go back
                         yield batch
             after = end
+
+    def _identified(self, block: Columns) -> Columns:
+        if not self._layout.skips_nulls:
+            return block
+        kept = with_identity(block)
+        self.without_identity += len(block[0]) - len(kept[0])
+        return kept
 
     def _portions(self, after: int, upto: int) -> Iterator[int]:
         """Where the portions of a window end, each about `_PORTION_ROWS` rows of all shards."""
@@ -310,7 +329,7 @@ class EventStore:
         batches: list[pa.RecordBatch] = []
         left_rows, left_size, newest = rows, size, None
         for block in self._blocks(statement, _BATCH_ROWS, _BATCH_BYTES):
-            batches.append(record_batch(layout, block, after, upto))
+            batches.append(record_batch(layout, self._identified(block), after, upto))
             left_rows -= len(block[0])
             left_size -= batches[-1].nbytes
             newest = block[-1][-1:]
@@ -398,7 +417,7 @@ class EventStore:
                 left_size -= batch.nbytes
                 read.update(_last_versions(batch))
                 if left_rows <= 0 or left_size <= 0:  # leaving it closes the connection
-                    rest = _unread(some, read)
+                    rest = _unread(some, read, repeats=not self._layout.key_is_unique)
                     break
         return pa.Table.from_batches(batches, EVENTS), rest
 
@@ -562,13 +581,21 @@ def _last_versions(batch: pa.RecordBatch) -> dict[str, int]:
     return dict(zip(*pairs, strict=True))
 
 
-def _unread(ranges: Sequence[VersionRange], read: Mapping[str, int]) -> list[VersionRange]:
+def _unread(
+    ranges: Sequence[VersionRange], read: Mapping[str, int], *, repeats: bool
+) -> list[VersionRange]:
     """What of some ranges is not known to be read, from the last version read of each aggregate.
 
-    What is read and empty behind it is among it: only the end of the answer would tell.
+    What is read and empty behind it is among it: only the end of the answer would tell. Where a
+    version may have more rows, the last one is, too, unless it is all that was read.
     """
-    firsts = ((r, max(r.first, read.get(r.aggregate_id, r.first - 1) + 1)) for r in ranges)
-    return [replace(r, first=first) for r, first in firsts if first <= r.last]
+    rest = []
+    for r in ranges:
+        last = read.get(r.aggregate_id, r.first - 1)
+        first = last if repeats and last > r.first else last + 1
+        if (first := max(r.first, first)) <= r.last:
+            rest.append(replace(r, first=first))
+    return rest
 
 
 def _without_last_moment(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eventpub.admission.model import EVENTS
 from eventpub.errors import StoreError
@@ -58,6 +59,15 @@ def record_batch(
         if not is_within.all():
             return batch.filter(pa.array(is_within))
     return batch
+
+
+def with_identity(columns: Columns) -> Columns:
+    """The rows of a block that say which event of which aggregate they are."""
+    ids, versions, *_ = columns
+    if not (ids.null_count or versions.null_count):
+        return columns
+    kept = pc.and_(ids.is_valid(), versions.is_valid())
+    return [column.filter(kept) for column in columns]
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,12 @@ def _lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
         )
 
 
+_PASS_OVER = (
+    ". Where rows without an aggregate or a version are none of its events: store.without_identity"
+    ' = "skip" counts such rows and passes them over'
+)
+
+
 def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
     """The error of the first row that cannot be an event."""
     for aggregate_id, version, _, _, _, time in zip(
@@ -146,6 +162,7 @@ def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
                 "store.row_invalid",
                 f"a row {reason}: aggregate_id {shown}, version {number}, create_time {at}",
                 where=layout.where,
-                suggestion="correct or remove the row, then start again; no event was skipped",
+                suggestion="correct or remove the row, then start again; no event was skipped"
+                + (_PASS_OVER if aggregate_id is None or version is None else ""),
             )
     return StoreError("store.row_invalid", "a row cannot be read as an event", where=layout.where)

@@ -237,12 +237,20 @@ def test_a_version_below_the_first_from_before_the_start_is_baseline() -> None:
 
 def test_a_second_row_of_one_version_is_refused_where_the_table_allows_it() -> None:
     rows = table([("a", 1, 10), ("a", 1, 11), ("a", 2, 12)])
-    for unique, expected in ((True, None), (False, [11])):
-        rules = Rules(versions_are_unique=unique)
+
+    def by_time(some: pa.Table) -> list[bytes]:
+        return [str(created).encode() for created in values(some, "create_time")]
+
+    def all_alike(some: pa.Table) -> list[bytes]:
+        return [b"same"] * some.num_rows
+
+    for contents_of, expected in ((None, None), (by_time, [11]), (all_alike, None)):
+        rules = Rules(contents_of=contents_of)
         decision = admission.plan(rows, Known(), rules, now=0).decide(table([]))
         assert values(decision.events, "create_time") == [10, 12]
         refused = decision.refused and values(decision.refused[0], "create_time")
         assert refused == expected
+        assert decision.counts.duplicates == (expected is None)
 
 
 def test_a_gap_is_not_skipped_while_a_transaction_that_was_open_then_is_open() -> None:

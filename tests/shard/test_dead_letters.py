@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from eventpub.admission import EVENTS, Decision
+from eventpub.admission import EVENTS, Decision, Rules
 from eventpub.config import Sink
 from eventpub.shard.context import Accounted
 from eventpub.shard.dead_letters import Refusals
@@ -37,6 +37,7 @@ def publishing(*outcomes: PublishedBatch | Exception) -> Publishing:
     )
     context: Any = SimpleNamespace(
         assignment=SimpleNamespace(config=config),
+        rules=Rules(),
         sink=SimpleNamespace(publish=publish),
         timed=lambda _: nullcontext(),
         pace=SimpleNamespace(published=lambda *_: None, is_full=False),

@@ -393,6 +393,8 @@ class TestReports:
         context.shard = SimpleNamespace(number=1)
         context.hidden_since = None
         context._index_seen_at = float("inf")
+        context._passed_over = 0
+        context.reader = SimpleNamespace(without_identity=0)
         context.index = SimpleNamespace(
             position=100, offsets={("events", 1): 5}, holds=Holds(oldest=None, next_due=None)
         )

@@ -49,6 +49,8 @@ def _same_in_all(rows: int) -> tuple[Any, Any]:
 class EventStore:
     """Each call is a statement of its own and sees what is committed when it begins."""
 
+    without_identity = 0
+
     @staticmethod
     def discover(config: object) -> Any:
         """Nothing to discover."""

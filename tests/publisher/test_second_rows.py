@@ -1,0 +1,199 @@
+"""Scenario D11: a table without a unique key has two rows of one version."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import Publisher, Record, Topic, eventually, transaction
+
+both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+
+# no unique key, as every table has whose identity is really (type, id, version)
+EVENTS = """
+CREATE TABLE events (
+  id BIGINT AUTO_INCREMENT PRIMARY KEY, stream_id VARCHAR(100) NOT NULL, version INT NOT NULL,
+  event_type VARCHAR(100) NOT NULL, payload JSON NOT NULL, metadata JSON NULL,
+  created_at {time} NOT NULL DEFAULT CURRENT_TIMESTAMP{precision},
+  KEY (stream_id, version), KEY (created_at))
+"""
+TYPES = ["TIMESTAMP(6)", "DATETIME"]
+PLACED, INVOICED = "Order.Placed", "Invoice.Written"
+
+
+def create(database: FreshDatabase, time: str = TYPES[0]) -> None:
+    database.execute(
+        EVENTS.format(time=time, precision=time[time.find("(") :] if "(" in time else "")
+    )
+
+
+def insert(
+    database: FreshDatabase, *rows: tuple[str, int, str, int], metadata: str | None = None
+) -> None:
+    """Rows of stream, version, type and age in seconds, committed together."""
+    with transaction(database) as cursor:
+        cursor.executemany(
+            "INSERT INTO events (stream_id, version, event_type, payload, metadata, created_at)"
+            " VALUES (%s, %s, %s, '{}', %s, NOW(6) - INTERVAL %s SECOND)",
+            [(*row[:3], metadata, row[3]) for row in rows],
+        )
+        cursor.connection.commit()
+
+
+def letters(publisher: Publisher) -> list[Record]:
+    """What stands on the topic of dead letters."""
+    return Topic(publisher.topic.bootstrap_servers, f"{publisher.topic.name}.dead").read()
+
+
+def published(publisher: Publisher) -> list[tuple[str, int, str]]:
+    """Key, version and type of each record, in order."""
+    records = publisher.topic.read()
+    return sorted((r.key, r.version, r.headers["ce_type"].decode()) for r in records)
+
+
+def refused(publisher: Publisher) -> list[tuple[str, int, str]]:
+    """The same of the dead letters, all of which say why."""
+    found = letters(publisher)
+    for letter in found:
+        assert letter.headers["eventpub_reason"].startswith(b"admission.version_conflict: ")
+    return sorted((r.key, r.version, r.headers["ce_type"].decode()) for r in found)
+
+
+def verdict(publisher: Publisher, status: int) -> dict[str, Any]:
+    """The result of `verify`."""
+    done = publisher.command("verify", "--json")
+    assert done.returncode == status, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)["result"]
+    return result
+
+
+def counters(publisher: Publisher) -> dict[str, int]:
+    """Of the last run."""
+    done = publisher.command("status", "--json")
+    found: dict[str, int] = json.loads(done.stdout)["result"]["status"]["counters"]
+    return found
+
+
+COLUMNS = {"aggregate_id": "stream_id", "create_time": "created_at"}
+
+
+@both
+@pytest.mark.parametrize("time", TYPES)
+def test_d11_a_second_row_is_a_dead_letter_whenever_it_comes(
+    database: FreshDatabase, new_publisher: NewPublisher, time: str
+) -> None:
+    create(database, time)
+    publisher = new_publisher(database, store={"columns": COLUMNS})
+    insert(database, ("order-1", 1, PLACED, 200), ("order-1", 2, "Order.Paid", 10))
+    insert(database, ("order-2", 1, PLACED, 10), ("order-2", 1, INVOICED, 10))  # one window
+    publisher.publish_everything()
+    of_2 = [("order-2", 1, PLACED), ("order-2", 1, INVOICED)]
+    assert len(refused(publisher)) == 1
+    assert sorted([*refused(publisher), *(e for e in published(publisher) if e in of_2)]) == sorted(
+        of_2
+    )
+    insert(database, ("order-1", 1, INVOICED, 150))  # between two rows that were published
+    publisher.publish_everything()
+    assert ("order-1", 1, INVOICED) in refused(publisher)
+    insert(database, ("order-1", 2, "Invoice.Paid", 0))  # after all of them
+    publisher.publish_everything()
+    expected = refused(publisher)
+    assert len(expected) == 3
+    before = published(publisher)
+    assert before[:2] == [("order-1", 1, PLACED), ("order-1", 2, "Order.Paid")]
+    assert len(before) == 3
+
+    # what is known of them survives: they are dead letters once
+    shutil.rmtree(publisher.state / "index")
+    insert(database, ("order-3", 1, PLACED, 100))
+    publisher.publish_everything()
+    assert (refused(publisher), len(published(publisher))) == (expected, 4)
+    shutil.rmtree(publisher.state)
+    publisher.publish_everything()
+    assert (refused(publisher), len(published(publisher))) == (expected, 4)
+
+    found = verdict(publisher, 1)
+    assert (found["doubled"], found["missing"], found["altered"]) == (3, 0, 0)
+    assert {e["note"] for e in found["examples"]["doubled"]} == {
+        "the table has other events of this version, too"
+    }
+    done = publisher.command("trace", "order-1", "1", "--json")
+    assert done.returncode == 1
+    [version] = json.loads(done.stdout)["result"]["versions"]
+    rows = [version["stored"], *version["stored"]["others"]]
+    assert {row["event_type"] for row in rows} == {PLACED, INVOICED}
+    assert version["verdict"] == "dead"
+    assert "2 rows" in version["note"]
+    shown = publisher.command("trace", "order-1", "1").stdout
+    assert PLACED in shown
+    assert INVOICED in shown
+    assert publisher.answer(1, "dead", "list")["letters"] is not None
+
+
+@both
+def test_d11_a_second_row_of_the_same_event_is_counted_as_a_duplicate(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create(database)
+    publisher = new_publisher(database, store={"columns": COLUMNS})
+    meta = '{"user": "u", "n": [1, {"a": null}]}'
+    insert(database, ("a", 1, PLACED, 90), ("a", 1, PLACED, 80), metadata=meta)
+    publisher.publish_everything()
+    insert(database, ("a", 1, PLACED, 85), ("a", 2, PLACED, 0), metadata=meta)
+    publisher.publish_everything()
+    insert(database, ("a", 1, PLACED, 0), metadata=meta)
+    publisher.publish_everything()
+    assert counters(publisher)["duplicates"] >= 1
+    assert letters(publisher) == []
+    assert published(publisher) == [("a", 1, PLACED), ("a", 2, PLACED)]
+    shutil.rmtree(publisher.state)
+    publisher.publish_everything()
+    assert (letters(publisher), len(published(publisher))) == ([], 2)
+    insert(database, ("a", 1, PLACED, 0), metadata='{"user": "another"}')
+    publisher.publish_everything()
+    assert len(letters(publisher)) == 1
+    found = verdict(publisher, 1)
+    assert found["doubled"] == 4
+    assert "the same event is in the table more than once" in {
+        e["note"] for e in found["examples"]["doubled"]
+    }
+
+
+def test_d11_a_running_publisher_finds_it_by_counting(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Of versions that wait for another one, too, and while they are found by key."""
+    create(database)
+    publisher = new_publisher(database, store={"columns": COLUMNS}, gaps={"backoff_base": "60s"})
+    publisher.start()
+    insert(database, ("a", 1, PLACED, 0), ("b", 2, PLACED, 0), ("b", 2, INVOICED, 0))
+    publisher.until_published("a", [1])
+    insert(database, ("a", 1, INVOICED, 100), ("b", 3, PLACED, 0))
+    eventually(lambda: refused(publisher) == [("a", 1, INVOICED)])
+    insert(database, ("b", 1, PLACED, 0), ("b", 1, INVOICED, 0), ("b", 3, INVOICED, 50))
+    publisher.until_published("b", [1, 2, 3])
+    eventually(lambda: len(refused(publisher)) == 4)
+    assert publisher.stop() == 143
+    of_b = sorted(e for e in [*published(publisher), *refused(publisher)] if e[0] == "b")
+    assert of_b == sorted(("b", v, t) for v in (1, 2, 3) for t in (PLACED, INVOICED))
+    publisher.publish_everything()
+    assert len(refused(publisher)) == 4
+
+
+def test_d11_two_types_that_share_ids_stop_a_publisher_that_does_not_know_of_it(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create(database)
+    publisher = new_publisher(database, store={"columns": COLUMNS}, sink={"dead_limit": 5})
+    insert(database, *(("a", v, PLACED, 20) for v in range(1, 8)))
+    publisher.publish_everything()
+    insert(database, *(("a", v, INVOICED, 10) for v in range(1, 8)))
+    publisher.start("--available-now")
+    assert publisher.finish() == 3
+    assert "store.other_history" in publisher.words()
+    assert "store.columns.aggregate_id" in publisher.words()
