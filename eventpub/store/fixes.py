@@ -18,8 +18,6 @@ from eventpub.store.connection import Connection, run
 from eventpub.store.frameworks import BESIDE_ID, plain, recognise
 from eventpub.store.identity import literal
 from eventpub.store.layout import (
-    INTEGERS,
-    TEXT,
     Column,
     Index,
     quote,
@@ -28,11 +26,8 @@ from eventpub.store.layout import (
 )
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
-_LONGEST_KEY = {"innodb dynamic": 3_072, "innodb compressed": 3_072, "innodb": 767, "aria": 2_000}
-"""Bytes that an index may have, by engine and format of rows; of others 1,000."""
 _PREFIX = 191
-"""Characters of a longer text that are indexed: as many as fit into each of these."""
-_SHORT = 255
+"""Characters of a longer text that are indexed: as many as fit into any index."""
 _TYPE = re.compile(r"^\w+(\([^)]*\))?( unsigned)?( zerofill)?( CHARACTER SET \w+)?( COLLATE \w+)?")
 """Of a definition that a server shows, what must come before NOT NULL."""
 _SAMPLE = 100_000
@@ -44,25 +39,19 @@ class Table:
 
     Attributes:
         name: quoted.
-        columns, indexes: that it has.
-        octets: most bytes of a value, by column; only of text and bytes.
-        longest_key: bytes.
+        longest_key: bytes that an index may have.
         partitioned_by: the expressions by which it is partitioned.
     """
 
     name: str
     columns: Mapping[str, Column]
     indexes: Sequence[Index]
-    octets: Mapping[str, int]
     longest_key: int
     partitioned_by: str
 
-    def free(self, *names: str) -> str:
-        """The first name that no column has."""
-        taken = {name.lower() for name in self.columns}
-        return next(
-            n for n in (*names, *(f"{names[0]}_{i}" for i in range(2, 99))) if n not in taken
-        )
+    def free(self, name: str) -> str:
+        """A name that no column has."""
+        return f"eventpub_{name}" if name in {n.lower() for n in self.columns} else name
 
     def alter(self, additions: Sequence[str]) -> str:
         """The statement that makes changes."""
@@ -75,25 +64,18 @@ def read_table(config: Store, connection: Connection) -> Table:
     Raises:
         StoreError: store.table_missing, store.privilege_missing, store.is_view
     """
-    of = f"table_schema = DATABASE() AND table_name = {literal(config.table)}"
     columns, indexes = read_columns(config, connection), read_indexes(config, connection)
-    [(engine, row_format)] = run(
-        connection, f"SELECT engine, row_format FROM information_schema.tables WHERE {of}"
-    )
-    kind = f"{engine} {row_format}".lower()
-    longest = _LONGEST_KEY.get(kind, _LONGEST_KEY.get(kind.partition(" ")[0], 1_000))
-    octets = run(
+    rows = run(
         connection,
-        "SELECT column_name, character_octet_length FROM information_schema.columns"
-        f" WHERE character_octet_length IS NOT NULL AND {of}",
+        "SELECT t.engine, t.row_format, p.partition_expression, p.subpartition_expression"
+        " FROM information_schema.tables AS t LEFT JOIN information_schema.partitions AS p"
+        " USING (table_schema, table_name)"
+        f" WHERE t.table_schema = DATABASE() AND t.table_name = {literal(config.table)}",
     )
-    partitions = run(
-        connection,
-        "SELECT DISTINCT partition_expression, subpartition_expression"
-        f" FROM information_schema.partitions WHERE partition_name IS NOT NULL AND {of}",
-    )
-    by = " ".join(str(expression) for row in partitions for expression in row if expression)
-    return Table(quote(config.table), columns, indexes, {n: int(o) for n, o in octets}, longest, by)
+    kind = f"{rows[0][0]} {rows[0][1]}".lower()
+    longest = 3_072 if kind in {"innodb dynamic", "innodb compressed"} else 767
+    by = " ".join({str(expression) for row in rows for expression in row[2:] if expression})
+    return Table(quote(config.table), columns, indexes, longest, by)
 
 
 def suggestion(config: Store, connection: Connection) -> str | None:
@@ -108,7 +90,7 @@ def suggestion(config: Store, connection: Connection) -> str | None:
     if time not in own.values():
         addable.add(time)
     elif table.columns[time].type not in {"timestamp", "datetime"}:
-        names["create_time"] = table.free("create_time", "stored_at")
+        names["create_time"] = table.free("create_time")
         addable.add(names["create_time"])
         also = f', and set create_time = "{names["create_time"]}" in [store.columns]'
     needless = {name for role, name in names.items() if role in {"id", "metadata"}}
@@ -156,13 +138,10 @@ def is_unique(table: Table, key: Sequence[str]) -> bool:
 
 def key_index(table: Table, connection: Connection, key: Sequence[str]) -> tuple[str, str]:
     """What adds an index for lookups, and why it is not a unique one ("": it is)."""
-    lengths = [table.octets.get(name, 8) for name in key]
-    if sum(lengths) > table.longest_key:
-        listed = ", ".join(
-            f"{quote(name)}({_PREFIX})" if length > 4 * _PREFIX else quote(name)
-            for name, length in zip(key, lengths, strict=True)
-        )
-        why = f"it would have up to {sum(lengths):,} bytes, and may have {table.longest_key:,}"
+    if (longest := sum(_octets(table, name) for name in key)) > table.longest_key:
+        prefixes = [f"({_PREFIX})" * (_octets(table, name) > 4 * _PREFIX) for name in key]
+        listed = ", ".join(quote(n) + prefix for n, prefix in zip(key, prefixes, strict=True))
+        why = f"it would have up to {longest:,} bytes, and may have {table.longest_key:,}"
         return f"ADD INDEX ({listed})", why
     listed = ", ".join(map(quote, key))
     words = {word.lower() for word in re.findall(r"\w+", table.partitioned_by)}
@@ -174,9 +153,13 @@ def key_index(table: Table, connection: Connection, key: Sequence[str]) -> tuple
     return f"ADD UNIQUE INDEX ({listed})", ""
 
 
+def _octets(table: Table, name: str) -> int:
+    return table.columns[name].octets if name in table.columns else 0
+
+
 def repeated(table: Table, connection: Connection, key: Sequence[str]) -> str:
     """A key that several of the first rows have, as text; "": they have none."""
-    if not all(name in table.columns for name in key):
+    if not {*key} <= {*table.columns}:
         return ""
     listed = ", ".join(map(quote, key))
     found = run(
@@ -185,13 +168,8 @@ def repeated(table: Table, connection: Connection, key: Sequence[str]) -> str:
         f" WHERE {' AND '.join(f'{quote(name)} IS NOT NULL' for name in key)}"
         f" GROUP BY {listed} HAVING COUNT(*) > 1 LIMIT 1",
     )
-    return (
-        ", ".join(f"{n} {_shown(v)}" for n, v in zip(key, found[0], strict=True)) if found else ""
-    )
-
-
-def _shown(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
+    values = [v.hex() if isinstance(v, bytes) else v for v in (found[0] if found else ())]
+    return ", ".join(f"{name} {value}" for name, value in zip(key, values, strict=False))
 
 
 def identity(
@@ -201,42 +179,14 @@ def identity(
 
     By a unique key, or by what rows there are; as given where neither says more.
     """
-    given = {*parts, version}
-    for index in table.indexes:
-        if index.unique and given < {*index.columns} and not is_unique(table, [*given]):
-            others = [n for n in index.columns if n not in given]
-            if all(plain(name) in BESIDE_ID for name in others):
-                return (*others, *parts)
-    if not repeated(table, connection, (*parts, version)):
-        return tuple(parts)
     for name in BESIDE_ID:
-        beside = next((c for c in table.columns if plain(c) == name and c not in given), None)
-        fits = beside and table.columns[beside].type in TEXT | INTEGERS
-        if beside and fits and not repeated(table, connection, (beside, *parts, version)):
-            return (beside, *parts)
+        for beside in [c for c in table.columns if plain(c) == name and c not in parts]:
+            wider = (beside, *parts, version)
+            by_key = is_unique(table, wider) and not is_unique(table, wider[1:])
+            twice = by_key or repeated(table, connection, wider[1:])
+            if twice and not repeated(table, connection, wider):
+                return (beside, *parts)
     return tuple(parts)
-
-
-def shortened(table: Table, connection: Connection, parts: Sequence[str], version: str) -> str:
-    """The statement that makes long ids short enough for a unique key; "": some are longer."""
-    long = [name for name in parts if table.octets.get(name, 0) > 4 * _SHORT]
-    for name in long:
-        [(longest,)] = run(
-            connection,
-            f"SELECT MAX(CHAR_LENGTH({quote(name)})) FROM"
-            f" (SELECT {quote(name)} FROM {table.name} LIMIT {_SAMPLE}) AS some",
-        )
-        if int(longest or 0) > _SHORT or table.columns[name].generated_as:
-            return ""
-    if not long:
-        return ""
-    changes = []
-    for name in long:
-        body, comment = _definition(table, connection, name)
-        body = re.sub(r"^\w+(\(\d+\))?", f"varchar({_SHORT})", body)
-        changes.append(f"MODIFY {quote(name)} {body}{comment}")
-    listed = ", ".join(map(quote, (*parts, version)))
-    return table.alter([*changes, f"ADD UNIQUE INDEX ({listed})"])
 
 
 def _definition(table: Table, connection: Connection, column: str) -> tuple[str, str]:
@@ -273,7 +223,7 @@ def set_by_database(table: Table, connection: Connection, column: Column) -> str
 
 def number(table: Table) -> str:
     """The statement that gives rows a number in the order in which they are inserted."""
-    name = table.free("seq", "eventpub_seq")
+    name = table.free("seq")
     return table.alter(
         [f"ADD COLUMN {quote(name)} BIGINT NOT NULL AUTO_INCREMENT", f"ADD INDEX ({quote(name)})"]
     )

@@ -122,6 +122,7 @@ class Column:
     generated_as: str
     default: str
     extra: str
+    octets: int
 
 
 def discover(config: Store, connection: Connection) -> Layout:
@@ -216,7 +217,7 @@ def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
             connection,
             "SELECT column_name, data_type, column_type, is_nullable, character_set_name,"
             " collation_name, datetime_precision, generation_expression, column_default,"
-            " extra"
+            " extra, character_octet_length"
             " FROM information_schema.columns"
             f" WHERE table_schema = DATABASE() AND table_name = {literal(config.table)}"
             " ORDER BY ordinal_position",
@@ -233,6 +234,7 @@ def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
             generated_as=_text(expression) or "",
             default=(_text(default) or "").lower(),
             extra=(_text(extra) or "").lower(),
+            octets=int(octets or 8),
         )
         for (
             name,
@@ -245,6 +247,7 @@ def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
             expression,
             default,
             extra,
+            octets,
         ) in rows
     }
 

@@ -16,7 +16,7 @@ from eventpub.store.connection import Connection, run
 from eventpub.store.fixes import Table
 from eventpub.store.identity import IdPart, literal
 from eventpub.store.layout import Layout, mapped_columns
-from eventpub.store.versions import versions_of
+from eventpub.store.versions import Versions
 from eventpub.words import counted
 
 FEW_ROWS = 1_000
@@ -100,13 +100,10 @@ def _not_unique(looked: _Looked) -> tuple[str, str]:
     if not why:
         return said, table.alter([added])
     said += f"; no unique key is possible: {why}"
-    if shorter := fixes.shortened(table, connection, looked.parts, version):
-        return said, f"where no id is longer than 255 characters: {shorter}"
     if fixes.repeated(table, connection, key):
-        listed = ", ".join([*looked.layout.identity.names, looked.layout.version])
         return said, (
-            "look at these rows, and see which belongs to another aggregate or version: SELECT"
-            f" {listed} FROM {table.name} GROUP BY {listed} HAVING COUNT(*) > 1"
+            "look at these rows, and see which belongs to another aggregate or version: "
+            + statements.repeated(looked.layout)
         )
     return said, "have the writers of the table see to it that a version is written once"
 
@@ -166,8 +163,7 @@ def _nulls(looked: _Looked) -> Check:
 def _versions(looked: _Looked) -> Check:
     name = "event store: versions"
     layout, version = looked.layout, looked.names["version"]
-    rows = run(looked.connection, statements.some_keys(layout, _SOME_KEYS))
-    found = versions_of(rows)
+    found = Versions(run(looked.connection, statements.some_keys(layout, _SOME_KEYS)))
     if "auto_increment" in looked.table.columns[version].extra or found.count_all_rows:
         return Check(
             name,

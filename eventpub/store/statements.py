@@ -254,6 +254,12 @@ def some_keys(layout: Layout, most: int) -> str:
     )
 
 
+def repeated(layout: Layout) -> str:
+    """The identity and the version of which there are several rows."""
+    key = ", ".join([*layout.identity.names, layout.version])
+    return f"SELECT {key} FROM {layout.table} GROUP BY {key} HAVING COUNT(*) > 1"
+
+
 def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int) -> str:
     """Keys and times of the highest versions below each bound, at most `limit` of each."""
     conditions = [f"{layout.identity.equals(a)} AND {layout.version} < {int(v)}" for a, v in bounds]

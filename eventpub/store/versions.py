@@ -4,59 +4,35 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
 class Versions:
-    """Figures of some rows.
+    """Figures of rows of an aggregate's columns and, last, the version.
 
     Attributes:
-        rows: how many have an aggregate and a version.
-        without_identity: how many have none.
+        without_identity: rows that have no aggregate or no version.
         lowest: of each aggregate.
         with_several: aggregates with several versions.
         with_holes: of these, those whose versions do not follow each other.
-        are_distinct: whether no two aggregates have a version in common.
-        are_whole: whether, of all aggregates together, none is left out between two.
+        count_all_rows: whether they number the rows of the table, not those of an aggregate.
     """
 
-    rows: int
-    without_identity: int
-    lowest: list[int]
-    with_several: int
-    with_holes: int
-    are_distinct: bool
-    are_whole: bool
-
-    @property
-    def count_all_rows(self) -> bool:
-        """Whether they number the rows of the table, not those of an aggregate."""
-        aggregates = len(self.lowest)
-        begin_later = sum(version > min(self.lowest) for version in self.lowest)
-        is_sure = aggregates > 2 or (aggregates == 2 and self.are_whole)
-        return is_sure and self.are_distinct and begin_later == aggregates - 1
-
-
-def versions_of(rows: Iterable[Sequence[Any]]) -> Versions:
-    """The figures of rows of an aggregate's columns and, last, the version."""
-    found: dict[tuple[Any, ...], set[int]] = defaultdict(set)
-    count = without = 0
-    for *identity, version in rows:
-        count += 1
-        if version is None or None in identity:
-            without += 1
-        else:
-            found[*identity,].add(int(version))
-    several = [v for v in found.values() if len(v) > 1]
-    every: set[int] = set().union(*found.values())
-    return Versions(
-        count - without,
-        without,
-        [min(v) for v in found.values()],
-        len(several),
-        sum(max(v) - min(v) + 1 != len(v) for v in several),
-        len(every) == sum(map(len, found.values())),
-        bool(every) and max(every) - min(every) + 1 == len(every),
-    )
+    def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
+        self.without_identity = 0
+        found: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+        for row in rows:
+            if None in row:
+                self.without_identity += 1
+            else:
+                found[tuple(row[:-1])].add(int(row[-1]))
+        every: set[int] = set().union(*found.values())
+        several = [v for v in found.values() if len(v) > 1]
+        self.lowest = [min(v) for v in found.values()]
+        self.with_several = len(several)
+        self.with_holes = sum(max(v) - min(v) + 1 != len(v) for v in several)
+        are_distinct = len(every) == sum(map(len, found.values()))
+        begin_later = sum(version > min(every) for version in self.lowest)
+        # of two alone it is sure if none is left out between all of them
+        is_sure = len(found) > 2 or (len(found) == 2 and max(every) - min(every) < len(every))
+        self.count_all_rows = is_sure and are_distinct and begin_later == len(found) - 1
