@@ -36,9 +36,10 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from bench.soak import Reader
-from eventpub.local import Kafka, KafkaCluster, kafka_cluster, mysql
+from eventpub.local import Kafka, mysql
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, differences, eventually
+from tests.servers import KafkaCluster, kafka_cluster
 from tests.sink.helpers import high_watermarks, open_transactions, stable_offsets
 
 TOPIC = "brokers"

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from eventpub.local.connect import DEBEZIUM_VERSION, KafkaConnect, kafka_connect
+from tests.servers.connect import DEBEZIUM_VERSION, KafkaConnect, kafka_connect
 
 from . import topic
 from .machine import PARTITIONS, Machine

@@ -20,7 +20,7 @@ import psutil
 
 from eventpub.local import Database, Kafka, find_java, kafka, mysql
 from eventpub.local.broker import VERSION as KAFKA_VERSION
-from eventpub.local.fill import fill
+from tests.servers.fill import fill
 
 from . import usage
 

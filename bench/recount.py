@@ -22,10 +22,10 @@ from eventpub.admission.buckets import WIDTH, window_of
 from eventpub.config import Store
 from eventpub.coordinator.recount import Recount
 from eventpub.local import mysql
-from eventpub.local.fill import fill
 from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table
+from tests.servers.fill import fill
 
 _TICKS = 200
 

@@ -91,7 +91,9 @@ class Columns(Section):
     event_type: str = Field("event_type", min_length=1, description="the header ce_type")
     payload: str = Field("payload", min_length=1, description="the record's value, byte for byte")
     metadata: str | None = Field(
-        "metadata", description="a flat JSON object, published as headers; '' if the table has none"
+        "metadata",
+        description="a flat JSON object, published as headers; anything else is one header"
+        " `metadata`, byte for byte; '' if the table has none",
     )
     create_time: str = Field(
         "create_time",

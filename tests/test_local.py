@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import stat
@@ -20,6 +19,7 @@ from eventpub.errors import LocalError
 from eventpub.local import Database, Kafka, Silent, find_java, java, kafka, mariadb, mysql
 from eventpub.local import downloads as cache
 from tests.conftest import FreshDatabase
+from tests.servers import kafka_cluster
 
 SILENT = Silent()
 BOTH = pytest.mark.parametrize("start", [mysql, mariadb])
@@ -169,41 +169,25 @@ class TestKafka:
 
 class TestKafkaCluster:
     @pytest.mark.long
-    def test_three_brokers_by_one_command_stopped_by_its_process_id(self, tmp_path: Path) -> None:
+    def test_three_brokers_keep_three_copies_and_stop_together(self, tmp_path: Path) -> None:
         from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
         from confluent_kafka.cimpl import NewTopic
 
-        command = [sys.executable, "-m", "eventpub.local", "kafka", "--brokers", "3"]
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-        ) as starter:
-            assert starter.stdout is not None
-            assert starter.stderr is not None
-            address = starter.stdout.readline().strip()
-            try:
-                assert len(address.split(",")) == 3
-                admin = AdminClient({"bootstrap.servers": address})
-                admin.create_topics([NewTopic("orders", 4)])["orders"].result(30)
+        with kafka_cluster(tmp_path, brokers=3, progress=Silent()) as cluster:
+            pids = [broker.pid for broker in cluster.brokers.values()]
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+            admin.create_topics([NewTopic("orders", 4)])["orders"].result(30)
+            found = admin.list_topics(timeout=30)
+            deadline = time.monotonic() + 60  # until each broker knows of it
+            while "orders" not in found.topics and time.monotonic() < deadline:
                 found = admin.list_topics(timeout=30)
-                deadline = time.monotonic() + 60  # until each broker knows of it
-                while "orders" not in found.topics and time.monotonic() < deadline:
-                    found = admin.list_topics(timeout=30)
-                assert len(found.brokers) == 3
-                assert all(len(p.replicas) == 3 for p in found.topics["orders"].partitions.values())
-                topic = ConfigResource(ConfigResource.Type.TOPIC, "orders")
-                settings = admin.describe_configs([topic])[topic].result(10)
-                assert settings["min.insync.replicas"].value == "2"
-            finally:
-                starter.terminate()
-            pids = re.findall(r"broker \d: .*process (\d+)", starter.stderr.read())
-            assert starter.wait(60) == 0
+            assert len(found.brokers) == 3
+            assert all(len(p.replicas) == 3 for p in found.topics["orders"].partitions.values())
+            topic = ConfigResource(ConfigResource.Type.TOPIC, "orders")
+            settings = admin.describe_configs([topic])[topic].result(10)
+            assert settings["min.insync.replicas"].value == "2"
         assert len(pids) == 3
-        assert all(gone(int(pid)) for pid in pids)
-        assert not list(tmp_path.iterdir())
+        assert all(gone(pid) for pid in pids)
 
 
 class TestNothingIsLeftBehind:

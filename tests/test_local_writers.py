@@ -18,10 +18,10 @@ import pytest
 
 from eventpub.local import Silent, mariadb
 from eventpub.local.connections import aggregate_name
-from eventpub.local.fill import fill
 from eventpub.local.load import Load, Report
 from eventpub.local.writers import run
 from tests.conftest import FreshDatabase
+from tests.servers.fill import fill
 
 BOTH = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
 TABLE = """

@@ -125,7 +125,11 @@ class Plan:
             walk.asks_store = True
         if not walk.asks_store or not self._batch.rules.backtrack:
             return
-        walk.fetched = _holes(walk.last, walk.seen, walk.rows)
+        present = [*walk.rows]
+        if walk.hold is not None and self._batch.rules.contents_of is not None:
+            # of what waits, there may be other rows that were read before
+            present = [version for version in present if version > walk.hold.seen]
+        walk.fetched = _holes(walk.last, walk.seen, present)
         self.missing.extend(
             VersionRange(walk.aggregate_id, first, end) for first, end in walk.fetched
         )

@@ -17,12 +17,12 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("version", pa.int64(), nullable=False),
     pa.field("event_type", pa.string(), nullable=False),
     pa.field("payload", pa.binary(), nullable=True),
-    pa.field("metadata", pa.string(), nullable=True),
+    pa.field("metadata", pa.binary(), nullable=True),
     pa.field("create_time", pa.int64(), nullable=False),
 ]
 
 EVENTS: pa.Schema = pa.schema(_FIELDS)
-"""Rows of the event table on their way: `metadata` is JSON text, `create_time` UTC microseconds."""
+"""Rows of the event table on their way: `metadata` as stored, `create_time` UTC microseconds."""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class Walker:
             return
 
         available = fetched | walk.rows
+        walk.second += [(v, fetched[v]) for v in fetched.keys() & walk.rows.keys()]
         taken: list[int] = []
         gap: Hold | None = None
         version = last + 1

@@ -6,27 +6,20 @@ left running, however the process that started a server ends.
 """
 
 from eventpub.local.broker import Kafka, kafka
-from eventpub.local.cluster import KafkaCluster, kafka_cluster
 from eventpub.local.databases import DATABASES, Database, mariadb, mysql
 from eventpub.local.java import find_java
 from eventpub.local.processes import Server
 from eventpub.local.progress import Progress, Silent
-from eventpub.local.replication import Replica, replica_of, replicating
 
 __all__ = [
     "DATABASES",
     "Database",
     "Kafka",
-    "KafkaCluster",
     "Progress",
-    "Replica",
     "Server",
     "Silent",
     "find_java",
     "kafka",
-    "kafka_cluster",
     "mariadb",
     "mysql",
-    "replica_of",
-    "replicating",
 ]

@@ -1,8 +1,7 @@
 """``python -m eventpub.local kafka|mariadb|mysql [DIR]``: a server until Ctrl-C or SIGTERM.
 
 Prints its address on stdout when it serves. Without DIR its data live in a temporary folder, which
-is removed at the end. With ``kafka --brokers 3`` it is a cluster, whose process ids are printed on
-stderr: stop, kill or pause one by its own.
+is removed at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from eventpub.errors import EventpubError
-from eventpub.local import DATABASES, KafkaCluster, Server, kafka, kafka_cluster
+from eventpub.local import DATABASES, Server, kafka
 from eventpub.local.broker import VERSION
 from eventpub.stop_flag import StopFlag
 
@@ -25,8 +24,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m eventpub.local", description=__doc__)
     parser.add_argument("server", choices=["kafka", "mariadb", "mysql"])
     parser.add_argument("directory", type=Path, nargs="?", help="a temporary one when not given")
-    parser.add_argument("--port", type=int, help="of one server; a free one when not given")
-    parser.add_argument("--brokers", type=int, default=1, help="of Kafka; three copies with 3")
+    parser.add_argument("--port", type=int, help="a free one when not given")
     parser.add_argument(
         "--version",
         help=f"mysql: 8.4 or 9; mariadb: 10.11, 11.4 or 11.8; kafka: {VERSION}, or 3.9.2 and newer",
@@ -52,23 +50,13 @@ def main(arguments: list[str]) -> int:
             print(error, file=sys.stderr)
             return error.exit_status
         stack.enter_context(server)
-        if isinstance(server, KafkaCluster):
-            for number, broker in server.brokers.items():
-                print(
-                    f"broker {number}: 127.0.0.1:{broker.port}, process {broker.pid},"
-                    f" log {broker.log}",
-                    file=sys.stderr,
-                )
-            servers: list[Server] = [*server.brokers.values()]
-        else:
-            servers = [server]
         print(address, flush=True)
-        while not ended.wait(1) and any(each.running for each in servers):
+        while not ended.wait(1) and server.running:
             pass
     return 0
 
 
-def _started(given: argparse.Namespace, folder: Path) -> tuple[Server | KafkaCluster, str]:
+def _started(given: argparse.Namespace, folder: Path) -> tuple[Server, str]:
     """The server that was asked for, and its address."""
     if given.server != "kafka":
         start, versions = DATABASES[given.server]
@@ -84,11 +72,6 @@ def _started(given: argparse.Namespace, folder: Path) -> tuple[Server | KafkaClu
         return database, database.url()
     version = given.version or VERSION
     properties = dict(option.split("=", 1) for option in given.option)
-    if given.brokers > 1:
-        cluster = kafka_cluster(
-            folder, brokers=given.brokers, properties=properties, version=version
-        )
-        return cluster, cluster.bootstrap_servers
     broker = kafka(folder, port=given.port, properties=properties, version=version)
     return broker, broker.bootstrap_servers
 

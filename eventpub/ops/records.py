@@ -375,18 +375,18 @@ def _hash_of_pairs(pairs: Collection[tuple[str, bytes | None]]) -> int:
     return hash(frozenset((name, _NULL if value is None else value) for name, value in pairs))
 
 
-def hash_of_metadata(text: str | None) -> int:
+def hash_of_metadata(octets: bytes | None) -> int:
     """Of a row's metadata, by the documented rules of how they become headers."""
-    if not text:
+    if not octets:
         return _EMPTY_HASH
     try:
-        data = json.loads(text)
+        data = json.loads(octets.decode())
     except (ValueError, RecursionError):
         data = _NOTHING
     if data is None:
         return _EMPTY_HASH
     if not isinstance(data, Mapping):
-        return _hash_of_pairs([("metadata", text.encode(errors="replace"))])
+        return _hash_of_pairs([("metadata", octets)])
     pairs: list[tuple[str, bytes | None]] = []
     for name, value in data.items():
         if name == "content-type":

@@ -12,7 +12,7 @@ the client would cut the header's name there. A NULL payload has no
 `content-type`, whatever the metadata say; of any other, that in the metadata wins, and without it a
 payload that begins with ``{`` or ``[`` is ``application/json``, any other
 ``application/octet-stream``. Metadata that is no JSON object becomes
-one header `metadata` with its text.
+one header `metadata` with its bytes as they are.
 
 The record's timestamp is `create_time` in whole milliseconds, at least 1 (Kafka takes none before
 1970) and at most the time of the publication (brokers refuse what lies more than an hour ahead of
@@ -101,7 +101,7 @@ class DeadRow:
     reason: str
     payload: bytes | None = None
     event_type: str | None = None
-    metadata: str | None = None
+    metadata: bytes | None = None
     create_time: int | None = None
     published: tuple[int, int] | None = None
     content: bytes | None = None
@@ -175,14 +175,14 @@ def _content(event_type: bytes, payload: bytes | None, headers: Iterable[Header]
     return digest.digest()
 
 
-def metadata_headers(text: str) -> list[Header]:
+def metadata_headers(octets: bytes) -> list[Header]:
     """The headers of one row's metadata (see the module's rules)."""
     try:
-        data = _decode(text)
+        data = _decode(octets.decode())
     except (ValueError, RecursionError):
-        return [("metadata", text.encode(errors="replace"))]
+        return [("metadata", octets)]
     if not isinstance(data, dict):
-        return [] if data is None else [("metadata", text.encode(errors="replace"))]
+        return [] if data is None else [("metadata", octets)]
     headers: list[Header] = [
         (
             f"metadata_{key}" if key.startswith(_RESERVED) else key,
@@ -191,7 +191,7 @@ def metadata_headers(text: str) -> list[Header]:
         )
         for key, value in data.items()
     ]
-    if "\\u" in text:
+    if b"\\u" in octets:
         headers = [
             (name.encode(errors="replace").decode().replace("\0", _NO_NUL), value)
             for name, value in headers
@@ -283,7 +283,7 @@ def event_columns(  # noqa: PLR0913 (options, by keyword)
         zip(repeat(SEQUENCE), _bytes(versions_column), strict=False),
         strict=False,
     )
-    metadata: Iterable[str | None] = repeat(None)
+    metadata: Iterable[bytes | None] = repeat(None)
     if metadata_column.null_count < len(ids):
         metadata = metadata_column.to_pylist()
     late_flags: Iterable[bool] = repeat(False) if late is None else late.tolist()
@@ -299,7 +299,7 @@ def event_columns(  # noqa: PLR0913 (options, by keyword)
 def _headers(
     fixed: Iterable[tuple[Header, ...]],
     values: list[bytes | None],
-    metadata: Iterable[str | None],
+    metadata: Iterable[bytes | None],
     late: Iterable[bool],
 ) -> Iterator[list[Header]]:
     for head, value, text, is_late in zip(fixed, values, metadata, late, strict=False):
@@ -307,7 +307,7 @@ def _headers(
         named = False
         if text:
             headers += metadata_headers(text)
-            may_be_named = "content-type" in text or "\\u" in text
+            may_be_named = b"content-type" in text or b"\\u" in text
             named = may_be_named and "content-type" in dict(headers)
         if value is None:
             if named:
@@ -507,8 +507,7 @@ def dead_record(  # noqa: PLR0913 (options, by keyword)
         encoded = row.event_type.encode(errors="replace")
         _add(headers, "ce_type", "eventpub_type_bytes", encoded, keep)
     if row.metadata is not None:
-        encoded = row.metadata.encode(errors="replace")
-        _add(headers, "eventpub_metadata", "eventpub_metadata_bytes", encoded, keep)
+        _add(headers, "eventpub_metadata", "eventpub_metadata_bytes", row.metadata, keep)
     value = row.payload
     if value is not None and (
         reduced or len(value) > MOST_PAYLOAD or row.reason.startswith(REFUSED)

@@ -38,6 +38,7 @@ from eventpub.coordinator.boundary import Boundary
 from eventpub.errors import ConfigError, EventpubError
 from eventpub.publisher.prepare import start_position
 from eventpub.store import EventStore
+from eventpub.store.rows import lenient_text
 
 ROWS = (
     "aggregate_id string, version bigint, event_type string, payload binary, metadata string, "
@@ -133,10 +134,11 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         ):
             shard = Shard(partition.shard, self._shards, self._partitions)
             for batch in store.window(partition.after, partition.upto, shard):
-                *others, created = batch.columns
+                *others, metadata, created = batch.columns
+                times = created.cast(pa.timestamp("us", tz="UTC"))
                 # Named anew: Spark wants every column nullable.
                 yield pa.RecordBatch.from_arrays(
-                    [*others, created.cast(pa.timestamp("us", tz="UTC"))], batch.schema.names
+                    [*others, lenient_text(metadata), times], batch.schema.names
                 )
 
     def commit(self, end: Offset) -> None:

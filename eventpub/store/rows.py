@@ -50,9 +50,9 @@ def record_batch(
         raise _invalid_row(layout, columns) from error
     zone = layout.zone
     instants = pa.array(zone.utc(local, after, upto)) if zone else pa.array(local)
-    type_text = _lenient_text(types).fill_null("")
+    type_text = lenient_text(types).fill_null("")
     batch = pa.RecordBatch.from_arrays(
-        [id_text, numbers, type_text, payloads, _lenient_text(metadata), instants], schema=EVENTS
+        [id_text, numbers, type_text, payloads, metadata, instants], schema=EVENTS
     )
     if zone and after is not None and upto is not None:
         is_within = zone.is_within(local, after, upto)
@@ -90,7 +90,7 @@ class RowSeen:
 def rows_seen(layout: Layout, columns: Columns) -> list[RowSeen]:
     """A block of rows that have an aggregate and a version."""
     _, versions, types, payloads, _, times = columns
-    type_text: list[Any] = _lenient_text(types).fill_null("").to_pylist()
+    type_text: list[Any] = lenient_text(types).fill_null("").to_pylist()
     return [
         RowSeen(
             int(versions[at].as_py()),
@@ -118,7 +118,7 @@ def local_times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
     return np.asarray(micros.to_numpy(zero_copy_only=False), np.int64)
 
 
-def _lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
+def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
     """Text of a column that may hold bytes; what is not UTF-8 is replaced, not refused."""
     try:
         text: pa.Array[Any] = column.cast(pa.string())

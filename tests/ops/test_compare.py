@@ -305,7 +305,7 @@ def test_metadata_are_headers() -> None:
     assert not World([event]).publish(event).verify().ok
     null = replace(event, payload=None)  # which has no content-type
     assert World([null]).publish(null, headers=headers).verify().ok
-    assert hash_of_metadata("{}") == hash_of_metadata(None) == hash_of_metadata("null")
+    assert hash_of_metadata(b"{}") == hash_of_metadata(None) == hash_of_metadata(b"null")
     plain = Event("a", 1, metadata="no JSON")
     assert World([plain]).publish(plain, headers={"metadata": b"no JSON"}).verify().ok
 
@@ -358,9 +358,19 @@ def test_extreme_versions_are_compared() -> None:
 def test_an_hour_that_was_lived_twice_may_show_a_row_at_both_times() -> None:
     hour = 900_000
     world = World([A[0], replace(A[0], time=A[0].time + hour)])
-    verdict = world.publish(replace(A[0], time=A[0].time + hour)).verify()
+    verdict = world.publish(replace(A[0], time=A[0].time + hour)).verify(clock_changes={hour})
     assert verdict.ok
     assert verdict.events == 1
+
+
+@pytest.mark.parametrize("other", [{}, {"payload": b"other"}, {"time": START + 1}])
+def test_a_second_row_of_a_version_is_a_difference(other: dict[str, Any]) -> None:
+    world = World([*A, replace(A[0], **other)]).publish(*A)
+    verdict = world.verify(clock_changes={3_600_000_000})
+    assert verdict.counts == dict.fromkeys(KINDS, 0) | {"doubled": 1}
+    assert verdict.events == len(A)
+    assert [d.name for d in verdict.examples["doubled"]] == ["a/1"]
+    assert not verdict.ok
 
 
 def test_only_the_earliest_are_listed() -> None:

@@ -172,7 +172,7 @@ def test_every_kind_of_difference_is_found(world: World) -> None:
     world.publish([rows["e", 1]], side=".late")
     found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), wait=0.0)
     assert found.counts == {
-        "missing": 1, "repeated": 1, "out_of_order": 1, "altered": 1, "extra": 1,
+        "missing": 1, "repeated": 1, "out_of_order": 1, "altered": 1, "extra": 1, "doubled": 0,
     }  # fmt: skip
     names = {k: [(d.aggregate_id, d.version) for d in v] for k, v in found.examples.items()}
     assert names == {
@@ -181,6 +181,7 @@ def test_every_kind_of_difference_is_found(world: World) -> None:
         "out_of_order": [("a", 2)],
         "altered": [("c", 1)],
         "extra": [("ghost", 1)],
+        "doubled": [],
     }
     assert found.accounted["dead"] == found.accounted["diverted"] == 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, Replica, mariadb, mysql, replica_of, replicating
+from eventpub.local import Database, mariadb, mysql
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -22,6 +22,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.servers import Replica, replica_of, replicating
 from tests.tcp_proxy import TcpProxy
 from tests.variants import variants
 

@@ -1,4 +1,4 @@
-"""Scenario D10: tables of libraries, as they are: which columns say whose event a row is."""
+"""Scenario D8: tables of libraries, as they are: which columns say whose event a row is."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def prooph_rows(rows: list[tuple[str, str, int]]) -> list[str]:
 
 
 @both
-def test_d10_two_columns_say_whose_event_it_is(
+def test_d8_two_columns_say_whose_event_it_is(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     """The invoice of an order has the order's id: two aggregates."""
@@ -163,7 +163,7 @@ def test_d10_two_columns_say_whose_event_it_is(
 
 
 @pytest.mark.parametrize("shape", ["text", "BINARY(16)", "INT"])
-def test_d10_the_parts_may_be_text_uuids_and_numbers(
+def test_d8_the_parts_may_be_text_uuids_and_numbers(
     database: FreshDatabase, new_publisher: NewPublisher, shape: str
 ) -> None:
     database.execute(PATCHLEVEL_AGGREGATE)
@@ -199,7 +199,7 @@ def test_d10_the_parts_may_be_text_uuids_and_numbers(
 
 @both
 @pytest.mark.parametrize("table", ["stored_events", "event_store"])
-def test_d10_rows_of_no_aggregate_are_counted_and_passed_over(
+def test_d8_rows_of_no_aggregate_are_counted_and_passed_over(
     database: FreshDatabase, new_publisher: NewPublisher, table: str
 ) -> None:
     is_spatie = table == "stored_events"
@@ -238,6 +238,44 @@ def test_d10_rows_of_no_aggregate_are_counted_and_passed_over(
     said = publisher.command("doctor", "--json").stdout
     assert "3 rows of the newest 100,000 without" in said
     assert "3 rows without identity" in publisher.words() or "passed over" in publisher.words()
+
+
+@both
+def test_d8_names_that_are_not_ascii_and_metadata_that_are_no_json(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Akka's metadata are bytes of its own format; the columns are found in any case."""
+    database.execute(
+        "CREATE TABLE `事件-表` (`编号` BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,"
+        " `聚合` VARCHAR(60) NOT NULL, `Typ-É` VARCHAR(60) NOT NULL, `版本` INT NOT NULL,"
+        " `类型` VARCHAR(100) NOT NULL, `内容` JSON NOT NULL, meta BLOB NULL,"
+        " `时间` TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),"
+        " UNIQUE KEY (`聚合`, `版本`, `Typ-É`), KEY (`时间`))"
+        " DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"
+    )
+    columns = {"id": "编号", "aggregate_id": ["Typ-é", "聚合"], "version": "版本"}
+    columns |= {"event_type": "类型", "payload": "内容", "metadata": "META", "create_time": "时间"}
+    publisher = new_publisher(database, store={"table": "事件-表", "columns": columns})
+    with transaction(database) as cursor:
+        cursor.executemany(
+            "INSERT INTO `事件-表` (`Typ-É`, `聚合`, `版本`, `类型`, `内容`, meta)"
+            " VALUES (%s, %s, %s, '已下单', '{}', %s)",
+            [
+                ("订单", "1-a", 1, b"\x08\xff\x9a\x00"),
+                ("订单", "1-a", 2, b"[]"),
+                ("发票", "1-a", 1, b'{"user": "u"}'),
+            ],
+        )
+        cursor.connection.commit()
+    publisher.publish_everything()
+    assert published(publisher) == {("订单|1-a", 1), ("订单|1-a", 2), ("发票|1-a", 1)}
+    of = {(r.key, r.version): r.headers for r in publisher.topic.read()}
+    assert of["订单|1-a", 1]["metadata"] == b"\x08\xff\x9a\x00"
+    assert of["订单|1-a", 2]["metadata"] == b"[]"
+    assert of["发票|1-a", 1]["user"] == b"u"
+    assert verdict(publisher)["events"] == 3
+    assert trace(publisher, "订单|1-a") == ["published"] * 2
+    assert publisher.command("doctor").returncode == 0
 
 
 def status(publisher: Publisher) -> dict[str, Any]:

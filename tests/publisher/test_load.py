@@ -17,10 +17,10 @@ import psutil
 import pytest
 from pymysql.cursors import DictCursor
 
-from eventpub.local.fill import fill
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, compare, create_table, eventually
+from tests.servers.fill import fill
 
 pytestmark = pytest.mark.alone
 

@@ -1,4 +1,4 @@
-"""Scenario D11: a table without a unique key has two rows of one version."""
+"""Scenario D9: a table without a unique key has two rows of one version."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ COLUMNS = {"aggregate_id": "stream_id", "create_time": "created_at"}
 
 @both
 @pytest.mark.parametrize("time", TYPES)
-def test_d11_a_second_row_is_a_dead_letter_whenever_it_comes(
+def test_d9_a_second_row_is_a_dead_letter_whenever_it_comes(
     database: FreshDatabase, new_publisher: NewPublisher, time: str
 ) -> None:
     create(database, time)
@@ -136,7 +136,7 @@ def test_d11_a_second_row_is_a_dead_letter_whenever_it_comes(
 
 
 @both
-def test_d11_a_second_row_of_the_same_event_is_counted_as_a_duplicate(
+def test_d9_a_second_row_of_the_same_event_is_counted_as_a_duplicate(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     create(database)
@@ -164,7 +164,7 @@ def test_d11_a_second_row_of_the_same_event_is_counted_as_a_duplicate(
     }
 
 
-def test_d11_a_running_publisher_finds_it_by_counting(
+def test_d9_a_running_publisher_finds_it_by_counting(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     """Of versions that wait for another one, too, and while they are found by key."""
@@ -185,7 +185,7 @@ def test_d11_a_running_publisher_finds_it_by_counting(
     assert len(refused(publisher)) == 4
 
 
-def test_d11_two_types_that_share_ids_stop_a_publisher_that_does_not_know_of_it(
+def test_d9_two_types_that_share_ids_stop_a_publisher_that_does_not_know_of_it(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     create(database)

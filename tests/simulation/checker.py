@@ -69,6 +69,7 @@ def check(world: World, start: int, counted_from: int | None) -> None:
         raise ViolationError("too much at once", world.too_much)
     dead = _dead(world, start)
     accounted = dead | _unrecorded(world)
+    letters = {(_key(world, message), message.value()) for message in _messages(world, DEAD)}
     for topic in (TOPIC, LATE):
         for message in _messages(world, topic):
             aggregate_id, version = _key(world, message)
@@ -101,13 +102,17 @@ def check(world: World, start: int, counted_from: int | None) -> None:
                 ):
                     raise ViolationError("passed over", f"version {missing} before {where}")
             highest[aggregate_id] = version
-    for key, row in world.committed.items():
+    for key, row in (((row.aggregate_id, row.version), row) for row in world.rows):
         skipped = any(s.first <= key[1] <= s.last for s in skips.get(key[0], ()))
         if key in world.promised and row.payload not in seen:
             raise ViolationError("lost", f"{key}, which was published on request")
         if key in late and not (skipped or (key in dead and _was_asked_for(world, key))):
             raise ViolationError("late without a skip", f"{key}")
         if row.payload in seen or key in accounted or row.create_time <= start:
+            continue
+        if key in world.second and (key, row.payload) in letters:
+            if not any(other.payload in seen for other in world.rows_of(key)):
+                raise ViolationError("lost", f"each row of {key} is a dead letter")
             continue
         if row.late and row.create_time <= world.baseline:
             world.counts["forgotten by topic and index"] += 1
@@ -118,7 +123,7 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             found = not row.late
         elif counted_from is None:
             # of a version that was written anew, no later one shows that it is missing
-            found = not skipped and not (row.late and key in world.undone)
+            found = not skipped and not (row.late and (key in world.undone or key in world.second))
         else:
             found = row.sought or not row.late or row.create_time > counted_from
         if not found:
@@ -154,10 +159,8 @@ def _messages(world: World, topic: str) -> list[Message]:
 
 def _row(world: World, key: tuple[str, int], payload: bytes) -> Row | None:
     """What was committed with this payload, also if it is gone since the database was restored."""
-    row = world.committed.get(key)
-    if row is not None and row.payload == payload:
-        return row
-    return next((row for row in world.undone.get(key, ()) if row.payload == payload), None)
+    rows = [*world.rows_of(key), *world.undone.get(key, ())]
+    return next((row for row in rows if row.payload == payload), None)
 
 
 def _dead(world: World, start: int) -> set[tuple[str, int]]:
@@ -176,10 +179,13 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
         if letter in letters and not _was_asked_for(world, key):
             raise ViolationError("repeated", where)
         letters.add(letter)
-        rows = [*filter(None, [world.committed.get(key)]), *world.undone.get(key, ())]
+        rows = [*world.rows_of(key), *world.undone.get(key, ())]
         is_right = _is_conflict(world, key, message) or (
             _is_baseline(world, key, start, undone=True) and CONFLICT in _reason(message)
         )
+        of_version = {row.payload for row in world.rows_of(key)}
+        if len(of_version) > 1 and message.value() in of_version and CONFLICT in _reason(message):
+            continue
         if not any(row.refused for row in rows) and not is_right:
             raise ViolationError("refused for nothing", where)
         if all(row.create_time <= start for row in rows):

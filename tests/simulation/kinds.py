@@ -355,6 +355,25 @@ def _restored(seed: int) -> Schedule:
     return maker.made(steps)
 
 
+def _second_rows(seed: int) -> Schedule:
+    """Two writers give their rows one version, and the table lets both in."""
+    rng = Random(f"{seed} second rows")
+    swarm = ["rollback", "crash", "kill", "restart", "rescale", "lose", "older", "concurrent"]
+    swarm.append("faults")
+    late = rng.choice(["publish", "divert"])
+    maker = _Quiet(rng, *swarm, allows_second=True, late=late, start="beginning")
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 4)):
+        for step in maker.life(5):
+            steps.append(step)
+            number = rng.choice([step[1], 8]) if step[0] == "write" else 8
+            if rng.random() < 0.4:
+                steps.append(["double", number, rng.randrange(50), int(rng.random() < 0.2)])
+            steps += maker.some(0.5, ["commit", 8])
+        steps += maker._between() + maker.batches()
+    return maker.made(steps)
+
+
 def _future(seed: int) -> Schedule:
     rng = Random(f"{seed} future")
     maker = _Quiet(rng, "rollback", "crash")
@@ -680,6 +699,11 @@ KINDS: dict[str, Kind] = {
         "A13",
         "an event with the version of another that was published is a dead letter,"
         " admission.version_conflict",
+    ),
+    "second_rows": Kind(
+        _second_rows,
+        "A3",
+        "of a version one row is published, and each that differs from it is a dead letter, once",
     ),
     "future": Kind(_future, "A23", "published like any other"),
     "large": Kind(

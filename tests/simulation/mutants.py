@@ -387,6 +387,25 @@ def any_report() -> Iterator[None]:
 
 
 @contextmanager
+def no_contents() -> Iterator[None]:
+    """Rows of one version are not told apart, though the table allows them."""
+    whole = Assignment.rules
+
+    def rules(assignment: Any) -> Any:
+        return replace(whole(assignment), contents_of=None)
+
+    with patch.object(Assignment, "rules", rules):
+        yield
+
+
+@contextmanager
+def no_contents_folded() -> Iterator[None]:
+    """What tells them apart is not read back from the topic."""
+    with patch.object(Decoder, "_content", lambda *_: None):
+        yield
+
+
+@contextmanager
 def no_search() -> Iterator[None]:
     """What users want published is not looked for where they have not searched."""
     with patch.object(answering, "has_event", lambda *_, **__: False):
@@ -427,6 +446,8 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         some_reports,
         any_report,
         no_search,
+        no_contents,
+        no_contents_folded,
     )
 }
 """By name. What each breaks is its docstring."""
@@ -460,6 +481,8 @@ NOTICED_BY = {
     "no_older": ("older_and_cut", 17),
     "no_forget": ("any", 2004),
     "no_search": ("retries", 4),
+    "no_contents": ("second_rows", 0),
+    "no_contents_folded": ("second_rows", 12),
 }
 """The kind of schedules and the first of their seeds that notices each, but for those that are
 played through."""

@@ -4,6 +4,7 @@ A schedule is an explicit list of steps, made from the seed at once, so that a f
 shrunk and kept without it:
 
     write T A REUSE N     transaction T inserts N events of aggregate A
+    double T N ALIKE      it inserts another row of the n-th version, alike or not
     spoil T HOW           its last row is one whose record is refused, in one of three ways
     zero T A              it inserts version 0 of aggregate A, which lies below the first
     commit T, rollback T

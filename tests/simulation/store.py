@@ -56,7 +56,7 @@ class EventStore:
         """Nothing to discover."""
         del config
         return SimpleNamespace(
-            key_is_unique=True,
+            key_is_unique=not world().setup.allows_second,
             times_last=True,
             repeated=(),
             read_as="UTC/1",
@@ -107,23 +107,19 @@ class EventStore:
         now = self._world.clock
         self._world.polled(after)
         upper = now - delay if at_most is None else min(now - delay, at_most)
-        times = sorted(
-            r.create_time for r in self._world.committed.values() if after < r.create_time <= upper
-        )
+        times = sorted(r.create_time for r in self._world.rows if after < r.create_time <= upper)
         page_end = None
         if page_rows is not None and len(times) >= (most := max(page_rows, self._world.page_rows)):
             page_end = times[most - 1]
         newer = [
-            r.create_time
-            for r in self._world.committed.values()
-            if max(after, upper) < r.create_time <= now
+            r.create_time for r in self._world.rows if max(after, upper) < r.create_time <= now
         ]
         return Poll(now, upper, page_end, bool(times), None if times else min(newer, default=None))
 
     def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
         """As there."""
         self._statement("counts")
-        times = [r.create_time for r in self._world.committed.values()]
+        times = [r.create_time for r in self._world.rows]
         return [sum(after < t <= upto for t in times) for after, upto in ranges]
 
     def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
@@ -164,7 +160,7 @@ class EventStore:
     def _rows(self, after: int, upto: int, shard: Shard | None) -> list[Row]:
         rows = [
             r
-            for r in self._world.committed.values()
+            for r in self._world.rows
             if after < r.create_time <= upto
             and (
                 shard is None
@@ -180,19 +176,18 @@ class EventStore:
         del seconds
         self._statement("backtrack")
         self._world.process.looked = self._world.moment
-        committed = self._world.committed
         found: list[Row] = []
         rest: list[VersionRange] = []
         for wanted in ranges:
             for version in range(wanted.first, wanted.last + 1):
-                row = committed.get((wanted.aggregate_id, version))
+                more = self._world.rows_of((wanted.aggregate_id, version))
+                together = [*found, *more]
                 if len(found) >= rows or (
-                    row and found and sum(len(r.payload) for r in [*found, row]) > size
+                    more and found and sum(len(r.payload) for r in together) > size
                 ):
                     rest.append(replace(wanted, first=version))
                     break
-                if row:
-                    found.append(row)
+                found = together
         most = self._world.setup.most_fetched
         if most and len(found) > most:
             self._world.too_much = f"{len(found)} rows asked for by version, more than {most}"

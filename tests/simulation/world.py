@@ -68,6 +68,8 @@ class Setup:
     max_wait: int = 1_000_000
     is_down: bool = False
     """Whether the publisher may be down for longer than the horizon: see `World.started`."""
+    allows_second: bool = False
+    """Whether the table allows two rows of one version."""
     is_replica: bool = False
     """Whether what commits is seen when a replica has applied it."""
     most_bytes: int = 0
@@ -301,6 +303,8 @@ class World:
         """Committed, and not applied by the replica that is read."""
         self.undone: dict[tuple[str, int], list[Row]] = {}
         """What was committed, and is gone since the database was restored."""
+        self.second: dict[tuple[str, int], list[Row]] = {}
+        """Rows of versions that another row of `committed` has."""
         self.partition_counts = {setup.partitions}
         """How many partitions the topics have ever had."""
         self.is_cut = False
@@ -372,9 +376,35 @@ class World:
             row.sought = row.sought or bool(row.seen)
             row.sought = row.sought or self.setup.is_replica
             row.late = row.create_time <= self.reached
-            self.committed[row.aggregate_id, row.version] = row
+            key = (row.aggregate_id, row.version)
+            if self.setup.allows_second and key in self.committed:
+                self.second.setdefault(key, []).append(row)
+                self.counts["second rows"] += 1
+            else:
+                self.committed[key] = row
             self.counts["rows"] += 1
             self.counts["late commits"] += row.late
+
+    def rows_of(self, key: tuple[str, int]) -> list[Row]:
+        """Those of one version."""
+        first = self.committed.get(key)
+        return [] if first is None else [first, *self.second.get(key, ())]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All that are committed."""
+        second = (row for rows in self.second.values() for row in rows)
+        return [*self.committed.values(), *second]
+
+    def _do_double(self, transaction: int, number: int, is_alike: int) -> None:
+        """A transaction inserts another row of a version, with the same event or with another."""
+        open_rows = [row for rows in self.transactions.values() for row in rows]
+        some = sorted([*self.committed.values(), *open_rows], key=lambda row: row.payload)
+        if some:
+            of = some[number % len(some)]
+            self._rows += 1
+            payload = of.payload if is_alike else of.payload + b"+%d" % self._rows
+            self._of(transaction).append(Row(of.aggregate_id, of.version, self.clock, payload))
 
     def _do_spoil(self, transaction: int, how: str) -> None:
         """The last row of a transaction is one whose record is refused; see `broker`."""

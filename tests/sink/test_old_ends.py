@@ -19,11 +19,12 @@ from confluent_kafka.admin import AdminClient
 from eventpub import config
 from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.errors import SinkError
-from eventpub.local import Kafka, kafka_cluster
+from eventpub.local import Kafka
 from eventpub.sink import DeadRow, ShardSink, check_topics, client, stable_ends
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.topics import check_leaders, list_offsets
 from tests.publisher.harness import eventually
+from tests.servers import kafka_cluster
 from tests.sink.helpers import (
     APP,
     CREATED,

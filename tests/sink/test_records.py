@@ -167,7 +167,11 @@ def test_a_late_event_says_so() -> None:
     ],
 )
 def test_metadata_becomes_headers_and_never_an_error(text: str, expected: Any) -> None:
-    assert metadata_headers(text) == expected
+    assert metadata_headers(text.encode()) == expected
+
+
+def test_metadata_that_are_no_text_stay_as_they_are() -> None:
+    assert metadata_headers(b"\x08\xff\x9a") == [("metadata", b"\x08\xff\x9a")]
 
 
 @settings(max_examples=40)
@@ -241,7 +245,7 @@ def test_what_is_no_skip_is_refused_as_one(value: bytes) -> None:
 
 class TestDead:
     def test_a_refused_row_is_told_in_full(self) -> None:
-        row = DeadRow("a", -1, "admission.version_invalid: -1", b"\xff", "T", "{bad", CREATED)
+        row = DeadRow("a", -1, "admission.version_invalid: -1", b"\xff", "T", b"{bad", CREATED)
         made = dead_record(row, "orders", 8, 3)
         assert (made.key, made.value) == ("a", b"\xff")
         assert made.partition == zlib.crc32(b"a") % 8

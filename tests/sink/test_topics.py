@@ -14,10 +14,11 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from eventpub import config
 from eventpub.errors import Check, SinkError
-from eventpub.local import Kafka, kafka_cluster
+from eventpub.local import Kafka
 from eventpub.sink import ShardSink, check_topics, checks, client, fencing, topics
 from eventpub.sink.topics import list_offsets, partition_counts, topic_ids
 from tests.publisher.harness import eventually
+from tests.servers import kafka_cluster
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings
 from tests.sink.mock_cluster import MockCluster
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from eventpub.local.connections import TYPES, WriterConnection, connect, drop, quoted, text_of
 
 
-def fill(  # noqa: PLR0913 (what a table is filled with)
+def fill(
     url: str,
     events: int,
     aggregates: int,

@@ -22,7 +22,7 @@ from eventpub.errors import LocalError
 from eventpub.local.broker import VERSION, Kafka, Node, new_id
 from eventpub.local.processes import free_port
 from eventpub.local.progress import STDERR, Progress, Silent
-from eventpub.local.relay import Network
+from tests.servers.relay import Network
 
 _TRANSACTIONS = "__transaction_state"
 _ASK_SECONDS = 5.0
@@ -147,7 +147,7 @@ class KafkaCluster:
             time.sleep(0.2)
 
 
-def kafka_cluster(  # noqa: PLR0913 (what a server is started with)
+def kafka_cluster(
     directory: Path,
     *,
     brokers: int = 3,
