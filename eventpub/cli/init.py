@@ -47,10 +47,11 @@ _FIRST = "have the statement for the table run: it may copy the table, and write
 def init(request: Request, url: str | None, output: Path, force: bool) -> Report:
     """Write a first eventpub.toml for your database.
 
-    Finds the event table and its columns in it. A column that it does not recognise is named by
+    Finds the event table and its columns in it, knows those of frameworks, and prints the statement
+    for what the table lacks. A column that it does not recognise is named by
     --set store.columns.event_type=NAME. The password comes from EVENTPUB_STORE__PASSWORD, and is
     not written. For root the file names an account eventpub instead, whose SQL is printed. Exit
-    status 1 if no table is surely the event table.
+    status 1 if no table is surely the event table, or it cannot be published.
     """
     from eventpub.ops import init as making
 

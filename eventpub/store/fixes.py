@@ -9,6 +9,7 @@ no second AUTO_INCREMENT, no name that is taken.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,9 @@ def suggestion(config: Store, connection: Connection) -> str | None:
     wanted = {k: v for k, v in config.columns.model_dump().items() if v}
     parts = [own.get(name.lower(), name) for name in wanted.pop("aggregate_id")]
     names = {role: own.get(name.lower(), name) for role, name in wanted.items()}
+    wider = identity(table, connection, parts, names["version"])
+    if wider != tuple(parts):
+        return set_identity(wider)
     time, addable = names["create_time"], {*recognise(own).add}
     also = ""
     if time not in own.values():
@@ -187,6 +191,11 @@ def identity(
             if twice and not repeated(table, connection, wider):
                 return (beside, *parts)
     return tuple(parts)
+
+
+def set_identity(parts: Sequence[str]) -> str:
+    """What to change in the configuration so that these columns are the identity."""
+    return f"set aggregate_id = {json.dumps(parts, ensure_ascii=False)} in [store.columns]"
 
 
 def _definition(table: Table, connection: Connection, column: str) -> tuple[str, str]:

@@ -5,7 +5,6 @@ Each statement that is printed was made for the table as it is (`eventpub.store.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -94,7 +93,7 @@ def _not_unique(looked: _Looked) -> tuple[str, str]:
         return (
             f"{said}; here rows of one {', '.join(looked.parts)} and version belong to aggregates"
             f" that {others} tells apart",
-            f"set aggregate_id = {json.dumps(wider)} in [store.columns]",
+            fixes.set_identity(wider),
         )
     added, why = fixes.key_index(table, connection, key)
     if not why:
@@ -228,7 +227,8 @@ def _create_time(looked: _Looked) -> Check:
             name,
             "warn",
             "not set by the database: an event whose writer's clock is behind by more than "
-            "read.delay is found late, by a gap or a recount",
+            "read.delay is found late, by a gap or a recount (a default helps where writers leave"
+            " the column out)",
             fix,
         )
     return Check(name, "ok", f"{column.full_type}, set by the database")

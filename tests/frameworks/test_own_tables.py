@@ -228,6 +228,9 @@ def test_rows_of_two_types_with_one_id_are_told_apart_by_the_type(
     # with a unique key it is seen without rows
     database.execute("ALTER TABLE events ADD UNIQUE KEY (stream_type, stream_id, version)")
     assert found(config)["identity of aggregates"].suggestion == check.suggestion
+    # also where no index begins with what is configured
+    database.execute("ALTER TABLE events DROP KEY stream_id")
+    assert found(config)["table"].suggestion == check.suggestion
     result = init(database, tmp_path)
     assert result["columns"]["aggregate_id"] == ["stream_type", "stream_id"]
     both_columns = Store.model_validate(written(tmp_path) | {"url": database.url})
