@@ -7,7 +7,7 @@ from typing import Any
 
 from eventpub.index.values import MISSING_MARKERS, Partition, flat_of, nested_of
 
-_FLAGS = ("skips", "unsigned", "refusals", "rewrites")
+_FLAGS = ("skips", "refusals", "rewrites")
 
 
 def merged(

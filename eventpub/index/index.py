@@ -13,7 +13,7 @@ Keys are one letter and the aggregate's UTF-8 bytes:
                              `admission.Known.contents`; only where the table allows two of them.
                              Before the aggregate the key has the version, 16 hexadecimal digits
     m  facts of the shard    JSON, by name: offsets, position, baseline, undecided, skips, refusals,
-                             rewrites, unsigned, dead_run, chunk_bytes, times, identity
+                             rewrites, dead_run, chunk_bytes, times, identity
 
 and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian): how many rows of
 it have been accounted for (8 bytes, little-endian); `g` and a number: a mark, see `database`.
@@ -439,41 +439,6 @@ class Index(Facts):
             if a in known.times or a not in known.last
         }
         self._fold(raised, skipped, offsets, now, skips=bool(gaps), times=times)
-
-    def fold_unsigned(self, gaps: Iterable[SkippedGap]) -> None:
-        """Take over recorded skips that do not say who has written them, before those that do.
-
-        Versions before the first release wrote none other. What follows a skip was published with
-        it: these raise no last version, and those above it at the end of the fold are forgotten.
-        """
-        gaps = list(gaps)
-        self._facts["skips"] = True  # for `known`; on the disk with what follows
-        known = self.known(sorted({g.aggregate_id for g in gaps}))
-        skipped: dict[str, list[tuple[int, int]]] = {}
-        for gap in gaps:
-            a, run = gap.aggregate_id, (gap.from_version, gap.to_version)
-            if run[1] > known.last.get(a, run[1] - 1):
-                runs = skipped.setdefault(a, list(known.skipped.get(a, ())))
-                if run not in runs:
-                    runs.append(run)
-        batch = new_batch()
-        self._put_skipped(batch, skipped)
-        self._write(batch, {"skips": True, "unsigned": True})
-
-    def settle_unsigned(self) -> None:
-        """That fold has ended: forget the skips that nothing follows."""
-        if not self._facts.get("unsigned"):
-            return
-        kept: dict[str, list[tuple[int, int]]] = {}
-        skips = {k[1:].decode(): json.loads(value) for k, value in self._db.items(b"s")}
-        last = self.known([*skips]).last
-        for aggregate_id, runs in skips.items():
-            below = [(first, end) for first, end in runs if end <= last.get(aggregate_id, end - 1)]
-            if len(below) < len(runs):
-                kept[aggregate_id] = below
-        batch = new_batch()
-        self._put_skipped(batch, kept)
-        self._write(batch, {"unsigned": False})
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 from eventpub.admission import VersionRange
 from eventpub.admission.rules import CONFLICT
@@ -267,9 +266,8 @@ def _created(config: Config, key: Key) -> int | None:
     """When a row was created, as the store says now, µs; None: it is not there."""
     readable = config.store.model_copy(update={"allow_replica": True})
     with EventStore(readable, EventStore.discover(config.store)) as store:
-        rows = store.backtrack([VersionRange(*key, key[1])], 1)
-    times: list[Any] = rows.column("create_time").to_pylist()
-    return min(times, default=None)
+        rows = store.seen(VersionRange(*key, key[1]))
+    return min((row.create_time for row in rows if row.create_time is not None), default=None)
 
 
 def _since(letter: Letter) -> int:

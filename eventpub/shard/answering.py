@@ -10,7 +10,7 @@ from dataclasses import asdict
 from operator import attrgetter
 
 from eventpub import admission
-from eventpub.admission import VersionRange, topic_partition, values
+from eventpub.admission import VersionRange, topic_partition
 from eventpub.channel import Request
 from eventpub.errors import EventpubError, SinkError, StoreError, from_dict
 from eventpub.shard import pace
@@ -94,7 +94,7 @@ class Answering:
     def _last_missing(self, hold: admission.Hold) -> int | None:
         """Up to which version a skip would give up; None: nothing is there above the gap."""
         above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
-        there = values(self._context.lookup.backtrack([above], 1), "version")
+        there = self._context.lookup.versions(above, 1)
         return min(there) - 1 if there else None
 
     def _list(self, request: Request) -> str:

@@ -61,7 +61,6 @@ class Fold:
             index.keep_times(context.assignment.layout.read_as, context.now)
             jumps = Jumps(index.known) if index.undecided is None else None
             self._read(jumps)
-            index.settle_unsigned()
             # before the offsets move on: also where nothing was left to be read
             index.note_truncated(context.sink.truncated, 0)
             if context.sink.offsets != index.offsets:
@@ -137,8 +136,6 @@ class Fold:
         context, index = self._context, self._context.index
         index.note_truncated(context.sink.truncated, int(part.create_times.max(initial=0)))
         if part.kind == "gaps":
-            if part.unsigned:
-                index.fold_unsigned(part.unsigned)
             index.fold_gaps(part.gaps, part.offsets, now)
             return
         context.report.folded += len(part.aggregate_ids)

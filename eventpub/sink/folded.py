@@ -30,7 +30,7 @@ class Folded:
     """One chunk of one topic: in the order of each partition.
 
     `aggregate_ids`, `versions` and `create_times` (µs) belong to events, dead and late rows; a
-    chunk of gaps has `gaps` instead, and in `unsigned` those that do not say who has written them.
+    chunk of gaps has `gaps` instead.
     `published` is that of each dead letter that has one, by row. `contents` are those of the rows
     of each version, where the scope wants them.
     `offsets` are the next offsets reached so far.
@@ -42,7 +42,6 @@ class Folded:
     versions: npt.NDArray[np.int64] = field(default_factory=_no_versions)
     create_times: npt.NDArray[np.int64] = field(default_factory=_no_versions)
     gaps: list[SkippedGap] = field(default_factory=list)
-    unsigned: list[SkippedGap] = field(default_factory=list)
     published: dict[int, tuple[int, int]] = field(default_factory=dict)
     contents: dict[tuple[str, int], set[bytes]] = field(default_factory=dict)
 
@@ -71,8 +70,7 @@ class Decoder:
             SinkError: `sink.other_publisher`.
         """
         if kind == "gaps":
-            gaps, unsigned = self._gaps(messages)
-            return Folded(kind, offsets, gaps=gaps, unsigned=unsigned)
+            return Folded(kind, offsets, gaps=self._gaps(messages))
         ids: list[str] = []
         versions: list[int] = []
         times: list[str] = []
@@ -121,25 +119,19 @@ class Decoder:
             return None
         return records.content_of_record(headers, message.value())
 
-    def _gaps(self, messages: list[Any]) -> tuple[list[SkippedGap], list[SkippedGap]]:
-        """The skips, and apart from them those that only look like this publisher's."""
+    def _gaps(self, messages: list[Any]) -> list[SkippedGap]:
         gaps: list[SkippedGap] = []
-        unsigned: list[SkippedGap] = []
         for message in messages:
-            headers = dict(message.headers() or ())
             try:
                 gap = records.read_gap(message.value() or b"")
             except ValueError:
                 self.not_ours["unrecognised"] += 1
                 continue
-            is_signed = records.SOURCE in headers or self._scope.sources is None
-            if not is_signed and not records.is_unsigned_gap(gap, message, headers):
-                self.not_ours["unrecognised"] += 1
-            elif is_signed and not self._counts("gaps", message, headers):
-                continue
-            elif self._is_own(gap.aggregate_id, message.partition()):
-                (gaps if is_signed else unsigned).append(gap)
-        return gaps, unsigned
+            headers = dict(message.headers() or ())
+            counts = self._counts("gaps", message, headers)
+            if counts and self._is_own(gap.aggregate_id, message.partition()):
+                gaps.append(gap)
+        return gaps
 
     def _counts(self, kind: Kind, message: Any, headers: Mapping[str, Any]) -> bool:
         """Whether this publisher has written a record."""

@@ -439,24 +439,6 @@ def read_gap(value: bytes) -> SkippedGap:
         raise ValueError(f"no skip: {error}") from error
 
 
-def is_unsigned_gap(gap: SkippedGap, message: Any, headers: Mapping[str, Any]) -> bool:
-    """Whether a record says nothing of its writer, and is what a version before the first release
-    has written for this skip, to the byte.
-
-    Args:
-        gap: what it says.
-        message: the record.
-        headers: of it.
-    """
-    made = gap_record(gap, "", 1)
-    key: bytes | None = message.key()
-    return (
-        dict(headers) == {_JSON[0]: _JSON[1].encode()}
-        and key == gap.aggregate_id.encode(errors="replace")
-        and message.value() == made.value
-    )
-
-
 def dead_record(  # noqa: PLR0913 (options, by keyword)
     row: DeadRow,
     source: str,

@@ -2,7 +2,7 @@
 
 It knows nothing of Kafka, Spark or the index: it finds out what the event table looks like
 (`EventStore.discover`), says how far it may be read (`poll`), reads it by time (`window`, `page`)
-and by key (`fetch` for backtracks, `backtrack` for requests, `below`), counts it again (`counts`,
+and by key (`fetch`, `below`), counts it again (`counts`,
 `keys`), follows open transactions (`Watermark`), appends to it for whoever wants help (`append`),
 makes it (`migrate`) and says what is wrong with it (`checks`).
 """

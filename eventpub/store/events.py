@@ -7,12 +7,12 @@ but connections, so any call may be made again after an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,14 +40,13 @@ from eventpub.store.rows import (
     with_identity,
 )
 
-T = TypeVar("T")
-
 _BATCH_BYTES = 4 * 1024 * 1024
 _BATCH_ROWS = 10_000
 _PORTION_ROWS = 100_000
 _LONG = 10_000_000
 """µs of a window from which on it is read in portions, which costs a question each."""
 
+_EVENT = "aggregate_id", "version"
 _RANGES_PER_STATEMENT = 500
 _UNIONS_PER_STATEMENT = 100
 _MOST_BELOW = 100_000
@@ -367,23 +366,6 @@ class EventStore:
             for block in stream(connection, statement, rows=100_000, size=_BATCH_BYTES):
                 yield keys_batch(layout, block, after, upto)
 
-    def backtrack(self, ranges: Sequence[VersionRange], limit: int | None = None) -> pa.Table:
-        """The events of version ranges, whatever their `create_time`, by aggregate and version.
-
-        Args:
-            limit: most rows of each range, lowest versions first.
-        """
-        layout = self._layout
-        if limit is None:
-            return self._by_key(
-                ranges, _RANGES_PER_STATEMENT, lambda some: statements.versions(layout, some)
-            )
-        return self._by_key(
-            ranges,
-            _UNIONS_PER_STATEMENT,
-            lambda some: statements.first_versions(layout, some, limit),
-        )
-
     def fetch(
         self,
         ranges: Sequence[VersionRange],
@@ -419,7 +401,12 @@ class EventStore:
                 if left_rows <= 0 or left_size <= 0:  # leaving it closes the connection
                     rest = _unread(some, read, repeats=not self._layout.key_is_unique)
                     break
-        return pa.Table.from_batches(batches, EVENTS), rest
+        table = pa.Table.from_batches(batches, EVENTS)
+        if rest and not self._layout.key_is_unique:  # read again, with all rows of the version
+            again = {(r.aggregate_id, r.first) for r in rest}
+            events = zip(*(table.column(n).to_pylist() for n in _EVENT), strict=True)
+            table = table.filter(pa.array([event not in again for event in events]))
+        return table, rest
 
     def _by_range(
         self, ranges: Sequence[VersionRange], rows: int, size: int
@@ -484,22 +471,6 @@ class EventStore:
                 ]
                 if blocks:
                     yield from pa.Table.from_batches(blocks).combine_chunks().to_batches()
-
-    def _by_key(
-        self,
-        keys: Sequence[T],
-        per_statement: int,
-        statement: Callable[[Sequence[T]], str],
-    ) -> pa.Table:
-        batches = []
-        if keys:
-            with self._connection() as connection:
-                for at in range(0, len(keys), per_statement):
-                    sql = statement(keys[at : at + per_statement])
-                    for block in stream(connection, sql, rows=100_000, size=_BATCH_BYTES):
-                        batches.append(record_batch(self._layout, block, None, None))
-        table = pa.Table.from_batches(batches, EVENTS)
-        return table.sort_by([("aggregate_id", "ascending"), ("version", "ascending")])
 
     def _instant(self, time: object, after: int, upto: int) -> int:
         local = np.array([time], "datetime64[us]").astype(np.int64)
@@ -577,7 +548,7 @@ def _instant_of(layout: Layout, time: object) -> int | None:
 
 def _last_versions(batch: pa.RecordBatch) -> dict[str, int]:
     """The last version of each aggregate, in a batch that is ordered by both."""
-    pairs = (batch.column(name).to_pylist() for name in ("aggregate_id", "version"))
+    pairs = (batch.column(name).to_pylist() for name in _EVENT)
     return dict(zip(*pairs, strict=True))
 
 

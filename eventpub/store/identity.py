@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["text", "bytes", "number", "uuid"]
+Kind: TypeAlias = Literal["text", "bytes", "number", "uuid", "native_uuid"]
 
 _UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
 _BYTEWISE = {"utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb3_nopad_bin", "ascii_nopad_bin"}
@@ -35,7 +35,8 @@ class IdPart:
 
     Args:
         name: of the column, quoted.
-        kind: text; bytes, which are UTF-8; a whole number; or BINARY(16), read as a UUID's text.
+        kind: text; bytes, which are UTF-8; a whole number; BINARY(16), read as a UUID's text; or
+            MariaDB's own UUID.
         charset: its character set; ``binary`` where it has none.
         collation: its collation, likewise.
         padded: a number that the server shows with leading zeros.
@@ -60,6 +61,8 @@ class IdPart:
             for at in _DASHES:
                 text = f"INSERT({text}, {at}, 0, '-')"
             return f"LOWER({text})"
+        if self.kind == "native_uuid":
+            return f"CAST({self.name} AS CHAR)"
         return f"({self.name} + 0)" if self.padded else self.name
 
     @property
@@ -77,9 +80,9 @@ class IdPart:
         """
         if self.kind == "number":
             return f"{self.name} = {value}" if _NUMBER.fullmatch(value) else NOTHING
-        if self.kind == "uuid":
-            digits = value.replace("-", "")
-            return f"{self.name} = X'{digits}'" if _UUID.fullmatch(value) else NOTHING
+        if self.kind in {"uuid", "native_uuid"}:
+            stored = f"X'{value.replace('-', '')}'" if self.kind == "uuid" else f"'{value}'"
+            return f"{self.name} = {stored}" if _UUID.fullmatch(value) else NOTHING
         octets = f"X'{value.encode().hex()}'"
         if self.kind == "bytes":
             return f"{self.name} = {octets}"
@@ -130,7 +133,8 @@ class Identity:
     @property
     def of_nothing(self) -> str:
         """A key that rows could have, to ask for plans."""
-        some = {"number": "0", "uuid": "00000000-0000-0000-0000-000000000000"}
+        no_uuid = "00000000-0000-0000-0000-000000000000"
+        some = {"number": "0", "uuid": no_uuid, "native_uuid": no_uuid}
         return joined([some.get(part.kind, "a") for part in self.parts])
 
     def equals(self, key: str) -> str:

@@ -336,7 +336,7 @@ def check_types(
     Raises:
         StoreError: store.column_type
     """
-    of_key = TEXT | INTEGERS | {"varbinary", "binary(16)"}
+    of_key = TEXT | INTEGERS | {"varbinary", "binary(16)", "uuid"}
     for key, name, allowed in (
         *(("aggregate_id", part, of_key) for part in parts),
         ("version", names["version"], INTEGERS),
@@ -359,8 +359,8 @@ def identity_of(columns: Mapping[str, Column], parts: Sequence[str]) -> Identity
     def kind(column: Column) -> Kind:
         if column.type in INTEGERS:
             return "number"
-        if column.type == "binary":
-            return "uuid"
+        if column.type in {"binary", "uuid"}:
+            return "uuid" if column.type == "binary" else "native_uuid"
         return "bytes" if column.type == "varbinary" else "text"
 
     of = [columns[part] for part in parts]

@@ -190,24 +190,14 @@ def in_shard(layout: Layout, shard: Shard | None) -> str:
     return f" AND {condition}"
 
 
-def versions(layout: Layout, ranges: Sequence[VersionRange]) -> str:
-    """All rows of some ranges."""
-    conditions = " OR ".join(f"({_in_range(layout, r)})" for r in ranges)
-    return (
-        f"SELECT {columns(layout)} FROM {layout.table} FORCE INDEX ({layout.key_index})"
-        f" WHERE {conditions}"
-    )
-
-
-def first_versions(layout: Layout, ranges: Sequence[VersionRange], limit: int) -> str:
-    """The lowest versions of each range, at most `limit` of each."""
-    return _union(layout, [_in_range(layout, r) for r in ranges], "ASC", limit)
-
-
 def versions_by_key(layout: Layout, ranges: Sequence[VersionRange]) -> str:
     """All rows of some ranges, each aggregate's in the order of its versions."""
+    conditions = " OR ".join(f"({_in_range(layout, r)})" for r in ranges)
     # in the order of the index, so that nothing is sorted and the first row comes at once
-    return f"{versions(layout, ranges)} ORDER BY {', '.join(layout.key_columns)}"
+    return (
+        f"SELECT {columns(layout)} FROM {layout.table} FORCE INDEX ({layout.key_index})"
+        f" WHERE {conditions} ORDER BY {', '.join(layout.key_columns)}"
+    )
 
 
 def version_numbers(layout: Layout, r: VersionRange, most: int, *, highest: bool) -> str:
@@ -279,10 +269,9 @@ def _union(
     conditions: Sequence[str],
     direction: str,
     limit: int,
-    selected: str | None = None,
+    selected: str,
 ) -> str:
     # ordered by both columns of the index, or a collation that is not byte-wise sorts
-    selected = selected or columns(layout)
     return " UNION ALL ".join(
         f"(SELECT {selected} FROM {layout.table} FORCE INDEX ({layout.key_index})"
         f" WHERE {condition} ORDER BY {layout.version} {direction} LIMIT {limit:d})"

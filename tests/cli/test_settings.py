@@ -194,6 +194,32 @@ def test_several_problems_are_reported_together() -> None:
         assert text in str(error)
 
 
+@pytest.mark.parametrize(
+    ("value", "columns"),
+    [
+        ("stream", ("stream",)),
+        ("a,b", ("a,b",)),
+        (["type", "id"], ("type", "id")),
+        ('["type", "a|b"]', ("type", "a|b")),
+    ],
+)
+def test_the_aggregate_id_is_one_column_or_a_list(value: object, columns: tuple[str, ...]) -> None:
+    loaded = load(None, ENOUGH | {"store.columns.aggregate_id": value}, {})
+    assert loaded.config.store.columns.aggregate_id == columns
+    shown_as = columns[0] if len(columns) == 1 else [*columns]
+    assert shown(loaded)["store.columns.aggregate_id"] == shown_as
+    if isinstance(value, str):
+        variable = {"EVENTPUB_STORE__COLUMNS__AGGREGATE_ID": value}
+        assert load(None, ENOUGH, variable).config.store.columns.aggregate_id == columns
+
+
+@pytest.mark.parametrize("value", [[], "", ["a", ""], ["a", "A"], ["a", "b", "c", "d", "e"], "[1"])
+def test_a_list_of_columns_has_one_to_four_names(value: object) -> None:
+    error = refused({"store.columns.aggregate_id": value})
+    assert (error.code, error.where) == ("config.invalid_value", "store.columns.aggregate_id")
+    assert "a list" in str(error.suggestion)
+
+
 def test_a_missing_file_is_refused_only_when_it_was_named() -> None:
     assert refused(path=Path("other.toml")).code == "config.file_missing"
     assert refused(environ={"EVENTPUB_CONFIG": "other.toml"}).where == "EVENTPUB_CONFIG"

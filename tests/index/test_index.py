@@ -147,22 +147,6 @@ def test_folding_a_skip_twice_changes_nothing(tmp_path: Path) -> None:
         assert index.known(["a"]).skipped == {"a": [(5, 5)]}
 
 
-def test_an_unsigned_skip_counts_where_something_follows_it(tmp_path: Path) -> None:
-    """Versions before the first release wrote skips without a source; anybody may."""
-    with Index(tmp_path, IDENTITY) as index:
-        index.begin(None)
-        index.fold_unsigned([GAP, replace(GAP, from_version=8, to_version=999)])
-        assert index.known(["a"]).last == {}
-    with Index(tmp_path, IDENTITY) as index:  # a first fold that was killed in between
-        index.fold_events({"a": 7}, {"a": [1, 2, 3, 6, 7]}, {}, now=0)
-        index.settle_unsigned()
-        assert index.known(["a"]).last == {"a": 7}
-        assert index.known(["a"]).skipped == {"a": [(4, 5)]}
-        index.fold_unsigned([GAP])
-        index.settle_unsigned()
-        assert index.known(["a"]).skipped == {"a": [(4, 5)]}
-
-
 @pytest.mark.parametrize(
     ("other", "said"),
     [

@@ -6,12 +6,6 @@ import json
 import time
 from typing import Any
 
-from confluent_kafka import Producer
-
-from eventpub import config
-from eventpub.admission import Shard, SkippedGap
-from eventpub.sink import ShardSink, check_topics
-from eventpub.sink.records import gap_record
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -25,7 +19,6 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
-from tests.sink.helpers import events
 
 
 def letters(publisher: Publisher) -> list[Record]:
@@ -126,57 +119,6 @@ def late_events(publisher: Publisher, database: FreshDatabase) -> None:
     commit(database, "a", 2)
     commit(database, "a", 4)
     eventually(lambda: publisher.topic.versions("a")[-1] == 4, 60)
-
-
-def published_before(database: FreshDatabase, publisher: Publisher) -> None:
-    """All that is in the store, and skips between, as versions before the first release did."""
-    topic = publisher.topic
-    sink = config.Sink(topic=topic.name, bootstrap_servers=topic.bootstrap_servers, partitions=4)
-    check_topics(sink)
-    with transaction(database) as cursor:
-        cursor.execute(
-            "SELECT aggregate_id, version, CAST(UNIX_TIMESTAMP(create_time) * 1000000 AS SIGNED)"
-            " FROM events ORDER BY create_time"
-        )
-        found = list(cursor.fetchall())
-    with ShardSink(sink, publisher.settings["app"]["id"], Shard(0, 1, 4)) as owner:
-        rows = [(aggregate_id, version) for aggregate_id, version, _ in found]
-        owner.publish(events(rows, create_time=[created for *_, created in found]))
-    producer = Producer({"bootstrap.servers": topic.bootstrap_servers})
-    for aggregate_id in sorted({aggregate_id for aggregate_id, *_ in found}):
-        seen = found[-1][-1]
-        skip = SkippedGap(aggregate_id, 2, 2, seen, seen + 63_750_000, 8, "max_backoff")
-        record = gap_record(skip, "", 4)
-        headers: list[Any] = [h for h in record.headers if h[0] != "ce_source"]
-        producer.produce(
-            sink.gaps_topic, record.value, record.key, record.partition, headers=headers
-        )
-    assert producer.flush(10) == 0
-
-
-def test_a7_a_skip_of_an_earlier_version_is_known_without_the_index(
-    database: FreshDatabase, new_publisher: NewPublisher
-) -> None:
-    create_table(database)
-    publisher = new_publisher(database)
-    commit(database, "a", 1)
-    commit(database, "b", 1)
-    with transaction(database) as writer:
-        insert(writer, "a", 2)
-        commit(database, "a", 3)
-        commit(database, "b", 3)
-        published_before(database, publisher)
-        publisher.start()
-        commit(database, "warm-up", 1)
-        publisher.until_published("warm-up", [1])
-        writer.connection.commit()
-    commit(database, "b", 2)
-    publisher.until_published("a", [1, 3, 2], 60)
-    publisher.until_published("b", [1, 3, 2], 60)
-    assert publisher.stop() == 143
-    late = {(r.key, r.version) for r in publisher.topic.read() if r.late}
-    assert late == {("a", 2), ("b", 2)}
-    assert letters(publisher) == []
 
 
 def test_a7_a_late_event_is_diverted(database: FreshDatabase, new_publisher: NewPublisher) -> None:

@@ -164,6 +164,35 @@ def test_d9_a_second_row_of_the_same_event_is_counted_as_a_duplicate(
     }
 
 
+def test_d9_a_table_that_lets_two_requests_store_one_version(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """As spatie's before 4.10: times in whole seconds, and rows of no aggregate."""
+    database.execute(
+        "CREATE TABLE events (id BIGINT AUTO_INCREMENT PRIMARY KEY, stream_id CHAR(36),"
+        " version BIGINT UNSIGNED, event_type VARCHAR(255) NOT NULL, payload JSON NOT NULL,"
+        " metadata JSON NOT NULL, created_at TIMESTAMP NOT NULL,"
+        " KEY (stream_id, version), KEY (created_at))"
+    )
+    store = {"columns": COLUMNS, "without_identity": "skip"}
+    publisher = new_publisher(database, store=store)
+    rows: list[tuple[str | None, int | None, str, int]] = [
+        ("a-1", 1, "Created", 9), ("a-1", 2, "NameChanged", 5), ("a-1", 2, "MailChanged", 5),
+        (None, None, "NewsletterSent", 5), ("a-1", 3, "Closed", 1), ("a-2", 1, "Created", 9),
+        ("a-2", 1, "CreatedAgain", 7),
+    ]  # fmt: skip
+    insert(database, *rows, metadata="[]")  # type: ignore[arg-type]
+    publisher.publish_everything()
+    assert [e for e in published(publisher) if e[:2] != ("a-1", 2)] == [
+        ("a-1", 1, "Created"), ("a-1", 3, "Closed"), ("a-2", 1, "Created"),
+    ]  # fmt: skip
+    assert sorted([*published(publisher), *refused(publisher)]) == sorted(
+        row[:3] for row in rows if row[0]
+    )
+    found = verdict(publisher, 1)
+    assert (found["doubled"], found["accounted"]["without_identity"]) == (2, 1)
+
+
 def test_d9_a_running_publisher_finds_it_by_counting(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from eventpub.admission.model import EVENTS, Shard
+from eventpub.admission.model import EVENTS, Shard, VersionRange
 from eventpub.config import Store
 from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
@@ -71,6 +71,13 @@ def read(
 ) -> pa.Table:
     """All of a window."""
     return pa.Table.from_batches(store.window(after, upto, shard, **arguments), EVENTS)
+
+
+def backtrack(store: EventStore, ranges: list[VersionRange]) -> pa.Table:
+    """All events of version ranges."""
+    rows, left = store.fetch(ranges, 1_000_000, 1 << 30)
+    assert not left
+    return rows
 
 
 def keys(table: pa.Table) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from eventpub.store.checking import explain
 from eventpub.store.connection import connect_for_reading, run
 from eventpub.store.identity import joined, split
 from tests.conftest import FreshDatabase
-from tests.store.tables import SECOND, keys, read, utc
+from tests.store.tables import SECOND, backtrack, keys, read, utc
 
 both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
 NOON = utc("2026-03-01 12:00:00")
@@ -66,6 +66,7 @@ TYPES: list[tuple[str, list[Any], list[str]]] = [
     ("BIGINT UNSIGNED NOT NULL", [0, 7, 18446744073709551615], []),
     ("INT NOT NULL", [-5, 0, 7], []),
     ("INT(6) UNSIGNED ZEROFILL NOT NULL", [0, 7, 123456], []),
+    ("UUID NOT NULL", [str(SOME_UUID), str(uuid.UUID(int=1))], []),
     ("BINARY(16) NOT NULL", [SOME_UUID.bytes, bytes(16)], [str(SOME_UUID), str(uuid.UUID(int=0))]),
 ]
 
@@ -76,6 +77,8 @@ TYPES: list[tuple[str, list[Any], list[str]]] = [
 def test_what_python_and_the_database_take_for_the_key_is_the_same(
     database: FreshDatabase, kind: str, stored: list[Any], texts: list[str], is_one: bool
 ) -> None:
+    if kind.startswith("UUID") and database.server.name.startswith("MySQL"):
+        pytest.skip("MySQL has no such type")
     columns = {"b": kind} if is_one else {"a": f"VARCHAR(40) {LOOSE}", "b": kind}
     config = table(database, columns, f"KEY ({', '.join(columns)}, version)")
     expected = texts or [str(value) for value in stored]
@@ -96,7 +99,7 @@ def test_what_python_and_the_database_take_for_the_key_is_the_same(
     assert sorted(number for (number,) in hashed) == sorted(zlib.crc32(k.encode()) for k in wanted)
     assert store.existing([(key, 1) for key in wanted]) == {(key, 1) for key in wanted}
     for key in wanted:
-        assert keys(store.backtrack([VersionRange(key, 1, 99)])) == [(key, 1)]
+        assert keys(backtrack(store, [VersionRange(key, 1, 99)])) == [(key, 1)]
     strangers = ["x", "00007", "7.0", "1e0", "a|b|c", str(SOME_UUID).upper(), "9" * 40, "日 "]
     strangers += [f"{joined([first])}|{stranger}" for stranger in strangers]
     assert store.existing([(key, 1) for key in strangers if key not in wanted]) == set()
@@ -130,7 +133,7 @@ def test_lookups_read_the_index_whatever_the_order_of_its_columns(
     store = EventStore(config, layout)
     ranges = [VersionRange(f"k1|n{n}", 2, 3) for n in range(20)]
     wanted = sorted((r.aggregate_id, v) for r in ranges for v in (2, 3))
-    assert sorted(keys(store.backtrack(ranges))) == wanted
+    assert sorted(keys(backtrack(store, ranges))) == wanted
     assert store.versions(VersionRange("k0|n7", -9, 9), 2, highest=True) == [3, 2]
     found: list[tuple[str, int]] = []
     left = ranges
@@ -144,7 +147,6 @@ def test_lookups_read_the_index_whatever_the_order_of_its_columns(
     for sql in (
         statements.versions_by_key(layout, ranges[:3]),
         statements.versions_by_key(layout, [VersionRange("k1|n7", 1, 10_000)]),
-        statements.first_versions(layout, ranges[:1], 1),
         statements.lower_versions(layout, [("k1|n7", 3)], 1),
         statements.version_numbers(layout, VersionRange("k1|n7", -9, 99), 3, highest=True),
         statements.existing(layout, [("k1|n7", 3), ("k0|n8", 1)]),
@@ -169,3 +171,18 @@ def test_a_key_without_an_index_is_refused_with_the_one_to_add(database: FreshDa
     layout: Layout = EventStore.discover(config)
     # the id alone is unique: so is a key with it
     assert layout.key_is_unique
+
+
+@both
+def test_the_rows_of_one_version_come_in_one_portion(database: FreshDatabase) -> None:
+    config = table(database, {"name": f"VARCHAR(40) {UTF8MB3}"}, "KEY (name, version)")
+    insert(database, ["name"], [(f"n{n}", v) for n in range(30) for v in (1, 2, 2, 3)])
+    store = EventStore(config, EventStore.discover(config))
+    left = [VersionRange(f"n{n}", 1, 9) for n in range(30)]
+    found: list[tuple[str, int]] = []
+    while left:
+        rows, left = store.fetch(left, 3, 1 << 20)
+        portion = keys(rows)
+        assert all(portion.count(key) == 2 for key in portion if key[1] == 2)
+        found += portion
+    assert sorted(found) == sorted((f"n{n}", v) for n in range(30) for v in (1, 2, 2, 3))

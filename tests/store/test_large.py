@@ -125,8 +125,7 @@ def test_lookups_by_key_are_index_range_scans(large: Large) -> None:
     layout, connection = layouts["plain"], connect_for_reading(config)
     ranges = [VersionRange(f"a{n}", 40, 42) for n in range(500)]
     for sql in (
-        statements.versions(layout, ranges),
-        statements.first_versions(layout, ranges[:100], 2),
+        statements.versions_by_key(layout, ranges),
         statements.lower_versions(layout, [("a7", 50)], 16),
     ):
         for plan in explain(connection, sql):
