@@ -36,7 +36,7 @@ _SAMPLE = 5_000
 _FEW = 20
 
 _TYPES: dict[str, set[str]] = {
-    "aggregate_id": TEXT | INTEGERS | {"varbinary", "binary(16)"},
+    "aggregate_id": TEXT | INTEGERS | {"varbinary", "binary(16)", "uuid"},
     "version": INTEGERS,
     "event_type": TEXT,
     "payload": TEXT | BYTES | {"json"},

@@ -376,3 +376,10 @@ def test_migrate_adds_to_a_table_what_init_would(database: FreshDatabase) -> Non
     assert migrate(config)
     assert found(config)["table"].status == "ok"
     assert migrate(config) == []
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+def test_ids_of_mariadb_s_own_type_are_found(database: FreshDatabase, tmp_path: Path) -> None:
+    make(database, id_type="UUID")
+    result = init(database, tmp_path)
+    assert (result["columns"]["aggregate_id"], result["statements"]) == ("stream_id", [])
