@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from eventpub.ops.init import Written
 
-_NEXT = (
+_NEXT = [
     "have the statements for the account run, and set EVENTPUB_STORE__PASSWORD",
     "eventpub doctor",
     "eventpub run",
-)
+]
+_FIRST = "have the statement for the table run: it may copy the table, and writers wait meanwhile"
 
 
 @click.command()
@@ -46,18 +47,22 @@ _NEXT = (
 def init(request: Request, url: str | None, output: Path, force: bool) -> Report:
     """Write a first eventpub.toml for your database.
 
-    Finds the event table and its columns in it. A column that it does not recognise is named by
+    Finds the event table and its columns in it, knows those of frameworks, and prints the statement
+    for what the table lacks. A column that it does not recognise is named by
     --set store.columns.event_type=NAME. The password comes from EVENTPUB_STORE__PASSWORD, and is
     not written. For root the file names an account eventpub instead, whose SQL is printed. Exit
-    status 1 if no table is surely the event table.
+    status 1 if no table is surely the event table, or it cannot be published.
     """
+    from eventpub.ops import init as making
+
+    if output.exists() and not force:
+        raise making.exists(output)
     given = dict(request.overrides)
     if url is not None:
         given["store.url"] = url
     # a file that is there already is no base for what is to be written, unless it is named
     asked = replace(request, overrides=given, reads_file=request.file is not None)
     loaded = asked.load(otherwise={"app.id": "events", "sink.topic": "events"})
-    from eventpub.ops import init as making
 
     def stated(key: str, value: str) -> str | None:
         return None if loaded.origins[key] == "default" else value
@@ -68,7 +73,7 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
         output,
         table=stated("store.table", config.store.table),
         columns={
-            ours: name[0] if isinstance(name, tuple) else name
+            ours: name
             for ours, name in config.store.columns.model_dump().items()
             if loaded.origins[f"store.columns.{ours}"] != "default"
         },
@@ -78,15 +83,20 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
     )
     chosen = written.chosen
     summary = f"{written.file} was written, for table {chosen.table}"
+    if chosen.framework:
+        summary += f" of {chosen.framework}"
     result: dict[str, Any] = {
         "file": str(written.file),
         "table": chosen.table,
         "columns": dict(chosen.columns),
+        "framework": chosen.framework,
         "first_version": chosen.first_version,
+        "without_identity": chosen.without_identity,
+        "statements": chosen.statements,
         "others": [{"table": c.table, "columns": dict(c.columns)} for c in written.others],
         "account": written.account,
         "notes": _notes(written),
-        "next": list(_NEXT),
+        "next": [_FIRST] * bool(chosen.statements) + _NEXT,
     }
     return Report(
         "init", True, summary, result, text=lambda console: _show(console, result, summary)
@@ -100,11 +110,11 @@ def _notes(written: Written) -> list[str]:
             f"store.url in {written.file} has the user {written.user}, not {written.asked_as}: the"
             " statements below make that account, which may do what the publisher does and no more"
         )
-    if not chosen.is_unique:
-        notes.append("no unique key says which columns are aggregate and version: look at them")
-    if not chosen.has_time_index:
-        notes.append("no index begins with the creation time: `eventpub migrate --sql` adds one")
-    return notes
+    return notes + chosen.notes
+
+
+def _named(name: str | tuple[str, ...]) -> str:
+    return name if isinstance(name, str) else " and ".join(name)
 
 
 def _show(console: Console, result: dict[str, Any], summary: str) -> None:
@@ -117,12 +127,16 @@ def _show(console: Console, result: dict[str, Any], summary: str) -> None:
 
     line(summary, "bold green")
     for ours, name in result["columns"].items():
-        line(f"  {ours:>12} = {name}")
+        line(f"  {ours:>12} = {_named(name)}")
     for note in result["notes"]:
         line(f"note: {note}", "yellow")
     for other in result["others"]:
-        columns = ", ".join(f"{ours} = {name}" for ours, name in other["columns"].items())
+        columns = ", ".join(f"{ours} = {_named(name)}" for ours, name in other["columns"].items())
         line(f"or is it table {other['table']} ({columns})? then: --table {other['table']} --force")
+    if result["statements"]:
+        line("for the table:", "bold")
+    for statement in result["statements"]:
+        line(f"  {statement}", "cyan")
     line("an account for it:", "bold")
     for statement in result["account"]:
         line(f"  {statement}", "cyan")

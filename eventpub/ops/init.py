@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote as quote_url
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from eventpub.config import Columns, Config
 from eventpub.errors import ConfigError, StoreError
 from eventpub.store import propose
-from eventpub.store.layout import quote
+from eventpub.store.layout import is_view, quote
 from eventpub.store.proposing import Candidate, Proposal
 
 _ACCOUNT = "eventpub"
@@ -45,7 +46,7 @@ class Written:
     file: Path
     chosen: Candidate
     others: list[Candidate]
-    columns: dict[str, str]
+    columns: dict[str, str | tuple[str, ...]]
     account: list[str]
     user: str
     asked_as: str
@@ -56,7 +57,7 @@ def init(  # noqa: PLR0913 (options, by keyword)
     file: Path,
     *,
     table: str | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, Any] | None = None,
     app_id: str | None = None,
     topic: str | None = None,
     force: bool = False,
@@ -73,15 +74,15 @@ def init(  # noqa: PLR0913 (options, by keyword)
 
     Raises:
         ConfigError: init.file_exists
-        NoTableError: init.no_table, init.column_unknown
+        NoTableError: init.no_table, init.column_unknown, init.several_tables,
+            init.not_publishable
         StoreError: store.is_view, …; or the database cannot be looked at.
     """
     if file.exists() and not force:
-        raise _exists(file)
+        raise exists(file)
     found = propose(config.store, table, columns)
-    if not found.candidates:
-        raise _nothing(found, table)
-    chosen, *others = found.candidates
+    chosen = _chosen(found, table)
+    others = [candidate for candidate in found.candidates if candidate is not chosen]
     names = _columns(chosen)
     given = config.store.url.get_secret_value()
     url = _without_password(given)
@@ -99,7 +100,7 @@ def init(  # noqa: PLR0913 (options, by keyword)
         with file.open("w" if force else "x", encoding="utf-8") as out:
             out.write(text)
     except FileExistsError:
-        raise _exists(file) from None
+        raise exists(file) from None
     except OSError as error:
         raise ConfigError(
             "init.not_writable",
@@ -123,16 +124,53 @@ def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> li
     ]
 
 
-def _exists(file: Path) -> ConfigError:
+def exists(file: Path) -> ConfigError:
+    """The error that a file is there already."""
     return ConfigError(
         "init.file_exists",
         f"{file} is there already",
         where="--output",
-        suggestion="name another file with --output, or write over it with --force",
+        suggestion=f"to check it: eventpub doctor --config {file}; to write another one, name it"
+        " with --output, or write over it with --force",
     )
 
 
-def _nothing(found: Proposal, table: str | None) -> NoTableError:
+def _chosen(found: Proposal, table: str | None) -> Candidate:
+    """The table that a configuration is written for.
+
+    Raises:
+        NoTableError: there is none, or none that is likelier than another.
+        StoreError: store.is_view
+    """
+    if not found.candidates:
+        raise _nothing(found, table)
+    best = [c for c in found.candidates if c.score == found.candidates[0].score]
+    if len(best) > 1:
+        names = [candidate.table for candidate in best]
+        raise NoTableError(
+            "init.several_tables",
+            f"each of these tables of database {found.database} may be the event table:"
+            f" {', '.join(names)}",
+            where="store.table",
+            suggestion="choose one: "
+            + ", or ".join(f"--table {name}" for name in names)
+            + "; for several, run a publisher for each",
+        )
+    return best[0]
+
+
+def _nothing(found: Proposal, table: str | None) -> StoreError:
+    if found.refused:
+        name, why = min(found.refused.items())
+        return NoTableError(
+            "init.not_publishable",
+            f"table {name} cannot be published: {why}",
+            where=f"table {name}",
+            suggestion="publish a table in which each row has the version that it has in its"
+            " aggregate: 1, 2, 3, …",
+        )
+    if found.views:
+        return is_view(found.views[0], f"database {found.database}")
     # of those that are like one, the likest
     near = sorted((len(lacks), name) for name, lacks in found.lacking.items() if len(lacks) < 3)
     if table is None and not near:
@@ -145,10 +183,13 @@ def _nothing(found: Proposal, table: str | None) -> NoTableError:
         )
     name = table or near[0][1]
     lacking = found.lacking[name]
+    said = "" if table else f"no table of database {found.database} is surely an event table: "
+    said += f"no column of table {name} can be told to be {', '.join(lacking)}, by name and type"
+    if "version" in lacking:
+        said += "; a table without versions (1, 2, 3, … in each aggregate) cannot be published"
     return NoTableError(
         "init.column_unknown",
-        ("" if table else f"no table of database {found.database} is surely an event table: ")
-        + f"no column of table {name} can be told to be {', '.join(lacking)}, by name and type",
+        said,
         where=f"table {name}",
         suggestion=f"if it is the one, name its columns: --table {name} "
         + " ".join(f"--set store.columns.{role}=…" for role in lacking),
@@ -170,25 +211,25 @@ def _without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{quote_url(user, safe='')}@{place}"))
 
 
-def _columns(chosen: Candidate) -> dict[str, str]:
+def _columns(chosen: Candidate) -> dict[str, str | tuple[str, ...]]:
     """Those whose names differ; empty where a column of our name stands for something else."""
     differ = {}
-    own = Columns()
-    for ours, default in {**own.model_dump(), "aggregate_id": own.aggregate_id[0]}.items():
+    own = {**Columns().model_dump(), "aggregate_id": "aggregate_id"}
+    for ours, default in own.items():
         name = chosen.columns.get(ours, "")
         if name != default and (name or default in chosen.names):
             differ[ours] = name
     return differ
 
 
-def _toml(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _toml(value: str | tuple[str, ...]) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _text(  # noqa: PLR0913 (what is written)
     config: Config,
     chosen: Candidate,
-    columns: dict[str, str],
+    columns: dict[str, str | tuple[str, ...]],
     *,
     url: str,
     app_id: str,
@@ -208,6 +249,10 @@ def _text(  # noqa: PLR0913 (what is written)
     ]
     if chosen.first_version == 0:
         lines.append("first_version = 0  # aggregates of this table begin with version 0")
+    if chosen.without_identity == "skip":
+        lines.append(
+            'without_identity = "skip"  # rows of no aggregate are left out; "stop": an error'
+        )
     if columns:
         lines += ["", "[store.columns]  # only those whose names differ"]
         for ours, name in columns.items():

@@ -23,25 +23,16 @@ from eventpub.store.connection import (
 )
 from eventpub.store.events import newest_ids, newest_time
 from eventpub.store.failures import error_number
-from eventpub.store.identity import IdPart, literal
-from eventpub.store.layout import (
-    Layout,
-    discover,
-    mapped_columns,
-    quote,
-    read_columns,
-    read_indexes,
-)
+from eventpub.store.fixes import read_table
+from eventpub.store.identity import literal
+from eventpub.store.layout import Layout, discover, mapped_columns, quote
+from eventpub.store.row_checks import FEW_ROWS, row_checks
 from eventpub.store.schema import additions
-from eventpub.words import counted
 
 _ACCESS_DENIED = 1227
 _CLOCK_TOLERANCE = 60_000_000
 _HOST_BEHIND = 600
 """Seconds; see `eventpub.sink.batch.AHEAD_OF_CLOCK`."""
-_FEW_ROWS = 1_000
-_NEWEST = 100_000
-"""Rows of which it is said how many have no identity."""
 _LONG_AGO = 300_000_000
 _SAMPLES = 4
 _BETWEEN_SAMPLES = 0.4
@@ -61,10 +52,6 @@ class Plan:
     def is_index_range(self) -> bool:
         """Whether it reads only the wanted part of an index, in the index's order."""
         return self.access in {"range", "ref", "const", "eq_ref"} and "filesort" not in self.extra
-
-
-_SOME_AGGREGATES = 1_000
-"""Whose lowest versions are looked at."""
 
 
 def checks(config: Store, former_server: str | None = None) -> list[Check]:
@@ -110,10 +97,7 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
     yield Check("event store: table", "ok", f"{config.table}: columns, types and indexes as needed")
     yield _slices(config, connection, layout)
     yield _plans(connection, layout)
-    yield _identity(connection, layout)
-    yield _nulls(config, connection, layout)
-    yield _first_versions(config, connection, layout)
-    yield _create_time(config, connection)
+    yield from row_checks(config, connection, layout)
     yield _open_transactions(config, arguments["user"], connection)
     yield from _clocks(config, connection, layout)
 
@@ -153,9 +137,8 @@ def _server(config: Store, connection: Connection, user: str, former_server: str
 
 def _slices(config: Store, connection: Connection, layout: Layout) -> Check:
     name = "event store: slice column"
-    columns = read_columns(config, connection)
-    parts, names = mapped_columns(config, columns, config.table)
-    added = additions(columns, read_indexes(config, connection), parts, names)
+    table = read_table(config, connection)
+    added = additions(table, connection, *mapped_columns(config, table.columns, layout.where))
     if not added and layout.slice:
         return Check(name, "ok", "each shard reads its own rows from the index")
     if not added:
@@ -166,7 +149,7 @@ def _slices(config: Store, connection: Connection, layout: Layout) -> Check:
         "ok",
         "none: works, but each shard reads the other shards' rows too. Adding it copies the table "
         "and holds up its writers meanwhile",
-        f"eventpub migrate, or: ALTER TABLE {quote(config.table)} {', '.join(added)}",
+        f"eventpub migrate, or: {table.alter(added)}",
     )
 
 
@@ -182,7 +165,7 @@ def _plans(connection: Connection, layout: Layout) -> Check:
         ("an event by key", by_key, layout.key_index),
     ):
         for plan in explain(connection, sql):
-            if plan.rows < _FEW_ROWS:  # a small table may be read in any way
+            if plan.rows < FEW_ROWS:  # a small table may be read in any way
                 continue
             if not plan.is_index_range or quote(plan.index or "") != index:
                 return Check(
@@ -192,136 +175,6 @@ def _plans(connection: Connection, layout: Layout) -> Check:
                     f"ANALYZE TABLE {layout.table}",
                 )
     return Check(name, "ok", "windows, pages and lookups by key are index range scans")
-
-
-def _identity(connection: Connection, layout: Layout) -> Check:
-    name = "event store: identity of aggregates"
-    parts = layout.identity.parts
-    collations = ", ".join(dict.fromkeys(part.collation for part in parts))
-    fine = Check(name, "ok", f"by bytes ({collations}), versions unique")
-    if not layout.key_is_unique:
-        key = ", ".join([*layout.identity.names, layout.version])
-        return Check(
-            name,
-            "warn",
-            "the table allows one version of an aggregate twice; a second row that differs becomes"
-            " a dead letter",
-            f"ALTER TABLE {layout.table} ADD UNIQUE INDEX ({key})",
-        )
-    for part in parts:
-        equal = [] if part.is_bytewise else _taken_for_equal(connection, part)
-        if part.is_bytewise or (not equal and part.collation.endswith("_bin")):
-            continue
-        *others, last = [what for what, _ in equal] or ["characters that it ignores"]
-        differences = f"{', '.join(others)} or {last}" if others else last
-        other = next((repr(id_) for _, id_ in equal), None)
-        column = part.name.strip("`")
-        refused = f"{column} 'a' beside {other}" if other else f"the second {column} of the two"
-        return Check(
-            name,
-            "warn",
-            f"collation {part.collation} takes ids for equal that differ only in {differences}, "
-            f"so the database refuses {refused}; "
-            "eventpub publishes each row under its exact bytes, as an aggregate of its own",
-            "give the column the collation utf8mb4_0900_bin (MariaDB: utf8mb4_nopad_bin), or let "
-            "writers use one spelling",
-        )
-    return fine
-
-
-_SPELLINGS = (("case", "A"), ("accents", "á"), ("trailing blanks", "a "))
-"""What else an id may look like that some collation takes for `a`."""
-
-
-def _taken_for_equal(connection: Connection, part: IdPart) -> list[tuple[str, str]]:
-    """Those of `_SPELLINGS` that the column's collation takes for `a`, as the server says."""
-
-    def as_stored(text: str) -> str:
-        return f"CONVERT({literal(text)} USING {part.charset})"
-
-    first = f"{as_stored('a')} COLLATE {part.collation}"
-    compared = ", ".join(f"{first} = {as_stored(spelling)}" for _, spelling in _SPELLINGS)
-    answers = run(connection, f"SELECT {compared}")[0]
-    return [entry for entry, is_equal in zip(_SPELLINGS, answers, strict=True) if is_equal]
-
-
-def _nulls(config: Store, connection: Connection, layout: Layout) -> Check:
-    name = "event store: rows without identity or time"
-    columns = read_columns(config, connection)
-    parts, names = mapped_columns(config, columns, config.table)
-    needed = [*parts, names["version"], names["create_time"]]
-    allowed = [column for column in needed if columns[column].nullable]
-    never_read = int(run(connection, statements.without_time(layout, _FEW_ROWS))[0][0])
-    if never_read:
-        said = counted(never_read, "row has", "rows have")
-        if never_read == _FEW_ROWS:
-            said = f"{never_read} or more rows have"
-        return Check(
-            name,
-            "warn",
-            f"{said} no create_time, a zero date, or one before 1970: never published; and the"
-            " publisher stops where a later version of the same aggregate follows one without a"
-            " time",
-            f"give {names['create_time']} of these rows a time of now, and make it NOT NULL",
-        )
-    if not allowed:
-        return Check(name, "ok", "none")
-    nameless = int(run(connection, statements.without_identity(layout, _NEWEST))[0][0])
-    said = f"{counted(nameless, 'row')} of the newest {_NEWEST:,} without aggregate_id or version"
-    if layout.skips_nulls:
-        return Check(name, "ok", f"{said}; store.without_identity passes them over")
-    changes = ", ".join(
-        f"MODIFY {quote(column)} {columns[column].full_type} NOT NULL" for column in allowed
-    )
-    return Check(
-        name,
-        "warn",
-        f"{', '.join(allowed)} may be NULL: a row without create_time is never "
-        f"published, one without aggregate_id or version stops the publisher ({said})",
-        'where such rows are none of an aggregate\'s events: store.without_identity = "skip"; else'
-        f" ALTER TABLE {layout.table} {changes} (keep the column's other attributes)",
-    )
-
-
-def _first_versions(config: Store, connection: Connection, layout: Layout) -> Check:
-    name = "event store: first versions"
-    first = config.first_version
-    found = run(connection, statements.lowest_versions(layout, _SOME_AGGREGATES, first))
-    aggregates, above = (int(number) for number in found[0])
-    if above * 2 <= aggregates:
-        return Check(name, "ok", f"aggregates begin with version {first}")
-    return Check(
-        name,
-        "warn",
-        f"{above} of {aggregates} aggregates begin above version {first}: each waits for what lies "
-        "below until its gap is skipped (gaps.max_backoff), unless that is before read.start",
-        "set store.first_version to what they begin with; where the first events were archived, "
-        "set read.start to a time after that",
-    )
-
-
-def _create_time(config: Store, connection: Connection) -> Check:
-    name = "event store: create_time"
-    columns = read_columns(config, connection)
-    column = columns[mapped_columns(config, columns, config.table)[1]["create_time"]]
-    if "on update" in column.extra:
-        return Check(
-            name,
-            "warn",
-            "ON UPDATE CURRENT_TIMESTAMP: an updated row is read again at its new time",
-            f"ALTER TABLE {quote(config.table)} MODIFY {quote(column.name)} {column.full_type} "
-            f"NOT NULL DEFAULT CURRENT_TIMESTAMP({column.precision})",
-        )
-    if not column.default.startswith("current_timestamp"):
-        return Check(
-            name,
-            "warn",
-            "not set by the database: an event whose writer's clock is behind by more than "
-            "read.delay is found late, by a gap or a recount",
-            f"ALTER TABLE {quote(config.table)} MODIFY {quote(column.name)} {column.full_type} "
-            f"NOT NULL DEFAULT CURRENT_TIMESTAMP({column.precision})",
-        )
-    return Check(name, "ok", f"{column.full_type}, set by the database")
 
 
 def _open_transactions(config: Store, user: str, connection: Connection) -> Check:
@@ -398,17 +251,7 @@ def _clocks(config: Store, connection: Connection, layout: Layout) -> Iterator[C
     if zone is None:
         yield Check(name, "ok", said)
         return
-    if layout.id_index is None:
-        yield Check(
-            name,
-            "warn",
-            f"{said}; rows inserted with an old create_time are not noticed, since the table has no"
-            " indexed column of ascending numbers",
-            f"name such a column in store.columns.id and let this account SELECT it; to add one:"
-            f" ALTER TABLE {layout.table} ADD COLUMN seq BIGINT NOT NULL AUTO_INCREMENT UNIQUE",
-        )
-        return
-    yield _past(name, said, connection, layout)
+    yield _past(name, said, connection, layout) if layout.id_index else Check(name, "ok", said)
 
 
 def _past(name: str, said: str, connection: Connection, layout: Layout) -> Check:
@@ -418,7 +261,7 @@ def _past(name: str, said: str, connection: Connection, layout: Layout) -> Check
     for _ in range(_SAMPLES):
         time.sleep(_BETWEEN_SAMPLES)
         now = int(run(connection, statements.NOW)[0][0])
-        new = [r for r in newest_ids(layout, connection, _FEW_ROWS) if r.id > highest]
+        new = [r for r in newest_ids(layout, connection, FEW_ROWS) if r.id > highest]
         ages = [now - row.created for row in new if now - row.created > _LONG_AGO]
         past += bool(ages)
         worst = max(worst, *ages, 0)

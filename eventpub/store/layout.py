@@ -122,6 +122,7 @@ class Column:
     generated_as: str
     default: str
     extra: str
+    octets: int
 
 
 def discover(config: Store, connection: Connection) -> Layout:
@@ -135,9 +136,16 @@ def discover(config: Store, connection: Connection) -> Layout:
     with mapped(where):
         columns = read_columns(config, connection)
         indexes = read_indexes(config, connection)
-    parts, names = mapped_columns(config, columns, where)
-    check_types(columns, parts, names, where)
-    time_index, key_index = find_indexes(config, columns, indexes, where)
+    try:
+        parts, names = mapped_columns(config, columns, where)
+        check_types(columns, parts, names, where)
+        time_index, key_index = find_indexes(config, columns, indexes, where)
+    except StoreError as error:
+        from eventpub.store import fixes
+
+        error.suggestion = fixes.suggestion(config, connection) or error.suggestion
+        raise
+    id_index = _id_index(columns, indexes, names)
     create_time = columns[names["create_time"]]
     slice_column = find_slice(columns, parts)
     key = {*parts, names["version"]}
@@ -173,20 +181,27 @@ def discover(config: Store, connection: Connection) -> Layout:
         nullable=frozenset(nullable),
         where=where,
         times_last="on update" not in create_time.extra,
-        id_index=_id_index(columns, indexes, names),
+        id_index=id_index,
         skips_nulls=config.without_identity == "skip"
         and not nullable.isdisjoint({"aggregate_id", "version"}),
     )
 
 
 def _id_index(
-    columns: Mapping[str, Column], indexes: Sequence[Index], names: Mapping[str, str]
+    columns: Mapping[str, Column], indexes: Sequence[Index], names: dict[str, str]
 ) -> str | None:
-    name = names.get("id")
-    if name is None or columns[name].type not in INTEGERS:
+    """An index that begins with the ascending number.
+
+    Where no such column is named, AUTO_INCREMENT tells it, and it is added to the names.
+    """
+    firsts = {index.columns[0]: index.name for index in reversed(indexes)}
+    numbers = [c for c in columns.values() if c.type in INTEGERS and c.name in firsts]
+    named = [c.name for c in numbers if c.name == names.get("id")]
+    found = named or [c.name for c in numbers if "auto_increment" in c.extra]
+    if not found:
         return None
-    found = [index.name for index in indexes if index.columns[0] == name]
-    return quote(found[0]) if found else None
+    names["id"] = found[0]
+    return quote(firsts[found[0]])
 
 
 def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
@@ -202,7 +217,7 @@ def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
             connection,
             "SELECT column_name, data_type, column_type, is_nullable, character_set_name,"
             " collation_name, datetime_precision, generation_expression, column_default,"
-            " extra"
+            " extra, character_octet_length"
             " FROM information_schema.columns"
             f" WHERE table_schema = DATABASE() AND table_name = {literal(config.table)}"
             " ORDER BY ordinal_position",
@@ -219,6 +234,7 @@ def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
             generated_as=_text(expression) or "",
             default=(_text(default) or "").lower(),
             extra=(_text(extra) or "").lower(),
+            octets=int(octets or 8),
         )
         for (
             name,
@@ -231,6 +247,7 @@ def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
             expression,
             default,
             extra,
+            octets,
         ) in rows
     }
 
@@ -251,14 +268,19 @@ def read_indexes(config: Store, connection: Connection) -> list[Index]:
             columns.setdefault(name, []).append(row["column_name"] or "")
             unique[name] = not int(row["non_unique"])
     if not columns and _is_view(config, connection):
-        raise StoreError(
-            "store.is_view",
-            f"{config.table} is a view, which has no indexes; eventpub needs those of a table",
-            where=f"{display_name(config)}, table {config.table}",
-            suggestion="set store.table to the table that the view reads, and [store.columns] to"
-            " the names of its columns",
-        )
+        raise is_view(config.table, f"{display_name(config)}, table {config.table}")
     return [Index(name, tuple(of), unique[name]) for name, of in columns.items()]
+
+
+def is_view(name: str, where: str) -> StoreError:
+    """The error that a view cannot be published."""
+    return StoreError(
+        "store.is_view",
+        f"{name} is a view, which has no indexes; eventpub needs those of a table",
+        where=where,
+        suggestion="set store.table to the table that the view reads, and [store.columns] to the"
+        " names of its columns",
+    )
 
 
 def _is_view(config: Store, connection: Connection) -> bool:

@@ -1,66 +1,42 @@
 """Which tables of a database may be event tables, and which of their columns stands for what.
 
-Found by names, types and unique keys: a proposal for a person to look at. Nothing is read of the
-rows but the lowest version of a few.
+Found by names, types, unique keys and what is known of frameworks: a proposal for a person to look
+at. Some rows are read, to see with which version aggregates begin, whether versions are counted by
+aggregate at all, and whether what is called metadata is JSON.
 """
 
 # ruff: noqa: S608 (nothing in here comes from outside but through `quote`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
+from eventpub.store import fixes
 from eventpub.store.connection import Connection, connect_for_reading, display_name, is_mariadb, run
 from eventpub.store.failures import mapped
-from eventpub.store.layout import (
-    BYTES,
-    INTEGERS,
-    TEXT,
-    Column,
-    Index,
-    quote,
-    read_columns,
-    read_indexes,
+from eventpub.store.fixes import Table
+from eventpub.store.frameworks import (
+    BESIDE_ID,
+    holds_no_events,
+    plain,
+    rank,
+    recognise,
 )
+from eventpub.store.layout import BYTES, INTEGERS, TEXT, Column, Index, quote, read_columns
+from eventpub.store.versions import Versions
 
 _MOST_TABLES = 1000
-_SAMPLE = 1000
-
-_NAMES: dict[str, tuple[str, ...]] = {
-    "aggregate_id": (
-        "aggregateid", "aggregateidentifier", "streamid", "streamname", "entityid",
-        "persistenceid", "aggregaterootid", "aggregateuuid", "rootid", "stream", "aggregate",
-        "originatorid", "sourceid",
-    ),
-    "version": (
-        "version", "sequencenumber", "aggregateversion", "streamversion", "eventversion", "seqnr",
-        "sequencenr", "revision", "streamposition", "eventnumber", "playhead", "originatorversion",
-        "sequence", "no",
-    ),
-    "event_type": (
-        "eventtype", "type", "payloadtype", "eventname", "eventclass", "topic", "name",
-        "sermanifest", "eventmanifest", "kind", "eventkind", "class",
-    ),
-    "payload": (
-        "payload", "eventdata", "eventpayload", "data", "body", "event", "content", "state",
-        "message", "json",
-    ),
-    "metadata": ("metadata", "eventmetadata", "meta", "headers", "metapayload"),
-    "create_time": (
-        "createtime", "createdat", "created", "creationtime", "timestamp", "eventtime",
-        "occurredat", "recordedat", "insertedat", "recordedon", "occurredon", "createdon", "ts",
-        "dbtimestamp", "time", "date",
-    ),
-    "id": ("id", "globalindex", "globalposition", "position", "ordering", "eventid", "seq"),
-}  # fmt: skip
-"""By our names: names that such a column often has, in lower case and without underscores."""
+_SAMPLE = 5_000
+_FEW = 20
 
 _TYPES: dict[str, set[str]] = {
-    "aggregate_id": TEXT | {"varbinary"},
+    "aggregate_id": TEXT | INTEGERS | {"varbinary", "binary(16)", "uuid"},
     "version": INTEGERS,
     "event_type": TEXT,
     "payload": TEXT | BYTES | {"json"},
@@ -69,7 +45,12 @@ _TYPES: dict[str, set[str]] = {
     "id": INTEGERS,
 }
 _LARGE = {"json", "mediumtext", "longtext", "text", "mediumblob", "longblob", "blob"}
-_OPTIONAL = {"id", "metadata"}
+_NUMBERS_ROWS = "numbers the rows of the table, not the events of an aggregate"
+_SUREST_FIRST = (
+    *("aggregate_id", "version", "create_time", "payload", "metadata", "event_type", "id"),
+)
+"""What is taken by one is not left for the next."""
+_REQUIRED = ("aggregate_id", "version", "event_type", "payload", "create_time")
 
 
 @dataclass(frozen=True)
@@ -77,22 +58,24 @@ class Candidate:
     """A table that may be an event table.
 
     Attributes:
-        table: its name.
         columns: by our names its own; `id` and `metadata` only where it has any.
-        score: how much speaks for it.
-        is_unique: whether a unique key says which the aggregate and the version are.
-        has_time_index: whether an index begins with the creation time.
+        score: how much speaks for it: rows, then names and keys.
         names: of all its columns.
-        first_version: the lowest version of some rows, where that is 0; else 1.
+        framework: whose table it is; "": that is not known.
+        first_version, without_identity: the keys of `[store]`.
+        statements: what is to be done to the table first.
+        notes: what is to be known of it, a sentence each.
     """
 
     table: str
-    columns: Mapping[str, str]
-    score: int
-    is_unique: bool
-    has_time_index: bool
+    columns: Mapping[str, str | tuple[str, ...]]
+    score: tuple[bool, int]
     names: frozenset[str]
-    first_version: int = 1
+    framework: str
+    first_version: int
+    without_identity: str
+    statements: list[str]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -100,20 +83,45 @@ class Proposal:
     """What was found in a database.
 
     Attributes:
-        database: its name.
-        is_mariadb: which server it is.
         candidates: the likeliest first.
         lacking: by name of each other table, which of our columns it has none for.
+        refused: by name of a table that looks like one, why it cannot be published.
+        views: those that look like one.
     """
 
     database: str
     is_mariadb: bool
     candidates: list[Candidate]
-    lacking: Mapping[str, tuple[str, ...]]
+    lacking: dict[str, tuple[str, ...]]
+    refused: dict[str, str]
+    views: list[str]
+
+
+@dataclass
+class Roles:
+    """Which column stands for what.
+
+    Attributes:
+        parts: the columns of the identity.
+        names: by our names the other columns; "": there is none.
+        given: our names of those that somebody has named.
+        by_key: whether an index says which the identity and the version are.
+    """
+
+    parts: tuple[str, ...]
+    names: dict[str, str]
+    given: Collection[str]
+    by_key: bool = False
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Our names of the columns that were not found and must be there."""
+        there = {"aggregate_id": self.parts, **self.names}
+        return tuple(role for role in _REQUIRED if not there.get(role))
 
 
 def propose(
-    config: Store, table: str | None = None, columns: Mapping[str, str] | None = None
+    config: Store, table: str | None = None, columns: Mapping[str, Any] | None = None
 ) -> Proposal:
     """Look at the tables of the database.
 
@@ -128,144 +136,245 @@ def propose(
     """
     with closing(connect_for_reading(config)) as connection, mapped(display_name(config)):
         database = str(run(connection, "SELECT DATABASE()")[0][0])
-        names = [table] if table is not None else _tables(connection)
-        candidates: list[Candidate] = []
-        lacking: dict[str, tuple[str, ...]] = {}
+        found = Proposal(database, is_mariadb(connection), [], {}, {}, [])
         given = columns or {}
-        for name in names:
+        for name, is_view in [(table, False)] if table else _tables(connection):
             of_table = config.model_copy(update={"table": name})
             try:
-                there = read_columns(of_table, connection)
+                if not is_view:
+                    _sort(found, name, fixes.read_table(of_table, connection), connection, given)
+                elif not _roles(read_columns(of_table, connection), [], given).lacking:
+                    found.views.append(name)
             except StoreError:
-                if table is not None:
+                if table:
                     raise
-                continue  # one that this account may not read
-            if absent := tuple(role for role, of in given.items() if of and of not in there):
-                if table is not None:
-                    lacking[name] = absent
-                continue
-            found = _candidate(name, there, read_indexes(of_table, connection), given)
-            if isinstance(found, Candidate):
-                candidates.append(_with_first_version(found, connection))
-            else:
-                lacking[name] = found
-        candidates.sort(key=lambda candidate: (-candidate.score, candidate.table))
-        return Proposal(database, is_mariadb(connection), candidates, lacking)
+                # one that this account may not read
+        found.candidates.sort(key=lambda candidate: candidate.table)
+        found.candidates.sort(key=lambda candidate: candidate.score, reverse=True)
+        return found
 
 
-def _tables(connection: Connection) -> list[str]:
+def _tables(connection: Connection) -> Iterator[tuple[str, bool]]:
+    """Those that may have events, and whether each is a view."""
     rows = run(
         connection,
-        "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
-        f" AND table_type = 'BASE TABLE' ORDER BY table_name LIMIT {_MOST_TABLES}",
+        "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema ="
+        f" DATABASE() AND table_type <> 'SEQUENCE' ORDER BY table_name LIMIT {_MOST_TABLES}",
     )
-    return [name.decode() if isinstance(name, bytes) else str(name) for (name,) in rows]
+    for row in rows:
+        name, kind = (t.decode() if isinstance(t, bytes) else str(t) for t in row)
+        if not holds_no_events(name):
+            yield name, kind.endswith("VIEW")
 
 
-def _candidate(
-    table: str,
-    columns: Mapping[str, Column],
-    indexes: Sequence[Index],
-    given: Mapping[str, str],
-) -> Candidate | tuple[str, ...]:
-    """The table with its columns; or which of ours it has none for.
+def _sort(
+    found: Proposal, name: str, table: Table, connection: Connection, given: Mapping[str, Any]
+) -> None:
+    """Put a table where it belongs in a proposal."""
+    framework = recognise(table.columns)
+    absent = tuple(r for r, of in given.items() if not {*_listed(of)} <= {*table.columns})
+    if absent:
+        found.lacking[name] = absent
+        return
+    if framework.refused:
+        found.refused[name] = f"{framework.name}: {framework.refused}"
+        return
+    roles = _roles(table.columns, table.indexes, given)
+    times = [c for c in table.columns.values() if _may_be(c, "create_time")]
+    # a column can be added for the time, where it is clear that the table has none
+    is_timeless = framework.name or (roles.by_key and not times)
+    if roles.lacking and not (roles.lacking == ("create_time",) and is_timeless):
+        found.lacking[name] = roles.lacking
+        return
+    version = roles.names["version"]
+    wanted = [*roles.parts, version]
+    listed = ", ".join(map(quote, wanted)) if {*wanted} <= {*table.columns} else "NULL, NULL"
+    versions = Versions(run(connection, f"SELECT {listed} FROM {table.name} LIMIT {_SAMPLE}"))
+    if version in table.columns and _counts_rows(table.columns[version]):
+        found.refused[name] = f"{version} is AUTO_INCREMENT: it {_NUMBERS_ROWS}"
+    elif versions.count_all_rows:
+        found.refused[name] = f"{version} {_NUMBERS_ROWS}: no two aggregates have one in common"
+    else:
+        found.candidates.append(_candidate(name, table, connection, roles, versions))
+
+
+def _listed(value: Any) -> list[str]:
+    return [value] * bool(value) if isinstance(value, str) else list(value or ())
+
+
+def _counts_rows(column: Column) -> bool:
+    return "auto_increment" in column.extra
+
+
+def _roles(
+    columns: Mapping[str, Column], indexes: Sequence[Index], given: Mapping[str, Any]
+) -> Roles:
+    """Which column stands for what, as far as can be told.
 
     Args:
         given: names of columns that somebody has said; "": there is none.
     """
-    names = dict(given)
-    pair = _unique_pair(columns, indexes, names)
-    if pair is not None:
-        names["aggregate_id"], names["version"] = pair
-    time_columns = {index.columns[0] for index in indexes}
-    # what is taken is taken: the surest first
-    for role in ("aggregate_id", "version", "create_time", "payload", "metadata", "event_type"):
-        if role not in names:
-            found = _best(role, columns, set(names.values()), time_columns)
-            if found is None and pair is not None:
-                found = _only_one(role, columns, set(names.values()))
-            if found is not None:
-                names[role] = found
-    own_id = _best("id", columns, set(names.values()), time_columns)
-    if own_id is not None and own_id in time_columns and "id" not in names:
-        names["id"] = own_id
-    names = {role: name for role, name in names.items() if name}
-    lacking = tuple(role for role in _NAMES if role not in names and role not in _OPTIONAL)
-    if lacking:
-        return lacking
-    score = sum(_rank(role, name) > 0 for role, name in names.items()) * 2
-    score += 10 * (pair is not None) + 3 * ("event" in table.lower())
-    created = columns[names["create_time"]]
-    score += 2 * ("current_timestamp" in created.default) + (created.name in time_columns)
-    has_time_index = created.name in time_columns
-    every = frozenset(columns)
-    return Candidate(table, names, score, pair is not None, has_time_index, every)
+    framework = recognise(columns)
+    own = {plain(name): name for name in [*framework.add, *columns]}
+    said = {r: [own[name] for name in _listed(of)] for r, of in framework.columns.items()}
+    said |= {role: _listed(of) for role, of in given.items()}
+    parts = tuple(said.pop("aggregate_id", ()))
+    roles = Roles(parts, {role: (of or [""])[0] for role, of in said.items()}, given)
+    if key := _key(columns, indexes, roles):
+        roles.parts, roles.names["version"], roles.by_key = *key, True
+    firsts = {index.columns[0] for index in indexes}
+    for role in (
+        "aggregate_id",
+        "version",
+        "create_time",
+        "payload",
+        "metadata",
+        "event_type",
+        "id",
+    ):
+        if role in roles.names or (role == "aggregate_id" and roles.parts):
+            continue
+        left = {n: c for n, c in columns.items() if n not in {*roles.parts, *roles.names.values()}}
+        if role == "id":
+            left = {name: column for name, column in left.items() if name in firsts}
+        found = _best(role, left, firsts) or (role if role in framework.add else None)
+        if found is None and roles.by_key:
+            found = _only_one(role, left)
+        if found and role == "aggregate_id":
+            roles.parts = (found,)
+        elif found:
+            roles.names[role] = found
+    return roles
 
 
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "")
+def _may_be(column: Column, role: str) -> bool:
+    """Whether a column's type is one for that."""
+    is_of_type = bool({column.type, column.full_type} & _TYPES[role])
+    return is_of_type and not (role == "create_time" and column.generated_as)
 
 
-def _rank(role: str, name: str) -> int:
-    """How well a name fits; 0: it is none that such columns have."""
-    known = _NAMES[role]
-    plain = _plain(name)
-    return len(known) - known.index(plain) if plain in known else 0
-
-
-def _best(
-    role: str, columns: Mapping[str, Column], taken: set[str], indexed: set[str]
-) -> str | None:
+def _best(role: str, columns: Mapping[str, Column], indexed: set[str]) -> str | None:
     """The column that fits best. A time may have any name, if it is the only one."""
-    fitting = [c for c in columns.values() if c.type in _TYPES[role] and c.name not in taken]
-    named = [c for c in fitting if _rank(role, c.name)]
+    fitting = [c for c in columns.values() if _may_be(c, role)]
+    named = [c for c in fitting if rank(role, c.name) or (role == "id" and _counts_rows(c))]
     if named:
-        return max(named, key=lambda c: (_rank(role, c.name), c.name in indexed)).name
-    if role == "create_time" and fitting:
-        defaults = [c for c in fitting if "current_timestamp" in c.default] or fitting
+
+        def likely(column: Column) -> tuple[bool, int, bool]:
+            # what numbers all rows is an id, and no version
+            counts = _counts_rows(column) == (role == "id")
+            return counts, rank(role, column.name), column.name in indexed
+
+        return max(named, key=likely).name
+    if role == "create_time":
+        always = [c for c in fitting if not c.nullable]
+        defaults = [c for c in always if "current_timestamp" in c.default] or always
         return defaults[0].name if len(defaults) == 1 else None
     return None
 
 
-def _only_one(role: str, columns: Mapping[str, Column], taken: set[str]) -> str | None:
+def _only_one(role: str, columns: Mapping[str, Column]) -> str | None:
     """The column that is left, whatever its name, if there is just one for it."""
     types = {"event_type": {"varchar", "char"}, "payload": _LARGE}.get(role, set())
-    left = [c.name for c in columns.values() if c.type in types and c.name not in taken]
+    left = [c.name for c in columns.values() if c.type in types]
     return left[0] if len(left) == 1 else None
 
 
-def _unique_pair(
-    columns: Mapping[str, Column], indexes: Sequence[Index], given: Mapping[str, str]
-) -> tuple[str, str] | None:
-    """The text and the number of a unique key of two columns, the best named one."""
-    pairs = []
+def _key(
+    columns: Mapping[str, Column], indexes: Sequence[Index], roles: Roles
+) -> tuple[tuple[str, ...], str] | None:
+    """The identity and the version of an index of just these columns, the best named one."""
+    found = []
     for index in indexes:
-        if not index.unique or len(index.columns) != 2:
-            continue
-        first, second = (columns.get(name) for name in index.columns)
-        if first is None or second is None:
-            continue
-        if given.get("aggregate_id", first.name) != first.name:
-            continue
-        if given.get("version", second.name) != second.name:
-            continue
-        if first.type in _TYPES["aggregate_id"] and second.type in INTEGERS:
-            rank = _rank("aggregate_id", first.name) + _rank("version", second.name)
-            pairs.append((rank, first.name, second.name))
-    if not pairs:
-        return None
-    _, aggregate_id, version = max(pairs)
-    return aggregate_id, version
+        for version in index.columns:
+            parts = tuple(name for name in index.columns if name != version)
+            if not parts or not {*index.columns} <= {*columns}:
+                continue
+            if roles.names.get("version", version) != version:
+                continue
+            if roles.parts and {*roles.parts} != {*parts}:
+                continue
+            if not _may_be(columns[version], "version") or _counts_rows(columns[version]):
+                continue
+            named = rank("version", version), max(rank("aggregate_id", name) for name in parts)
+            is_pair = len(parts) == 1 and columns[parts[0]].type in TEXT | {"varbinary"}
+            is_clear = all(named) or (is_pair and index.unique)
+            if is_clear and all(_fits_key(columns[name]) for name in parts):
+                fit = index.unique, all(named), sum(named), -len(parts)
+                found.append((fit, roles.parts or parts, version))
+    return max(found)[1:] if found else None
 
 
-def _with_first_version(candidate: Candidate, connection: Connection) -> Candidate:
-    version = quote(candidate.columns["version"])
-    rows = run(
-        connection,
-        f"SELECT MIN(v) FROM (SELECT {version} AS v FROM {quote(candidate.table)}"
-        f" LIMIT {_SAMPLE}) AS some",
+def _fits_key(column: Column) -> bool:
+    """Whether a column may be of the identity; of numbers only those of known names."""
+    is_known = rank("aggregate_id", column.name) or plain(column.name) in BESIDE_ID
+    return _may_be(column, "aggregate_id") and bool(is_known or column.type not in INTEGERS)
+
+
+def _candidate(
+    name: str, table: Table, connection: Connection, roles: Roles, versions: Versions
+) -> Candidate:
+    framework, names = recognise(table.columns), roles.names
+    notes = [framework.note] * bool(framework.note)
+    if "create_time" not in names:
+        names["create_time"] = table.free("create_time")
+        notes.append(_why_added(table))
+    if "aggregate_id" not in roles.given:
+        roles.parts = fixes.identity(table, connection, roles.parts, names["version"])
+    key = (*roles.parts, names["version"])
+    if twice := fixes.repeated(table, connection, key):
+        notes.append(f"{twice} is there twice: the second row becomes a dead letter if it differs")
+    elif not roles.by_key and not fixes.is_unique(table, key):
+        notes.append("no unique key says which columns are aggregate and version: look at them")
+    metadata = "metadata" not in roles.given and names.get("metadata")
+    if metadata and not _is_metadata(table, connection, metadata):
+        notes.append(f"{metadata} is no JSON object, so it is not published")
+        names["metadata"] = ""
+    additions = fixes.needed(table, connection, roles.parts, names)
+    return Candidate(
+        name,
+        {"aggregate_id": roles.parts if len(roles.parts) > 1 else roles.parts[0]}
+        | {role: of for role, of in names.items() if of},
+        (bool(versions.lowest or versions.without_identity), _score(name, table, roles)),
+        frozenset(table.columns),
+        framework.name,
+        int(min(versions.lowest) != 0) if versions.lowest else framework.first_version,
+        "skip" if versions.without_identity else framework.without_identity,
+        [table.alter(additions) + ";"] if additions else [],
+        notes,
     )
-    lowest = rows[0][0]
-    if lowest is None or int(lowest) != 0:
-        return candidate
-    return replace(candidate, first_version=0)
+
+
+def _score(name: str, table: Table, roles: Roles) -> int:
+    """How much speaks for a table."""
+    created = table.columns.get(roles.names["create_time"])
+    score = 2 * sum(rank(role, of) > 0 for role, of in roles.names.items())
+    score += 5 * bool(recognise(table.columns).name) + 10 * roles.by_key
+    score += 3 * ("event" in name.lower())
+    if created is None:
+        return score
+    score += 2 * ("current_timestamp" in created.default)
+    return score + any(index.columns[0] == created.name for index in table.indexes)
+
+
+def _why_added(table: Table) -> str:
+    """What is wrong with the column that is called like a creation time, if there is one."""
+    time = max(table.columns.values(), key=lambda column: rank("create_time", column.name))
+    if not rank("create_time", time.name):
+        return "no column has the time at which the database stored a row: one is to be added"
+    return (
+        f"{time.name} is {time.full_type}, not TIMESTAMP or DATETIME: a column with the time at"
+        " which the database stores a row is to be added"
+    )
+
+
+def _is_metadata(table: Table, connection: Connection, column: str) -> bool:
+    """Whether a column's values are JSON objects, or may be where there are none yet."""
+    name = quote(column)
+    rows = run(connection, f"SELECT {name} FROM {table.name} WHERE {name} IS NOT NULL LIMIT {_FEW}")
+    try:
+        values = [json.loads(value) for (value,) in rows]
+    except ValueError:
+        return False
+    # PHP writes an empty object as []
+    are_objects = all(isinstance(value, dict) or value == [] for value in values)
+    return are_objects and (bool(rows) or table.columns[column].type not in BYTES)

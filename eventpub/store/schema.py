@@ -10,18 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eventpub.config import Columns, Store
 from eventpub.errors import StoreError
+from eventpub.store import fixes
 from eventpub.store.connection import Connection, display_name, is_mariadb
+from eventpub.store.fixes import Table
 from eventpub.store.layout import (
     SLICES,
-    Column,
-    Index,
     check_types,
     find_slice,
     identity_of,
     mapped_columns,
     quote,
-    read_columns,
-    read_indexes,
 )
 
 ALTERS = "ALTER TABLE"
@@ -37,21 +35,25 @@ def missing(config: Store, connection: Connection) -> list[str]:
         StoreError: store.column_missing, store.column_type: that table holds something else.
     """
     try:
-        columns = read_columns(config, connection)
+        table = fixes.read_table(config, connection)
     except StoreError as error:
         if error.code != "store.table_missing":
             raise
         return [create_table(config, mariadb=is_mariadb(connection))]
     where = f"{display_name(config)}, table {config.table}"
-    parts, names = mapped_columns(config, columns, where)
-    check_types(columns, parts, names, where)
-    added = additions(columns, read_indexes(config, connection), parts, names)
+    try:
+        parts, names = mapped_columns(config, table.columns, where)
+        check_types(table.columns, parts, names, where)
+    except StoreError as error:
+        error.suggestion = fixes.suggestion(config, connection) or error.suggestion
+        raise
+    added = additions(table, connection, parts, names)
     if not added:
         return []
     # One statement, since each new stored column copies the table.
     if not any(part.startswith("ADD COLUMN") for part in added):
         added.append(_ONLINE)
-    return [f"{ALTERS} {quote(config.table)} {', '.join(added)}"]
+    return [table.alter(added)]
 
 
 def copies_the_table(statement: str) -> bool:
@@ -110,34 +112,23 @@ def create_table(config: Store, *, mariadb: bool) -> str:
 
 
 def additions(
-    columns: dict[str, Column],
-    indexes: list[Index],
-    parts: Sequence[str],
-    names: Mapping[str, str],
+    table: Table, connection: Connection, parts: Sequence[str], names: Mapping[str, str]
 ) -> list[str]:
     """What ALTER TABLE is to add to a table that exists.
 
     A slice column only where the identity is one column of text.
 
     Args:
-        columns, indexes: that it has.
         parts, names: as of `mapped_columns`.
     """
-    version, create_time = names["version"], names["create_time"]
-    key = (*parts, version)
-    added = []
-    if not any({*index.columns[: len(key)]} == {*key} for index in indexes):
-        added.append(f"ADD UNIQUE INDEX ({', '.join(map(quote, key))})")
-    wanted = [create_time]
-    identity = identity_of(columns, parts)
-    if len(parts) == 1 and identity.parts[0].kind in {"text", "bytes"}:
-        slice_name = find_slice(columns, parts)
-        if slice_name is None:
-            slice_name = free_slice_name(columns)
-            added.append(f"ADD COLUMN {quote(slice_name)} {_slice_type(identity.utf8)}")
-        wanted.append(slice_name)
-    if not any(index.columns[: len(wanted)] == (*wanted,) for index in indexes):
-        added.append(f"ADD INDEX ({', '.join(map(quote, wanted))})")
+    identity = identity_of(table.columns, parts)
+    if len(parts) > 1 or identity.parts[0].kind not in {"text", "bytes"}:
+        return fixes.needed(table, connection, parts, names)
+    found = find_slice(table.columns, parts)
+    name = found or free_slice_name(table.columns)
+    added = fixes.needed(table, connection, parts, names, (names["create_time"], name))
+    if found is None:
+        added.insert(0, f"ADD COLUMN {quote(name)} {_slice_type(identity.utf8)}")
     return added
 
 

@@ -218,16 +218,36 @@ def existing(layout: Layout, wanted: Sequence[tuple[str, int]]) -> str:
 
 
 def lowest_versions(layout: Layout, aggregates: int, first: int) -> str:
-    """Of the first so many aggregates: how many there are, and how many begin above a version."""
+    """Of the first so many aggregates: how many there are, and where they begin.
+
+    Above a version, with the next one, and below it.
+    """
     *parts, last = layout.key_columns
     rows = f"{layout.table} FORCE INDEX ({layout.key_index})"
     if last != layout.version:  # not to be grouped by the index: only rows at its beginning
         parts, some = [*layout.identity.names], ", ".join(layout.key_columns)
         rows = f"(SELECT {some} FROM {rows} LIMIT {aggregates * 10:d}) AS some"
+    tests = f"v > {first:d}", f"v = {first + 1:d}", f"v < {first:d}"
+    sums = ", ".join(f"COALESCE(SUM({test}), 0)" for test in tests)
     return (
-        f"SELECT COUNT(*), COALESCE(SUM(v > {first:d}), 0) FROM (SELECT MIN({layout.version}) AS v"
+        f"SELECT COUNT(*), {sums} FROM (SELECT MIN({layout.version}) AS v"
         f" FROM {rows} GROUP BY {', '.join(parts)} LIMIT {aggregates:d}) AS lowest"
     )
+
+
+def some_keys(layout: Layout, most: int) -> str:
+    """The columns of the identity and the version of some rows, by the index alone."""
+    return (
+        f"SELECT {', '.join(layout.identity.names)}, {layout.version} FROM {layout.table}"
+        f" FORCE INDEX ({layout.key_index}) ORDER BY {', '.join(layout.key_columns)}"
+        f" LIMIT {most:d}"
+    )
+
+
+def repeated(layout: Layout) -> str:
+    """The identity and the version of which there are several rows."""
+    key = ", ".join([*layout.identity.names, layout.version])
+    return f"SELECT {key} FROM {layout.table} GROUP BY {key} HAVING COUNT(*) > 1"
 
 
 def lower_versions(layout: Layout, bounds: Sequence[tuple[str, int]], limit: int) -> str:

@@ -30,6 +30,7 @@ def test_a_migrated_table_is_as_it_should_be(database: FreshDatabase) -> None:
             "query plans",
             "identity of aggregates",
             "rows without identity or time",
+            "versions",
             "first versions",
             "create_time",
             "open transactions",
@@ -91,16 +92,14 @@ def test_what_is_not_well_is_a_warning_with_its_remedy(database: FreshDatabase) 
 def test_a_local_time_without_a_number_to_watch_is_a_warning(database: FreshDatabase) -> None:
     """Nothing would show that writers keep another zone."""
     config = create(database, create_time="DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)")
-    assert found(config)["time zone"].status == "ok"
+    assert found(config)["order of insertion"].status == "ok"
     database.execute("ALTER TABLE events DROP COLUMN id")
-    check = found(config)["time zone"]
+    check = found(config)["order of insertion"]
     assert check.status == "warn"
-    database.execute(str(check.suggestion).partition("to add one: ")[2])
-    columns = config.columns.model_copy(update={"id": "seq"})
-    named = config.model_copy(update={"columns": columns})
-    assert found(named)["time zone"].status == "ok"
+    database.execute(str(check.suggestion))
+    assert found(config)["order of insertion"].status == "ok"
     database.execute("ALTER TABLE events DROP COLUMN seq, MODIFY create_time TIMESTAMP(6) NOT NULL")
-    assert found(config)["time zone"].status == "ok"
+    assert "order of insertion" not in found(config)
 
 
 @both

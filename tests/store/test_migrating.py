@@ -12,7 +12,7 @@ import pytest
 import eventpub
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store import EventStore, migrate, would_execute
+from eventpub.store import EventStore, checks, migrate, would_execute
 from eventpub.store.migrating import Dialect, script_location
 from tests.conftest import FreshDatabase
 from tests.store.tables import create, insert
@@ -66,7 +66,7 @@ def test_an_existing_table_keeps_its_columns_and_gets_what_it_lacks(
         EventStore.discover(config)
     assert caught.value.code == "store.index_missing"
     (statement,) = migrate(config)
-    assert statement.startswith("ALTER TABLE `events` ADD UNIQUE INDEX")
+    assert "ADD UNIQUE INDEX (`aggregate_id`, `version`)" in statement
     # on the one or the other, as another test in this process has set up the log
     assert "writers wait until that is done" in "".join(capsys.readouterr()), "of a7"
     assert database.execute(described) == before
@@ -129,11 +129,17 @@ def test_a_table_that_holds_something_else_is_not_touched(database: FreshDatabas
     assert len(database.execute("SHOW COLUMNS FROM events")) == 2
 
 
-def test_versions_that_stand_there_twice_are_an_error(database: FreshDatabase) -> None:
+def test_versions_that_stand_there_twice_get_an_index_that_is_not_unique(
+    database: FreshDatabase,
+) -> None:
+    """The unique one could not be added; doctor names the rows."""
     config = create(database, indexes="KEY (create_time)")
     insert(database, [("a", 1, "2026-01-01"), ("a", 1, "2026-01-02")])
-    with pytest.raises(StoreError, match="Duplicate entry 'a-1'"):
-        migrate(config)
+    (statement,) = migrate(config)
+    assert "ADD INDEX (`aggregate_id`, `version`)" in statement
+    [said] = [c for c in checks(config) if c.name.endswith("identity of aggregates")]
+    assert "aggregate_id a, version 1 is there twice" in said.message
+    assert migrate(config) == []
 
 
 def test_the_migrations_are_found_in_the_source_and_in_an_installed_package(

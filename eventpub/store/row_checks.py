@@ -1,0 +1,247 @@
+"""What `eventpub doctor` says of keys, versions and times: of the table's rows, and what it allows.
+
+Each statement that is printed was made for the table as it is (`eventpub.store.fixes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from eventpub.config import Store
+from eventpub.errors import Check
+from eventpub.store import fixes, statements
+from eventpub.store.connection import Connection, run
+from eventpub.store.fixes import Table
+from eventpub.store.identity import IdPart, literal
+from eventpub.store.layout import Layout, mapped_columns
+from eventpub.store.versions import Versions
+from eventpub.words import counted
+
+FEW_ROWS = 1_000
+_SOME_KEYS = 5_000
+_SOME_AGGREGATES = 1_000
+"""Whose lowest versions are looked at."""
+_NEWEST = 100_000
+"""Rows of which it is said how many have no identity."""
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What the checks look at."""
+
+    config: Store
+    connection: Connection
+    layout: Layout
+    table: Table
+    parts: tuple[str, ...]
+    names: dict[str, str]
+
+
+def row_checks(config: Store, connection: Connection, layout: Layout) -> Iterator[Check]:
+    """The checks of a table that can be read."""
+    table = fixes.read_table(config, connection)
+    parts, names = mapped_columns(config, table.columns, layout.where)
+    looked = _Looked(config, connection, layout, table, parts, names)
+    yield _identity(looked)
+    yield _nulls(looked)
+    yield _versions(looked)
+    yield _first_versions(looked)
+    yield _create_time(looked)
+    if layout.zone is not None:
+        yield _number(looked)
+
+
+def _identity(looked: _Looked) -> Check:
+    name = "event store: identity of aggregates"
+    parts = looked.layout.identity.parts
+    collations = ", ".join(dict.fromkeys(part.collation for part in parts))
+    if not looked.layout.key_is_unique:
+        return Check(name, "warn", *_not_unique(looked))
+    for part in parts:
+        equal = [] if part.is_bytewise else _taken_for_equal(looked.connection, part)
+        if part.is_bytewise or (not equal and part.collation.endswith("_bin")):
+            continue
+        *others, last = [what for what, _ in equal] or ["characters that it ignores"]
+        differences = f"{', '.join(others)} or {last}" if others else last
+        other = next((repr(id_) for _, id_ in equal), None)
+        column = part.name.strip("`")
+        refused = f"{column} 'a' beside {other}" if other else f"the second {column} of the two"
+        return Check(
+            name,
+            "warn",
+            f"collation {part.collation} takes ids for equal that differ only in {differences}, "
+            f"so the database refuses {refused}; "
+            "eventpub publishes each row under its exact bytes, as an aggregate of its own",
+            "give the column the collation utf8mb4_0900_bin (MariaDB: utf8mb4_nopad_bin), or let "
+            "writers use one spelling",
+        )
+    return Check(name, "ok", f"by bytes ({collations}), versions unique")
+
+
+def _not_unique(looked: _Looked) -> tuple[str, str]:
+    """What is said of a table that takes a version of an aggregate twice, and what changes that."""
+    table, connection, version = looked.table, looked.connection, looked.names["version"]
+    key = (*looked.parts, version)
+    said = (
+        "the table allows one version of an aggregate twice; a second row that differs becomes a"
+        " dead letter"
+    )
+    wider = fixes.identity(table, connection, looked.parts, version)
+    if wider != looked.parts:
+        others = " and ".join(name for name in wider if name not in looked.parts)
+        return (
+            f"{said}; here rows of one {', '.join(looked.parts)} and version belong to aggregates"
+            f" that {others} tells apart",
+            fixes.set_identity(wider),
+        )
+    added, why = fixes.key_index(table, connection, key)
+    if not why:
+        return said, table.alter([added])
+    said += f"; no unique key is possible: {why}"
+    if fixes.repeated(table, connection, key):
+        return said, (
+            "look at these rows, and see which belongs to another aggregate or version: "
+            + statements.repeated(looked.layout)
+        )
+    return said, "have the writers of the table see to it that a version is written once"
+
+
+_SPELLINGS = (("case", "A"), ("accents", "á"), ("trailing blanks", "a "))
+"""What else an id may look like that some collation takes for `a`."""
+
+
+def _taken_for_equal(connection: Connection, part: IdPart) -> list[tuple[str, str]]:
+    """Those of `_SPELLINGS` that the column's collation takes for `a`, as the server says."""
+
+    def as_stored(text: str) -> str:
+        return f"CONVERT({literal(text)} USING {part.charset})"
+
+    first = f"{as_stored('a')} COLLATE {part.collation}"
+    compared = ", ".join(f"{first} = {as_stored(spelling)}" for _, spelling in _SPELLINGS)
+    answers = run(connection, f"SELECT {compared}")[0]
+    return [entry for entry, is_equal in zip(_SPELLINGS, answers, strict=True) if is_equal]
+
+
+def _nulls(looked: _Looked) -> Check:
+    name = "event store: rows without identity or time"
+    connection, layout, table = looked.connection, looked.layout, looked.table
+    time = looked.names["create_time"]
+    never_read = int(run(connection, statements.without_time(layout, FEW_ROWS))[0][0])
+    if never_read:
+        said = counted(never_read, "row has", "rows have")
+        if never_read == FEW_ROWS:
+            said = f"{never_read} or more rows have"
+        return Check(
+            name,
+            "warn",
+            f"{said} no create_time, a zero date, or one before 1970: never published; and the"
+            " publisher stops where a later version of the same aggregate follows one without a"
+            " time",
+            f"give {time} of these rows a time of now, and make it NOT NULL",
+        )
+    needed = [*looked.parts, looked.names["version"], time]
+    allowed = [column for column in needed if table.columns[column].nullable]
+    if not allowed:
+        return Check(name, "ok", "none")
+    nameless = int(run(connection, statements.without_identity(layout, _NEWEST))[0][0])
+    rows = f"{counted(nameless, 'row')} of the newest {_NEWEST:,} without aggregate_id or version"
+    if layout.skips_nulls:
+        return Check(name, "ok", f"{rows}; store.without_identity passes them over")
+    said = (
+        f"{', '.join(allowed)} may be NULL: a row without create_time is never published, one"
+        f" without aggregate_id or version stops the publisher ({rows})"
+    )
+    skip = 'set store.without_identity = "skip" where such rows are no events of an aggregate'
+    # a generated column is what its expression is
+    if nameless or any(table.columns[column].generated_as for column in allowed):
+        return Check(name, "warn", said, skip)
+    return Check(name, "warn", said, f"{fixes.not_null(table, connection, allowed)}; or {skip}")
+
+
+def _versions(looked: _Looked) -> Check:
+    name = "event store: versions"
+    layout, version = looked.layout, looked.names["version"]
+    found = Versions(run(looked.connection, statements.some_keys(layout, _SOME_KEYS)))
+    if "auto_increment" in looked.table.columns[version].extra or found.count_all_rows:
+        return Check(
+            name,
+            "wrong",
+            f"{version} numbers the rows of the table, not the events of an aggregate: each event"
+            " would wait for versions that never come, until they are skipped",
+            "map a column that goes up by one within the aggregate: version in [store.columns];"
+            " a table without one cannot be published",
+        )
+    if found.with_holes * 2 > found.with_several:
+        return Check(
+            name,
+            "warn",
+            f"{found.with_holes} of {counted(found.with_several, 'aggregate')} with several events"
+            " lack versions in between: each waits until its gap is skipped (gaps.max_backoff)",
+            f"see whether {version} goes up by one within an aggregate in every writer",
+        )
+    return Check(name, "ok", "they follow each other within an aggregate")
+
+
+def _first_versions(looked: _Looked) -> Check:
+    name = "event store: first versions"
+    first = looked.config.first_version
+    statement = statements.lowest_versions(looked.layout, _SOME_AGGREGATES, first)
+    aggregates, above, at_next, below = (int(n) for n in run(looked.connection, statement)[0])
+    if below:
+        return Check(
+            name,
+            "wrong" if below * 2 > aggregates else "warn",
+            f"{below} of {aggregates} aggregates begin below version {first}: these events become"
+            " dead letters",
+            "set store.first_version = 0",
+        )
+    if above * 2 <= aggregates:
+        return Check(name, "ok", f"aggregates begin with version {first}")
+    return Check(
+        name,
+        "warn",
+        f"{above} of {aggregates} aggregates begin above version {first}: each waits for what lies "
+        "below until its gap is skipped (gaps.max_backoff), unless that is before read.start",
+        "set store.first_version = 1"
+        if first == 0 and at_next * 2 > above
+        else "set store.first_version to what they begin with; where the first events were "
+        "archived, set read.start to a time after that",
+    )
+
+
+def _create_time(looked: _Looked) -> Check:
+    name = "event store: create_time"
+    column = looked.table.columns[looked.names["create_time"]]
+    table, connection = looked.table, looked.connection
+    fix = None if column.generated_as else fixes.set_by_database(table, connection, column)
+    if "on update" in column.extra:
+        return Check(
+            name,
+            "warn",
+            "ON UPDATE CURRENT_TIMESTAMP: an updated row is read again at its new time",
+            fix,
+        )
+    if not column.default.startswith("current_timestamp"):
+        return Check(
+            name,
+            "warn",
+            "not set by the database: an event whose writer's clock is behind by more than "
+            "read.delay is found late, by a gap or a recount (a default helps where writers leave"
+            " the column out)",
+            fix,
+        )
+    return Check(name, "ok", f"{column.full_type}, set by the database")
+
+
+def _number(looked: _Looked) -> Check:
+    name = "event store: order of insertion"
+    if looked.layout.id_index is not None:
+        return Check(name, "ok", f"by {(looked.layout.id or '').strip('`')}")
+    return Check(
+        name,
+        "warn",
+        "rows inserted with an old create_time are not noticed, since the table has no indexed"
+        " column of ascending numbers",
+        fixes.number(looked.table),
+    )
