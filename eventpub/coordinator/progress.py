@@ -25,6 +25,7 @@ _TOTALS = (
     "dead",
     "conflicts",
     "recount_found",
+    "rows_in_past",
     "comparisons",
     "begin_above",
     "passed",
@@ -45,6 +46,8 @@ class Progress:
         lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
         ahead_seconds: by how much the newest event lies in the future; it is published when its
             time has come.
+        rows_ahead: how many rows lie in the future; some 10,000 are counted at most.
+        rows_in_past: rows that were committed with times behind what had been read.
         lag_events: how many there are; at most `lag.MOST_EVENTS`.
         rows_read: rows of windows.
         published: events made visible on the topic.
@@ -73,6 +76,8 @@ class Progress:
     lag_seconds: float = 0.0
     lag_events: int = 0
     ahead_seconds: float = 0.0
+    rows_ahead: int = 0
+    rows_in_past: int = 0
     rows_read: int = 0
     published: int = 0
     duplicates: int = 0

@@ -74,6 +74,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
             "seconds": round(lag, 3),
             "events": progress.lag_events + progress.holds_open,
             "ahead_seconds": round(progress.ahead_seconds, 3),
+            "ahead_rows": progress.rows_ahead,
         },
         "rates": {"published": round(coordinator.published_per_second(now), 1)},
         "poll_age_seconds": None if seen_at is None else round(now - seen_at, 3),

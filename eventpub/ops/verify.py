@@ -39,6 +39,7 @@ from eventpub.ops.records import (
     hashes,
 )
 from eventpub.ops.topic import Topic
+from eventpub.words import counted
 
 if TYPE_CHECKING:
     from eventpub.store import EventStore
@@ -323,6 +324,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         with EventStore(config.store, layout) as store:
             progress = _state(config, "progress.json")  # as it is by now
             verdict.behind = measure(store, config.read, progress, verdict.last)
+            verdict.notes += _of_other_times(store)
     note_topic(topic, verdict)
     if not asked.former_partitions and any(
         "partition" in d.note for d in verdict.examples["altered"]
@@ -334,6 +336,19 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     if layout.zone is None and (twice := read - verdict.events):
         verdict.notes.append(f"{twice} rows repeat an (aggregate_id, version) within the store")
     return verdict
+
+
+def _of_other_times(store: EventStore) -> Iterator[str]:
+    """What is in the store and cannot be on the topic, or not yet."""
+    ahead, rows = store.ahead()
+    if rows:
+        newest = format_time(store.now() + ahead)
+        yield f"not published yet: {counted(rows, 'row')} after the database's now, up to {newest}"
+    if never := store.never_read():
+        yield (
+            f"never published: {counted(never, 'row')} with a create_time before 1970-01-01"
+            " 00:00:01, or none that can be read (a zero date)"
+        )
 
 
 def _foreign(topic: Topic) -> list[Difference]:

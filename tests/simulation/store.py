@@ -61,6 +61,7 @@ class EventStore:
             where="events",
             zone=None,
             id_index="PRIMARY",
+            sampled_by="`id`",
         )
 
     @staticmethod
