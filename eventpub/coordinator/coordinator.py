@@ -236,6 +236,8 @@ class Coordinator:
         lane, message = event.lane, event.message
         if isinstance(message, Farewell):
             self._leases.left(lane, message.error, now)
+            if message.error is not None and message.error.code == "store.table_altered":
+                self._checks.table_is_in_doubt(now)
         elif self._leases.heard(event, now) and isinstance(message, Report):
             self._reported(self.shards[lane.shard], message, now)
 

@@ -17,7 +17,7 @@ from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
-from eventpub.store.events import NewRow
+from eventpub.store.events import NewRow, altered_table
 
 
 class DatabaseChanges:
@@ -128,10 +128,4 @@ class DatabaseChanges:
         if layout.sampled_by != before.sampled_by:
             self._odd.newest.begin_anew()
         self._do(Reassign(layout))
-        return StoreError(
-            "store.table_altered",
-            "the event table was altered; it is read anew, as it is now",
-            where=layout.where,
-            suggestion="nothing to do",
-            retriable=True,
-        )
+        return altered_table(layout)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from eventpub.admission.model import EVENTS, Shard, VersionRange
 from eventpub.config import Store
+from eventpub.errors import StoreError
 from eventpub.private_apis.packets import Columns, stream
 from eventpub.store import server, statements
 from eventpub.store.connection import (
@@ -149,6 +150,15 @@ class EventStore:
         """Closes the connections; the next call makes new ones."""
         while self._idle:
             self._idle.pop()[0].close()
+
+    def require_same_times(self) -> None:
+        """Nothing where `create_time` is still read as the layout says.
+
+        Raises:
+            StoreError: store.table_altered; what was read meanwhile means something else.
+        """
+        if self.discover(self._config).read_as != self._layout.read_as:
+            raise altered_table(self._layout)
 
     def now(self) -> int:
         """The database's time, µs."""
@@ -547,6 +557,17 @@ class EventStore:
             if monotonic() - used <= ASKED_AFTER or is_alive(connection):
                 return connection, made
             connection._force_close()  # type: ignore[attr-defined]
+
+
+def altered_table(layout: Layout) -> StoreError:
+    """The event table is not what it was."""
+    return StoreError(
+        "store.table_altered",
+        "the event table was altered; it is read anew, as it is now",
+        where=layout.where,
+        suggestion="nothing to do",
+        retriable=True,
+    )
 
 
 def newest_ids(

@@ -88,6 +88,9 @@ class EventStore:
         if self._world.fault("store away"):
             raise StoreError("store.unreachable", "the connection is gone", retriable=True)
 
+    def require_same_times(self) -> None:
+        """The table is never altered."""
+
     def now(self) -> int:
         """As there."""
         self._statement("now")
