@@ -42,7 +42,7 @@ class Checks:
         self._busy_at = float("-inf")
         self._stood: dict[PartitionId, int] = {}
         self._measures_lag = self._checks_topic = False
-        self._samples = self._samples_more = False
+        self._samples = False
 
     def is_second(self, now: float) -> bool:
         """Whether another second has begun; it has then."""
@@ -101,11 +101,6 @@ class Checks:
         """It may be measured again."""
         self._measures_lag = False
 
-    def samples_more(self) -> bool:
-        """A sample shall be followed by a larger one, once; whether it is."""
-        is_first, self._samples_more = not self._samples_more, True
-        return is_first
-
     def is_sampled(self) -> None:
         """It may be sampled again."""
-        self._samples = self._samples_more = False
+        self._samples = False

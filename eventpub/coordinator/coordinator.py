@@ -205,9 +205,14 @@ class Coordinator:
         if self._lag_measured_at is None:
             self._lag_measured_at = now
             self._published.add(now, 0)
+        was_away = self.health.is_away("database")
         self.health.observe(event, now)
         for name, seconds in self.health.take_recovered():
             self._do(e.Log("info", f"{name}: ok again after {seconds:.0f} s", {}))
+        if was_away and not self.health.is_away("database"):
+            self._windows.polling.try_again(now)
+            for shard in self.shards:
+                shard.start_at = min(shard.start_at, now)
         self._handlers[type(event)](event, now)
         if not self._ending.is_over:
             self._go_on(now)
@@ -246,6 +251,8 @@ class Coordinator:
         lane, message = event.lane, event.message
         if isinstance(message, Farewell):
             self._leases.left(lane, message.error, now)
+            if message.error is not None and message.error.code == "store.table_altered":
+                self._checks.table_is_in_doubt(now)
         elif self._leases.heard(event, now) and isinstance(message, Report):
             self._reported(self.shards[lane.shard], message, now)
 
@@ -416,13 +423,14 @@ class Coordinator:
         self._do(e.Show())
 
     def _sampled(self, event: e.Sampled, now: float) -> None:
-        above = self._changes.wants_more(event.rows)
-        if above is not None and self._checks.samples_more():
+        above = None if event.above is not None else self._changes.wants_more(event.rows)
+        if above is not None:
             self._do(e.Sample(above))
             return
         self._checks.is_sampled()
         self._failures.is_done(e.Sample)
         error = self._changes.sampled(event, now)
+        self.health.mark("times", self._changes.odd_times(now), now)
         if error is not None:
             self._ending.stop(error, now)
 
@@ -439,7 +447,7 @@ class Coordinator:
             self.progress.lag_events = event.events if left else 0
 
     def _table_checked(self, event: e.TableChecked, now: float) -> None:
-        error = self._changes.altered(event.layout)
+        error = self._changes.altered(event)
         if error is not None:
             for shard in self.shards:
                 shard.outdate(now)

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from eventpub.coordinator import wording
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.durable_state import DurableState
-from eventpub.coordinator.events import Do, Reassign, Sampled
+from eventpub.coordinator.events import Do, Reassign, Sampled, TableChecked
 from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
-from eventpub.store import Layout
-from eventpub.store.events import NewRow
+from eventpub.store.events import NewRow, altered_table
 
 
 class DatabaseChanges:
@@ -102,29 +101,31 @@ class DatabaseChanges:
             The error to end with, where they are of a kind that would be lost.
         """
         odd, durable, time = self._odd, self._durable, self._progress.time
-        buckets, lines = odd.sample(time, durable.position, event.rows, now)
+        buckets, lines = odd.sample(time, durable.position, event, now)
         if not (buckets or self._recounting.has_late):
             durable.newest = odd.newest.last
         if buckets:
             self._recounting.note(buckets)
-        for line in [*lines, *odd.future(event.ahead, now)]:
+            self._progress.rows_in_past += len(buckets)
+        for line in [*lines, *odd.future(event.ahead, event.rows_ahead, now)]:
             self._do(line)
-        self._progress.ahead_seconds = odd.ahead_seconds
+        self._progress.ahead_seconds, self._progress.rows_ahead = odd.ahead_seconds, odd.rows_ahead
         return odd.error(time, durable.layout)
 
-    def altered(self, layout: Layout) -> StoreError | None:
+    def odd_times(self, now: float) -> str:
+        """As of `OddRows.warning`."""
+        return self._odd.warning(now)
+
+    def altered(self, event: TableChecked) -> StoreError | None:
         """What the event table looks like now; what to begin again for, where it has changed."""
-        before = self._durable.layout
+        self._odd.never_read = event.never_read
+        before, layout = self._durable.layout, event.layout
         if layout == before:
             return None
         names = [name for name in vars(layout) if vars(layout)[name] != vars(before)[name]]
         self._do(wording.warning("the event table was altered", table=layout.table, changed=names))
         self._durable.layout = layout
+        if layout.sampled_by != before.sampled_by:
+            self._odd.newest.begin_anew()
         self._do(Reassign(layout))
-        return StoreError(
-            "store.table_altered",
-            "the event table was altered; it is read anew, as it is now",
-            where=layout.where,
-            suggestion="nothing to do",
-            retriable=True,
-        )
+        return altered_table(layout)

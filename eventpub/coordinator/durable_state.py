@@ -189,7 +189,7 @@ class DurableState:
             "low": self.low,
             "hidden_since": min((at for at in since if at is not None), default=None),
             "holds": progress.holds_open,
-            "newest": self.newest,
+            "newest": None if self.newest is None else [*self.newest, self.layout.sampled_by],
             "ends": [[*place, end] for place, end in self.acknowledged.items()],
             "shards": shards if self.former_shards is None else self.former_shards,
             "partitions": begin.partitions,

@@ -56,10 +56,18 @@ class Counted:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The rows with the newest ids, and by how much the newest time lies in the future, µs."""
+    """The rows with the newest ids.
+
+    Attributes:
+        ahead: by how much the newest time lies in the future, µs.
+        rows_ahead: how many rows do; not all are counted.
+        above: as of `Sample`.
+    """
 
     rows: Sequence[NewRow]
     ahead: int
+    above: int | None = None
+    rows_ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,9 +92,14 @@ class TopicChecked:
 
 @dataclass(frozen=True)
 class TableChecked:
-    """What the event table looks like now."""
+    """What the event table looks like now.
+
+    Attributes:
+        never_read: rows that are never read, for the time that they have.
+    """
 
     layout: Layout
+    never_read: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@
     publishing   what is due is published
     shard N      its runner does what it is sent
     index        the state directory can be written, and no index is being rebuilt
+    recount      late commits are looked for
+    times        no row is of the future, and none that has come lately of the past
     broker       it answers, and the topic is the one that was there at the start
 
 Made of the coordinator's events alone (`observe`). A check that nothing is heard of turns bad by
@@ -97,6 +99,8 @@ class Health:
         names = ["database", "boundary", "publishing", *map(_of, shards), "index", "broker"]
         for name in names:
             self._checks[name] = Check(name, "error", _NOT_YET, 0.0)
+        for name in ("recount", "times"):
+            self._checks[name] = Check(name, "ok", "", 0.0)
         self._got_on_at: float | None = None
         self._folding: dict[int, tuple[str, float]] = {}
         """Of shards that read their topics back: how far, and when that was said."""
@@ -114,6 +118,8 @@ class Health:
             self._set("database", "ok", "", now)
             if isinstance(event, e.Polled):
                 self._set("boundary", "ok", "", now)
+            if isinstance(event, e.Counted):
+                self._set("recount", "ok", "", now)
         elif isinstance(event, _BROKER):
             self._set("broker", "ok", "", now)
         elif isinstance(event, e.Failed):
@@ -123,6 +129,14 @@ class Health:
         elif isinstance(event, e.RunnerEnded) and event.error is not None:
             self._shard_failed(event.shard, event.error, "it did not connect", now)
 
+    def is_away(self, name: str) -> bool:
+        """Whether what a check is about has failed last."""
+        return self._checks[name].state == "error"
+
+    def mark(self, name: str, message: str, now: float) -> None:
+        """A check warns of this; of nothing where the message is empty."""
+        self._set(name, "warn" if message else "ok", message, now)
+
     def written(self, now: float) -> None:
         """The position was written down."""
         if self._checks["index"].message.startswith(("state.", _NOT_YET)):
@@ -130,7 +144,10 @@ class Health:
 
     def _failed(self, command: e.Command, error: EventpubError, now: float) -> None:
         text = _text_of(error)
-        if error.code.startswith("store."):
+        if isinstance(command, e.Count):  # counts may be too slow where all else is well
+            size = counted(len(command.buckets), "bucket")
+            self.mark("recount", f"{size} could not be counted, fewer are next; {text}", now)
+        elif error.code.startswith("store."):
             self._set("database", "error", text, now)
         if isinstance(command, e.Poll):
             self._set("boundary", "error", text, now)

@@ -23,7 +23,8 @@ from eventpub.errors import StoreError
 from eventpub.store.events import NewRow
 
 SAMPLE = 20
-"""Rows of a sample."""
+"""Rows of a sample: those with the highest ids; of a table without ids, the youngest but for those
+of the future."""
 
 MOST = 100_000
 """Rows that are fetched, lowest ids first, where all of a sample are new and one is of the past."""
@@ -47,9 +48,13 @@ _NO_ID = -(2**63)
 """Below the ids of all rows: the last of a table without any."""
 
 
-def last_of(rows: Sequence[NewRow], now: int) -> tuple[int, int]:
-    """Highest id and time of a sample that was taken now, µs."""
-    return max((row.id for row in rows), default=_NO_ID), now
+def last_of(rows: Sequence[NewRow], now: int, above: int | None = None) -> tuple[int, int]:
+    """Highest id and time of a sample that was taken now, µs.
+
+    Args:
+        above: the rows are those above this id; None: those with the highest ids of all.
+    """
+    return max((row.id for row in rows), default=_NO_ID if above is None else above), now
 
 
 class NewestRows:
@@ -79,7 +84,11 @@ class NewestRows:
         return self._last
 
     def wants_more(self, rows: Sequence[NewRow]) -> int | None:
-        """Above which id all rows are wanted, since a sample may show but some of the past."""
+        """Above which id all rows are wanted, since a sample may show but some of the past.
+
+        Args:
+            rows: those with the highest ids.
+        """
         if self._has_more and self._last is not None:
             return self._last[0]
         if self._last is None or not rows or min(row.id for row in rows) <= self._last[0]:
@@ -93,15 +102,17 @@ class NewestRows:
         position: int,
         rows: Sequence[NewRow],
         ended: Collection[tuple[int, int]],
+        above: int | None = None,
     ) -> list[NewRow]:
         """The new rows that lie below the position and beyond the horizon.
 
         Args:
             now: the database's time.
             position: everything created at or before has been read.
-            rows: those with the highest ids, or those above `wants_more`.
+            rows: those with the highest ids, or those above one.
             ended: first and last bucket in which transactions wrote that have ended late: what
                 was created there is no news.
+            above: as of `last_of`.
         """
         if self._suspicious:  # judged now: that its transaction has ended shows a moment later
             unexplained = [
@@ -112,7 +123,7 @@ class NewestRows:
             if not self._continues:  # one import is one sight, however many portions it takes
                 self._samples.append(bool(unexplained))
             self.worst = max(unexplained, key=lambda row: row.id, default=self.worst)
-        before, self._last = self._last, last_of(rows, now)
+        before, self._last = self._last, last_of(rows, now, above)
         self._suspicious = []
         highest, at = before or self._last
         known = [row.created for row in rows if row.id <= highest and row.created <= now]
@@ -132,6 +143,10 @@ class NewestRows:
         if new and not self._suspicious:
             self._samples.append(False)
         return behind
+
+    def begin_anew(self) -> None:
+        """The table was altered: its rows may have other ids, or have got some."""
+        self._last, self._has_more = None, False
 
     @property
     def trips(self) -> bool:

@@ -18,8 +18,8 @@ _OF_COUNTS = (
 )  # fmt: skip
 _OF_REPORTS = ("published", "folded", "begin_above", "replaced", "restored", "recount_found")
 _TOTALS = (
-    "rows_read", "published", *_OF_COUNTS, "dead", "recount_found", "comparisons", "begin_above",
-    "passed", "folded", "replaced", "restored", "reports",
+    "rows_read", "published", *_OF_COUNTS, "dead", "recount_found", "rows_in_past",
+    "comparisons", "begin_above", "passed", "folded", "replaced", "restored", "reports",
 )  # fmt: skip
 
 
@@ -33,6 +33,8 @@ class Progress:
         lag_seconds: age of the oldest event below the boundary that is not read yet; 0: none is.
         ahead_seconds: by how much the newest event lies in the future; it is published when its
             time has come.
+        rows_ahead: how many rows lie in the future; some 10,000 are counted at most.
+        rows_in_past: rows that were committed with times behind what had been read.
         lag_events: how many there are; at most `lag.MOST_EVENTS`; -1: not known, as shown.
         rows_read: rows of windows.
         published: events made visible on the topic.
@@ -62,6 +64,8 @@ class Progress:
     lag_seconds: float = 0.0
     lag_events: int = 0
     ahead_seconds: float = 0.0
+    rows_ahead: int = 0
+    rows_in_past: int = 0
     rows_read: int = 0
     published: int = 0
     duplicates: int = 0

@@ -32,7 +32,7 @@ _RECOUNT_PAUSE = 2_000_000
 """µs between two counts of a bucket in which transactions wrote that end one after the other."""
 
 _MOST_ROWS = 200_000
-_MOST_BUCKETS = 600
+MOST_BUCKETS = 600
 _MOST_LATE = 60
 _MOST_HIDDEN = 30 * 86_400
 """Buckets, at most, that one transaction or one downtime may have hidden, or that the database's
@@ -173,7 +173,7 @@ class Recount:
         them would be forgotten when it ends. While many are, only what is younger than they.
         """
         late = self._late_mismatched
-        if len(late) >= _MOST_BUCKETS:
+        if len(late) >= MOST_BUCKETS:
             return []
         oldest = max(late) if sum(late.values()) >= _MOST_ROWS else -1
         end = min(self._next, bucket_of(position) + 1) if self._horizon else 0
@@ -222,7 +222,7 @@ class Recount:
             bucket = self._waiting.popleft()
             heapq.heappush(self._due, ((bucket + 1) * WIDTH + _FIRST_AGE, bucket))
         found: set[int] = set()
-        while self._due and self._due[0][0] <= now and len(found) < _MOST_BUCKETS:
+        while self._due and self._due[0][0] <= now and len(found) < MOST_BUCKETS:
             found.add(heapq.heappop(self._due)[1])
         return sorted(found)
 

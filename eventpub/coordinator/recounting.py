@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from eventpub.admission.rules import CLOCK_STEP
 from eventpub.channel import Comparison, Report
 from eventpub.coordinator.events import Count, Counted
-from eventpub.coordinator.recount import Recount
+from eventpub.coordinator.recount import MOST_BUCKETS, Recount
 
 _LATE_SHARE = 0.5
 """Seconds of each second for what is counted out of turn."""
@@ -39,6 +39,8 @@ class Recounting:
         self._horizon = horizon
         self._last_time = now
         self._counting: Count | None = None
+        self._at_most = MOST_BUCKETS
+        """Buckets of a count: fewer after one that had no answer."""
         self._late_until = 0.0
         self._is_last = False
         self.comparison = Comparison()
@@ -131,6 +133,9 @@ class Recounting:
             buckets, in_turn = self._recount.late(now, position), False
         if not buckets:
             return None
+        buckets, left = buckets[: self._at_most], buckets[self._at_most :]
+        if in_turn:
+            self._recount.not_counted(left)
         expected = self._recount.ask(buckets)
         self._counting = Count(tuple(buckets), position, expected, in_turn)
         return self._counting
@@ -139,6 +144,7 @@ class Recounting:
         """The database's numbers have come."""
         upto = None if self._counting is None else self._counting.position
         self._counting = None
+        self._at_most = min(2 * self._at_most, MOST_BUCKETS)
         self._recount.counted(
             found.now, found.rows, found.expected, in_turn=found.in_turn, upto=upto
         )
@@ -146,6 +152,7 @@ class Recounting:
     def not_counted(self, count: Count) -> None:
         """They have not: they are due again."""
         self._counting = None
+        self._at_most = max(1, len(count.buckets) // 4)
         if count.in_turn:
             self._recount.not_counted(count.buckets)
 

@@ -80,6 +80,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
             "seconds": round(lag, 3),
             "events": coordinator.lag_events(now),
             "ahead_seconds": round(progress.ahead_seconds, 3),
+            "ahead_rows": progress.rows_ahead,
         },
         "rates": {"published": round(coordinator.published_per_second(now), 1)},
         "poll_age_seconds": None if seen_at is None else round(now - seen_at, 3),

@@ -57,6 +57,10 @@ class Polling:
         self.is_under_way, self.wait = False, _FIRST_WAIT
         self.at = now + pause
 
+    def try_again(self, now: float) -> None:
+        """What one that has failed has met is over."""
+        self.at, self.wait = min(self.at, now), _FIRST_WAIT
+
     def failed(self, now: float) -> None:
         """It has none. Whatever the reason is, nothing is concluded from two servers."""
         self.is_under_way, self.anew = False, True

@@ -36,6 +36,7 @@ _COUNTERS = {
         "Rows without an aggregate or a version, passed over",
     ),
     "eventpub_recount_found": ("recount_found", "Events that only a recount has found"),
+    "eventpub_rows_in_past": ("rows_in_past", "Rows that came with times behind what was read"),
     "eventpub_transactions_passed": ("passed", "Transactions that were not waited for any longer"),
     "eventpub_log_lines_dropped": (
         "log_lines_dropped",
@@ -80,6 +81,11 @@ def families(status: dict[str, Any]) -> Iterator[Metric]:
             "Events below the boundary that are not read yet (100000: that many or more), and"
             " aggregates that wait for a missing version",
             status["lag"]["events"],
+        ),
+        (
+            "eventpub_rows_ahead",
+            "Events of the future, held until their time has come (10000: that many or more)",
+            status["lag"]["ahead_rows"],
         ),
         ("eventpub_paused", "1 while the publisher is paused", float(status["is_paused"])),
         (

@@ -33,6 +33,7 @@ from eventpub.ops.topic import Topic
 from eventpub.ops.verdict import Difference, Progress, Sample, Verdict, line_of
 from eventpub.ops.verify_work import Job, topic_reader
 from eventpub.store import EventStore
+from eventpub.words import counted
 
 if TYPE_CHECKING:
     from eventpub.store.zones import Zone
@@ -123,6 +124,7 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         with EventStore(config.store, layout) as store:
             progress = _state(config, "progress.json")  # as it is by now
             verdict.behind = measure(store, config.read, progress, verdict.last)
+            verdict.notes += _of_other_times(store)
     note_topic(topic, verdict)
     if not former and any("partition" in d.note for d in verdict.examples["altered"]):
         verdict.notes.append(
@@ -130,6 +132,19 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             " publisher's state was lost since, --former-partitions says how many there were"
         )
     return verdict
+
+
+def _of_other_times(store: EventStore) -> Iterator[str]:
+    """What is in the store and cannot be on the topic, or not yet."""
+    ahead, rows = store.ahead()
+    if rows:
+        newest = format_time(store.now() + ahead)
+        yield f"not published yet: {counted(rows, 'row')} after the database's now, up to {newest}"
+    if never := store.never_read():
+        yield (
+            f"never published: {counted(never, 'row')} with a create_time before 1970-01-01"
+            " 00:00:01, or none that can be read (a zero date)"
+        )
 
 
 def _foreign(topic: Topic) -> list[Difference]:

@@ -97,7 +97,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         is_placed=is_placed,
         former_shards=None if former == config.spark.shards else former,
         former_indexes=tuple(str(folder) for folder in state.former_indexes()),
-        newest=_pair(before.get("newest")) or newest,
+        newest=_newest(before.get("newest"), layout) or newest,
         server=before.get("server") or server.identity,
         until=now if available_now else None,
         is_paused=bool(before.get("is_paused")),
@@ -144,8 +144,8 @@ def _check_store(config: Config, server: Server) -> Layout:
     layout = EventStore.discover(config.store)
     if layout.zone is not None and layout.id_index is None:
         log.warning(
-            "writers whose sessions keep another time zone, or an import of old rows, would not"
-            " be noticed: create_time is a DATETIME, and the table has no index on a number"
+            "that some writers' sessions keep another time zone, or an import of old rows, would"
+            " not be noticed: create_time is a DATETIME, and the table has no index on a number"
             " `id` (eventpub doctor says how to add it)",
             time_zone=layout.zone.name,
         )
@@ -189,8 +189,10 @@ def _check_topics(config: Config, before: dict[str, Any]) -> _Topics:
     return _Topics(layout.partitions, ids, acknowledged, is_placed)
 
 
-def _pair(found: Any) -> tuple[int, int] | None:
-    return None if found is None else (int(found[0]), int(found[1]))
+def _newest(found: Any, layout: Layout) -> tuple[int, int] | None:
+    """The last sample of the former run; None: there was none, or of another column."""
+    is_of_it = found is not None and found[2:] == [layout.sampled_by]
+    return (int(found[0]), int(found[1])) if is_of_it else None
 
 
 def _is_placed(config: Config, before: dict[str, Any], ids: dict[str, str]) -> bool:

@@ -169,12 +169,13 @@ class ChecksWork:
             return self._count(command)
         if isinstance(command, e.Sample):
             rows = store.newest(*_sample(command.above))
-            return e.Sampled(rows, store.ahead())
+            ahead, rows_ahead = store.ahead()
+            return e.Sampled(rows, ahead, command.above, rows_ahead)
         if isinstance(command, e.MeasureLag):
             poll = self._lag.measure(store, command.position, config.read.delay, command.read)
             return e.LagMeasured(command.position, poll.upper, self._lag.seconds, self._lag.events)
         if isinstance(command, e.CheckTable):
-            return e.TableChecked(EventStore.discover(config.store))
+            return e.TableChecked(EventStore.discover(config.store), store.never_read())
         raise TypeError(command)
 
     def _count(self, command: e.Count) -> e.Counted:

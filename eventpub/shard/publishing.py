@@ -183,6 +183,9 @@ class Publishing:
     def _publish(self, decision: Decision, known: Known, position: int | None, now: int) -> None:
         context, report = self._context, self._context.report
         layout = context.assignment.layout
+        if decision.counts.conflicts:
+            # times that are read in another way than they were published are no other events
+            context.lookup.require_same_times()
         kept = self._refusals.without(decision, context.index.dead_run, layout.where)
         dead = [*kept.dead]
         diverted = decision.diverted

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from eventpub.admission.model import EVENTS, Shard, VersionRange
 from eventpub.config import Store
+from eventpub.errors import StoreError
 from eventpub.private_apis.packets import Columns, stream
 from eventpub.store import server, statements
 from eventpub.store.connection import (
@@ -49,6 +50,9 @@ _LONG = 10_000_000
 _EVENT = "aggregate_id", "version"
 _RANGES_PER_STATEMENT = 500
 _UNIONS_PER_STATEMENT = 100
+_MOST_NEVER_READ = 1_000
+_MOST_AHEAD = 10_000
+"""Rows of the future that are counted."""
 _MOST_BELOW = 100_000
 """Rows that one statement of `below` may bring."""
 
@@ -158,6 +162,15 @@ class EventStore:
         while self._idle:
             self._idle.pop()[0].close()
 
+    def require_same_times(self) -> None:
+        """Nothing where `create_time` is still read as the layout says.
+
+        Raises:
+            StoreError: store.table_altered; what was read meanwhile means something else.
+        """
+        if self.discover(self._config).read_as != self._layout.read_as:
+            raise altered_table(self._layout)
+
     def now(self) -> int:
         """The database's time, µs."""
         with self._connection() as connection:
@@ -247,26 +260,42 @@ class EventStore:
         return (self._instant(oldest, after, upto) if count else upto), int(count)
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
-        """The rows with the highest ids; none where the table has no index of numbers by `id`.
+        """The rows with the highest ids.
+
+        Where the table has no index of numbers by `id`, those with the latest `create_time` that
+        has passed, and that is the id, as µs of local time.
 
         Args:
             most: so many.
             above: the lowest of those with a higher id instead.
         """
-        if self._layout.id_index is None:
-            return []
         with self._connection() as connection:
-            return newest_ids(self._layout, connection, most, above)
+            if self._layout.id_index is not None:
+                return newest_ids(self._layout, connection, most, above)
+            now = int(run(connection, statements.NOW)[0][0])
+            passed = statements.local_range(self._layout, now - _LONG, now)
+            if passed is None:
+                return []
+            found = run(connection, statements.newest_times(self._layout, above, passed[1], most))
+        return _new_rows(self._layout, found)
 
-    def ahead(self) -> int:
-        """By how much the newest `create_time` lies in the future, µs.
+    def ahead(self) -> tuple[int, int]:
+        """By how much the newest `create_time` lies in the future, µs; and how many rows do.
 
         One statement tells both: a process may be suspended between two, and rows come meanwhile.
         """
         with self._connection() as connection:
             now, time = run(connection, statements.now_and_newest_time(self._layout))[0]
         newest = _instant_of(self._layout, time)
-        return 0 if newest is None else max(0, newest - int(now))
+        if newest is None or newest <= int(now):
+            return 0, 0
+        return newest - int(now), self.waiting(int(now), newest, _MOST_AHEAD)[1]
+
+    def never_read(self) -> int:
+        """How many rows are never read, for the time that they have; some 1,000 are counted."""
+        with self._connection() as connection:
+            sql = statements.without_time(self._layout, _MOST_NEVER_READ)
+            return int(run(connection, sql)[0][0])
 
     def window(
         self, after: int, upto: int, shard: Shard | None, batch_rows: int = 10_000
@@ -520,11 +549,25 @@ class EventStore:
             connection._force_close()  # type: ignore[attr-defined]
 
 
+def altered_table(layout: Layout) -> StoreError:
+    """The event table is not what it was."""
+    return StoreError(
+        "store.table_altered",
+        "the event table was altered; it is read anew, as it is now",
+        where=layout.where,
+        suggestion="nothing to do",
+        retriable=True,
+    )
+
+
 def newest_ids(
     layout: Layout, connection: Connection, most: int, above: int | None = None
 ) -> list[NewRow]:
     """As `EventStore.newest`."""
-    found = run(connection, statements.newest_ids(layout, above, most))
+    return _new_rows(layout, run(connection, statements.newest_ids(layout, above, most)))
+
+
+def _new_rows(layout: Layout, found: Sequence[tuple[Any, ...]]) -> list[NewRow]:
     # a zero date is no time
     rows = [(number, time) for number, time in found if isinstance(time, datetime)]
     local = np.array([time for _, time in rows], "datetime64[us]").astype(np.int64)

@@ -103,6 +103,11 @@ class Layout:
         return f"{zone.name}/{rules:08x}/{self.unit}"
 
     @property
+    def sampled_by(self) -> str:
+        """The column by which rows are sampled for those that have come last."""
+        return self.create_time if self.id_index is None or self.id is None else self.id
+
+    @property
     def repeated(self) -> tuple[tuple[int, int], ...]:
         """From when on local times are lived again, and by how much the clocks went back, µs."""
         return () if self.zone is None else tuple(self.zone.repeated)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
+_EVER = 0
+"""µs; of what hides rows nobody knows since when."""
 _FIRST_PSEUDO_ID = 1 << 48  # MySQL's ids of transactions that have not written; MariaDB's are 0
 
 
@@ -163,6 +165,10 @@ class OpenTransactions:
         if self.polled_at is None:
             before = started
             since = before if self._hidden_since is None else min(before, self._hidden_since)
+            if not found.thread:
+                # prepared (XA), and perhaps before the server started: after that it says that the
+                # transaction began when it was recovered
+                since = _EVER
         else:
             before = min(self.polled_at, started) if went_back else self.polled_at
             if found.statement is not None:

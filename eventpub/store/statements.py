@@ -121,6 +121,20 @@ def newest_ids(layout: Layout, above: int | None, most: int) -> str:
     )
 
 
+def newest_times(layout: Layout, above: int | None, last: int, most: int) -> str:
+    """As `newest_ids`, where the local `create_time` is the id: the newest rows that are not above
+    one, or the oldest of those above another."""
+    condition = f"{layout.create_time} <= {_time(last)}"
+    if above is not None:
+        condition += f" AND {layout.create_time} > {_time(max(above, _DATETIMES[0]))}"
+    order = "DESC" if above is None else "ASC"
+    return (
+        f"SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {layout.create_time}),"
+        f" {layout.create_time} FROM {layout.table} FORCE INDEX ({layout.time_index})"
+        f" WHERE {condition} ORDER BY {layout.create_time} {order} LIMIT {most:d}"
+    )
+
+
 def without_time(layout: Layout, most: int) -> str:
     """How many rows are never read, at most `most`: with no time, a zero date, or before 1970."""
     nothing = f"{layout.create_time} < '1970-01-01 00:00:01' OR {layout.create_time} IS NULL"

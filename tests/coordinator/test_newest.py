@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from eventpub.coordinator.newest import MOST, NewestRows, last_of
 from eventpub.store.events import NewRow
 
@@ -175,3 +177,40 @@ def test_one_import_is_one_sight_however_many_portions_it_takes() -> None:
         rows = [NewRow(first, NOW - HOUR)] * (MOST - 1) + [NewRow(first + MOST - 1, NOW - HOUR)]
         newest.sample(NOW + portion * SECOND, NOW, rows, [])
     assert not newest.trips
+
+
+@pytest.mark.parametrize("imported", [MOST - 1, MOST, MOST + 1, 2 * MOST])
+def test_an_import_of_any_number_of_rows_is_news_once(imported: int) -> None:
+    """A portion that finds no more rows does not forget the highest id."""
+    table = [NewRow(number, NOW - HOUR) for number in range(1, 5001 + imported)]
+    newest = NewestRows(HORIZON, 0, (5000, NOW))
+    found = 0
+    for second in range(1, 8):
+        rows, above = table[:-21:-1], newest.wants_more(table[:-21:-1])
+        if above is not None:
+            rows = [row for row in table[above:] if row.id > above][:MOST]
+        found += len(newest.sample(NOW + second * SECOND, NOW, rows, (), above))
+    assert found == imported
+    assert not newest.trips
+    assert newest.last == (5000 + imported, NOW + 7 * SECOND)
+
+
+def test_a_table_that_gets_ids_is_not_news() -> None:
+    watch = Watch()
+    watch.second(0)
+    watch.newest.begin_anew()
+    watch.rows = [NewRow(number, NOW - HOUR) for number in range(1, 50)]
+    for _ in range(3):
+        watch.second()
+    assert watch.found == []
+
+
+def test_where_the_time_is_the_id_writers_of_another_zone_stop_the_publisher() -> None:
+    newest = NewestRows(HORIZON, 0)
+    found = []
+    for second in range(6):
+        created = NOW + second * SECOND - 8 * HOUR
+        rows = [NewRow(created, created)]
+        found += newest.sample(NOW + second * SECOND, NOW, rows, ())
+    assert len(found) == 5
+    assert newest.trips

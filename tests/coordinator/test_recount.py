@@ -347,8 +347,9 @@ def test_what_could_not_be_counted_is_counted_the_next_time() -> None:
     assert count is not None
     assert counting.next() is None, "one at a time"
     counting.recounting.not_counted(count)
-    counting.finds(counting.next())
-    assert counting.asked == [WHOLE, WHOLE]
+    for _ in range(3):
+        counting.finds(counting.next())
+    assert counting.asked == [WHOLE, [0, 1], [2, 3, 4, 5], [6, 7, 8, 9]], "fewer at first"
 
 
 def test_what_was_noted_and_could_not_be_counted_is_counted_the_next_time() -> None:

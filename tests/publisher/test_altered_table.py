@@ -6,7 +6,7 @@ import time
 
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import compare, create_table, insert
+from tests.publisher.harness import Topic, commit, compare, create_table, insert
 
 ZONE = "-05:00"
 
@@ -55,3 +55,27 @@ def test_f5_the_table_is_altered_while_it_is_read(
     publisher.until_said("the event table was altered")
     assert not compare(database, publisher.topic)
     publisher.kill()
+
+
+def test_fewer_decimals_of_create_time_make_no_dead_letters(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Rows are counted in other seconds than before, and have other times than were published."""
+    create_table(database)
+    publisher = new_publisher(database)
+    publisher.start()
+    for version in range(1, 5):
+        for number in range(50):
+            commit(database, f"a-{number}", version)
+        time.sleep(0.7)
+    publisher.until_published("a-49", [1, 2, 3, 4])
+    database.execute(
+        "ALTER TABLE events MODIFY create_time TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP"
+    )
+    publisher.until_said("the event table was altered", 90)
+    commit(database, "a-49", 5)
+    publisher.until_published("a-49", [1, 2, 3, 4, 5])
+    time.sleep(10)  # in which all of the horizon is counted again
+    assert not compare(database, publisher.topic)
+    assert Topic(publisher.topic.bootstrap_servers, f"{publisher.topic.name}.dead").read() == []
+    assert publisher.stop() == 143

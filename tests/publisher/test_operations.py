@@ -108,7 +108,16 @@ class TestStatus:
         assert {check["state"] for check in found["checks"]} == {"ok"}
         names = [check["name"] for check in found["checks"]]
         shards = [f"shard {shard['shard']}" for shard in found["shards"]]
-        assert names == ["database", "boundary", "publishing", *shards, "index", "broker"]
+        assert names == [
+            "database",
+            "boundary",
+            "publishing",
+            *shards,
+            "index",
+            "broker",
+            "recount",
+            "times",
+        ]
         assert publisher.stop() == 143
         code, answer = command(publisher, "status")
         assert code == 1

@@ -256,6 +256,30 @@ def test_a14_what_was_passed_by_an_earlier_run_ends_in_a_later_one(
 
 
 @both
+def test_a14_what_was_prepared_before_the_database_restarted_ends_after_the_first_start(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """The server says that it began when it was recovered; its row is older than the horizon."""
+    create(database)
+    with transaction(database) as prepared:
+        prepared.execute("XA START 'y'")
+        insert(prepared, "prepared", 1)
+        prepared.execute("XA END 'y'")
+        prepared.execute("XA PREPARE 'y'")
+    commit(database, "other", 1)
+    time.sleep(LONGER_THAN_THE_HORIZON)
+    database.server.kill()
+    database.server.start()
+    publisher = new_publisher(database, **SETTINGS)
+    publisher.start()
+    publisher.until_published("other", [1])
+    pass_by(database, publisher, 2)
+    database.execute("XA COMMIT 'y'")
+    publisher.until_published("prepared", [1], 60)
+    whole(database, publisher)
+
+
+@both
 def test_a24_a_dump_holds_neither_events_nor_gaps(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

@@ -180,6 +180,33 @@ def _seen(seed: int) -> Schedule:
     return maker.made(steps)
 
 
+def _prepared(seed: int) -> Schedule:
+    """Transactions are prepared, the database restarts, and they end long afterwards.
+
+    Before the first start of the publisher, in between, or while it is down.
+    """
+    rng = Random(f"{seed} prepared")
+    # so that what is counted again is seconds, not the month that it would be
+    start = "2023-11-14T22:13:10+00:00"
+    maker = _Quiet(rng, "rollback", horizon=8_000_000, watermark="auto", is_down=True, start=start)
+    steps: list[Step] = []
+    number = _PREPARED
+    for _ in range(rng.randint(1, 3)):
+        steps += maker.some(0.6, *maker.life(2))
+        steps += maker.some(0.3, *maker.batches())
+        steps += [["write", number, maker.aggregate(), 0, 1], ["prepare", number]]
+        steps += maker.life(2)
+        steps += maker.some(0.4, *maker.batches(), *_down(maker))
+        steps += maker.some(0.8, ["time", maker.horizon + 4_000_000])
+        steps += [["recover"], *maker.batches()]
+        steps += maker.some(0.5, *maker.life(2), *maker.batches())
+        steps += maker.some(0.3, *_down(maker))
+        steps += [["time", rng.choice([1_000_000, 12_000_000])], *maker.batches()]
+        steps += maker.some(0.7, ["commit", number], *maker.batches())
+        number += 2
+    return maker.made(steps)
+
+
 def _replica(seed: int) -> Schedule:
     rng = Random(f"{seed} replica")
     maker = _Quiet(rng, "rollback", horizon=8_000_000, is_replica=True)
@@ -191,6 +218,9 @@ def _replica(seed: int) -> Schedule:
         steps += maker.batches()
     return maker.made(steps)
 
+
+_PREPARED = 21
+"""Number of a transaction that nothing else writes to; what is odd is committed in the end."""
 
 _BEHIND = ("kafka.committed", "after_commit", "before_index", "index.write")
 """Where a publisher dies whose index is then behind the topic."""
@@ -635,6 +665,11 @@ KINDS: dict[str, Kind] = {
         _seen,
         "A14",
         "what an open transaction was seen to have written is found, however late it commits",
+    ),
+    "prepared": Kind(
+        _prepared,
+        "A14",
+        "the same of what was prepared (XA) when the database restarted, whoever saw it first",
     ),
     "open": Kind(
         _open,

@@ -232,6 +232,21 @@ def no_ended() -> Iterator[None]:
 
 
 @contextmanager
+def no_ever() -> Iterator[None]:
+    """What is prepared when it is seen first is as old as the server says (A14)."""
+    begins = OpenTransactions._begins
+
+    def with_thread(self: Any, found: Any, *rest: Any, **options: Any) -> Any:
+        return replace(
+            begins(self, replace(found, thread=found.thread or 99), *rest, **options),
+            thread=found.thread,
+        )
+
+    with patch.object(OpenTransactions, "_begins", with_thread):
+        yield
+
+
+@contextmanager
 def no_liveness() -> Iterator[None]:
     """A gap is skipped although a transaction is open that may fill it."""
     with patch.object(OpenTransactions, "open_since", None):
@@ -430,6 +445,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         any_offset,
         no_span,
         no_ended,
+        no_ever,
         no_liveness,
         no_truncated,
         any_end,
@@ -468,6 +484,7 @@ NOTICED_BY = {
     "any_offset": ("any", 266),
     "no_span": ("any", 307),
     "no_ended": ("seen", 69),
+    "no_ever": ("prepared", 6),
     "no_liveness": ("seen", 371),
     "no_truncated": ("forgotten", 0),
     "any_end": ("old_ends", 6),

@@ -63,6 +63,7 @@ class EventStore:
             where="events",
             zone=None,
             id_index="PRIMARY",
+            sampled_by="`id`",
         )
 
     @staticmethod
@@ -88,6 +89,9 @@ class EventStore:
         self._world.point(f"store.{name}")
         if self._world.fault("store away"):
             raise StoreError("store.unreachable", "the connection is gone", retriable=True)
+
+    def require_same_times(self) -> None:
+        """The table is never altered."""
 
     def now(self) -> int:
         """As there."""

@@ -58,7 +58,7 @@ def _open(this: World) -> list[Transaction]:
         found.append(
             Transaction(
                 id_,
-                number + 1,
+                0 if number in this.prepared else number + 1,
                 min(started, this.clock),
                 modified=len(rows),
                 is_ahead=started // _SECOND > this.clock // _SECOND,

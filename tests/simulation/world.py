@@ -295,6 +295,8 @@ class World:
         """The publisher counts again."""
         self.begun: dict[int, tuple[int, int]] = {}
         """Open transactions: InnoDB's id, and when it began."""
+        self.prepared: set[int] = set()
+        """Those that a restart of the database leaves (XA)."""
         self.stopped_at: int | None = None
         """The end of the last window that was planned before the publisher went down."""
         self.is_stale = False
@@ -363,6 +365,7 @@ class World:
 
     def _do_commit(self, transaction: int) -> None:
         rows = self.transactions.pop(transaction, [])
+        self.prepared.discard(transaction)
         if self.setup.is_replica:
             self.unapplied.append(rows)
         else:
@@ -465,7 +468,22 @@ class World:
         self.has_accepted = self.has_accepted or self.accepts
 
     def _do_rollback(self, transaction: int) -> None:
+        self.prepared.discard(transaction)
         self.counts["rollbacks"] += bool(self.transactions.pop(transaction, ()))
+
+    def _do_prepare(self, transaction: int) -> None:
+        """It outlives restarts of the database, and its connection."""
+        if transaction in self.transactions:
+            self.prepared.add(transaction)
+
+    def _do_recover(self) -> None:
+        """The database restarts: it says of what was prepared that it begins now."""
+        for number in sorted(self.transactions):
+            if number in self.prepared:
+                self.counts["recovered transactions"] += 1
+                self.begun[number] = self.begun[number][0], self.clock
+            else:
+                self._do_rollback(number)
 
     def _do_apply(self, transactions: int) -> None:
         """The replica applies so many."""

@@ -154,6 +154,18 @@ def test_a_transaction_stays_the_same_when_its_connection_leaves_it() -> None:
     assert found.upto == 10 * SECOND
 
 
+@pytest.mark.parametrize("hidden_since", [None, 9 * SECOND])
+def test_one_without_a_thread_at_the_first_poll_may_hide_any_row(hidden_since: int | None) -> None:
+    """Prepared before a restart of the server, which says that it began when it was recovered."""
+    found = OpenTransactions(100 * SECOND, hidden_since)
+    found.seen(11 * SECOND, [tx(1, thread=0, started=10)], reached=10 * SECOND)
+    assert (found.upto, found.hidden_since) == (10 * SECOND, 0)
+    found.take_ended()
+    found.seen(12 * SECOND, [tx(1, thread=8, started=10)], reached=10 * SECOND)
+    found.seen(13 * SECOND, [], reached=10 * SECOND)
+    assert found.take_ended() == [(0, 11 * SECOND)]
+
+
 @pytest.mark.parametrize(
     ("statement", "reads"),
     [

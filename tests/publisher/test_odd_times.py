@@ -1,0 +1,104 @@
+"""Rows whose `create_time` is not that of their commit: published, or named by whoever is asked."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from eventpub.ops.asking import ask_running
+from eventpub.state import StateDir
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import Publisher, commit, create_table, eventually
+
+
+def insert_at(database: FreshDatabase, aggregate_id: str, created: str) -> None:
+    """One event with a time of its own, an SQL expression."""
+    database.execute(
+        "INSERT INTO events (aggregate_id, version, event_type, payload, create_time)"  # noqa: S608
+        f" VALUES (%s, 1, 't', '{{}}', {created})",
+        (aggregate_id,),
+    )
+
+
+def without_id(database: FreshDatabase) -> None:
+    create_table(database, time="DATETIME(6)")
+    database.execute("ALTER TABLE events DROP COLUMN id")
+
+
+def times_of(publisher: Publisher) -> str:
+    """What the status says of times; "": nothing."""
+    status: Any = ask_running(StateDir(publisher.state), "status")
+    if status is None:
+        return ""
+    [message] = [c["message"] for c in status["checks"] if c["name"] == "times"]
+    return str(message)
+
+
+def test_writers_of_another_zone_stop_the_publisher_also_where_the_table_has_no_id(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    without_id(database)
+    publisher = new_publisher(database)
+    publisher.start()
+    publisher.until_said("progress")
+    for number in range(400):
+        insert_at(database, f"a-{number}", "NOW(6) - INTERVAL 8 HOUR")
+        assert publisher.process is not None
+        if publisher.process.poll() is not None:
+            break
+        time.sleep(0.2)
+    assert publisher.finish(30) != 0
+    assert "store.rows_in_past" in publisher.words()
+    assert "store.time_zone" in publisher.words()
+
+
+def test_where_they_are_to_be_counted_they_are_published_and_said(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    without_id(database)
+    publisher = new_publisher(database, recount={"rows_in_past": "count"})
+    publisher.start()
+    publisher.until_said("progress")
+    insert_at(database, "first", "NOW(6) - INTERVAL 8 HOUR")
+    for number in range(5):
+        time.sleep(1.2)
+        insert_at(database, f"a-{number}", "NOW(6) - INTERVAL 8 HOUR")
+    publisher.until_published("a-4", [1])
+    publisher.until_published("a-0", [1])
+    assert "store.rows_in_past" in eventually(lambda: times_of(publisher), 10)
+
+
+def test_rows_of_the_future_are_named_by_status_metrics_and_verify(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database, time="DATETIME(6)")
+    publisher = new_publisher(database)
+    publisher.start()
+    commit(database, "now", 1)
+    publisher.until_published("now", [1])
+    for number in range(3):
+        insert_at(database, f"future-{number}", "NOW(6) + INTERVAL 1 HOUR")
+    said = eventually(lambda: times_of(publisher), 20)
+    assert said.startswith("store.rows_in_future: ")
+    eventually(lambda: times_of(publisher).startswith("store.rows_in_future: 3 rows"), 20)
+    assert publisher.stop() == 143
+    notes = publisher.answer(0, "verify")["notes"]
+    assert [n for n in notes if n.startswith("not published yet: 3 rows after the database")]
+
+
+def test_rows_that_are_never_read_are_named_by_status_doctor_and_verify(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database, time="DATETIME(6)")
+    for number, created in enumerate(["'1970-01-01 00:00:00'", "'1969-07-20'", "'0001-01-01'"]):
+        insert_at(database, f"old-{number}", created)
+    publisher = new_publisher(database)
+    publisher.start()
+    commit(database, "now", 1)
+    publisher.until_published("now", [1])
+    eventually(lambda: times_of(publisher).startswith("3 rows with a create_time before"), 90)
+    assert publisher.stop() == 143
+    assert "3 rows have no create_time" in publisher.command("doctor").stdout.replace("\n", " ")
+    notes = publisher.answer(0, "verify")["notes"]
+    assert [n for n in notes if n.startswith("never published: 3 rows")]
