@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, Kafka, Silent, find_java, java, kafka, mariadb, mysql
+from eventpub.local import Database, Kafka, Silent, find_java, java, kafka
 from eventpub.local import downloads as cache
 from tests.conftest import FreshDatabase
 from tests.servers import kafka_cluster
+from tests.servers.databases import mariadb, mysql
 
 SILENT = Silent()
 BOTH = pytest.mark.parametrize("start", [mysql, mariadb])

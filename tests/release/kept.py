@@ -14,9 +14,10 @@ import tempfile
 from pathlib import Path
 
 from eventpub import __version__
-from eventpub.local import kafka, mysql
+from eventpub.local import kafka
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
+from tests.servers.databases import mysql
 
 STATES = Path(__file__).parent / "states"
 APP = "orders"
