@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
+from eventpub.local import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Topic, commit, compare, create_table, insert
+from tests.publisher.harness import Topic, commit, compare, create_table, eventually, insert
 
 ZONE = "-05:00"
 
@@ -79,3 +80,42 @@ def test_fewer_decimals_of_create_time_make_no_dead_letters(
     assert not compare(database, publisher.topic)
     assert Topic(publisher.topic.bootstrap_servers, f"{publisher.topic.name}.dead").read() == []
     assert publisher.stop() == 143
+
+
+def test_while_the_broker_hangs_nobody_waits_for_what_is_read(
+    database: FreshDatabase, new_publisher: NewPublisher, kafka_server: Kafka
+) -> None:
+    """A moment of many rows is read, the broker hangs, and somebody alters the table."""
+    create_table(database)
+    publisher = new_publisher(database)
+    publisher.start()
+    commit(database, "a", 1)
+    publisher.until_published("a", [1])
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET cte_max_recursion_depth = 1000000")
+        cursor.execute(
+            "INSERT INTO events (aggregate_id, version, event_type, payload)"
+            " WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 149999)"
+            " SELECT CONCAT('m-', i), 1, 't', REPEAT('x', 400) FROM n"
+        )
+        kafka_server.pause()
+    try:
+        eventually(lambda: not statements_of_events(database), 30)
+        began = time.monotonic()
+        database.execute("ALTER TABLE events ADD COLUMN note INT NULL, ALGORITHM=INSTANT")
+        commit(database, "a", 2)
+        assert time.monotonic() - began < 2
+    finally:
+        kafka_server.resume()
+    publisher.until_published("a", [1, 2], 120)
+    eventually(lambda: not compare(database, publisher.topic), 60)
+
+
+def statements_of_events(database: FreshDatabase) -> list[object]:
+    """Those that are being read from."""
+    return list(
+        database.execute(
+            "SELECT info FROM information_schema.processlist WHERE db = DATABASE()"
+            " AND state = 'Sending to client'"
+        )
+    )
