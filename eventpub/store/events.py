@@ -322,7 +322,10 @@ class EventStore:
                 after = upto_here
 
     def _moment(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
-        """As `window`, of one moment that has more rows than a portion: by their keys."""
+        """As `window`, of one moment that has more rows than a portion: by their ids or keys."""
+        if self._layout.ties_by_id:
+            yield from self._moment_by_id(upto, shard)
+            return
         events = dict.fromkeys(e for keys in self.keys(after, upto, shard) for e in _events(keys))
         ranges = [VersionRange(a, version, version) for a, version in events]
         for at in range(0, len(ranges), _BATCH_ROWS):
@@ -331,6 +334,22 @@ class EventStore:
                 rows, some = self.fetch(some, _BATCH_ROWS, _PORTION_BYTES, within=(after, upto))
                 created = rows.column("create_time").to_numpy()
                 yield from rows.filter(pa.array((after < created) & (created <= upto))).to_batches()
+
+    def _moment_by_id(self, at: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
+        layout, last, is_over = self._layout, None, False
+        values = statements.local_range(layout, at - 1, at)
+        while values is not None and not is_over:
+            batches: list[pa.RecordBatch] = []
+            rows = 0
+            statement = statements.moment(layout, values[0], shard, last, _PORTION_ROWS)
+            for *block, ids in self._blocks(statement, _BATCH_ROWS, _BATCH_BYTES):
+                batches.append(record_batch(layout, self._identified(block), at - 1, at))
+                last, rows = int(ids[-1].as_py()), rows + len(ids)
+                if sum(batch.nbytes for batch in batches) >= _PORTION_BYTES:
+                    break
+            else:
+                is_over = rows < _PORTION_ROWS
+            yield from batches
 
     def _identified(self, block: Columns) -> Columns:
         if not self._layout.skips_nulls:

@@ -95,8 +95,8 @@ def test_while_the_broker_hangs_nobody_waits_for_what_is_read(
         cursor.execute("SET cte_max_recursion_depth = 1000000")
         cursor.execute(
             "INSERT INTO events (aggregate_id, version, event_type, payload)"
-            " WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 149999)"
-            " SELECT CONCAT('m-', i), 1, 't', REPEAT('x', 400) FROM n"
+            " WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 299999)"
+            " SELECT CONCAT('m-', i), 1, 't', REPEAT('x', 100) FROM n"
         )
         kafka_server.pause()
     try:

@@ -220,12 +220,16 @@ def rows_of(rows: list[tuple[str, int, str]]) -> list[tuple[str, int]]:
 
 
 @both
+@pytest.mark.parametrize("has_id", [True, False])
 def test_no_statement_is_open_while_a_window_is_worked_on(
-    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, has_id: bool
 ) -> None:
     """Not in a moment of many rows either: who alters the table waits for nobody."""
     monkeypatch.setattr(events, "_PORTION_ROWS", 100)
-    store = open_store(create(database))
+    config = create(database)
+    if not has_id:
+        database.execute("ALTER TABLE events DROP COLUMN id")
+    store = open_store(config)
     insert(database, [(f"a{n}", 1, "2026-03-01 12:00:01") for n in range(250)])
     insert(database, [("a7", version, "2026-03-01 12:00:01") for version in range(2, 40)])
     insert(database, [("b", version, "2026-03-01 12:00:02") for version in range(1, 150)])
