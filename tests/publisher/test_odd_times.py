@@ -102,3 +102,69 @@ def test_rows_that_are_never_read_are_named_by_status_doctor_and_verify(
     assert "3 rows have no create_time" in publisher.command("doctor").stdout.replace("\n", " ")
     notes = publisher.answer(0, "verify")["notes"]
     assert [n for n in notes if n.startswith("never published: 3 rows")]
+
+
+def insert_version(database: FreshDatabase, aggregate_id: str, version: int, created: str) -> None:
+    database.execute(
+        "INSERT INTO events (aggregate_id, version, event_type, payload, create_time)"  # noqa: S608
+        f" VALUES (%s, %s, 't', '{{}}', {created})",
+        (aggregate_id, version),
+    )
+
+
+def test_what_verify_names_as_missing_is_published_on_request(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Rows of other times in a table that does not tell which have come last."""
+    without_id(database)
+    publisher = new_publisher(database)
+    old = "NOW(6) - INTERVAL 3 DAY"
+    insert_version(database, "first", 1, "NOW(6) - INTERVAL 4 DAY")
+    publisher.start()
+    commit(database, "a", 1, 2)
+    publisher.until_published("a", [1, 2])
+    for aggregate_id, version in (("a", 3), ("b", 1), ("b", 2), ("gap", 2)):
+        insert_version(database, aggregate_id, version, old)
+    commit(database, "c", 1)
+    publisher.until_published("c", [1])
+    assert publisher.command("verify").returncode == 1
+
+    def publish(status: int, *arguments: str) -> str:
+        return str(publisher.answer(status, "publish", *arguments, "--yes")["outcome"])
+
+    assert publish(1, "nothing") == "not in the store"
+    assert publish(0, "a", "1") == "published before"
+    assert publish(1, "gap", "2") == "versions below it are missing"
+    assert publisher.answer(1, "publish", "b")["outcome"] == "not confirmed"
+    assert publish(0, "b") == "published"
+    assert publish(0, "a", "3") == "published"
+    assert publish(0, "a", "3") == "published before"
+    insert_version(database, "gap", 1, old)
+    assert publish(0, "gap", "2") == "published"
+    assert [publisher.topic.versions(a) for a in ("a", "b", "gap")] == [[1, 2, 3], [1, 2], [1, 2]]
+    assert not any(record.late for record in publisher.topic.read())
+    assert publisher.command("verify").returncode == 0
+    assert publisher.stop() == 143
+    insert_version(database, "b", 3, old)
+    assert publish(1, "b", "3") == "not running"
+
+
+def test_what_was_created_before_the_start_is_published_on_request(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Alone: what lies below it is of before the start, too. A lower one is late then."""
+    without_id(database)
+    for version in (1, 2):
+        insert_version(database, "a", version, "NOW(6) - INTERVAL 9 HOUR")
+    publisher = new_publisher(database, read={"start": "now"})
+    publisher.start()
+    publisher.until_said("progress")
+    insert_version(database, "a", 3, "NOW(6) - INTERVAL 8 HOUR")
+    commit(database, "now", 1)
+    publisher.until_published("now", [1])
+    publisher.answer(0, "publish", "a", "3", "--yes")
+    assert publisher.topic.versions("a") == [3]
+    publisher.answer(0, "publish", "a", "--yes")
+    commit(database, "a", 4)
+    publisher.until_published("a", [3, 1, 2, 4])
+    assert [r.late for r in publisher.topic.read() if r.key == "a"] == [False, True, True, False]

@@ -235,7 +235,7 @@ def test_no_statement_is_open_while_a_window_is_worked_on(
     insert(database, [("b", version, "2026-03-01 12:00:02") for version in range(1, 150)])
     insert(database, [("c", 1, "2026-03-01 12:00:03")])
     database.execute("UPDATE events SET payload = REPEAT('x', 65536)")
-    found = []
+    found: list[tuple[str, int]] = []
     for batch in store.window(NOON, NOON + 10 * SECOND, None, batch_rows=10):
         if not found:
             with database.connect() as connection, connection.cursor() as cursor:
