@@ -177,7 +177,7 @@ class NewestRows:
             where=where,
             suggestion=f"{of_zone}If old rows are imported, or statements wait for so long:"
             ' recount.rows_in_past = "count" publishes them as they are seen. What was missed'
-            " meanwhile is published by a start with a recount.horizon above its age (at most 24h)",
+            " meanwhile, eventpub verify names, and eventpub publish ID publishes",
         )
 
 

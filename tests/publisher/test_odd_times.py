@@ -11,7 +11,7 @@ from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, commit, compare, create_table, eventually
+from tests.publisher.harness import Publisher, commit, compare, create_table, eventually, insert
 
 
 def insert_at(database: FreshDatabase, aggregate_id: str, created: str) -> None:
@@ -112,15 +112,23 @@ def test_rows_that_are_never_read_are_named_by_status_doctor_and_verify(
     create_table(database, time="DATETIME(6)")
     for number, created in enumerate(["'1970-01-01 00:00:00'", "'1969-07-20'", "'0001-01-01'"]):
         insert_at(database, f"old-{number}", created)
+    database.execute("ALTER TABLE events MODIFY create_time DATETIME(6) NULL DEFAULT NOW(6)")
+    insert_at(database, "none", "NULL")
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = ''")
+        insert(cursor, "zero", 1, create_time="0000-00-00")
     publisher = new_publisher(database)
     publisher.start()
     commit(database, "now", 1)
     publisher.until_published("now", [1])
-    eventually(lambda: times_of(publisher).startswith("3 rows with a create_time before"), 90)
+    eventually(lambda: times_of(publisher).startswith("5 rows with a create_time before"), 90)
+    publisher.answer(0, "publish", "old-0", "--yes")
+    publisher.answer(0, "publish", "old-2", "--yes")
+    assert "store.row_invalid" in publisher.command("publish", "none", "--yes").stderr
     assert publisher.stop() == 143
-    assert "3 rows have no create_time" in publisher.command("doctor").stdout.replace("\n", " ")
+    assert "5 rows have no create_time" in publisher.command("doctor").stdout.replace("\n", " ")
     notes = publisher.answer(0, "verify")["notes"]
-    assert [n for n in notes if n.startswith("never published: 3 rows")]
+    assert [n for n in notes if n.startswith("not read: 5 rows")]
 
 
 def insert_version(database: FreshDatabase, aggregate_id: str, version: int, created: str) -> None:
