@@ -123,7 +123,9 @@ class NewestRows:
             if not self._continues:  # one import is one sight, however many portions it takes
                 self._samples.append(bool(unexplained))
             self.worst = max(unexplained, key=lambda row: row.id, default=self.worst)
-        before, self._last = self._last, last_of(rows, now, above)
+        before = self._last
+        known_id = before[0] if above is None and before is not None else above
+        self._last = last_of(rows, now, known_id)
         self._suspicious = []
         highest, at = before or self._last
         known = [row.created for row in rows if row.id <= highest and row.created <= now]
