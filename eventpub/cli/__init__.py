@@ -17,7 +17,7 @@ import click
 from eventpub import __version__, log
 from eventpub.cli.bench import bench_command
 from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
-from eventpub.cli.dead import dead
+from eventpub.cli.dead import dead, publish
 from eventpub.cli.init import init
 from eventpub.cli.output import (
     DONE,
@@ -63,6 +63,7 @@ for _command in (
     resume,
     gaps,
     dead,
+    publish,
     verify,
     replay,
     trace,
