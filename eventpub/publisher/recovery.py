@@ -12,9 +12,12 @@ from typing import Any
 
 import structlog
 
+from eventpub.config import Config
 from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
-from eventpub.index import Summary, summary
+from eventpub.index import Summary, of_another, summary
+from eventpub.shard.assignment import adopts, identity_of
+from eventpub.sink import topic_ids
 from eventpub.state import StateDir
 
 BEGINNING = 0
@@ -54,6 +57,28 @@ def kept_start(state: StateDir, configured: str) -> dict[str, Any] | None:
     ):
         raise start_lost(state)
     return None
+
+
+def require_own(config: Config, state: StateDir) -> bool:
+    """Whether all of the state is this publisher's: another's would make this topic lose events.
+
+    Returns:
+        Whether the topic is the one of `sink.accept_topic_id`.
+
+    Raises:
+        StateError: state.foreign
+        SinkError: as of `sink.topic_ids`.
+    """
+    topic, accepted = config.sink.topic, config.sink.accept_topic_id
+    accepts_topic = bool(accepted) and topic_ids(config.sink, [topic]).get(topic) == accepted
+    of_indexes = [s for count in state.indexed() for s in _summaries(state, count)]
+    found = state.identities() or [s.identity for s in of_indexes if s is not None]
+    own = identity_of(config)
+    for identity in found:
+        if not adopts(config, identity, accepts_topic=accepts_topic):
+            theirs = {name: identity.get(name) for name in own}
+            raise of_another(theirs, own, state.root)
+    return accepts_topic
 
 
 def start_lost(state: StateDir) -> StateError:

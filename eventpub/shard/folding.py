@@ -203,6 +203,7 @@ class Fold:
             lambda aggregate_id: admission.topic_partition(aggregate_id, partitions) in own,
             every if everywhere else context.own_places(),
             assignment.start,
+            adopts=assignment.adopts,
             everywhere=everywhere,
         )
 
