@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from eventpub.config import Config
@@ -136,16 +137,19 @@ def _backlog(config: Config) -> list[Check]:
 
 
 def _state(config: Config) -> list[Check]:
-    from eventpub.publisher.recovery import require_own
+    from eventpub.publisher.recovery import require_known, require_own
     from eventpub.state import WITHOUT_FILES, StateDir
 
     folder = config.app.state_dir
     checks = [state_dir(folder)]
-    if checks[0].status == "wrong" or not folder.is_dir():
+    if checks[0].status == "wrong":
         return checks
     state = StateDir(folder)
-    state.require_ours()
-    require_own(config, state)
+    if folder.is_dir():
+        state.require_ours()
+    with suppress(SinkError):  # the other parts say what is wrong
+        require_own(config, state)
+        require_known(config, state)
     damaged = state.damaged()
     if damaged:
         names = ", ".join(file.name for file in damaged)

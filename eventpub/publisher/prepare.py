@@ -18,6 +18,7 @@ from eventpub.publisher.recovery import (
     BEGINNING,
     kept_progress,
     kept_start,
+    require_known,
     require_own,
     start_lost,
 )
@@ -243,6 +244,7 @@ def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
 def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str, Any]:
     """Where this publisher started: resolved once, and kept."""
     configured = config.read.start
+    require_known(config, state)
     kept = kept_start(state, configured)
     if kept is not None and kept["configured"] != configured:
         log.warning(
