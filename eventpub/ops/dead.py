@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 from eventpub.admission import VersionRange
 from eventpub.admission.rules import CONFLICT
@@ -27,6 +28,10 @@ from eventpub.store import EventStore
 OF_ANOTHER = CONFLICT
 """Code of rows under whose version another row was published."""
 _FIRST_BYTES = 512
+_SHOWN = (
+    "aggregate_id", "version", "reason", "payload_bytes", "partition", "offset", "in_store",
+    "is_searched", "is_last",
+)  # fmt: skip
 Key = tuple[str, int]
 """Aggregate and version."""
 
@@ -70,6 +75,14 @@ class Letter:
             return None
         return self.aggregate_id, self.version
 
+    def to_dict(self) -> dict[str, Any]:
+        """As `dead list` and the dashboard show it; JSON-serializable."""
+        at = self.published
+        published = None if at is None else {"partition": at[0], "offset": at[1]}
+        created = self.headers.get(records.TIME) or format_time(self.timestamp * 1000)
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return shown | {"created": created, "published": published}
+
 
 @dataclass(frozen=True)
 class Letters:
@@ -108,7 +121,12 @@ class Retried:
 
 
 def find(
-    config: Config, *, only: Key | None = None, limit: int = 50, timeout: float = 60.0
+    config: Config,
+    *,
+    only: Key | None = None,
+    limit: int = 50,
+    timeout: float = 60.0,
+    ask_store: bool = True,
 ) -> Letters:
     """The dead letters, with what became of their rows.
 
@@ -116,6 +134,7 @@ def find(
         only: those of one row.
         limit: the newest so many.
         timeout: seconds for reading the topics.
+        ask_store: whether to look up which rows are still there.
 
     Raises:
         StoreError, SinkError: the store or the topics cannot be read.
@@ -126,9 +145,11 @@ def find(
     wanted = {key for key in keys if key is not None}
     if not wanted:
         return found
-    readable = config.store.model_copy(update={"allow_replica": True})
-    with EventStore(readable, EventStore.discover(config.store)) as store:
-        there = store.existing(sorted(wanted))
+    there: Collection[Key] | None = None
+    if ask_store:
+        readable = config.store.model_copy(update={"allow_replica": True})
+        with EventStore(readable, EventStore.discover(config.store)) as store:
+            there = store.existing(sorted(wanted))
     since = min(_since(letter) for letter in found.newest if letter.key is not None)
     search = _search(config, wanted, since, until)
     newest = [
@@ -136,7 +157,7 @@ def find(
         if letter.key is None
         else replace(
             letter,
-            in_store=letter.key in there,
+            in_store=None if there is None else letter.key in there,
             published=search.found.get(letter.key),
             is_searched=search.is_whole or letter.key in search.found,
         )
@@ -329,8 +350,3 @@ def _search(config: Config, wanted: Collection[Key], since: int, until: float) -
                 search.found[key] = (message.partition(), message.offset())
     search.is_whole = not reading.unread
     return search
-
-
-def created_at(letter: Letter) -> str:
-    """When the row was created, RFC 3339; of a letter that does not say, its own time."""
-    return letter.headers.get(records.TIME) or format_time(letter.timestamp * 1000)
