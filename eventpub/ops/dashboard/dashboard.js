@@ -120,7 +120,7 @@ function causes(checks) {
   const found = [], cause = new Map();
   const rank = (check) => (CAUSES.indexOf(check.name) + 1 || 99) + (check.state === "error" ? 0 : 200);
   for (const check of checks.filter((c) => c.state !== "ok").sort((a, b) => rank(a) - rank(b))) {
-    const code = check.message.match(/^[a-z_]+\.[a-z_]+/)?.[0] ?? check.message;
+    const code = check.message.match(/\b[a-z]+\.[a-z_]+(?=: )/)?.[0] ?? check.message;
     const head = found.find(({ first, code: other }) => other === code
       || (first.state === "error" && code.startsWith(FOLLOWS[first.name] ?? " ")));
     if (head) head.also.push(check.name);
@@ -165,7 +165,7 @@ function show(status) {
   say("odd-rows", oddRows(status));
   say("lag", duration(status.lag.seconds));
   const { events } = status.lag;
-  say("lag-events", events === null ? "events: not known" : `${whole.format(events)} events`);
+  say("lag-events", events === null ? "events: not known" : `${whole.format(events)} event${events === 1 ? "" : "s"}`);
   say("published", `${whole.format(status.counters.published)} since the start`);
   for (const [id, count] of Object.entries({ holds: status.holds_open, late: status.counters.late })) {
     say(id, whole.format(count));
@@ -373,9 +373,13 @@ function silent(error) {
   document.title = "no answer – eventpub";
   mark("no answer", "error");
   say("ready", `since ${clock(silentSince)}`);
-  const why = error.name === "TimeoutError" ? "in time" : `(${visible(error.message)})`;
-  say("wrong", `The publisher does not answer ${why}. What is shown is from then; it is asked again `
-    + "every second.");
+  const why = error.name === "TimeoutError" ? "does not answer in time: it is frozen, or very slow"
+    : "does not answer: it has ended, or cannot be reached";
+  const before = last ? causes(last.checks).found.map(sentence).join("\n") : "";
+  say("wrong", `The publisher ${why}. Run eventpub status on its machine. The rest of this page is from before.`
+    + (before ? `\nLast known: ${before}` : ""));
+  for (const id of ["lag", "rate"]) say(id, "–");
+  say("lag-events", "not known");
   $("pause").disabled = true;
 }
 
@@ -409,7 +413,7 @@ async function watchRecorded() {
       say("recorded-note", `Not known: ${visible(error.message)}`);
     }
   }
-  setTimeout(watchRecorded, GAPS_EVERY / 2);
+  setTimeout(watchRecorded, last ? GAPS_EVERY / 2 : STATUS_EVERY / 4);
 }
 
 async function loadConfig() {
@@ -619,14 +623,14 @@ function stepsOf(now, before) {
 }
 
 const CHARTS = [
-  { title: "Rate", unit: (v) => `${number(v)}/s`, lines: [["events", (p) => p.rate]] },
-  { title: "Lag", unit: duration, lines: [["oldest event not published", (p) => p.lag]] },
+  { title: "Rate", least: 1, unit: (v) => `${number(v)}/s`, lines: [["events", (p) => p.rate]] },
+  { title: "Lag", least: 1, unit: duration, lines: [["oldest event not published", (p) => p.lag]] },
   {
-    title: "Latency", unit: duration,
+    title: "Latency", least: 1, unit: duration,
     lines: ["p50", "p99"].map((name) => [name, (p) => p[name]?.at ?? null, (p) => p[name]?.words]),
   },
   {
-    title: "Time of a transaction", unit: duration, isStacked: true,
+    title: "Time of a transaction", least: 0.01, unit: duration, isStacked: true,
     lines: [
       ...[...STEPS, "other"].map((step) => [step, (p) => p.steps?.[step] ?? null]),
       ["wait for rows", (p) => p.steps?.read ?? null],
@@ -678,14 +682,15 @@ function drawOne(chart, found) {
   const total = (p) => d3.sum(chart.lines, (line) => line[1](p));
   const highest = (p) => (chart.isStacked ? total(p) : d3.max(chart.lines, (line) => line[1](p)));
   const shown = found.filter((p) => p.at * 1000 >= from);
-  const most = Math.max(d3.max(shown, highest) ?? 0, 1e-3);
+  const most = Math.max(d3.max(shown, highest) ?? 0, chart.least);
   const [, size, unit] = chart.unit === duration ? UNITS.find(([from]) => most >= from) : [0, 1, "/s"];
   const scale = d3.scaleLinear([0, most / size], [base, ABOVE]).nice(4), y = (v) => scale(v / size);
+  const label = scale.tickFormat(4);
   const few = width < 420 ? 3 : 6;
   chart.x.attr("transform", `translate(0,${base})`)
     .call(d3.axisBottom(x).ticks(few).tickFormat(d3.timeFormat("%H:%M")).tickSizeOuter(0));
   chart.y.attr("transform", `translate(${LEFT},0)`)
-    .call(d3.axisLeft(scale).ticks(4).tickFormat((v) => `${number(v)}${unit}`).tickSize(LEFT + 6 - width));
+    .call(d3.axisLeft(scale).ticks(4).tickFormat((v) => `${label(v)}${unit}`).tickSize(LEFT + 6 - width));
   const at = (p) => x(p.at * 1000);
   // where nothing was counted a line has a hole, between the points beside it
   const series = shown.flatMap((p) => (p.begins ? [null, p] : [p]));
