@@ -64,8 +64,9 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         yield warning(text, **jump)
     for topic in report.made_again:
         yield warning("the topic was deleted and created again; its records are lost", topic=topic)
-    if count := report.not_ours.get("unrecognised", 0):
-        yield warning("ignored records that other programs wrote to the topics", records=count)
+    if report.not_ours:
+        text = "ignored records that other programs wrote to the topics"
+        yield warning(text, records=report.not_ours)
     if report.restored:
         text = "published again what the broker had left in committed, but open, transactions"
         yield warning(text, records=report.restored)

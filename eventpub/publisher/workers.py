@@ -219,13 +219,8 @@ class BrokerWork:
             self._check_topic(command)
             return e.TopicChecked()
         if isinstance(command, e.CheckOpen):
-            return e.OpenChecked(self._is_left_open(command))
+            return e.OpenChecked(are_left_open(self._config.sink, command.ends, _TIMEOUT))
         raise TypeError(command)
-
-    def _is_left_open(self, command: e.CheckOpen) -> bool:
-        sink, app = self._config.sink, self._config.app
-        sources = sources_of(sink, app.id, app.former_ids)
-        return are_left_open(sink, sources, command.ends, _TIMEOUT)
 
     def _check_topic(self, command: e.CheckTopic) -> None:
         """Whether the topic is the same, and nobody else publishes to it.
@@ -242,4 +237,4 @@ class BrokerWork:
         found = visible_ends(sink, list(ends), _TIMEOUT) if ends else {}
         between = {p: (ends[p], end) for p, end in found.items() if end > ends[p]}
         if between:
-            check_between(sink, sources_of(sink, app.id, app.former_ids), between)
+            check_between(sink, sources_of(app.id, app.former_ids), between)
