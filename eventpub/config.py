@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -153,6 +154,12 @@ class Store(Section):
         " on the topic nor among the dead letters",
     )
     columns: Columns = Columns()
+
+    @property
+    def full_table(self) -> str:
+        """The table with its database, wherever that runs."""
+        database = unquote(urlsplit(self.url.get_secret_value()).path).lstrip("/")
+        return f"{database}.{self.table}"
 
     @model_validator(mode="after")
     def _one_password(self) -> Store:

@@ -43,6 +43,8 @@ class Lease:
         is_placed: whether all that is on the topic was written with this number of partitions.
         uncounted_since: nothing that is to be counted again out of turn was created at or before;
             None: nothing is.
+        hidden_since: nothing that may be unpublished below `low` was created at or before, as far
+            as that was seen: what open transactions hide, or what is to be counted again.
         former_shards: how many shards the run before had, where it was another number.
         former_indexes: folders of the indexes of another number of partitions.
     """
@@ -53,6 +55,7 @@ class Lease:
     acknowledged: dict[PartitionId, int] = field(default_factory=dict)
     is_placed: bool = False
     uncounted_since: int | None = None
+    hidden_since: int | None = None
     former_shards: int | None = None
     former_indexes: tuple[str, ...] = ()
 

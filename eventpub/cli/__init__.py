@@ -15,7 +15,7 @@ from contextlib import suppress
 import click
 
 from eventpub import __version__, log
-from eventpub.cli.bench import bench
+from eventpub.cli.bench import bench_command
 from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
 from eventpub.cli.dead import dead, publish
 from eventpub.cli.init import init
@@ -69,7 +69,7 @@ for _command in (
     trace,
     config,
     demo,
-    bench,
+    bench_command(),
 ):
     eventpub.add_command(_command)
 

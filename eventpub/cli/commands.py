@@ -291,7 +291,7 @@ def gaps_list(request: Request, limit: int) -> Report:
     """
     loaded = request.load()
     from eventpub.cli.status import KINDS
-    from eventpub.ops.gaps import find
+    from eventpub.ops.gaps import find, with_times
 
     found = find(loaded.config, limit)
     missing = sum(still for _, still in found.skipped)
@@ -308,14 +308,12 @@ def gaps_list(request: Request, limit: int) -> Report:
         summary += f", {waiting} for a publisher"
     if found.kind != "running":
         summary += f"; {KINDS[found.kind]}"
-    held = [vars(hold) for hold in found.open]
-    skipped = [vars(gap) | {"still_missing": still} for gap, still in found.skipped]
     result = {
         "running": found.kind == "running",
         "kind": found.kind,
-        "open": [_with_times(hold) for hold in held],
+        "open": [with_times(hold) for hold in found.open],
         "open_count": found.open_count,
-        "skipped": [_with_times(gap) for gap in skipped],
+        "skipped": found.skips(),
         "skipped_count": found.skipped_count,
         "requests": [_request(request) for request in found.requests],
     }
@@ -328,13 +326,6 @@ def gaps_list(request: Request, limit: int) -> Report:
         status=None if found.unread is None else found.unread.exit_status,
         error=found.unread,
     )
-
-
-def _with_times(fields: dict[str, Any]) -> dict[str, Any]:
-    from eventpub.config import format_time
-
-    times = {"first_seen", "next_attempt", "since", "skipped_at"}
-    return {k: format_time(v) if k in times else v for k, v in fields.items()}
 
 
 def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:

@@ -62,7 +62,7 @@ def dead_list(request: Request, limit: int, timeout: float) -> Report:
     result = {
         "count": found.count,
         "rows": found.rows,
-        "letters": [_shown(letter) for letter in found.newest],
+        "letters": [letter.to_dict() for letter in found.newest],
         "notes": notes,
     }
     return Report(
@@ -81,27 +81,6 @@ def _notes(is_whole: bool, letters: list[Letter], topic: str) -> list[str]:
     elif not all(letter.is_searched for letter in letters if letter.key is not None):
         notes.append("the topic was not searched to its end: some may be published; see --timeout")
     return notes
-
-
-def _shown(letter: Letter) -> dict[str, Any]:
-    from eventpub.ops.dead import created_at
-
-    published: dict[str, int] | None = None
-    if letter.published is not None:
-        published = {"partition": letter.published[0], "offset": letter.published[1]}
-    return {
-        "aggregate_id": letter.aggregate_id,
-        "version": letter.version,
-        "reason": letter.reason,
-        "created": created_at(letter),
-        "payload_bytes": letter.payload_bytes,
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "in_store": letter.in_store,
-        "published": published,
-        "is_searched": letter.is_searched,
-        "is_last": letter.is_last,
-    }
 
 
 def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
@@ -163,7 +142,7 @@ def dead_show(request: Request, aggregate_id: str, version: int, timeout: float)
     if not found.newest:
         return Report("dead show", False, f"{name}: no dead letter", {"notes": notes})
     [letter] = found.newest
-    shown = _shown(letter) | {
+    shown = letter.to_dict() | {
         "letters": found.count,
         "headers": letter.headers,
         "first_bytes": _printable(letter.first_bytes),
@@ -259,7 +238,7 @@ def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float
         "aggregate_id": aggregate_id,
         "version": version,
         "outcome": answer.outcome,
-        "letter": None if answer.letter is None else _shown(answer.letter),
+        "letter": None if answer.letter is None else answer.letter.to_dict(),
     }
     summary = f"{aggregate_id}/{version}: {words}"
     return Report("dead retry", answer.is_done, summary, result)

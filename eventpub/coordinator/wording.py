@@ -80,7 +80,9 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         text = "retention cut what the index has not read: events before count as published"
         yield warning(text, before=format_time(report.baseline), **shard)
     if report.repeats_after is not None:
-        text = "retention cut what the index has not read: later events are published again"
+        text = (
+            "retention cut what the index has not read: later events, if cut, are published again"
+        )
         yield warning(text, after=format_time(report.repeats_after), **shard)
     if count := report.counts.gaps_vanished:
         yield warning("holds ended: the events above the gap were deleted", count=count)

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 from eventpub.admission.rules import CONFLICT
 from eventpub.channel import Request
@@ -28,6 +29,10 @@ OF_ANOTHER = CONFLICT
 _FIRST_BYTES = 512
 _MOST_ROWS = 1_000
 _ABOVE_ALL = 2**63 - 1
+_SHOWN = (
+    "aggregate_id", "version", "reason", "payload_bytes", "partition", "offset", "in_store",
+    "is_searched", "is_last",
+)  # fmt: skip
 Key = tuple[str, int]
 """Aggregate and version."""
 
@@ -70,6 +75,14 @@ class Letter:
         if self.aggregate_id is None or self.version is None:
             return None
         return self.aggregate_id, self.version
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `dead list` and the dashboard show it; JSON-serializable."""
+        at = self.published
+        published = None if at is None else {"partition": at[0], "offset": at[1]}
+        created = self.headers.get(records.TIME) or format_time(self.timestamp * 1000)
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return shown | {"created": created, "published": published}
 
 
 @dataclass(frozen=True)
@@ -124,7 +137,12 @@ class Unpublished:
 
 
 def find(
-    config: Config, *, only: Key | None = None, limit: int = 50, timeout: float = 60.0
+    config: Config,
+    *,
+    only: Key | None = None,
+    limit: int = 50,
+    timeout: float = 60.0,
+    ask_store: bool = True,
 ) -> Letters:
     """The dead letters, with what became of their rows.
 
@@ -132,6 +150,7 @@ def find(
         only: those of one row.
         limit: the newest so many.
         timeout: seconds for reading the topics.
+        ask_store: whether to look up which rows are still there.
 
     Raises:
         StoreError, SinkError: the store or the topics cannot be read.
@@ -142,8 +161,10 @@ def find(
     wanted = {key for key in keys if key is not None}
     if not wanted:
         return found
-    with _store(config) as store:
-        there = store.existing(sorted(wanted))
+    there: Collection[Key] | None = None
+    if ask_store:
+        with _store(config) as store:
+            there = store.existing(sorted(wanted))
     since = min(_since(letter) for letter in found.newest if letter.key is not None)
     search = _search(config, wanted, since, until)
     newest = [
@@ -151,7 +172,7 @@ def find(
         if letter.key is None
         else replace(
             letter,
-            in_store=letter.key in there,
+            in_store=None if there is None else letter.key in there,
             published=search.found.get(letter.key),
             is_searched=search.is_whole or letter.key in search.found,
         )
@@ -393,8 +414,3 @@ def _search(config: Config, wanted: Collection[Key], since: int, until: float) -
     first = list_offsets(sink, places, "earliest")
     search.is_cut = any(0 < first[place] >= starts[place] for place in places)
     return search
-
-
-def created_at(letter: Letter) -> str:
-    """When the row was created, RFC 3339; of a letter that does not say, its own time."""
-    return letter.headers.get(records.TIME) or format_time(letter.timestamp * 1000)

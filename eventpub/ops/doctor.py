@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from eventpub.config import Config
@@ -40,7 +41,7 @@ def examine(config: Config) -> list[Check]:
         ("event store", lambda: _store(config)),
         ("topic", lambda: _sink(config)),
         ("backlog", lambda: _backlog(config)),
-        ("state", lambda: _state(config.app.state_dir)),
+        ("state", lambda: _state(config)),
         ("Spark", lambda: _spark(config)),
     ]
     # side by side: a database and a broker that are both away shall not take twice as long
@@ -135,11 +136,21 @@ def _backlog(config: Config) -> list[Check]:
     return [Check("backlog", "ok", "the topic keeps the oldest event that is to be published")]
 
 
-def _state(folder: Path) -> list[Check]:
+def _state(config: Config) -> list[Check]:
+    from eventpub.publisher.recovery import require_known, require_own
     from eventpub.state import WITHOUT_FILES, StateDir
 
+    folder = config.app.state_dir
     checks = [state_dir(folder)]
-    damaged = StateDir(folder).damaged() if folder.is_dir() else []
+    if checks[0].status == "wrong":
+        return checks
+    state = StateDir(folder)
+    if folder.is_dir():
+        state.require_ours()
+    with suppress(SinkError):  # the other parts say what is wrong
+        require_own(config, state)
+        require_known(config, state)
+    damaged = state.damaged()
     if damaged:
         names = ", ".join(file.name for file in damaged)
         said = f"{names} in {folder}: nothing can be read of it"

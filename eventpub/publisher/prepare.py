@@ -14,8 +14,15 @@ from eventpub.config import Config, Read, format_time
 from eventpub.coordinator.durable_state import StartState
 from eventpub.coordinator.newest import last_of
 from eventpub.errors import StateError
-from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
-from eventpub.shard.assignment import Assignment
+from eventpub.publisher.recovery import (
+    BEGINNING,
+    kept_progress,
+    kept_start,
+    require_known,
+    require_own,
+    start_lost,
+)
+from eventpub.shard.assignment import Assignment, identity_of
 from eventpub.sink import (
     check_age,
     check_sample,
@@ -59,6 +66,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
     layout = _check_store(config, server)
     before = state.read(state.progress_file) or {}
     topics = _check_topics(config, before)
+    accepts_topic = require_own(config, state)
     with EventStore(config.store, layout) as store:
         started = _start(config, state, store.now)
         now = store.now()
@@ -110,7 +118,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         topics.partitions,
         None if start == BEGINNING else start,
         run,
-        accepts_topic=topics.ids.get(config.sink.topic) == config.sink.accept_topic_id,
+        accepts_topic=accepts_topic,
     )
     return Prepared(start_state, assignment, topics.ids)
 
@@ -236,6 +244,7 @@ def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
 def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str, Any]:
     """Where this publisher started: resolved once, and kept."""
     configured = config.read.start
+    require_known(config, state)
     kept = kept_start(state, configured)
     if kept is not None and kept["configured"] != configured:
         log.warning(
@@ -249,6 +258,7 @@ def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str,
             raise start_lost(state)  # as with a container whose volume is gone
         position = start_position(config.read, now)
         kept = {"configured": configured, "position": position, "time": format_time(position)}
+    kept = {**kept, "of": identity_of(config)}
     if state.read(state.start_file) != kept:
         state.write(state.start_file, kept, lasting=True)
     return kept

@@ -164,7 +164,7 @@ class Publishing:
                 return decided
 
         if context.rules.contents_of is not None:
-            known.contents = context.index.contents(_published(rows, known))
+            known.contents = context.index.contents(_decided(rows, known))
         decision = decide(rows)
         whole = True
         if self._holds_shard and rows.num_rows:
@@ -402,10 +402,13 @@ def _events(rows: pa.Table) -> list[Event]:
     return list(zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True))
 
 
-def _published(rows: pa.Table, known: Known) -> list[Event]:
-    """Those of some rows' versions that are not above the last one of their aggregate."""
-    found = (e for e in _events(rows) if e[1] <= known.last.get(e[0], e[1] - 1))
-    return list(dict.fromkeys(found))
+def _decided(rows: pa.Table, known: Known) -> list[Event]:
+    """Those of some rows' versions of which a row may have been decided."""
+    return [
+        (a, version)
+        for a, version in dict.fromkeys(_events(rows))
+        if version <= known.last.get(a, version - 1) or version in known.refused.get(a, ())
+    ]
 
 
 def _assert_order(decision: Decision, known: Known) -> None:

@@ -8,7 +8,7 @@ from eventpub.sink.checks import Written, checks
 from eventpub.sink.client import check_properties
 from eventpub.sink.faults import RecordRefusedError, topic_gone, topic_remade
 from eventpub.sink.fencing import fence_all
-from eventpub.sink.finding import has_event
+from eventpub.sink.finding import has_event, oldest_events
 from eventpub.sink.first_open import are_left_open
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Folded
@@ -58,6 +58,7 @@ __all__ = [
     "first_offsets",
     "has_event",
     "has_written",
+    "oldest_events",
     "sources_of",
     "topic_gone",
     "topic_ids",
