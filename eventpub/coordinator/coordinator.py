@@ -37,7 +37,6 @@ from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.health import Health
 from eventpub.coordinator.leases import Leases
 from eventpub.coordinator.newest import NewestRows
-from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.rate import Rate
 from eventpub.coordinator.recounting import Recounting
@@ -97,11 +96,15 @@ class Coordinator:
         self._leases = Leases(shards, begin.run, self._ending, self._requests, do)
         gaps = config.gaps
         self._windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
-        odd = OddRows(
-            NewestRows(horizon, begin.start, begin.newest),
+        newest = NewestRows(horizon, begin.start, begin.newest)
+        self._changes = DatabaseChanges(
+            newest,
+            self._recounting,
+            durable,
+            progress,
+            do,
             is_fatal=config.recount.rows_in_past == "stop",
         )
-        self._changes = DatabaseChanges(odd, self._recounting, durable, progress, do)
         self._checks = Checks(config.sink.delivery == "exactly_once")
         self._report_log = wording.ReportLog(config)
         self._handlers = self._handlers_by_type()
