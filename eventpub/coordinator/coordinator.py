@@ -92,7 +92,7 @@ class Coordinator:
         self._ending = Ending(shards, self._failures, progress, begin.until, do)
         self._requests = Requests(shards, begin.partitions, do)
         for request, reply in begin.requests:
-            self._requests.keep(request, reply)
+            self._requests.receive(request, reply, is_kept=True)
         self._leases = Leases(shards, begin.run, self._ending, self._requests, do)
         gaps = config.gaps
         self._windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
