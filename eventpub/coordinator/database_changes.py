@@ -159,7 +159,7 @@ class DatabaseChanges:
         is_news = not before or (after > before and now - self._said_of_future > _SAID_EVERY)
         if after and is_news:
             self._said_of_future = now
-            self._do(wording.rows_of_the_future(after))
+            self._do(wording.rows_of_the_future(progress.rows_ahead, after))
         elif before and not after:
             self._do(Log("info", "no event lies in the future any more", {}))
 
