@@ -127,13 +127,13 @@ def rows_of_the_past(rows: int, oldest: int, now: int) -> Log:
     return warning(text, code="store.rows_in_past", **facts)
 
 
-def rows_of_the_future(seconds: float) -> Log:
+def rows_of_the_future(rows: int, seconds: float) -> Log:
     """The newest row lies in the future."""
     text = (
         "the newest event lies in the future, and is published when its time has come; if writers'"
         " sessions keep another time zone, set store.time_zone to theirs"
     )
-    return warning(text, code="store.rows_in_future", seconds=round(seconds))
+    return warning(text, code="store.rows_in_future", rows=rows, seconds=round(seconds))
 
 
 _MANY_BEGIN_ABOVE = 1_000

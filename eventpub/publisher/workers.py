@@ -175,7 +175,9 @@ class ChecksWork:
             poll = self._lag.measure(store, command.position, config.read.delay, command.read)
             return e.LagMeasured(command.position, poll.upper, self._lag.seconds, self._lag.events)
         if isinstance(command, e.CheckTable):
-            return e.TableChecked(EventStore.discover(config.store), store.never_read())
+            layout = EventStore.discover(config.store)
+            with EventStore(config.store, layout) as as_it_is:
+                return e.TableChecked(layout, as_it_is.never_read())
         raise TypeError(command)
 
     def _count(self, command: e.Count) -> e.Counted:
