@@ -124,6 +124,9 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
     if known.baseline is not None:
         fresh = created > known.baseline
     missing = fresh & (version > decided[code])
+    for row in np.flatnonzero(fresh & (version < rules.first_version)).tolist():
+        refused = known.refused.get(ids[int(code[row])], ())
+        missing[row] = rules.contents_of is not None or int(version[row]) not in refused
     if rules.contents_of is not None:  # keys do not say whether a row is what was published
         missing |= fresh & (version <= numbers_of(ids, known.last, NEVER_SEEN)[code])
     if rules.times_last and (known.times or known.times_since is not None):

@@ -109,7 +109,7 @@ class Request:
         id: names it.
         action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
             shows the shard's open holds and what is still missing of skips, or the gap of one
-            aggregate; "publish" publishes a dead letter's row after all.
+            aggregate; "publish" publishes a row that is not on the topic.
         aggregate_id: whose; "" for a list of all.
         version: the first that is to be given up; a request that is done again gives up no other
             one, and one that names none gives up nothing. Of "publish": the row's.

@@ -93,7 +93,7 @@ class OddRows:
         if self.never_read:
             said.append(
                 f"{counted(self.never_read, 'row')} with a create_time before 1970, or none, are"
-                " never published (eventpub doctor)"
+                " not read (eventpub doctor)"
             )
         return "; ".join(said)
 

@@ -22,7 +22,7 @@ _COMMANDS = {
     "list": "gaps list",
     "retry": "gaps retry",
     "skip": "gaps skip",
-    "publish": "dead retry",
+    "publish": "publish",
 }
 
 _MOST_FAILURES = 2

@@ -13,7 +13,7 @@ Keys are one letter and the aggregate's UTF-8 bytes:
                              `admission.Known.contents`; only where the table allows two of them.
                              Before the aggregate the key has the version, 16 hexadecimal digits
     m  facts of the shard    JSON, by name: offsets, position, baseline, undecided, skips, refusals,
-                             rewrites, dead_run, chunk_bytes, times, identity
+                             rewrites, dead_run, chunk_bytes, times, contents, identity
 
 and, not by aggregate: `c` and the number of a time bucket (8 bytes, big-endian): how many rows of
 it have been accounted for (8 bytes, little-endian); `g` and a number: a mark, see `database`.
@@ -469,9 +469,7 @@ class Index(Facts):
         contents: Mapping[tuple[str, int], set[bytes]] | None = None,
     ) -> None:
         batch = new_batch()
-        if contents:
-            before = self.contents([*contents])
-            self._put_contents(batch, {e: {*before.get(e, ()), *c} for e, c in contents.items()})
+        self._add_contents(batch, contents or {})
         if refused:
             known = self.known(list(refused)).refused
             self._put_refused(batch, {a: {*known.get(a, ()), *v} for a, v in refused.items()})
@@ -525,6 +523,16 @@ class Index(Facts):
                 batch.put(key, json.dumps(ranges).encode())
             else:
                 batch.delete(key)
+
+    def add_contents(self, contents: Mapping[tuple[str, int], set[bytes]]) -> None:
+        """Take over contents of versions that are known."""
+        batch = new_batch()
+        self._add_contents(batch, contents)
+        self._write(batch, {})
+
+    def _add_contents(self, batch: Any, contents: Mapping[tuple[str, int], set[bytes]]) -> None:
+        before = self.contents([*contents]) if contents else {}
+        self._put_contents(batch, {e: {*before.get(e, ()), *c} for e, c in contents.items()})
 
     def _put_contents(
         self, batch: Any, contents: Mapping[tuple[str, int], Iterable[bytes]]

@@ -31,6 +31,8 @@ FAULTS = {
 }
 
 NO_TIME = np.iinfo(np.int64).min
+LEFT_OUT = 2
+"""Instead of the hash of what a dead letter has left out, since it was too large."""
 
 
 @dataclass
@@ -320,12 +322,19 @@ class _Rows:
         plain = _ENVELOPE + ("content-type" in by_name) + (kind == LATE)
         metadata = _EMPTY_HASH if len(headers) == plain else _hash_of_metadata(headers)
         value = message.value()
+        payload, type_ = 1 if value is None else hash(value), hash(by_name.get("ce_type") or b"")
+        if kind == DEAD:
+            metadata = hash_of_metadata(by_name.get("eventpub_metadata"))
+            payload, type_, metadata = (
+                LEFT_OUT if f"eventpub_{name}_bytes" in by_name else known
+                for name, known in (("payload", payload), ("type", type_), ("metadata", metadata))
+            )
         self._ids.append(aggregate_id)
         self._times.append(micros)
         self._numbers.append(
             (
                 version, 0, kind, partition, offset, faults, message.timestamp()[1],
-                1 if value is None else hash(value), hash(by_name.get("ce_type") or b""), metadata,
+                payload, type_, metadata,
             )
         )  # fmt: skip
         return None

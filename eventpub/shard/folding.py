@@ -66,6 +66,7 @@ class Fold:
             self._check_topics()
             context.look_at_clock()
             index.keep_times(context.assignment.layout.read_as, context.now)
+            self._keep_contents()
             jumps = Jumps(index.known) if index.undecided is None else None
             self._read(jumps)
             # before the offsets move on: also where nothing was left to be read
@@ -89,6 +90,24 @@ class Fold:
             self._take(part, context.now, jumps)
             failpoint("during_fold")
             self._go_on(context.sink.unread)
+
+    def _keep_contents(self) -> None:
+        """What tells rows of one version apart, where the table takes several: of all versions.
+
+        An index from before, when the table refused a second row, lacks it.
+        """
+        context, index = self._context, self._context.index
+        are_kept = context.rules.contents_of is not None
+        if are_kept and index.offsets and not index.has_contents:
+            for part in context.sink.fold(
+                {},
+                everywhere=True,
+                with_contents=True,
+                meanwhile=lambda: self._go_on(context.sink.unread),
+            ):
+                index.add_contents(part.contents)
+                self._go_on(context.sink.unread)
+        index.note_contents(are_kept)
 
     def _go_on(self, left: int) -> None:
         """Leave where the runner is to; else say once a second that it is alive.
