@@ -26,6 +26,7 @@ from eventpub.sink.stable_ends import are_left_open
 from eventpub.sink.topic_settings import check_age
 from eventpub.sink.topics import (
     TopicLayout,
+    check_sides,
     check_topics,
     check_written,
     first_offsets,
@@ -51,6 +52,7 @@ __all__ = [
     "check_between",
     "check_properties",
     "check_sample",
+    "check_sides",
     "check_topics",
     "check_written",
     "checks",
