@@ -452,12 +452,6 @@ class Ops(Section):
         "auto", description="form of the log on stderr; auto = text on a terminal, json otherwise"
     )
 
-    traces: bool = Field(
-        False,
-        description="send a span of each transaction to an OpenTelemetry collector, which the"
-        " variables OTEL_… of the environment name; needs the extra 'traces'",
-    )
-
     @model_validator(mode="after")
     def _one_token(self) -> Ops:
         refuse_both("ops.token", self.token, self.token_file)
