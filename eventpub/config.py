@@ -22,7 +22,6 @@ from eventpub.config_values import (
     KeyColumns,
     Master,
     Micros,
-    Names,
     Properties,
     Section,
     Servers,
@@ -282,11 +281,6 @@ class Sink(Section):
         ge=1,
         le=1_000_000_000,
         description="dead letters in a row that are allowed; at one more the publisher stops",
-    )
-    ignored_sources: Names = Field(
-        (),
-        description="ce_source of other producers that may write to the topic: their records are"
-        " ignored, instead of the error sink.other_publisher",
     )
     accept_topic_id: str = Field(
         "",

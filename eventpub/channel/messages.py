@@ -192,7 +192,7 @@ class Report:
         compared: the last `Comparison` that was done.
         unfinished: its buckets of which something was left.
         answers: what came of requests, by their ids.
-        not_ours: by origin, records of the topics that this publisher has not written.
+        not_ours: how many records of the topics this publisher has not written.
         jumps: versions on the topic that nobody can have published there in order.
         made_again: topics that were deleted and created again since the index was written.
         is_placed: whether it has read all partitions from their beginnings and found everything
@@ -232,7 +232,7 @@ class Report:
     compared: int = 0
     unfinished: list[int] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
-    not_ours: dict[str, int] = field(default_factory=dict)
+    not_ours: int = 0
     jumps: list[dict[str, Any]] = field(default_factory=list)
     made_again: list[str] = field(default_factory=list)
     is_placed: bool = False

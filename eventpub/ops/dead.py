@@ -14,7 +14,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eventpub.admission import VersionRange
 from eventpub.admission.rules import CONFLICT
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
@@ -182,9 +181,7 @@ def find(
     return replace(found, newest=newest)
 
 
-def retry(  # noqa: PLR0911 (one case after the other)
-    config: Config, aggregate_id: str, version: int, *, timeout: float = 60.0
-) -> Retried:
+def retry(config: Config, aggregate_id: str, version: int, *, timeout: float = 60.0) -> Retried:
     """Have the row of a dead letter published, as a late event.
 
     Args:
@@ -205,58 +202,51 @@ def retry(  # noqa: PLR0911 (one case after the other)
         return Retried("below the first version", letter)
     if config.gaps.late != "publish":
         return Retried("late events are not published", letter)
-    state = StateDir(config.app.state_dir)
-    if not state.is_running():
+    if not StateDir(config.app.state_dir).is_running():
         return Retried("not running", letter)
-    created = _created(config, key)
-    if created is None:
-        return Retried("not in the store", letter)
     # its time may have been changed since: a retry before this one has published it with that
-    search = _search(config, {key}, min(_since(letter), created // 1000), until)
-    if key in search.found:
-        return Retried("published before", letter)
-    if not search.is_whole:
-        return Retried("not searched", letter)
-    request = Request(
-        secrets.token_hex(8), "publish", aggregate_id, version, searched=search.searched
-    )
-    answers = ask_shards(state, request, timeout)
-    if answers is None:
-        return Retried("no answer", letter)
-    [outcome] = answers.values()
+    rows = unpublished(config, *key, since=_since(letter), timeout=until - time.monotonic())
+    outcome = rows.outcome or publish(config, aggregate_id, rows, timeout=timeout)[1]
     if outcome == "refused again":  # which says why now, perhaps for another limit than before
         letter = next(iter(_read(config, key, 1, until + timeout).newest), letter)
     return Retried(outcome, letter)
 
 
 def unpublished(
-    config: Config, aggregate_id: str, version: int | None, *, timeout: float = 60.0
+    config: Config,
+    aggregate_id: str,
+    version: int | None,
+    *,
+    since: int | None = None,
+    timeout: float = 60.0,
 ) -> Unpublished:
     """Which of an aggregate's rows are not on the topic.
 
     Args:
         version: this one alone; None: of the last 1,000.
+        since: there are no records of earlier timestamps, ms; None: than when they were created,
+            as far as retention has left the topic.
         timeout: seconds for searching the topic.
 
     Raises:
         StoreError, SinkError: the store or the topic cannot be read.
     """
-    bound = _ABOVE_ALL if version is None else version + 1
+    bound, most = (_ABOVE_ALL, _MOST_ROWS) if version is None else (version + 1, 1)
     with _store(config) as store:
-        keys = list(store.below([(aggregate_id, bound)], _MOST_ROWS if version is None else 1))
-    table = [row for batch in keys for row in batch.to_pylist()]
-    rows = [row for row in table if version in {None, row["version"]}]
+        keys = [r for b in store.below([(aggregate_id, bound)], most) for r in b.to_pylist()]
+    rows = {row["version"]: row["create_time"] for row in keys if version in {None, row["version"]}}
     if not rows:
         return Unpublished("not in the store")
-    since = max(0, min(row["create_time"] for row in rows) // 1000)
-    wanted = {(aggregate_id, row["version"]) for row in rows}
-    search = _search(config, wanted, since, time.monotonic() + timeout)
+    first = max(0, min([*rows.values(), *([] if since is None else [since * 1000])]) // 1000)
+    wanted = {(aggregate_id, number) for number in rows}
+    search = _search(config, wanted, first, time.monotonic() + timeout)
     left = tuple(sorted(number for _, number in wanted - search.found.keys()))
     if not left:
         return Unpublished("published before")
     if not search.is_whole:
         return Unpublished("not searched")
-    return Unpublished("not known" if search.is_cut else "", left, search.searched)
+    is_unknown = search.is_cut and since is None
+    return Unpublished("not known" if is_unknown else "", left, search.searched)
 
 
 def publish(
@@ -361,13 +351,6 @@ def _letter(message: Message, headers: dict[str, bytes | None]) -> Letter:
 def _store(config: Config) -> EventStore:
     readable = config.store.model_copy(update={"allow_replica": True})
     return EventStore(readable, EventStore.discover(config.store))
-
-
-def _created(config: Config, key: Key) -> int | None:
-    """When a row was created, as the store says now, µs; None: it is not there."""
-    with _store(config) as store:
-        rows = store.seen(VersionRange(*key, key[1]))
-    return min((row.create_time for row in rows if row.create_time is not None), default=None)
 
 
 def _since(letter: Letter) -> int:

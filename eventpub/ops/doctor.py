@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from eventpub.config import Config
@@ -147,9 +146,12 @@ def _state(config: Config) -> list[Check]:
     state = StateDir(folder)
     if folder.is_dir():
         state.require_ours()
-    with suppress(SinkError):  # the other parts say what is wrong
+    try:
         require_own(config, state)
         require_known(config, state)
+    except SinkError as error:
+        if not _CANNOT_BE_REACHED.match(error.code):  # else the other parts say it
+            raise
     damaged = state.damaged()
     if damaged:
         names = ", ".join(file.name for file in damaged)

@@ -135,7 +135,7 @@ def check_backlog(config: Config, store: EventStore, position: int | None, start
         SinkError: `sink.backlog_too_old`.
     """
     sink, app = config.sink, config.app
-    if position is None and has_written(sink, sources_of(sink, app.id, app.former_ids)):
+    if position is None and has_written(sink, sources_of(app.id, app.former_ids)):
         return
     poll = store.poll(start if position is None else position, 0, 1)
     if poll.page_end is not None:
@@ -193,7 +193,7 @@ def _check_topics(config: Config, before: dict[str, Any]) -> _Topics:
     ids = topic_ids(config.sink, config.sink.topics)
     acknowledged = check_written(config.sink, ids, before.get("topics", {}), ends)
     is_placed = _is_placed(config, before, ids)
-    check_sample(config.sink, sources_of(config.sink, config.app.id, config.app.former_ids))
+    check_sample(config.sink, sources_of(config.app.id, config.app.former_ids))
     return _Topics(layout.partitions, ids, acknowledged, is_placed)
 
 
@@ -254,7 +254,7 @@ def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str,
         )
     if kept is None:
         sink, app = config.sink, config.app
-        if configured == "now" and has_written(sink, sources_of(sink, app.id, app.former_ids)):
+        if configured == "now" and has_written(sink, sources_of(app.id, app.former_ids)):
             raise start_lost(state)  # as with a container whose volume is gone
         position = start_position(config.read, now)
         kept = {"configured": configured, "position": position, "time": format_time(position)}

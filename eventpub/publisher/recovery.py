@@ -17,7 +17,7 @@ from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
 from eventpub.index import Summary, of_another, summary
 from eventpub.shard.assignment import adopts, identity_of
-from eventpub.sink import oldest_events, topic_ids, visible_ends
+from eventpub.sink import check_sides, oldest_events, topic_ids, visible_ends
 from eventpub.state import StateDir
 
 BEGINNING = 0
@@ -82,12 +82,15 @@ def require_own(config: Config, state: StateDir) -> bool:
 
 
 def require_known(config: Config, state: StateDir) -> None:
-    """Whether state or topic say what was published: retention may have removed what would.
+    """Whether state or topic say what was published: retention may have removed what would, or
+    side topics may be of a former topic.
 
     Raises:
         StateError: state.start_lost
-        SinkError: as of `sink.oldest_events`.
+        SinkError: sink.side_topics_left, or as of `sink.oldest_events`.
     """
+    if not (state.identities() or state.indexed()):
+        check_sides(config.sink)
     indexes = (_summaries(state, count) for count in state.indexed())
     is_whole = any(all(s and s.position is not None for s in each) for each in indexes)
     if is_whole or state.read(state.progress_file) or config.read.start not in {"beginning", "now"}:

@@ -77,9 +77,7 @@ class Fold:
                 index.has_read_everywhere(context.own_places())
             if self._reads_all:
                 context.report.is_placed = not context.sink.misplaced
-            for origin, count in context.sink.not_ours.items():
-                before = context.report.not_ours.get(origin, 0)
-                context.report.not_ours[origin] = before + count
+            context.report.not_ours += context.sink.not_ours
             if jumps is not None:
                 context.report.jumps += jumps.found()
             self._decide_baseline()

@@ -8,7 +8,6 @@ What must hold at the end: every partition was read to its high watermark, or an
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,7 +94,7 @@ class Fold(Iterator[Folded]):
         return sum(max(0, end - self.offsets.get(place, 0)) for place, end in ends)
 
     @property
-    def not_ours(self) -> Counter[str]:
+    def not_ours(self) -> int:
         """As of `Decoder`."""
         return self._decoder.not_ours
 

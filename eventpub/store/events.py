@@ -315,25 +315,29 @@ class EventStore:
                 page = self.page(after, end, _PORTION_ROWS, _PORTION_BYTES, shard)
                 upto_here = end if page.end is None else page.end
                 is_too_large = page.end is not None and not page.batches
-                moment = self._moment(after, upto_here, shard) if is_too_large else page.batches
+                moment = self._moment(upto_here, shard) if is_too_large else page.batches
                 for batch in moment:
                     for at in range(0, batch.num_rows, batch_rows):
                         yield batch.slice(at, batch_rows)
                 after = upto_here
 
-    def _moment(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
+    def _moment(self, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
         """As `window`, of one moment that has more rows than a portion: by their ids or keys."""
         if self._layout.ties_by_id:
             yield from self._moment_by_id(upto, shard)
             return
-        events = dict.fromkeys(e for keys in self.keys(after, upto, shard) for e in _events(keys))
+        keys = self.keys(upto - 1, upto, shard)
+        events = dict.fromkeys(event for batch in keys for event in _events(batch))
         ranges = [VersionRange(a, version, version) for a, version in events]
+        zone = self._layout.zone  # of a repeated local time, rows by key have the first instant
+        at_key = upto if zone is None else int(zone.utc(np.array([zone.local(upto)]))[0])
         for at in range(0, len(ranges), _BATCH_ROWS):
             some = ranges[at : at + _BATCH_ROWS]
             while some:
-                rows, some = self.fetch(some, _BATCH_ROWS, _PORTION_BYTES, within=(after, upto))
-                created = rows.column("create_time").to_numpy()
-                yield from rows.filter(pa.array((after < created) & (created <= upto))).to_batches()
+                rows, some = self.fetch(some, _BATCH_ROWS, _PORTION_BYTES)
+                rows = rows.filter(pa.array(rows.column("create_time").to_numpy() == at_key))
+                times = pa.repeat(pa.scalar(upto, EVENTS.field(5).type), len(rows))
+                yield from rows.set_column(5, EVENTS.field(5), times).to_batches()
 
     def _moment_by_id(self, at: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
         layout, last, is_over = self._layout, None, False
@@ -439,7 +443,6 @@ class EventStore:
         rows: int,
         size: int,
         seconds: float | None = None,
-        within: tuple[int | None, int | None] = (None, None),
     ) -> tuple[pa.Table, list[VersionRange]]:
         """As many events of version ranges as one batch may hold, whatever their `create_time`.
 
@@ -447,7 +450,6 @@ class EventStore:
             rows: about so many, at most.
             size: about so many bytes, at most.
             seconds: no other statement is begun after so many; None: however long it takes.
-            within: the window that they are of, which tells what a repeated local time means.
 
         Returns:
             The events, each aggregate's in ascending order, and what of the ranges was not read:
@@ -462,7 +464,7 @@ class EventStore:
                 return pa.Table.from_batches(batches, EVENTS), [*rest, *ranges[at:]]
             some = ranges[at : at + _RANGES_PER_STATEMENT]
             read: dict[str, int] = {}
-            for batch in self._by_range(some, min(left_rows, _BATCH_ROWS), left_size, within):
+            for batch in self._by_range(some, min(left_rows, _BATCH_ROWS), left_size):
                 batches.append(batch)
                 left_rows -= batch.num_rows
                 left_size -= batch.nbytes
@@ -477,15 +479,11 @@ class EventStore:
         return table, rest
 
     def _by_range(
-        self,
-        ranges: Sequence[VersionRange],
-        rows: int,
-        size: int,
-        within: tuple[int | None, int | None],
+        self, ranges: Sequence[VersionRange], rows: int, size: int
     ) -> Iterator[pa.RecordBatch]:
         sql = statements.versions_by_key(self._layout, ranges)
         for block in self._blocks(sql, rows, min(size, _BATCH_BYTES)):
-            yield record_batch(self._layout, block, *within)
+            yield record_batch(self._layout, block, None, None)
 
     def _blocks(self, sql: str, rows: int, size: int) -> Iterator[Columns]:
         """As `stream`; one that is left before its end closes its connection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 
@@ -11,7 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.conftest import FreshDatabase
-from tests.publisher.harness import Publisher, eventually, insert, transaction
+from tests.publisher.harness import Publisher, Topic, eventually, insert, transaction
 
 pytestmark = pytest.mark.parametrize("database", ["mysql"], indirect=True)
 
@@ -146,3 +147,57 @@ def test_what_commits_late_is_not_lost_with_the_index_of_a_topic_that_was_cut(
 def _progress(publisher: Publisher) -> dict[str, object]:
     found: dict[str, object] = json.loads((publisher.state / "progress.json").read_text())
     return found
+
+
+@pytest.mark.parametrize("told_late", [False, True])
+def test_a_topic_that_was_deleted_after_a_skip_is_published_anew(
+    publisher: Publisher, database: FreshDatabase, told_late: bool
+) -> None:
+    """As printed. Each start ended with an OverflowError, since the skip was one of the new topic;
+    without that, the first event would have been a dead letter.
+
+    Args:
+        told_late: the state is removed, and the side topics are left, as somebody may do.
+    """
+    with transaction(database) as cursor:
+        for name, version in (("a", 1), ("a", 3), ("b", 1)):
+            insert(cursor, name, version)
+        cursor.connection.commit()
+    publisher.publish_everything()
+    assert [r.key for r in publisher.gaps.read()] == ["a"]
+    assert publisher.topic.versions("a") == [1, 3]
+    publisher.topic.close()
+    delete_topics(publisher, re.escape(publisher.topic.name))
+    if told_late:
+        shutil.rmtree(publisher.state)
+    done = publisher.command("run", "--available-now", "--json")
+    error = json.loads(done.stdout)["error"] or {}
+    code = "sink.side_topics_left" if told_late else "sink.topic_missing"
+    assert error.get("code") == code, done.stdout
+    checks = json.loads(publisher.command("doctor", "--json").stdout)["result"]["checks"]
+    found = [c for c in checks if c["code"] == code]
+    assert [(c["status"], c["suggestion"]) for c in found] == [("wrong", error["suggestion"])]
+
+    proposed = re.search(r"--delete --topic '(.*?)'", error["suggestion"])
+    assert proposed
+    delete_topics(publisher, proposed[1])
+    shutil.rmtree(publisher.state, ignore_errors=True)
+    with transaction(database) as cursor:
+        insert(cursor, "a", 2)
+        cursor.connection.commit()
+    publisher.publish_everything()
+    found = [(r.key, r.version, r.late) for r in publisher.topic.read()]
+    assert sorted(found) == [("a", 1, False), ("a", 2, False), ("a", 3, False), ("b", 1, False)]
+    assert publisher.topic.versions("a") == [1, 2, 3]
+    for side in (".gaps", ".dead"):
+        assert Topic(publisher.topic.bootstrap_servers, publisher.topic.name + side).read() == []
+
+
+def delete_topics(publisher: Publisher, pattern: str) -> None:
+    """What `kafka-topics.sh --delete --topic` does with a pattern."""
+    admin = AdminClient({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    names = [t for t in admin.list_topics(timeout=10).topics if re.fullmatch(pattern, t)]
+    assert names
+    for future in admin.delete_topics(names).values():
+        future.result(30)
+    eventually(lambda: not {*admin.list_topics(timeout=10).topics} & {*names})

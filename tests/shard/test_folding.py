@@ -41,7 +41,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
     ) -> tuple[Index, Report]:
         monkeypatch.setattr(folding, "oldest_events", lambda *_: dict(enumerate(left)))
         settings = SimpleNamespace(
-            sink=config.Sink(topic="t", ignored_sources=("billing",)),
+            sink=config.Sink(topic="t"),
             recount=SimpleNamespace(horizon=HORIZON),
             gaps=SimpleNamespace(policy="hold_aggregate"),
             app=SimpleNamespace(id="a", former_ids=()),
