@@ -96,17 +96,22 @@ class Contiguous:
     def _refuse_below(self, order: np.ndarray) -> None:
         """Rows whose version lies below the first: each is refused once, unless it is baseline."""
         ids, code, version, created, _ = self.columns
-        baseline = self._batch.known.baseline
-        refused = {a: set(versions) for a, versions in self._batch.known.refused.items()}
+        known = self._batch.known
+        baseline = known.baseline
+        refused = {a: set(versions) for a, versions in known.refused.items()}
+        contents: dict[tuple[str, int], set[bytes]] = {}
         for row in order.tolist():
             if baseline is not None and created[row] <= baseline:
                 self._batch.counts.baseline += 1
                 continue
             aggregate_id, number = ids[int(code[row])], int(version[row])
-            of_aggregate = refused.setdefault(aggregate_id, set())
-            if number in of_aggregate:
+            of_aggregate, event = refused.setdefault(aggregate_id, set()), (aggregate_id, number)
+            content = set(self._batch.contents(row))
+            before = contents.setdefault(event, set(known.contents.get(event, ())))
+            if number in of_aggregate and (not before or content <= before):
                 self._batch.counts.duplicates += 1
                 continue
+            before |= content
             of_aggregate.add(number)
             first = self._batch.rules.first_version
             self._batch.refused.append(

@@ -10,7 +10,15 @@ import pyarrow as pa
 from eventpub.admission.batch import NEVER_SEEN, Batch, Columns
 from eventpub.admission.model import VersionRange
 from eventpub.admission.rules import CONFLICT, Rules
-from eventpub.admission.state import Known, Rewritten, Seen, Versions, in_ranges, numbers_of
+from eventpub.admission.state import (
+    NO_TIME,
+    Known,
+    Rewritten,
+    Seen,
+    Versions,
+    in_ranges,
+    numbers_of,
+)
 from eventpub.config import format_time
 
 
@@ -116,6 +124,9 @@ def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRan
     if known.baseline is not None:
         fresh = created > known.baseline
     missing = fresh & (version > decided[code])
+    for row in np.flatnonzero(fresh & (version < rules.first_version)).tolist():
+        refused = known.refused.get(ids[int(code[row])], ())
+        missing[row] = rules.contents_of is not None or int(version[row]) not in refused
     if rules.contents_of is not None:  # keys do not say whether a row is what was published
         missing |= fresh & (version <= numbers_of(ids, known.last, NEVER_SEEN)[code])
     if rules.times_last and (known.times or known.times_since is not None):
@@ -152,7 +163,8 @@ def other_events(columns: Columns, last: np.ndarray, known: Known) -> np.ndarray
     unknown = never if since is None else since << 1
     packed = numbers_of(ids, known.times, unknown)[code]
     newest = packed >> 1
-    found: np.ndarray = created > newest
+    # a skip alone says nothing of what was published below it
+    found: np.ndarray = (created > newest) & (newest != NO_TIME >> 1)
     found |= (packed & 1 == 1) & (version == last[code]) & (created != newest)
     if known.rewritten:
         of_each = [known.rewritten.get(a) for a in ids]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
 from eventpub.cli.output import DONE, NO, Report
 from eventpub.words import counted
 
@@ -51,7 +51,7 @@ def migrate(
 
     def ask(wanted: list[str]) -> None:
         question = "\n".join([*wanted, f"alter {table} like this now?"])
-        if _is_somebody_there() and not (yes or _agrees(question)):
+        if is_somebody_there() and not (yes or agrees(question)):
             raise _RefusedError
 
     try:
@@ -391,21 +391,10 @@ def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Re
     named = f"version {first}" if first == last else f"versions {first} to {last}"
     if not (later or StateDir(loaded.config.app.state_dir).is_running()):
         return _acted("skip", aggregate_id, Answer("not running"), named, gap)
-    if not (yes or _agrees(f"{aggregate_id}: give up {named}?")):
+    if not (yes or agrees(f"{aggregate_id}: give up {named}?")):
         return _acted("skip", aggregate_id, Answer("not confirmed"), named, gap)
     answer = act(loaded.config, "skip", aggregate_id, gap, later=later)
     return _acted("skip", aggregate_id, answer, named, gap)
-
-
-def _agrees(question: str) -> bool:
-    """Whether somebody at a terminal says yes; where there is none, nobody does."""
-    from eventpub.terminal import for_people
-
-    return _is_somebody_there() and click.confirm(for_people(question), err=True)
-
-
-def _is_somebody_there() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 @gaps.command("cancel")

@@ -94,7 +94,17 @@ class Facts:
         """The size of a transaction to begin with, since larger ones took too long."""
         return self._facts.get("chunk_bytes")
 
+    @property
+    def has_contents(self) -> bool:
+        """Whether it knows the contents of all versions that are on the topic."""
+        return bool(self._facts.get("contents"))
+
     # -- writes ----------------------------------------------------------------------------------
+
+    def note_contents(self, are_kept: bool) -> None:
+        """See `has_contents`."""
+        if are_kept != self.has_contents:
+            self._write(new_batch(), {"contents": are_kept})
 
     def begin(self, baseline: int | None, *, everywhere: bool = False) -> None:
         """Write the first facts of a new index; `baseline` as in `Known`, `everywhere` as there.

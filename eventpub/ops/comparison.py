@@ -16,6 +16,7 @@ from eventpub.ops.records import (
     FAULTS,
     GAP,
     LATE,
+    LEFT_OUT,
 )
 from eventpub.ops.spill import crc32s
 from eventpub.ops.verdict import Difference, Verdict
@@ -138,7 +139,8 @@ class _Comparison:
         )
         verdict.events += len(known)
         if len(known) < len(self.store["key"]):
-            self._doubled()
+            several = times_stored > 1
+            first_row[several] = self._doubled(known[several])
         kind = topic["kind"]
         verdict.skips += int((kind == GAP).sum())
 
@@ -158,7 +160,7 @@ class _Comparison:
 
         self._report("repeated", events[~is_first], "published again")
         self._order(firsts[kind[firsts] == EVENT])
-        self._altered(events[matched[events]], known, first_row, times_stored > 1)
+        self._altered(events[matched[events]], known, first_row)
         self._extra(firsts[~matched[firsts]])
         self._missing(first_row[~np.isin(known, keys)])
 
@@ -242,42 +244,64 @@ class _Comparison:
                 return epochs
             epochs[order[raised]] = later[raised]
 
-    def _doubled(self) -> None:
-        """Rows beside another one of their version, of which one at most is published."""
-        store = self.store
-        order = np.lexsort((store["create_time"], store["key"]))
-        is_second = store["key"][order][1:] == store["key"][order][:-1]
-        rows, before = order[1:][is_second], order[:-1][is_second]
-        alike = np.ones(len(rows), bool)
-        for name in ("payload", "type", "metadata"):
-            alike &= store[name][rows] == store[name][before]
-        apart = store["create_time"][rows] - store["create_time"][before]
-        is_other = ~(alike & np.isin(apart, self.clock_changes))
-        rows, alike = rows[is_other], alike[is_other]
-        chosen = self._earliest(store["create_time"][rows])
-        self.verdict.found(
-            "doubled",
-            len(rows),
-            [
-                self._of_store(
-                    int(rows[i]),
-                    "the same event is in the table more than once"
-                    if alike[i]
-                    else "the table has other events of this version, too",
-                )
-                for i in chosen.tolist()
-            ],
-        )
+    def _doubled(self, known: Number) -> list[int]:
+        """Of versions with several rows the one that is published, or else the first.
+
+        Another one is a dead letter, or a difference.
+        """
+        rows, records = _by_key(self.store, known), _by_key(self.topic, known)
+        chosen: list[int] = []
+        second: dict[int, str] = {}
+        for key, of_version in rows.items():
+            row, others = self._apart(of_version, records.get(key, []))
+            chosen.append(row)
+            second |= others
+        found = np.array([*second], np.int64)
+        earliest = found[self._earliest(self.store["create_time"][found])].tolist()
+        examples = [self._of_store(row, second[row]) for row in earliest]
+        self.verdict.found("doubled", len(found), examples)
+        return chosen
+
+    def _apart(self, rows: list[int], records: list[int]) -> tuple[int, dict[int, str]]:
+        """Of the rows of one version the chosen one, and what is wrong with others."""
+        letters = [_content(self.topic, r) for r in records if self.topic["kind"][r] == DEAD]
+        published = [_content(self.topic, r) for r in records if self.topic["kind"][r] != DEAD]
+
+        def rank(row: int) -> tuple[bool, bool]:
+            content = _content(self.store, row)
+            return content not in published, not any(self._is_letter(x, content) for x in letters)
+
+        chosen, *others = sorted(rows, key=rank)
+        kept, second = [_content(self.store, chosen)], {}
+        for row in others:
+            content = _content(self.store, row)
+            alike = [of for of in kept if of[1:] == content[1:]]
+            if any(abs(content[0] - of[0]) in self.clock_changes for of in alike):
+                continue  # the same row, read at both of its times
+            kept.append(content)
+            letter = next((of for of in letters if self._is_letter(of, content)), None)
+            if alike:
+                second[row] = "the same event is in the table more than once"
+            elif letter is None:
+                second[row] = "the table has other events of this version, too"
+            else:
+                letters.remove(letter)
+                self.verdict.accounted["dead"] += 1
+        return chosen, second
+
+    def _is_letter(self, letter: tuple[int, ...], row: tuple[int, ...]) -> bool:
+        """Whether a dead letter is that of a row, as far as it says."""
+        is_then = abs(letter[0] - row[0]) in {0, *self.clock_changes}
+        return is_then and all(a in {b, LEFT_OUT} for a, b in zip(letter[1:], row[1:], strict=True))
 
     def _of_store(self, row: int, note: str) -> Difference:
         store = self.store
         name, version = self.names[int(store["code"][row])], int(store["version"][row])
         return Difference(name, version, int(store["create_time"][row]), note=note)
 
-    def _altered(self, events: Number, known: Number, first_row: Number, has_twin: Number) -> None:
+    def _altered(self, events: Number, known: Number, first_row: Number) -> None:
         topic, store = self.topic, self.store
-        places = np.searchsorted(known, topic["key"][events])
-        rows = first_row[places]
+        rows = first_row[np.searchsorted(known, topic["key"][events])]
         differs = {
             name: topic[name][events] != store[name][rows]
             for name in ("payload", "type", "create_time", "metadata")
@@ -286,8 +310,6 @@ class _Comparison:
         for bit, name in FAULTS.items():
             differs[name] = (topic["faults"][events] & bit) != 0
         wrong = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
-        excused = [has_twin[places[i]] and self._twin(events[i]) for i in wrong.tolist()]
-        wrong = wrong[~np.array(excused, bool)]
         chosen = self._earliest(topic["create_time"][events[wrong]])
         self.verdict.found(
             "altered",
@@ -300,20 +322,6 @@ class _Comparison:
                 for i in wrong[chosen].tolist()
             ],
         )
-
-    def _twin(self, event: int) -> bool:
-        """Whether another row of the same event is what was published.
-
-        Where clocks go back, the rows of the repeated hour are read at both of their times.
-        """
-        topic, store = self.topic, self.store
-        rows = np.flatnonzero(store["key"] == topic["key"][event])
-        if topic["faults"][event]:
-            return False
-        same = np.ones(len(rows), bool)
-        for name in ("payload", "type", "create_time", "metadata"):
-            same &= store[name][rows] == topic[name][event]
-        return bool(same.any() and self._is_placed(np.array([event])).all())
 
     def _is_placed(self, events: Number) -> npt.NDArray[np.bool_]:
         """Whether one of the numbers of partitions explains where each stands."""
@@ -409,6 +417,20 @@ class _Comparison:
             int(topic["offset"][event]),
             note,
         )
+
+
+def _by_key(side: Mapping[str, Number], keys: Number) -> dict[int, list[int]]:
+    """Rows by key, in the order of keys and times."""
+    found: dict[int, list[int]] = {}
+    rows = np.flatnonzero(np.isin(side["key"], keys))
+    for at in rows[np.lexsort((side["create_time"][rows], side["key"][rows]))].tolist():
+        found.setdefault(int(side["key"][at]), []).append(at)
+    return found
+
+
+def _content(side: Mapping[str, Number], at: int) -> tuple[int, ...]:
+    """What tells a row from others of its version, its time first."""
+    return tuple(int(side[name][at]) for name in ("create_time", "payload", "type", "metadata"))
 
 
 def _is_below(values: Number, order: Number) -> npt.NDArray[np.bool_]:

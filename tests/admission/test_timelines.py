@@ -312,6 +312,7 @@ def test_what_a_recount_does_not_know_is_what_was_never_decided() -> None:
     world.commit("a", 1, at=10)
     world.commit("held", 2, at=10)
     world.commit("skipped", 2, at=10)
+    world.commit("refused", 0, at=10)
     world.see(now=1000)
     world.skip("skipped")
     keys = [
@@ -326,6 +327,7 @@ def test_what_a_recount_does_not_know_is_what_was_never_decided() -> None:
         ("skipped", 1, 9),
         ("skipped", 2, 10),
         ("zero", 0, 10),
+        ("refused", 0, 10),
     ]
     (batch,) = table(keys).select(["aggregate_id", "version", "create_time"]).to_batches()
     found = admission.unknown(batch, world.known(), world.rules)
@@ -335,6 +337,7 @@ def test_what_a_recount_does_not_know_is_what_was_never_decided() -> None:
         ("held", 3, 3),
         ("new", 1, 1),
         ("skipped", 1, 1),
+        ("zero", 0, 0),
     }
 
 

@@ -406,6 +406,29 @@ def test_a_second_row_of_a_version_is_a_difference(other: dict[str, Any]) -> Non
     assert not verdict.ok
 
 
+OTHER = replace(A[0], payload=b"other", metadata='{"user": "u"}')
+AS_LETTER = {"eventpub_metadata": b'{"user": "u"}', "eventpub_reason": b"r"}
+
+
+def test_a_second_row_that_is_a_dead_letter_is_none() -> None:
+    world = World([OTHER, *A]).publish(*A).publish(OTHER, kind=2, headers=AS_LETTER)
+    verdict = world.verify()
+    assert verdict.ok
+    assert verdict.accounted["dead"] == 1
+    too_large = AS_LETTER | {"eventpub_payload_bytes": b"5"}
+    world = World([*A, OTHER]).publish(*A).publish(OTHER, kind=2, payload=None, headers=too_large)
+    assert world.verify().ok
+
+
+@pytest.mark.parametrize("change", [{"payload": b"a third"}, {"metadata": None}, {"time": START}])
+def test_a_dead_letter_is_that_of_one_row(change: dict[str, Any]) -> None:
+    third = replace(OTHER, time=OTHER.time + 1)
+    world = World([*A, OTHER, replace(third, **change)]).publish(*A)
+    assert world.verify().counts["doubled"] == 2
+    verdict = world.publish(OTHER, kind=2, headers=AS_LETTER).verify()
+    assert (verdict.counts["doubled"], verdict.accounted["dead"]) == (1, 1)
+
+
 def test_only_the_earliest_are_listed() -> None:
     events = [Event(f"x{n}", 1, START + 500 - n) for n in range(100)]
     verdict = World(events).verify()

@@ -388,8 +388,10 @@ class Publisher:
 
     def command(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run another command of eventpub with the same configuration."""
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        options = (*arguments[:end], "--config", str(self.config))
         return subprocess.run(
-            [self.program, *arguments, "--config", str(self.config)],
+            [self.program, *options, *arguments[end:]],
             capture_output=True,
             text=True,
             timeout=timeout,

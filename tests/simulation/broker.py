@@ -678,6 +678,11 @@ class Admin:
             ),
         )
 
+    def describe_configs(self, resources: Any, request_timeout: float) -> dict[Any, Any]:
+        """No setting may be read."""
+        del request_timeout
+        return {resource: SimpleNamespace(result=lambda _: {}) for resource in resources}
+
     def describe_topics(
         self, topics: Any, request_timeout: float, include_authorized_operations: bool = False
     ) -> dict[str, _Described]:

@@ -722,7 +722,7 @@ KINDS: dict[str, Kind] = {
         "sink.topic_recreated, or published again where nobody knows that it was there",
     ),
     "partitions": Kind(
-        _partitions, "A15", "index.foreign, or after the indexes are deleted nothing again"
+        _partitions, "A15", "state.foreign, or after the indexes are deleted nothing again"
     ),
     "garbage": Kind(_garbage, "A16", "ignored"),
     "forged": Kind(_forged, "A16", "believed by nobody: nothing is silenced"),

@@ -274,7 +274,7 @@ def any_record() -> Iterator[None]:
 
     def strict(self: Any, *arguments: Any) -> Any:
         folded = decode(self, *arguments)
-        if self.not_ours["unrecognised"]:
+        if self.not_ours:
             raise StateError("fold.garbage", "this is no record of eventpub")
         return folded
 

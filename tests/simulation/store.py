@@ -51,6 +51,10 @@ class EventStore:
 
     without_identity = 0
 
+    def never_read(self) -> int:
+        """All times can be read."""
+        return 0
+
     @staticmethod
     def discover(config: object) -> Any:
         """Nothing to discover."""
