@@ -31,7 +31,6 @@ from eventpub.config_values import (
     StoreUrl,
     Token,
     Topic,
-    Unbounded,
     Zone,
     contradiction,
     refuse_both,
@@ -217,9 +216,6 @@ class Gaps(Section):
         description="what to do with an event that appears after its version was skipped: publish"
         " it with the header eventpub_late, divert it to <topic>.late, or drop it",
     )
-    backtrack: bool = Field(
-        True, description="look missing versions up by key; false loses events, for the bench only"
-    )
 
     @property
     def longest_wait(self) -> int:
@@ -385,7 +381,7 @@ class Spark(Section):
 class Index(Section):
     """`[index]`: what a shard knows of each aggregate, on the disk of its machine."""
 
-    max_bytes: Unbounded = Field(
+    max_bytes: Literal[""] = Field(
         "", description="largest size of the index; '' = unbounded, the only value so far"
     )
 

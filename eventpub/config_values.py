@@ -260,18 +260,6 @@ def _is_host(value: str) -> str:
 Host = Annotated[str, AfterValidator(_is_host)]
 
 
-def _is_unbounded(value: str) -> str:
-    if value:
-        raise ValueError(
-            "'': a limit is not supported; the index keeps all that tells a new event from one"
-            " that was published"
-        )
-    return value
-
-
-Unbounded = Annotated[str, AfterValidator(_is_unbounded)]
-
-
 def _names(value: Any) -> Any:
     """A list; in the environment and in flags, text with commas between, or JSON."""
     if not isinstance(value, str):
