@@ -40,7 +40,7 @@ def writers(
     with report.open("wb") as out:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "eventpub.local.writers",
+                sys.executable, "-m", "tests.servers.writers",
                 "--url", database.url, "--rate", str(rate), "--seconds", str(seconds),
                 "--open-fraction", "0.1", "--open-seconds", "0", "3", "--no-close", "--json",
             ],
