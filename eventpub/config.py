@@ -25,7 +25,6 @@ from eventpub.config_values import (
     Properties,
     Section,
     Servers,
-    SinkKind,
     SnapshotPlace,
     Start,
     StoreUrl,
@@ -252,7 +251,7 @@ class Sink(Section):
         "127.0.0.1:9092",
         description="brokers, host:port, several with commas between; without a port, 9092",
     )
-    kind: SinkKind = Field("kafka", description="where the events are published")
+    kind: Literal["kafka"] = Field("kafka", description="where the events are published")
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = Field(
         "exactly_once",
         description="what a crash may do: exactly_once: nothing is lost or repeated; at_least_once:"

@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, get_args
+from typing import Annotated, Any, NoReturn, get_args
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
@@ -197,15 +197,6 @@ def _is_servers(value: str) -> str:
 
 
 Servers = Annotated[str, AfterValidator(_is_servers)]
-
-
-def _is_kind(value: Any) -> Any:
-    if value in ("sql", "files"):
-        raise ValueError(f"'kafka': '{value}' is not built yet")
-    return value
-
-
-SinkKind = Annotated[Literal["kafka"], BeforeValidator(_is_kind)]
 
 
 _MASTER = re.compile(
