@@ -36,10 +36,11 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from bench.soak import Reader
-from eventpub.local import Kafka, mysql
+from eventpub.local import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, differences, eventually
 from tests.servers import KafkaCluster, kafka_cluster
+from tests.servers.databases import mysql
 from tests.sink.helpers import high_watermarks, open_transactions, stable_offsets
 
 TOPIC = "brokers"

@@ -18,8 +18,9 @@ from typing import Any, Self
 import confluent_kafka
 import psutil
 
-from eventpub.local import Database, Kafka, find_java, kafka, mysql
+from eventpub.local import Database, Kafka, find_java, kafka
 from eventpub.local.broker import VERSION as KAFKA_VERSION
+from tests.servers.databases import mysql
 from tests.servers.fill import fill
 
 from . import usage

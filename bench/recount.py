@@ -21,10 +21,10 @@ import psutil
 from eventpub.admission.buckets import WIDTH, window_of
 from eventpub.config import Store
 from eventpub.coordinator.recount import Recount
-from eventpub.local import mysql
 from eventpub.store import EventStore
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table
+from tests.servers.databases import mysql
 from tests.servers.fill import fill
 
 _TICKS = 200

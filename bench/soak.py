@@ -31,9 +31,10 @@ from typing import Any
 import psutil
 from confluent_kafka import Consumer, TopicPartition
 
-from eventpub.local import Database, Kafka, kafka, mysql
+from eventpub.local import Database, Kafka, kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, differences, eventually
+from tests.servers.databases import mysql
 
 _PROGRESS_SECONDS = 120
 _MOST_FAULTS = 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -21,7 +22,6 @@ from eventpub.config_values import (
     KeyColumns,
     Master,
     Micros,
-    Names,
     Properties,
     Section,
     Servers,
@@ -154,6 +154,12 @@ class Store(Section):
     )
     columns: Columns = Columns()
 
+    @property
+    def full_table(self) -> str:
+        """The table with its database, wherever that runs."""
+        database = unquote(urlsplit(self.url.get_secret_value()).path).lstrip("/")
+        return f"{database}.{self.table}"
+
     @model_validator(mode="after")
     def _one_password(self) -> Store:
         refuse_both("store.password", self.password, self.password_file)
@@ -275,11 +281,6 @@ class Sink(Section):
         ge=1,
         le=1_000_000_000,
         description="dead letters in a row that are allowed; at one more the publisher stops",
-    )
-    ignored_sources: Names = Field(
-        (),
-        description="ce_source of other producers that may write to the topic: their records are"
-        " ignored, instead of the error sink.other_publisher",
     )
     accept_topic_id: str = Field(
         "",
@@ -449,12 +450,6 @@ class Ops(Section):
     token_file: Path | None = Field(None, description="a file that holds the token, instead")
     log: Literal["auto", "text", "json"] = Field(
         "auto", description="form of the log on stderr; auto = text on a terminal, json otherwise"
-    )
-
-    traces: bool = Field(
-        False,
-        description="send a span of each transaction to an OpenTelemetry collector, which the"
-        " variables OTEL_… of the environment name; needs the extra 'traces'",
     )
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """The state directory: who may use it, where the reader is, where it started.
 
-lock            held by the running publisher; says where it is asked
-start.json      where this publisher started, resolved once; run.json and progress.json repeat it
+eventpub.lock   held by the running publisher; says where it is asked; marks the folder as ours
+start.json      whose state this is (application, topic, table), and where the publisher started,
+                resolved once; run.json and progress.json repeat it
 status.json     how the publisher stood, for `eventpub status` when none runs
 run.json        which run this is: a number that grows with every start
 progress.json   position and pending work, as the shards reported last
@@ -36,17 +37,9 @@ from eventpub.errors import StateError
 _LOCK_TIMEOUT = 1.0
 """Seconds: who asks whether a publisher runs shares the lock for an instant."""
 
-_OF_FORMER_VERSIONS = (
-    "checkpoint",
-    "pages",
-    "live",
-    "boundary.json",
-    "passed.json",
-    "server.json",
-    "stopping.json",
-    "seen",
-)
-"""What earlier versions left here, and nothing needs any more."""
+LOCK = "eventpub.lock"
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 WITHOUT_FILES = (
     "start the publisher (eventpub run): it does without a damaged file. Without progress.json it"
@@ -84,6 +77,7 @@ class StateDir:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
+        self.lock_file = self.root / LOCK
         self.progress_file = self.root / "progress.json"
         self.start_file = self.root / "start.json"
         self.run_file = self.root / "run.json"
@@ -96,19 +90,55 @@ class StateDir:
 
     def _make(self) -> None:
         try:
+            is_new = not self.root.exists()
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if is_new:
+                _give_to_owner(self.root)
+            self.require_ours()
+            if not self.lock_file.exists():
+                self.lock_file.touch(mode=0o600)
+                _give_to_owner(self.lock_file)
         except OSError as error:
             raise _mapped(error, self.root) from error
+
+    def require_ours(self) -> None:
+        """Whatever is deleted or closed to others here must be a publisher's.
+
+        An empty volume may have `lost+found` and hidden files, which are left as they are.
+
+        Raises:
+            StateError: state.not_ours: the folder has files, and no publisher has made it.
+        """
+        if self.lock_file.exists() or self.identities() or self.indexed():
+            return
+        others = sorted(p.name for p in self.root.iterdir() if not p.name.startswith("."))
+        others = [name for name in others if name != "lost+found"]
+        if others:
+            raise StateError(
+                "state.not_ours",
+                f"the folder is no state directory, and not empty: {', '.join(others[:5])}"
+                + (", …" if len(others) > 5 else ""),
+                where=str(self.root),
+                suggestion="set app.state_dir to a folder of its own, such as"
+                f' "{self.root / "eventpub-state"}"',
+            )
+
+    def identities(self) -> list[dict[str, Any]]:
+        """Whose state it is, as each file says that can be read."""
+        starts = [self.read(self.start_file)]
+        starts += [(self.read(f) or {}).get("start") for f in (self.run_file, self.progress_file)]
+        found = [start.get("of") for start in starts if isinstance(start, dict)]
+        return [of for of in found if isinstance(of, dict)]
 
     def lock(self) -> None:
         """Keep every other publisher on this machine out, until the process ends.
 
         Raises:
             StateError: state.locked, with the other's process id; state.not_writable, the
-                directory cannot be made or written.
+                directory cannot be made or written; state.not_ours; state.no_locks.
         """
         self._make()
-        path = self.root / "lock"
+        path = self.lock_file
         try:
             handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
         except OSError as error:
@@ -131,6 +161,8 @@ class StateDir:
                     suggestion=f"stop process {pid}; a publisher of another table needs an app.id,"
                     " an app.state_dir and a sink.topic of its own",
                 ) from error
+            except OSError as error:
+                raise _mapped(error, path) from error
         self._lock = handle
         self.write_address(Running(os.getpid()))
 
@@ -142,23 +174,23 @@ class StateDir:
             self._lock.write(json.dumps(asdict(running)))
             self._lock.flush()
         except OSError as error:
-            raise _mapped(error, self.root / "lock") from error
+            raise _mapped(error, self.lock_file) from error
 
     def beat(self) -> None:
         """Note in the lock that the publisher's loop turns; about once a second."""
         with suppress(OSError):
-            os.utime(self.root / "lock")
+            os.utime(self.lock_file)
 
     def beat_at(self) -> float:
         """When it last did, Unix time in s; 0: there is no lock."""
         try:
-            return (self.root / "lock").stat().st_mtime
+            return self.lock_file.stat().st_mtime
         except OSError:
             return 0.0
 
     def running(self) -> Running | None:
         """The publisher that has this directory, as its lock says; None: it does not say."""
-        data = self.read(self.root / "lock")
+        data = self.read(self.lock_file)
         try:
             return None if data is None else Running(**data)
         except TypeError:
@@ -166,14 +198,8 @@ class StateDir:
 
     def clear(self) -> None:
         """Throw away what belongs to a run that is over; by who holds the lock."""
-        for name in ("spark", *_OF_FORMER_VERSIONS):
-            path = self.root / name
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
-        left = [*self.root.glob("*.new"), *self.requests.glob("*.new")]
+        shutil.rmtree(self.spark_scratch, ignore_errors=True)
+        left = [*self.root.glob("*.json.*.new"), *self.requests.glob("*.new")]
         with suppress(OSError):
             for file in left:
                 if time.time() - file.stat().st_mtime > _LEFT_OVER:
@@ -181,10 +207,9 @@ class StateDir:
 
     def protect(self) -> bool:
         """Take other users' access away; whether there was any."""
-        # only from what is ours: somebody's state directory may be their home
         files = [self.progress_file, self.start_file, self.run_file, self.spark_log]
         files.append(self.status_file)
-        files.append(self.root / "lock")
+        files.append(self.lock_file)
         folders = [self.index, self.spark_scratch, self.requests]
         inside = [path for folder in folders for path in folder.rglob("*")]
         found = False
@@ -293,7 +318,10 @@ class StateDir:
         """
         self._make()
         try:
-            self.requests.mkdir(mode=0o700, exist_ok=True)
+            self.requests.mkdir(mode=0o700)
+            _give_to_owner(self.requests)
+        except FileExistsError:
+            pass
         except OSError as error:
             raise _mapped(error, self.requests) from error
         self.write(self.requests / f"{request.id}.json", asdict(request), lasting=True)
@@ -337,7 +365,7 @@ class StateDir:
     def is_running(self) -> bool:
         """Whether a publisher has this directory."""
         try:
-            with (self.root / "lock").open() as handle:
+            with self.lock_file.open() as handle:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -368,6 +396,7 @@ def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
     """
     handle, partial = tempfile.mkstemp(".new", f"{path.name}.", path.parent)
     try:
+        _give_to_owner(Path(partial))
         with os.fdopen(handle, "w") as file:
             file.write(text)
             if lasting:
@@ -387,6 +416,14 @@ def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
             os.close(folder)
 
 
+def _give_to_owner(path: Path) -> None:
+    """What root makes (an operator's command) belongs to the publisher's user: it is to read it."""
+    if os.geteuid() == 0:
+        of = path.parent.stat()
+        with suppress(OSError):  # a file system without owners
+            os.chown(path, of.st_uid, of.st_gid)
+
+
 def _request(data: dict[str, Any] | None, id: str) -> Request | None:
     """What a file in requests/ says; None: it is none that this version knows."""
     try:
@@ -398,7 +435,16 @@ def _request(data: dict[str, Any] | None, id: str) -> Request | None:
 
 
 def _mapped(error: OSError, path: Path) -> StateError:
-    full = error.errno in {28, 122}  # ENOSPC, EDQUOT
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    if error.errno in _NO_LOCKS:
+        return StateError(
+            "state.no_locks",
+            f"files cannot be locked there: {error.strerror}; nothing would keep a second publisher"
+            " out",
+            where=str(path),
+            suggestion="set app.state_dir to a folder on a local disk; on NFS, mount it with locks"
+            " (NFS 4, or lockd, and without nolock)",
+        )
     if error.errno in {errno.EEXIST, errno.ENOTDIR}:
         return StateError(
             "state.not_writable",

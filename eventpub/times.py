@@ -52,6 +52,10 @@ _RFC_3339 = re.compile(
     r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6})?(?:[Zz]|[+-]\d{2}:\d{2})"
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = (
+    (datetime(year, month, day, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+    for year, month, day in ((1, 1, 1), (9999, 12, 31))
+)
 
 
 def parse_time(value: Any) -> int:
@@ -73,6 +77,7 @@ def parse_time(value: Any) -> int:
 
 
 def format_time(micros: int) -> str:
-    """RFC 3339, UTC, six decimals: ``2026-01-31T09:30:00.000000Z``."""
-    text = (_EPOCH + timedelta(microseconds=micros)).isoformat(timespec="microseconds")
+    """RFC 3339, UTC, six decimals: ``2026-01-31T09:30:00.000000Z``; at most the years 1 to 9999."""
+    since = min(max(micros, _FIRST), _LAST)
+    text = (_EPOCH + timedelta(microseconds=since)).isoformat(timespec="microseconds")
     return text.replace("+00:00", "Z")

@@ -22,7 +22,8 @@ import hypothesis
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, Kafka, Server, kafka, mariadb, mysql
+from eventpub.local import Database, Kafka, Server, kafka
+from tests.servers.databases import mariadb, mysql
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection

@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, Kafka, Silent, find_java, java, kafka, mariadb, mysql
+from eventpub.local import Database, Kafka, Silent, find_java, java, kafka
 from eventpub.local import downloads as cache
 from tests.conftest import FreshDatabase
 from tests.servers import kafka_cluster
+from tests.servers.databases import mariadb, mysql
 
 SILENT = Silent()
 BOTH = pytest.mark.parametrize("start", [mysql, mariadb])
@@ -218,7 +219,7 @@ print(started[0].pid if started[0].running else "gone", flush=True)
         return int(starter.stdout.readline())
 
     def test_by_a_process_that_is_killed(self, tmp_path: Path) -> None:
-        with self.start(tmp_path, "time.sleep(60)", "mysql") as starter:
+        with self.start(tmp_path, "time.sleep(60)") as starter:
             server = self.pid_of_server(starter)
             starter.kill()
         assert gone(server)

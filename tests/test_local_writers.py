@@ -16,11 +16,12 @@ from typing import Any
 import pymysql
 import pytest
 
-from eventpub.local import Silent, mariadb
+from eventpub.local import Silent
 from eventpub.local.connections import aggregate_name
 from eventpub.local.load import Load, Report
 from eventpub.local.writers import run
 from tests.conftest import FreshDatabase
+from tests.servers.databases import mariadb
 from tests.servers.fill import fill
 
 BOTH = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)

@@ -10,7 +10,15 @@ import pyarrow as pa
 from eventpub.admission.batch import NEVER_SEEN, Batch, Columns
 from eventpub.admission.model import VersionRange
 from eventpub.admission.rules import CONFLICT, Rules
-from eventpub.admission.state import Known, Rewritten, Seen, Versions, in_ranges, numbers_of
+from eventpub.admission.state import (
+    NO_TIME,
+    Known,
+    Rewritten,
+    Seen,
+    Versions,
+    in_ranges,
+    numbers_of,
+)
 from eventpub.config import format_time
 
 
@@ -155,7 +163,8 @@ def other_events(columns: Columns, last: np.ndarray, known: Known) -> np.ndarray
     unknown = never if since is None else since << 1
     packed = numbers_of(ids, known.times, unknown)[code]
     newest = packed >> 1
-    found: np.ndarray = created > newest
+    # a skip alone says nothing of what was published below it
+    found: np.ndarray = (created > newest) & (newest != NO_TIME >> 1)
     found |= (packed & 1 == 1) & (version == last[code]) & (created != newest)
     if known.rewritten:
         of_each = [known.rewritten.get(a) for a in ids]

@@ -43,6 +43,8 @@ class Lease:
         is_placed: whether all that is on the topic was written with this number of partitions.
         uncounted_since: nothing that is to be counted again out of turn was created at or before;
             None: nothing is.
+        hidden_since: nothing that may be unpublished below `low` was created at or before, as far
+            as that was seen: what open transactions hide, or what is to be counted again.
         former_shards: how many shards the run before had, where it was another number.
         former_indexes: folders of the indexes of another number of partitions.
     """
@@ -53,6 +55,7 @@ class Lease:
     acknowledged: dict[PartitionId, int] = field(default_factory=dict)
     is_placed: bool = False
     uncounted_since: int | None = None
+    hidden_since: int | None = None
     former_shards: int | None = None
     former_indexes: tuple[str, ...] = ()
 
@@ -106,7 +109,7 @@ class Request:
         id: names it.
         action: "retry" looks for what is missing now; "skip" gives the open gap up now; "list"
             shows the shard's open holds and what is still missing of skips, or the gap of one
-            aggregate; "publish" publishes a dead letter's row after all.
+            aggregate; "publish" publishes a row that is not on the topic.
         aggregate_id: whose; "" for a list of all.
         version: the first that is to be given up; a request that is done again gives up no other
             one, and one that names none gives up nothing. Of "publish": the row's.
@@ -189,7 +192,7 @@ class Report:
         compared: the last `Comparison` that was done.
         unfinished: its buckets of which something was left.
         answers: what came of requests, by their ids.
-        not_ours: by origin, records of the topics that this publisher has not written.
+        not_ours: how many records of the topics this publisher has not written.
         jumps: versions on the topic that nobody can have published there in order.
         made_again: topics that were deleted and created again since the index was written.
         is_placed: whether it has read all partitions from their beginnings and found everything
@@ -229,7 +232,7 @@ class Report:
     compared: int = 0
     unfinished: list[int] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
-    not_ours: dict[str, int] = field(default_factory=dict)
+    not_ours: int = 0
     jumps: list[dict[str, Any]] = field(default_factory=list)
     made_again: list[str] = field(default_factory=list)
     is_placed: bool = False

@@ -15,9 +15,9 @@ from contextlib import suppress
 import click
 
 from eventpub import __version__, log
-from eventpub.cli.bench import bench
+from eventpub.cli.bench import bench_command
 from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
-from eventpub.cli.dead import dead
+from eventpub.cli.dead import dead, publish
 from eventpub.cli.init import init
 from eventpub.cli.output import (
     DONE,
@@ -63,12 +63,13 @@ for _command in (
     resume,
     gaps,
     dead,
+    publish,
     verify,
     replay,
     trace,
     config,
     demo,
-    bench,
+    bench_command(),
 ):
     eventpub.add_command(_command)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from eventpub.cli.options import Request, configured, reports
+from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
 from eventpub.cli.output import DONE, NO, Report
 from eventpub.words import counted
 
@@ -51,7 +51,7 @@ def migrate(
 
     def ask(wanted: list[str]) -> None:
         question = "\n".join([*wanted, f"alter {table} like this now?"])
-        if _is_somebody_there() and not (yes or _agrees(question)):
+        if is_somebody_there() and not (yes or agrees(question)):
             raise _RefusedError
 
     try:
@@ -291,7 +291,7 @@ def gaps_list(request: Request, limit: int) -> Report:
     """
     loaded = request.load()
     from eventpub.cli.status import KINDS
-    from eventpub.ops.gaps import find
+    from eventpub.ops.gaps import find, with_times
 
     found = find(loaded.config, limit)
     missing = sum(still for _, still in found.skipped)
@@ -308,14 +308,12 @@ def gaps_list(request: Request, limit: int) -> Report:
         summary += f", {waiting} for a publisher"
     if found.kind != "running":
         summary += f"; {KINDS[found.kind]}"
-    held = [vars(hold) for hold in found.open]
-    skipped = [vars(gap) | {"still_missing": still} for gap, still in found.skipped]
     result = {
         "running": found.kind == "running",
         "kind": found.kind,
-        "open": [_with_times(hold) for hold in held],
+        "open": [with_times(hold) for hold in found.open],
         "open_count": found.open_count,
-        "skipped": [_with_times(gap) for gap in skipped],
+        "skipped": found.skips(),
         "skipped_count": found.skipped_count,
         "requests": [_request(request) for request in found.requests],
     }
@@ -328,13 +326,6 @@ def gaps_list(request: Request, limit: int) -> Report:
         status=None if found.unread is None else found.unread.exit_status,
         error=found.unread,
     )
-
-
-def _with_times(fields: dict[str, Any]) -> dict[str, Any]:
-    from eventpub.config import format_time
-
-    times = {"first_seen", "next_attempt", "since", "skipped_at"}
-    return {k: format_time(v) if k in times else v for k, v in fields.items()}
 
 
 def _show_gaps(console: Console, result: dict[str, Any], summary: str) -> None:
@@ -400,21 +391,10 @@ def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Re
     named = f"version {first}" if first == last else f"versions {first} to {last}"
     if not (later or StateDir(loaded.config.app.state_dir).is_running()):
         return _acted("skip", aggregate_id, Answer("not running"), named, gap)
-    if not (yes or _agrees(f"{aggregate_id}: give up {named}?")):
+    if not (yes or agrees(f"{aggregate_id}: give up {named}?")):
         return _acted("skip", aggregate_id, Answer("not confirmed"), named, gap)
     answer = act(loaded.config, "skip", aggregate_id, gap, later=later)
     return _acted("skip", aggregate_id, answer, named, gap)
-
-
-def _agrees(question: str) -> bool:
-    """Whether somebody at a terminal says yes; where there is none, nobody does."""
-    from eventpub.terminal import for_people
-
-    return _is_somebody_there() and click.confirm(for_people(question), err=True)
-
-
-def _is_somebody_there() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 @gaps.command("cancel")

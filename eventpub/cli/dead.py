@@ -1,4 +1,4 @@
-"""`eventpub dead`: rows that were refused."""
+"""`eventpub dead`: rows that were refused; `eventpub publish`: rows that were never published."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eventpub.cli.options import Request, configured, reading_timeout, reports
+from eventpub.cli.options import Request, agrees, configured, reading_timeout, reports
 from eventpub.cli.output import Report
 from eventpub.words import counted
 
@@ -62,7 +62,7 @@ def dead_list(request: Request, limit: int, timeout: float) -> Report:
     result = {
         "count": found.count,
         "rows": found.rows,
-        "letters": [_shown(letter) for letter in found.newest],
+        "letters": [letter.to_dict() for letter in found.newest],
         "notes": notes,
     }
     return Report(
@@ -81,27 +81,6 @@ def _notes(is_whole: bool, letters: list[Letter], topic: str) -> list[str]:
     elif not all(letter.is_searched for letter in letters if letter.key is not None):
         notes.append("the topic was not searched to its end: some may be published; see --timeout")
     return notes
-
-
-def _shown(letter: Letter) -> dict[str, Any]:
-    from eventpub.ops.dead import created_at
-
-    published: dict[str, int] | None = None
-    if letter.published is not None:
-        published = {"partition": letter.published[0], "offset": letter.published[1]}
-    return {
-        "aggregate_id": letter.aggregate_id,
-        "version": letter.version,
-        "reason": letter.reason,
-        "created": created_at(letter),
-        "payload_bytes": letter.payload_bytes,
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "in_store": letter.in_store,
-        "published": published,
-        "is_searched": letter.is_searched,
-        "is_last": letter.is_last,
-    }
 
 
 def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
@@ -163,7 +142,7 @@ def dead_show(request: Request, aggregate_id: str, version: int, timeout: float)
     if not found.newest:
         return Report("dead show", False, f"{name}: no dead letter", {"notes": notes})
     [letter] = found.newest
-    shown = _shown(letter) | {
+    shown = letter.to_dict() | {
         "letters": found.count,
         "headers": letter.headers,
         "first_bytes": _printable(letter.first_bytes),
@@ -224,8 +203,9 @@ _OUTCOMES = {
     "not searched": "not done: the topics were not read to their ends; see --timeout",
     "not known": "not done: it may have been published, in records that retention has removed",
     "not in the store": "not done: the row is no longer in the store",
-    "not read yet": "not done: the version was not read yet, since the index began anew",
-    "not published": "not done: it was created before the start",
+    "versions below it are missing": "not done: versions below it are missing in the store",
+    "held": "not done: it waits for a version below it, see eventpub gaps list",
+    "not confirmed": "not done: --yes does it",
     "refused again": "not done: it was refused again, and is a dead letter again",
     "no answer": "the publisher has not answered: `eventpub trace` says what came of it",
 }
@@ -258,7 +238,47 @@ def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float
         "aggregate_id": aggregate_id,
         "version": version,
         "outcome": answer.outcome,
-        "letter": None if answer.letter is None else _shown(answer.letter),
+        "letter": None if answer.letter is None else answer.letter.to_dict(),
     }
     summary = f"{aggregate_id}/{version}: {words}"
     return Report("dead retry", answer.is_done, summary, result)
+
+
+@click.command()
+@click.argument("aggregate_id", metavar="ID")
+@click.argument("version", type=int, required=False)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@_timeout
+@reports
+@configured(*_KEYS)
+def publish(
+    request: Request, aggregate_id: str, version: int | None, yes: bool, timeout: float
+) -> Report:
+    """Publish rows that are not on the topic, whatever their create_time says.
+
+    Such as rows of a writer in another time zone, which `eventpub verify` names as missing. Without
+    VERSION: all of the last 1,000 rows of the aggregate that are not on the topic. Needs a running
+    publisher that is not paused. A row above the last published version goes out in order; one
+    below as a late event, marked as such. Exit status 1 if one of them is not on the topic.
+    """
+    loaded = request.load()
+    from eventpub.cli.terminal import waiting
+    from eventpub.ops import dead as letters
+
+    with waiting(_READING, timeout):
+        rows = letters.unpublished(loaded.config, aggregate_id, version, timeout=timeout)
+    done, outcome = 0, rows.outcome
+    if not outcome:
+        name = ", ".join(map(str, rows.versions[:10])) + ", …" * (len(rows.versions) > 10)
+        if yes or agrees(f"{aggregate_id}: publish {counted(len(rows.versions), 'row')}: {name}?"):
+            done, outcome = letters.publish(loaded.config, aggregate_id, rows, timeout=timeout)
+        else:
+            outcome = "not confirmed"
+    words = _OUTCOMES.get(outcome, outcome)
+    if done:
+        left = f"; the next: {words}" if done < len(rows.versions) else ""
+        words = f"{done} of {counted(len(rows.versions), 'row')} published{left}"
+    is_done = outcome in {"published", "published before"}
+    result = {"aggregate_id": aggregate_id, "version": version, "outcome": outcome}
+    result |= {"published": done, "unpublished": len(rows.versions) - done}
+    return Report("publish", is_done, f"{aggregate_id}: {words}", result)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,3 +192,15 @@ def reading_timeout() -> Callable[[Any], Any]:
         metavar="SECONDS",
         help="Stop reading the topics after so many seconds.",
     )
+
+
+def agrees(question: str) -> bool:
+    """Whether somebody at a terminal says yes; where there is none, nobody does."""
+    from eventpub.terminal import for_people
+
+    return is_somebody_there() and click.confirm(for_people(question), err=True)
+
+
+def is_somebody_there() -> bool:
+    """Whether a question would be read and answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty()

@@ -41,8 +41,7 @@ class Checks:
         self._topic_at = self._table_at = self._open_at = 0.0
         self._busy_at = float("-inf")
         self._stood: dict[PartitionId, int] = {}
-        self._measures_lag = self._checks_topic = False
-        self._samples = False
+        self._under_way: set[type[e.Command]] = set()
 
     def is_second(self, now: float) -> bool:
         """Whether another second has begun; it has then."""
@@ -70,16 +69,16 @@ class Checks:
             position: everything created at or before is read, µs; and how many rows.
             ends: up to where the topics are known to be written.
         """
-        if not self._measures_lag:
-            self._measures_lag = True
-            yield e.MeasureLag(*position)
-        if not self._samples and time:
-            self._samples = True
-            yield e.Sample()
-        if now >= self._topic_at and not self._checks_topic:
-            self._topic_at, self._checks_topic = now + _TOPIC_EVERY, True
+        if e.MeasureLag not in self._under_way:
+            yield self._begin(e.MeasureLag(*position))
+        if e.Sample not in self._under_way and time:
+            yield self._begin(e.Sample())
+        if now >= self._topic_at and e.CheckTopic not in self._under_way:
+            self._topic_at = now + _TOPIC_EVERY
             stood, self._stood = self._stood, dict(ends)
-            yield e.CheckTopic({at: end for at, end in ends.items() if stood.get(at) == end})
+            yield self._begin(
+                e.CheckTopic({at: end for at, end in ends.items() if stood.get(at) == end})
+            )
         if now >= self._table_at:
             self._table_at = now + _TABLE_EVERY
             yield e.CheckTable()
@@ -93,14 +92,10 @@ class Checks:
         """A statement has met another table than is known: it is looked at soon."""
         self._table_at = min(self._table_at, now + _IN_DOUBT_AFTER)
 
-    def topic_is_checked(self) -> None:
-        """It may be checked again; while a broker hangs no more are waiting."""
-        self._checks_topic = False
+    def _begin(self, command: e.Command) -> e.Command:
+        self._under_way.add(type(command))
+        return command
 
-    def lag_is_measured(self) -> None:
-        """It may be measured again."""
-        self._measures_lag = False
-
-    def is_sampled(self) -> None:
-        """It may be sampled again."""
-        self._samples = False
+    def is_done(self, kind: type[e.Command]) -> None:
+        """A command of this type may be given again; while a server hangs no more are waiting."""
+        self._under_way.discard(kind)

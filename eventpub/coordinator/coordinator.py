@@ -37,7 +37,6 @@ from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.health import Health
 from eventpub.coordinator.leases import Leases
 from eventpub.coordinator.newest import NewestRows
-from eventpub.coordinator.past import OddRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.rate import Rate
 from eventpub.coordinator.recounting import Recounting
@@ -93,15 +92,19 @@ class Coordinator:
         self._ending = Ending(shards, self._failures, progress, begin.until, do)
         self._requests = Requests(shards, begin.partitions, do)
         for request, reply in begin.requests:
-            self._requests.keep(request, reply)
+            self._requests.receive(request, reply, is_kept=True)
         self._leases = Leases(shards, begin.run, self._ending, self._requests, do)
         gaps = config.gaps
         self._windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
-        odd = OddRows(
-            NewestRows(horizon, begin.start, begin.newest),
+        newest = NewestRows(horizon, begin.start, begin.newest)
+        self._changes = DatabaseChanges(
+            newest,
+            self._recounting,
+            durable,
+            progress,
+            do,
             is_fatal=config.recount.rows_in_past == "stop",
         )
-        self._changes = DatabaseChanges(odd, self._recounting, durable, progress, do)
         self._checks = Checks(config.sink.delivery == "exactly_once")
         self._report_log = wording.ReportLog(config)
         self._handlers = self._handlers_by_type()
@@ -120,7 +123,7 @@ class Coordinator:
             e.Tick: self._ticked,
             e.Sampled: self._sampled,
             e.LagMeasured: self._lag_measured,
-            e.TopicChecked: lambda *_: self._checks.topic_is_checked(),
+            e.TopicChecked: lambda *_: self._checks.is_done(e.CheckTopic),
             e.TableChecked: self._table_checked,
             e.OpenChecked: self._open_checked,
             e.Failed: self._failed,
@@ -427,7 +430,7 @@ class Coordinator:
         if above is not None:
             self._do(e.Sample(above))
             return
-        self._checks.is_sampled()
+        self._checks.is_done(e.Sample)
         self._failures.is_done(e.Sample)
         error = self._changes.sampled(event, now)
         self.health.mark("times", self._changes.odd_times(now), now)
@@ -435,7 +438,7 @@ class Coordinator:
             self._ending.stop(error, now)
 
     def _lag_measured(self, event: e.LagMeasured, now: float) -> None:
-        self._checks.lag_is_measured()
+        self._checks.is_done(e.MeasureLag)
         self._failures.is_done(e.MeasureLag)
         self._boundary, self._lag_measured_at = max(self._boundary, event.upper), now
         self._has_lag = True
@@ -468,6 +471,7 @@ class Coordinator:
 
     def _failed(self, event: e.Failed, now: float) -> None:
         command, error = event.command, event.error
+        self._checks.is_done(type(command))
         if error.code in {"store.index_missing", "store.column_missing"}:
             self._checks.table_is_in_doubt(now)
         if isinstance(command, e.Poll):
@@ -477,12 +481,6 @@ class Coordinator:
                 return
         elif isinstance(command, e.Count):
             self._recounting.not_counted(command)
-        elif isinstance(command, e.Sample):
-            self._checks.is_sampled()
-        elif isinstance(command, e.MeasureLag):
-            self._checks.lag_is_measured()
-        elif isinstance(command, e.CheckTopic):
-            self._checks.topic_is_checked()
         elif isinstance(command, e.Remember):
             self._durable.is_not_written(command)
             self._reply_to_pauses(command.what["is_paused"], error)

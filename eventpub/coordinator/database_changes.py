@@ -9,22 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eventpub.admission.buckets import bucket_of
+from eventpub.config import format_time
 from eventpub.coordinator import wording
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.durable_state import DurableState
-from eventpub.coordinator.events import Do, Reassign, Sampled, TableChecked
-from eventpub.coordinator.past import OddRows
+from eventpub.coordinator.events import Do, Log, Reassign, Sampled, TableChecked
+from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
 from eventpub.store.events import NewRow, altered_table
+from eventpub.words import counted
+
+_ENDED_FOR = 60.0
+"""Seconds for which rows are explained by a transaction that has ended."""
+
+_SAID_EVERY = 60.0
+"""Seconds between two warnings of one kind, where their reason lasts."""
+
+_WARNS_FOR = 300.0
+"""Seconds for which the check of times warns of rows of the past after the last of them."""
+
+_CLOCK_TOLERANCE = 60_000_000
+"""µs by which an event may lie in the future without a word."""
 
 
 class DatabaseChanges:
     """See the module. Pure: the machine's times are arguments, s.
 
     Args:
-        odd: judges samples of the newest rows.
+        newest: judges samples of the newest rows.
+        is_fatal: whether rows of the past that keep coming end the publisher.
         recounting: counts again.
         durable: has the position, and keeps what is known of the table.
         progress: shows what the database is like.
@@ -34,20 +50,27 @@ class DatabaseChanges:
         seen_at: when the last poll was answered; None: none was.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parts that it passes things to)
         self,
-        odd: OddRows,
+        newest: NewestRows,
         recounting: Recounting,
         durable: DurableState,
         progress: Progress,
         do: Do,
+        *,
+        is_fatal: bool,
     ) -> None:
-        self._odd = odd
+        self._newest = newest
+        self._is_fatal = is_fatal
         self._recounting = recounting
         self._durable = durable
         self._progress = progress
         self._do = do
         self._warned_of_watermark = ""
+        self._never_read = 0
+        self._past_at, self._past_rows, self._past_oldest = float("-inf"), 0, 0
+        self._ended: dict[tuple[int, int], float] = {}
+        self._said_of_past = self._said_of_future = float("-inf")
         self.seen_at: float | None = None
 
     # -- polls ------------------------------------------------------------------------------------
@@ -61,7 +84,8 @@ class DatabaseChanges:
             self._durable.open_hidden_since = result.hidden_since
         self._meet(result.server)
         self._recounting.ended(result.ended)
-        self._odd.ended(result.ended, now)
+        found = ((bucket_of(after + 1), bucket_of(upto)) for after, upto in result.ended)
+        self._ended |= dict.fromkeys(found, now)
         progress.no_longer_waited_for(result.timed_out)
         self._say_watermark(result.state)
         seconds = self._recounting.clock_went_back(result.now)
@@ -92,7 +116,7 @@ class DatabaseChanges:
 
     def wants_more(self, rows: Sequence[NewRow]) -> int | None:
         """As of `NewestRows.wants_more`."""
-        return self._odd.newest.wants_more(rows)
+        return self._newest.wants_more(rows)
 
     def sampled(self, event: Sampled, now: float) -> StoreError | None:
         """Rows that are inserted now but say that they were created long ago, or will be.
@@ -100,25 +124,69 @@ class DatabaseChanges:
         Returns:
             The error to end with, where they are of a kind that would be lost.
         """
-        odd, durable, time = self._odd, self._durable, self._progress.time
-        buckets, lines = odd.sample(time, durable.position, event, now)
-        if not (buckets or self._recounting.has_late):
-            durable.newest = odd.newest.last
-        if buckets:
-            self._recounting.note(buckets)
-            self._progress.rows_in_past += len(buckets)
-        for line in [*lines, *odd.future(event.ahead, event.rows_ahead, now)]:
-            self._do(line)
-        self._progress.ahead_seconds, self._progress.rows_ahead = odd.ahead_seconds, odd.rows_ahead
-        return odd.error(time, durable.layout)
+        newest, durable, time = self._newest, self._durable, self._progress.time
+        self._ended = {b: since for b, since in self._ended.items() if now - since < _ENDED_FOR}
+        ended = list(self._ended)
+        found = newest.sample(time, durable.position, event.rows, ended, event.above)
+        if found:
+            self._note_past([row.created for row in found], now)
+        elif not self._recounting.has_late:
+            durable.newest = newest.last
+        self._note_future(event.ahead, event.rows_ahead, now)
+        if not (self._is_fatal and newest.trips):
+            return None
+        zone = durable.layout.zone
+        return newest.error(time, durable.layout.where, None if zone is None else zone.name)
+
+    def _note_past(self, created: list[int], now: float) -> None:
+        time, oldest = self._progress.time, min(created)
+        self._recounting.note([bucket_of(at) for at in created])
+        self._progress.rows_in_past += len(created)
+        if now - self._past_at > _WARNS_FOR:
+            self._past_rows, self._past_oldest = 0, time
+        self._past_at, self._past_rows = now, self._past_rows + len(created)
+        self._past_oldest = min(self._past_oldest, oldest)
+        if now - self._said_of_past >= _SAID_EVERY:
+            self._said_of_past = now
+            self._do(wording.rows_of_the_past(len(created), oldest, time))
+
+    def _note_future(self, ahead: int, rows: int, now: float) -> None:
+        """So many rows lie in the future, the newest so many µs."""
+        progress, before = self._progress, self._progress.ahead_seconds
+        is_far = ahead > _CLOCK_TOLERANCE
+        progress.ahead_seconds, progress.rows_ahead = (ahead / 1e6, rows) if is_far else (0.0, 0)
+        after = progress.ahead_seconds
+        is_news = not before or (after > before and now - self._said_of_future > _SAID_EVERY)
+        if after and is_news:
+            self._said_of_future = now
+            self._do(wording.rows_of_the_future(progress.rows_ahead, after))
+        elif before and not after:
+            self._do(Log("info", "no event lies in the future any more", {}))
 
     def odd_times(self, now: float) -> str:
-        """As of `OddRows.warning`."""
-        return self._odd.warning(now)
+        """What is odd about the rows' times at the moment; "": nothing is."""
+        said, progress = [], self._progress
+        if progress.ahead_seconds:
+            said.append(
+                f"store.rows_in_future: {counted(progress.rows_ahead, 'row')}, the last"
+                f" {progress.ahead_seconds:.0f} s ahead of the database's time, held until then"
+            )
+        if now - self._past_at <= _WARNS_FOR:
+            said.append(
+                f"store.rows_in_past: {counted(self._past_rows, 'row')} committed lately with old"
+                f" times, since {format_time(self._past_oldest)}; they are counted again, which"
+                " publishes them (eventpub verify shows whether all are)"
+            )
+        if self._never_read:
+            said.append(
+                f"{counted(self._never_read, 'row')} with a create_time before 1970, or none, are"
+                " not read (eventpub doctor)"
+            )
+        return "; ".join(said)
 
     def altered(self, event: TableChecked) -> StoreError | None:
         """What the event table looks like now; what to begin again for, where it has changed."""
-        self._odd.never_read = event.never_read
+        self._never_read = event.never_read
         before, layout = self._durable.layout, event.layout
         if layout == before:
             return None
@@ -126,6 +194,6 @@ class DatabaseChanges:
         self._do(wording.warning("the event table was altered", table=layout.table, changed=names))
         self._durable.layout = layout
         if layout.sampled_by != before.sampled_by:
-            self._odd.newest.begin_anew()
+            self._newest.begin_anew()
         self._do(Reassign(layout))
         return altered_table(layout)

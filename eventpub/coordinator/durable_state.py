@@ -142,6 +142,7 @@ class DurableState:
         """
         return Lease(
             number,
+            hidden_since=self._unpublished_since(uncounted_since),
             low=self.low,
             position=self.position,
             acknowledged=dict(self.acknowledged),
@@ -150,6 +151,10 @@ class DurableState:
             former_shards=self.former_shards,
             former_indexes=self.former_indexes,
         )
+
+    def _unpublished_since(self, *others: int | None) -> int | None:
+        since = (self.shards_hidden_since, self.open_hidden_since, *others)
+        return min((at for at in since if at is not None), default=None)
 
     def take_over_former(self) -> None:
         """All shards have what former indexes knew: these are removed when that is written."""
@@ -176,18 +181,13 @@ class DurableState:
             shards: how many there are.
         """
         begin = self._begin
-        since = [
-            self.shards_hidden_since,
-            self.open_hidden_since,
-            recounting.uncounted_since,
-            recounting.behind_since(self.position),
-        ]
+        behind_since = recounting.behind_since(self.position)
         return {
             **begin.kept,
             "run": begin.run,
             "position": self.position,
             "low": self.low,
-            "hidden_since": min((at for at in since if at is not None), default=None),
+            "hidden_since": self._unpublished_since(recounting.uncounted_since, behind_since),
             "holds": progress.holds_open,
             "newest": None if self.newest is None else [*self.newest, self.layout.sampled_by],
             "ends": [[*place, end] for place, end in self.acknowledged.items()],

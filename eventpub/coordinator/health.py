@@ -195,18 +195,10 @@ class Health:
 
     # -- how it stands ----------------------------------------------------------------------------
 
-    def is_alive(self, seen_at: float, now: float) -> bool:
-        """Whether the coordinator's loop turns.
-
-        Args:
-            seen_at: when it has handled its last event.
-        """
-        return now - seen_at < STALLED_AFTER
-
     def checks(
         self, now: float, unread_seconds: float, *, paused_by: str | None = None
     ) -> list[Check]:
-        """All of them, as they stand now.
+        """All of them, as they stand now; for the loop, which alone reads what it changes.
 
         Args:
             unread_seconds: the lag, without what is held, which waits for its time.

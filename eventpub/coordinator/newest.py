@@ -123,7 +123,9 @@ class NewestRows:
             if not self._continues:  # one import is one sight, however many portions it takes
                 self._samples.append(bool(unexplained))
             self.worst = max(unexplained, key=lambda row: row.id, default=self.worst)
-        before, self._last = self._last, last_of(rows, now, above)
+        before = self._last
+        known_id = before[0] if above is None and before is not None else above
+        self._last = last_of(rows, now, known_id)
         self._suspicious = []
         highest, at = before or self._last
         known = [row.created for row in rows if row.id <= highest and row.created <= now]
@@ -177,7 +179,7 @@ class NewestRows:
             where=where,
             suggestion=f"{of_zone}If old rows are imported, or statements wait for so long:"
             ' recount.rows_in_past = "count" publishes them as they are seen. What was missed'
-            " meanwhile is published by a start with a recount.horizon above its age (at most 24h)",
+            " meanwhile, eventpub verify names, and eventpub publish ID publishes",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +131,3 @@ class Progress:
     def counters(self) -> dict[str, int]:
         """The totals, by name."""
         return {name: getattr(self, name) for name in _TOTALS}
-
-    def at(self, positions: Iterable[int]) -> None:
-        """Where the shards are."""
-        self.position = min(positions)

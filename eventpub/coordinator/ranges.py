@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
 
@@ -22,11 +22,6 @@ class Buckets:
         if low < high:
             first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])
         self._firsts[low:high], self._ends[low:high] = [first], [end]
-
-    def update(self, buckets: Iterable[int]) -> None:
-        """Add some."""
-        for bucket in buckets:
-            self.add(bucket, bucket + 1)
 
     def discard(self, bucket: int) -> None:
         """Remove one, if it is there."""

@@ -21,8 +21,7 @@ class Rate:
 
     def at(self, now: float) -> float:
         """The rate over what was noted; falls while nothing comes."""
-        seen = list(self._seen)
-        if not seen:
+        if not self._seen:
             return 0.0
-        (start, first), (_, last) = seen[0], seen[-1]
+        (start, first), (_, last) = self._seen[0], self._seen[-1]
         return max(0, last - first) / max(now - start, 0.001)

@@ -22,7 +22,7 @@ _COMMANDS = {
     "list": "gaps list",
     "retry": "gaps retry",
     "skip": "gaps skip",
-    "publish": "dead retry",
+    "publish": "publish",
 }
 
 _MOST_FAILURES = 2
@@ -85,13 +85,13 @@ class Requests:
 
     # -- requests come and go ---------------------------------------------------------------------
 
-    def receive(self, request: Request, reply: Reply) -> None:
-        """Have it answered by the shard of its aggregate, a list of all of them by each."""
-        self._pending[request.id] = _Pending(request, reply, self._of(request))
+    def receive(self, request: Request, reply: Reply, *, is_kept: bool = False) -> None:
+        """Have it answered by the shard of its aggregate, a list of all of them by each.
 
-    def keep(self, request: Request, reply: Reply) -> None:
-        """The same of one that was left for this publisher; while it is paused, it waits."""
-        self._pending[request.id] = _Pending(request, reply, self._of(request), is_kept=True)
+        Args:
+            is_kept: it was left for this publisher; while that is paused, it waits.
+        """
+        self._pending[request.id] = _Pending(request, reply, self._of(request), is_kept)
 
     def withdraw(self, request_id: str) -> None:
         """Nobody waits for it any more."""
@@ -128,8 +128,7 @@ class Requests:
 
     def under_way(self, shard: Shard) -> int:
         """How many that publish its runner has and has not answered."""
-        pending = list(self._pending.values())
-        return sum(each.publishes and each.is_at(shard) for each in pending)
+        return sum(each.publishes and each.is_at(shard) for each in self._pending.values())
 
     # -- what comes of them -----------------------------------------------------------------------
 

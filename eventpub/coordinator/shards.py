@@ -266,11 +266,8 @@ class Shard:
     @property
     def works_since(self) -> float | None:
         """When the first was sent of what it has not done yet, s; None: it has done all."""
-        # both are asked for by other threads, too, while the loop changes them
-        compares_since, since = self.compares_since, [sent.at for sent in tuple(self.sent)[:1]]
-        if compares_since is not None:
-            since.append(compares_since)
-        return min(since, default=None)
+        since = [*(sent.at for sent in self.sent), self.compares_since]
+        return min((at for at in since if at is not None), default=None)
 
     def is_idle(self) -> bool:
         """Whether it has a runner, which has done all that it was sent."""

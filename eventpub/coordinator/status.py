@@ -49,7 +49,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         return asdict(check) | times
 
     shards = []
-    for shard in list(coordinator.shards):
+    for shard in coordinator.shards:
         known = progress.per_shard.get(shard.number, {})
         error = coordinator.health.errors.get(shard.number)
         shards.append(
@@ -73,7 +73,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         "at": round(wall, 3),
         "is_paused": is_paused,
         "paused_by": coordinator.paused_by,
-        "is_alive": coordinator.health.is_alive(coordinator.seen_at, now),
+        "is_alive": now - coordinator.seen_at < STALLED_AFTER,
         "position": progress.position,
         "database_time": progress.time,
         "lag": {
@@ -88,7 +88,7 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         "counters": progress.counters(),
         "holds_open": progress.holds_open,
         "latency": asdict(progress.latency),
-        "steps": {step: asdict(found) for step, found in list(progress.steps.items())},
+        "steps": {step: asdict(found) for step, found in progress.steps.items()},
         "last_error": progress.last_error,
         "checks": [of_check(check) for check in checks],
         "shards": shards,

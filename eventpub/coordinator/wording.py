@@ -64,8 +64,9 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         yield warning(text, **jump)
     for topic in report.made_again:
         yield warning("the topic was deleted and created again; its records are lost", topic=topic)
-    if count := report.not_ours.get("unrecognised", 0):
-        yield warning("ignored records that other programs wrote to the topics", records=count)
+    if report.not_ours:
+        text = "ignored records that other programs wrote to the topics"
+        yield warning(text, records=report.not_ours)
     if report.restored:
         text = "published again what the broker had left in committed, but open, transactions"
         yield warning(text, records=report.restored)
@@ -80,7 +81,9 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         text = "retention cut what the index has not read: events before count as published"
         yield warning(text, before=format_time(report.baseline), **shard)
     if report.repeats_after is not None:
-        text = "retention cut what the index has not read: later events are published again"
+        text = (
+            "retention cut what the index has not read: later events, if cut, are published again"
+        )
         yield warning(text, after=format_time(report.repeats_after), **shard)
     if count := report.counts.gaps_vanished:
         yield warning("holds ended: the events above the gap were deleted", count=count)
@@ -124,13 +127,13 @@ def rows_of_the_past(rows: int, oldest: int, now: int) -> Log:
     return warning(text, code="store.rows_in_past", **facts)
 
 
-def rows_of_the_future(seconds: float) -> Log:
+def rows_of_the_future(rows: int, seconds: float) -> Log:
     """The newest row lies in the future."""
     text = (
         "the newest event lies in the future, and is published when its time has come; if writers'"
         " sessions keep another time zone, set store.time_zone to theirs"
     )
-    return warning(text, code="store.rows_in_future", seconds=round(seconds))
+    return warning(text, code="store.rows_in_future", rows=rows, seconds=round(seconds))
 
 
 _MANY_BEGIN_ABOVE = 1_000

@@ -6,6 +6,7 @@ makes sure of it.
 """
 
 from eventpub.index.database import aside_of, set_aside
+from eventpub.index.identity import of_another
 from eventpub.index.index import Index
 from eventpub.index.reading import Pending, Summary, glance, summary
 from eventpub.index.snapshots import Copying, Snapshots, folder_for
@@ -19,6 +20,7 @@ __all__ = [
     "aside_of",
     "folder_for",
     "glance",
+    "of_another",
     "set_aside",
     "summary",
 ]

@@ -14,18 +14,14 @@ from typing import Any
 
 from eventpub.errors import StateError
 
-FORMAT = 2
-FORMATS_READ = {1, FORMAT}
-"""Formats that can be read: all that there were. 1, of versions before the first release, has
-neither times nor packed holds; such a version refuses an index of another number, instead of
-failing over what is in it."""
+FORMAT = 3
 IDENTITY = b"midentity"
 """The key, in every format."""
 
-_NAMES = {"app": "app.id", "topic": "sink.topic", "partitions": "partitions", "shard": "shard"}
-_RENAMED = "if app.id was changed, name the former one in app.former_ids; "
+_NAMES = {"app": "app.id", "topic": "sink.topic", "table": "the table"}
+_RENAMED = 'if app.id was changed: app.former_ids = ["{}"]; '
 _MOVED = (
-    "if sink.topic was changed, and only new events are to be published there, set"
+    "if sink.topic was changed, and only new events are to be published there: set"
     " sink.accept_topic_id to the new topic's id, which `eventpub doctor` shows; "
 )
 
@@ -53,24 +49,24 @@ def require_known_format(items: Iterator[tuple[bytes, bytes]], directory: Path) 
         )
 
 
-def of_another(
-    found: Mapping[str, Any], required: Mapping[str, Any], directory: Path
-) -> StateError:
-    """index.foreign: what differs between an index's identity and the one that it must have."""
+def of_another(found: Mapping[str, Any], required: Mapping[str, Any], where: Path) -> StateError:
+    """What differs between the identity that a state has and the one that it must have."""
     differing = [name for name in {**required, **found} if found.get(name) != required.get(name)]
-    if found.get("format") in FORMATS_READ:
-        differing = [name for name in differing if name != "format"]
     theirs, ours = (
         " and ".join(_words(name, of) for name in differing) for of in (found, required)
     )
+    may_be_renamed = not {*differing} - {"app", "topic"}
     return StateError(
-        "index.foreign",
-        f"the index belongs to {theirs}, not to {ours}",
-        where=str(directory),
-        suggestion=(_RENAMED if "app" in differing else "")
-        + (_MOVED if "topic" in differing else "")
-        + ("otherwise " if {"app", "topic"} & {*differing} else "")
-        + "use another app.state_dir, or delete this directory: it is rebuilt from the topic",
+        "state.foreign",
+        f"this state belongs to {theirs}, not to {ours}",
+        where=str(where),
+        suggestion=(
+            _RENAMED.format(found.get("app")) if may_be_renamed and "app" in differing else ""
+        )
+        + (_MOVED if may_be_renamed and "topic" in differing else "")
+        + ("otherwise " if may_be_renamed else "")
+        + "set app.state_dir to another folder, or remove this one (also after the table"
+        " or its database was renamed): what was published is read back from the topic",
     )
 
 

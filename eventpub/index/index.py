@@ -47,7 +47,6 @@ from eventpub.index.former import merged
 from eventpub.index.holds import Holds
 from eventpub.index.identity import (
     FORMAT,
-    FORMATS_READ,
     IDENTITY,
     of_another,
     require_known_format,
@@ -74,7 +73,7 @@ class Index(Facts):
             may need a moment to be gone.
 
     Raises:
-        StateError: index.locked, index.newer_format, index.foreign, index.corrupt,
+        StateError: index.locked, index.newer_format, state.foreign, index.corrupt,
             index.disk_full.
     """
 
@@ -111,12 +110,10 @@ class Index(Facts):
     ) -> None:
         required = {"format": FORMAT, **identity}
         found = self._facts.setdefault("identity", required)
-        is_read = found.get("format") in FORMATS_READ
-        is_older = is_read and found == {**required, "format": found["format"]}
-        if found != required and (is_older or (is_read and adopts(found))):
+        if found != required:
+            if not adopts(found):
+                raise of_another(found, required, self.directory)
             self._write(new_batch(), {"identity": required})
-        elif found != required:
-            raise of_another(found, required, self.directory)
 
     def __enter__(self) -> Index:
         return self
@@ -208,13 +205,14 @@ class Index(Facts):
 
     # -- writes ----------------------------------------------------------------------------------
 
-    def move_from(
+    def move_from(  # noqa: PLR0913 (whose, from where, and what counts as theirs)
         self,
         directories: Iterable[Path],
         belongs: Callable[[str], bool],
         partitions: Iterable[Partition],
         baseline: int | None,
         *,
+        adopts: Callable[[Mapping[str, Any]], bool],
         everywhere: bool = False,
     ) -> None:
         """Take over what indexes of another number of shards or partitions know of this shard's.
@@ -227,16 +225,22 @@ class Index(Facts):
             belongs: whether an aggregate is this shard's.
             partitions: those that are this shard's; with `everywhere`, all.
             baseline: as in `begin`.
+            adopts: says of the identity of a former index whether it may be taken over.
             everywhere: see `reads_everywhere`.
 
         Raises:
-            StateError: index.newer_format, ….
+            StateError: index.newer_format, state.foreign, ….
         """
-        former = [self._copy(directory, belongs) for directory in directories]
+        former = [self._copy(directory, belongs, adopts) for directory in directories]
         facts = merged(former, set(partitions), baseline)
         self._write(new_batch(), facts | {"everywhere": everywhere, "undecided": [False, 0]})
 
-    def _copy(self, directory: Path, belongs: Callable[[str], bool]) -> dict[str, Any] | None:
+    def _copy(
+        self,
+        directory: Path,
+        belongs: Callable[[str], bool],
+        adopts: Callable[[Mapping[str, Any]], bool],
+    ) -> dict[str, Any] | None:
         """Take over what another index knows of this shard's aggregates; its facts.
 
         None where it is gone or damaged: what was copied of it is true all the same, but how far it
@@ -249,11 +253,14 @@ class Index(Facts):
                     return None
                 require_known_format(items_of(former, IDENTITY, directory), directory)
                 checked_marks(former, directory)
+                for key, value in items_of(former, b"m", directory):
+                    facts[key[1:].decode()] = json.loads(value)
+                found = facts.get("identity", {})
+                if facts and not adopts(found):
+                    raise of_another(found, self._facts["identity"], directory)
                 batch, size = new_batch(), 0
                 for key, value in items_of(former, b"", directory):
-                    if key[:1] == b"m":
-                        facts[key[1:].decode()] = json.loads(value)
-                    elif (at := _AGGREGATE_AT.get(key[:1])) and belongs(key[at:].decode()):
+                    if (at := _AGGREGATE_AT.get(key[:1])) and belongs(key[at:].decode()):
                         batch.put(key, value)
                         size += 1
                         if key[:1] == b"h":

@@ -43,11 +43,13 @@ class Summary:
     Attributes:
         position, baseline: as of `Index`.
         low: from where a shard without an index must read again, µs; None: as `position`.
+        identity: what the index belongs to.
     """
 
     position: int | None
     low: int | None
     baseline: int | None
+    identity: dict[str, Any]
 
 
 def choose(holds: Iterable[Hold], most: int, about: Collection[str]) -> tuple[list[Hold], int]:
@@ -118,4 +120,4 @@ def summary(directory: Path) -> Summary | None:
         return None
     position = facts.get("position")
     low = None if position is None else min([position, *(at - 1 for at in since)])
-    return Summary(position, low, facts.get("baseline"))
+    return Summary(position, low, facts.get("baseline"), facts.get("identity", {}))

@@ -168,6 +168,8 @@ class Snapshots:
         source = f"{self._root}/{name}"
         with self._files.open_input_stream(f"{source}/{_COMPLETE}") as stream:
             sizes: dict[str, int] = json.loads(stream.read())["files"]
+        if any(Path(file).name != file for file in sizes):  # "..", or a path that leads elsewhere
+            raise ValueError("it names files outside of its folder")
         for file in sizes:
             with (
                 self._files.open_input_stream(f"{source}/{file}") as read,

@@ -1,4 +1,4 @@
-"""Servers for people who have none: a Kafka broker, a MariaDB and a MySQL on this machine.
+"""Servers for people who have none: a Kafka broker and a MariaDB on this machine.
 
 For the demo, the tests and the bench; a publisher in production uses nothing of this. What must
 hold: no root and no container engine is needed, a second start downloads nothing, and nothing is
@@ -6,13 +6,12 @@ left running, however the process that started a server ends.
 """
 
 from eventpub.local.broker import Kafka, kafka
-from eventpub.local.databases import DATABASES, Database, mariadb, mysql
+from eventpub.local.databases import Database, mariadb
 from eventpub.local.java import find_java
 from eventpub.local.processes import Server
 from eventpub.local.progress import Progress, Silent
 
 __all__ = [
-    "DATABASES",
     "Database",
     "Kafka",
     "Progress",
@@ -21,5 +20,4 @@ __all__ = [
     "find_java",
     "kafka",
     "mariadb",
-    "mysql",
 ]

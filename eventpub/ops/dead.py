@@ -1,7 +1,7 @@
-"""Dead letters: see them, and have one published after all.
+"""Dead letters: see them, and have one published after all; and rows that were never published.
 
-They are read from `<topic>.dead`. To publish one is the running publisher's work, since nobody else
-writes its partitions: it is asked, and told how far the topic was searched for the event, so that
+They are read from `<topic>.dead`. To publish a row is the running publisher's work, since nobody
+else writes its partitions: it is asked, and told how far the topic was searched for it, so that
 what was published since the dead letter, or is asked for twice, is published once.
 """
 
@@ -12,8 +12,8 @@ import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
-from eventpub.admission import VersionRange
 from eventpub.admission.rules import CONFLICT
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
@@ -27,6 +27,12 @@ from eventpub.store import EventStore
 OF_ANOTHER = CONFLICT
 """Code of rows under whose version another row was published."""
 _FIRST_BYTES = 512
+_MOST_ROWS = 1_000
+_ABOVE_ALL = 2**63 - 1
+_SHOWN = (
+    "aggregate_id", "version", "reason", "payload_bytes", "partition", "offset", "in_store",
+    "is_searched", "is_last",
+)  # fmt: skip
 Key = tuple[str, int]
 """Aggregate and version."""
 
@@ -70,6 +76,14 @@ class Letter:
             return None
         return self.aggregate_id, self.version
 
+    def to_dict(self) -> dict[str, Any]:
+        """As `dead list` and the dashboard show it; JSON-serializable."""
+        at = self.published
+        published = None if at is None else {"partition": at[0], "offset": at[1]}
+        created = self.headers.get(records.TIME) or format_time(self.timestamp * 1000)
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return shown | {"created": created, "published": published}
+
 
 @dataclass(frozen=True)
 class Letters:
@@ -107,8 +121,28 @@ class Retried:
         return self.outcome in {"published", "published before"}
 
 
+@dataclass(frozen=True)
+class Unpublished:
+    """Rows of an aggregate that are not on the topic.
+
+    Attributes:
+        outcome: why none may be published, as of `Retried`; "": they may.
+        versions: ascending.
+        searched: by partition of the topic, up to which offset it has none of them.
+    """
+
+    outcome: str
+    versions: tuple[int, ...] = ()
+    searched: tuple[int, ...] = ()
+
+
 def find(
-    config: Config, *, only: Key | None = None, limit: int = 50, timeout: float = 60.0
+    config: Config,
+    *,
+    only: Key | None = None,
+    limit: int = 50,
+    timeout: float = 60.0,
+    ask_store: bool = True,
 ) -> Letters:
     """The dead letters, with what became of their rows.
 
@@ -116,6 +150,7 @@ def find(
         only: those of one row.
         limit: the newest so many.
         timeout: seconds for reading the topics.
+        ask_store: whether to look up which rows are still there.
 
     Raises:
         StoreError, SinkError: the store or the topics cannot be read.
@@ -126,9 +161,10 @@ def find(
     wanted = {key for key in keys if key is not None}
     if not wanted:
         return found
-    readable = config.store.model_copy(update={"allow_replica": True})
-    with EventStore(readable, EventStore.discover(config.store)) as store:
-        there = store.existing(sorted(wanted))
+    there: Collection[Key] | None = None
+    if ask_store:
+        with _store(config) as store:
+            there = store.existing(sorted(wanted))
     since = min(_since(letter) for letter in found.newest if letter.key is not None)
     search = _search(config, wanted, since, until)
     newest = [
@@ -136,7 +172,7 @@ def find(
         if letter.key is None
         else replace(
             letter,
-            in_store=letter.key in there,
+            in_store=None if there is None else letter.key in there,
             published=search.found.get(letter.key),
             is_searched=search.is_whole or letter.key in search.found,
         )
@@ -145,9 +181,7 @@ def find(
     return replace(found, newest=newest)
 
 
-def retry(  # noqa: PLR0911 (one case after the other)
-    config: Config, aggregate_id: str, version: int, *, timeout: float = 60.0
-) -> Retried:
+def retry(config: Config, aggregate_id: str, version: int, *, timeout: float = 60.0) -> Retried:
     """Have the row of a dead letter published, as a late event.
 
     Args:
@@ -168,28 +202,78 @@ def retry(  # noqa: PLR0911 (one case after the other)
         return Retried("below the first version", letter)
     if config.gaps.late != "publish":
         return Retried("late events are not published", letter)
-    state = StateDir(config.app.state_dir)
-    if not state.is_running():
+    if not StateDir(config.app.state_dir).is_running():
         return Retried("not running", letter)
-    created = _created(config, key)
-    if created is None:
-        return Retried("not in the store", letter)
     # its time may have been changed since: a retry before this one has published it with that
-    search = _search(config, {key}, min(_since(letter), created // 1000), until)
-    if key in search.found:
-        return Retried("published before", letter)
-    if not search.is_whole:
-        return Retried("not searched", letter)
-    request = Request(
-        secrets.token_hex(8), "publish", aggregate_id, version, searched=search.searched
-    )
-    answers = ask_shards(state, request, timeout)
-    if answers is None:
-        return Retried("no answer", letter)
-    [outcome] = answers.values()
+    rows = unpublished(config, *key, since=_since(letter), timeout=until - time.monotonic())
+    outcome = rows.outcome or publish(config, aggregate_id, rows, timeout=timeout)[1]
     if outcome == "refused again":  # which says why now, perhaps for another limit than before
         letter = next(iter(_read(config, key, 1, until + timeout).newest), letter)
     return Retried(outcome, letter)
+
+
+def unpublished(
+    config: Config,
+    aggregate_id: str,
+    version: int | None,
+    *,
+    since: int | None = None,
+    timeout: float = 60.0,
+) -> Unpublished:
+    """Which of an aggregate's rows are not on the topic.
+
+    Args:
+        version: this one alone; None: of the last 1,000.
+        since: there are no records of earlier timestamps, ms; None: than when they were created,
+            as far as retention has left the topic.
+        timeout: seconds for searching the topic.
+
+    Raises:
+        StoreError, SinkError: the store or the topic cannot be read.
+    """
+    bound, most = (_ABOVE_ALL, _MOST_ROWS) if version is None else (version + 1, 1)
+    with _store(config) as store:
+        keys = [r for b in store.below([(aggregate_id, bound)], most) for r in b.to_pylist()]
+    rows = {row["version"]: row["create_time"] for row in keys if version in {None, row["version"]}}
+    if not rows:
+        return Unpublished("not in the store")
+    first = max(0, min([*rows.values(), *([] if since is None else [since * 1000])]) // 1000)
+    wanted = {(aggregate_id, number) for number in rows}
+    search = _search(config, wanted, first, time.monotonic() + timeout)
+    left = tuple(sorted(number for _, number in wanted - search.found.keys()))
+    if not left:
+        return Unpublished("published before")
+    if not search.is_whole:
+        return Unpublished("not searched")
+    is_unknown = search.is_cut and since is None
+    return Unpublished("not known" if is_unknown else "", left, search.searched)
+
+
+def publish(
+    config: Config, aggregate_id: str, rows: Unpublished, *, timeout: float = 60.0
+) -> tuple[int, str]:
+    """Have rows published, the lowest version first, until one is not.
+
+    Args:
+        timeout: seconds to wait for the publisher's answer, for each.
+
+    Returns:
+        How many were published, and what came of the last, as of `Retried`.
+
+    Raises:
+        StateError: run.paused, run.request_failed.
+    """
+    state, done, outcome = StateDir(config.app.state_dir), 0, "not running"
+    for version in rows.versions if state.is_running() else ():
+        request = Request(
+            secrets.token_hex(8), "publish", aggregate_id, version, searched=rows.searched
+        )
+        answers = ask_shards(state, request, timeout)
+        outcome = "no answer" if answers is None else next(iter(answers.values()))
+        if outcome not in {"published", "published before"}:
+            break
+        done += outcome == "published"
+    return done, outcome
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -264,12 +348,9 @@ def _letter(message: Message, headers: dict[str, bytes | None]) -> Letter:
     )
 
 
-def _created(config: Config, key: Key) -> int | None:
-    """When a row was created, as the store says now, µs; None: it is not there."""
+def _store(config: Config) -> EventStore:
     readable = config.store.model_copy(update={"allow_replica": True})
-    with EventStore(readable, EventStore.discover(config.store)) as store:
-        rows = store.seen(VersionRange(*key, key[1]))
-    return min((row.create_time for row in rows if row.create_time is not None), default=None)
+    return EventStore(readable, EventStore.discover(config.store))
 
 
 def _since(letter: Letter) -> int:
@@ -292,11 +373,13 @@ class _Search:
         found: partition and offset of each that is there.
         searched: by partition, up to which offset.
         is_whole: whether it was read that far.
+        is_cut: whether retention has removed what might have been there.
     """
 
     found: dict[Key, tuple[int, int]]
     searched: tuple[int, ...]
     is_whole: bool
+    is_cut: bool = False
 
 
 def _search(config: Config, wanted: Collection[Key], since: int, until: float) -> _Search:
@@ -328,9 +411,6 @@ def _search(config: Config, wanted: Collection[Key], since: int, until: float) -
             if key in wanted:
                 search.found[key] = (message.partition(), message.offset())
     search.is_whole = not reading.unread
+    first = list_offsets(sink, places, "earliest")
+    search.is_cut = any(0 < first[place] >= starts[place] for place in places)
     return search
-
-
-def created_at(letter: Letter) -> str:
-    """When the row was created, RFC 3339; of a letter that does not say, its own time."""
-    return letter.headers.get(records.TIME) or format_time(letter.timestamp * 1000)

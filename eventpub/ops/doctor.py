@@ -40,7 +40,7 @@ def examine(config: Config) -> list[Check]:
         ("event store", lambda: _store(config)),
         ("topic", lambda: _sink(config)),
         ("backlog", lambda: _backlog(config)),
-        ("state", lambda: _state(config.app.state_dir)),
+        ("state", lambda: _state(config)),
         ("Spark", lambda: _spark(config)),
     ]
     # side by side: a database and a broker that are both away shall not take twice as long
@@ -135,11 +135,24 @@ def _backlog(config: Config) -> list[Check]:
     return [Check("backlog", "ok", "the topic keeps the oldest event that is to be published")]
 
 
-def _state(folder: Path) -> list[Check]:
+def _state(config: Config) -> list[Check]:
+    from eventpub.publisher.recovery import require_known, require_own
     from eventpub.state import WITHOUT_FILES, StateDir
 
+    folder = config.app.state_dir
     checks = [state_dir(folder)]
-    damaged = StateDir(folder).damaged() if folder.is_dir() else []
+    if checks[0].status == "wrong":
+        return checks
+    state = StateDir(folder)
+    if folder.is_dir():
+        state.require_ours()
+    try:
+        require_own(config, state)
+        require_known(config, state)
+    except SinkError as error:
+        if not _CANNOT_BE_REACHED.match(error.code):  # else the other parts say it
+            raise
+    damaged = state.damaged()
     if damaged:
         names = ", ".join(file.name for file in damaged)
         said = f"{names} in {folder}: nothing can be read of it"

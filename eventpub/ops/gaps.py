@@ -12,8 +12,8 @@ import heapq
 import json
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges
 from eventpub.channel import Request
@@ -26,6 +26,7 @@ from eventpub.sink import Fold, Scope
 from eventpub.sink.topics import partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
+from eventpub.times import format_time
 
 _LIST_TIMEOUT = 5.0
 """Seconds; shards that do not answer by then, as where the broker is away, are read on the disk."""
@@ -52,6 +53,16 @@ class Gaps:
     requests: list[Request]
     unread: SinkError | None = None
     kind: str = "running"
+
+    def skips(self) -> list[dict[str, Any]]:
+        """`skipped` as `gaps list` and the dashboard show it; JSON-serializable."""
+        return [with_times(gap) | {"still_missing": still} for gap, still in self.skipped]
+
+
+def with_times(of: Hold | SkippedGap) -> dict[str, Any]:
+    """Its fields; times are RFC 3339."""
+    times = {"first_seen", "next_attempt", "since", "skipped_at"}
+    return {k: format_time(v) if k in times else v for k, v in asdict(of).items()}
 
 
 @dataclass(frozen=True)

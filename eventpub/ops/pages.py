@@ -7,11 +7,13 @@
     GET  /history   the last 15 minutes, one sample a second: `http.sample`
     GET  /config    the configuration in effect, without secrets
     GET  /gaps      open holds
+    GET  /recorded  skips and dead letters as their topics have them, and which of them still stand
     GET  /          the dashboard, and its files
 
 With ``Authorization: Bearer`` and `ops.token`:
 
     GET  /gap?aggregate_id=     the versions that a skip would give up, as the gap stands now
+    GET  /trace?aggregate_id=&version=   as `eventpub trace` says it
     POST /pause, /resume, /retry?aggregate_id=, /skip?aggregate_id=&from_version=&to_version=
 
 An answer that is no page is JSON; where something is wrong, an object with `error`. A retry or a
@@ -53,10 +55,14 @@ from eventpub.channel import MalformedError, request_of
 from eventpub.channel import Request as ShardRequest
 from eventpub.config import Config
 from eventpub.coordinator.status import is_ready
+from eventpub.errors import EventpubError
 from eventpub.masking import current, mask, mask_all
+from eventpub.ops.dead import find as find_dead
+from eventpub.ops.gaps import find as find_gaps
 from eventpub.ops.http import Source
 from eventpub.ops.metrics import exposition
 from eventpub.ops.status import not_lasting
+from eventpub.ops.trace import trace
 from eventpub.settings import Loaded, shown
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
@@ -72,10 +78,17 @@ _LIST_TIMEOUT = 10.0
 _ACT_TIMEOUT = 30.0
 _MOST_SHOWN = 200
 
+_MOST_RECORDED = 20
+_RECORDED_WITHIN = 2.0
+"""Seconds of looking for dead letters that were published since."""
+_TRACED_WITHIN = 20.0
+
 _LISTS_EVERY = 2.0
-"""Seconds between two lists of open gaps, whoever asks."""
+"""Seconds between two lists of one kind, whoever asks."""
 _LISTS_SHARE = 0.02
-"""Of the time of shards that may go into them."""
+"""Of the time of shards that may go into open gaps."""
+_RECORDED_SHARE = 0.1
+"""Of the time of one thread that may go into reading skips and dead letters."""
 _MOST_WAITING = 16
 """Who may wait for one list; each holds memory while shards do not answer."""
 
@@ -83,8 +96,6 @@ _REFUSED_AFTER = 1.0
 """Seconds that an answer to a wrong token takes."""
 _REFUSED_EVERY = 10.0
 """Seconds between two log lines about wrong tokens."""
-
-_NO_GAPS = {"open": [], "open_count": 0}
 
 _SAFE = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -114,7 +125,9 @@ def application(config: Config, source: Source, history: deque[dict[str, Any]]) 
             Route("/history", reading.history),
             Route("/config", reading.configuration),
             Route("/gaps", reading.gaps),
+            Route("/recorded", reading.recorded),
             Route("/gap", acting.guarded(acting.gap)),
+            Route("/trace", acting.guarded(acting.trace)),
             Route("/pause", acting.guarded(acting.pause), methods=["POST"]),
             Route("/resume", acting.guarded(acting.resume), methods=["POST"]),
             Route("/retry", acting.guarded(acting.retry), methods=["POST"]),
@@ -190,6 +203,37 @@ async def _failed(_: Request, error: Exception) -> Response:
     return _answer({"error": "the page failed; the publisher's log says why"}, 500)
 
 
+class _Lists:
+    """A list that costs time: made again only when the last is old for what it took.
+
+    Args:
+        make: makes it.
+        share: of the time, that may go into it.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[Response]], share: float) -> None:
+        self._make, self._share = make, share
+        self._lock = asyncio.Lock()
+        self._again = 0.0
+        self._waiting = 0
+        self._last: Response
+
+    async def get(self) -> Response:
+        if self._waiting >= _MOST_WAITING:
+            return _answer({"error": "too many ask for this list at once"}, 503)
+        self._waiting += 1
+        try:
+            async with self._lock:
+                began = time.monotonic()
+                if began >= self._again:
+                    self._last = await self._make()
+                    took = time.monotonic() - began if self._last.status_code == 200 else 0.0
+                    self._again = time.monotonic() + max(_LISTS_EVERY, took / self._share)
+                return self._last
+        finally:
+            self._waiting -= 1
+
+
 class Reading:
     """What anybody may ask who reaches the address."""
 
@@ -197,10 +241,8 @@ class Reading:
         self._config = config
         self._source = source
         self._history = history
-        self._lists = asyncio.Lock()
-        self._list_again = 0.0
-        self._waiting = 0
-        self._gaps = _answer(_NO_GAPS)
+        self._gaps = _Lists(self._list, _LISTS_SHARE)
+        self._recorded = _Lists(self._list_recorded, _RECORDED_SHARE)
 
     async def healthz(self, _: Request) -> Response:
         """Whether the process is to be left alone."""
@@ -233,39 +275,28 @@ class Reading:
         return _answer(shown(Loaded(self._config, {}, None)))
 
     async def gaps(self, _: Request) -> Response:
-        """The holds that are open, the oldest first.
+        """The holds that are open, the oldest first."""
+        if not self._source.status()["holds_open"]:
+            return _answer({"open": [], "open_count": 0})
+        return await self._gaps.get()
 
-        Shards are asked anew only when the last answer is old for what it took them: a shard that
-        looks through its holds publishes nothing meanwhile.
-        """
-        if self._waiting >= _MOST_WAITING:
-            return _answer({"error": "too many ask for the gaps at once"}, 503)
-        self._waiting += 1
-        try:
-            async with self._lists:
-                if not self._source.status()["holds_open"]:
-                    self._gaps = _answer(_NO_GAPS)
-                elif time.monotonic() >= self._list_again:
-                    await self._list()
-                return self._gaps
-        finally:
-            self._waiting -= 1
-
-    async def _list(self) -> None:
-        began = time.monotonic()
+    async def _list(self) -> Response:
         asked = ShardRequest(secrets.token_hex(8), "list", most=_MOST_SHOWN)
         found = await run_in_threadpool(self._source.ask, asked, _LIST_TIMEOUT)
-        now = time.monotonic()
         if found["answers"] is None:
-            self._list_again = now + _LISTS_EVERY
-            self._gaps = _not_done(found["error"], "the shards have not answered in time")
-            return
-        self._list_again = now + max(_LISTS_EVERY, (now - began) / _LISTS_SHARE)
+            return _not_done(found["error"], "the shards have not answered in time")
         answers = [json.loads(answer) for answer in found["answers"].values()]
         holds = [hold for answer in answers for hold in answer["holds"]]
         holds.sort(key=lambda hold: hold["first_seen"])
         count = sum(answer["count"] for answer in answers)
-        self._gaps = _answer({"open": holds[:_MOST_SHOWN], "open_count": count})
+        return _answer({"open": holds[:_MOST_SHOWN], "open_count": count})
+
+    async def recorded(self, _: Request) -> Response:
+        """What was given up and refused, the newest first, whenever that was."""
+        return await self._recorded.get()
+
+    async def _list_recorded(self) -> Response:
+        return await _answered(lambda: recorded(self._config))
 
     async def page(self, request: Request) -> Response:
         """The dashboard, and its files."""
@@ -282,6 +313,8 @@ class Acting:
     def __init__(self, config: Config, source: Source) -> None:
         self._token = config.ops.token
         self._source = source
+        self._config = config
+        self._is_tracing = False
         self._refused = 0
         self._refused_at = float("-inf")
 
@@ -336,6 +369,23 @@ class Acting:
         first, last = json.loads(answer)["gap"] or (None, None)
         return _answer({"from_version": first, "to_version": last})
 
+    async def trace(self, request: Request) -> Response:
+        """Where an event is, or each of the last versions of an aggregate; one at a time."""
+        given, number = (
+            request.query_params.get("aggregate_id", ""),
+            request.query_params.get("version"),
+        )
+        if not given or not (number or "0").isdecimal():
+            return _answer({"error": "it needs aggregate_id, and a number as version"}, 400)
+        if self._is_tracing:
+            return _answer({"error": "another event is being traced; try again"}, 503)
+        self._is_tracing = True
+        try:
+            version = int(number) if number else None
+            return await _answered(lambda: traced(self._config, given, version))
+        finally:
+            self._is_tracing = False
+
     async def retry(self, request: Request) -> Response:
         """An aggregate's missing version is looked for now."""
         return _outcome(await self._ask("retry", request.query_params.get("aggregate_id", "")))
@@ -367,6 +417,38 @@ class Acting:
         if found["answers"] is None:
             return _not_done(found["error"], "the shard has not answered in time")
         return str(next(iter(found["answers"].values())))
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """Skips and dead letters as their topics have them, the newest first.
+
+    Raises:
+        SinkError, StateError: the topics or the state cannot be read.
+    """
+    gaps = find_gaps(config, _MOST_RECORDED)
+    if gaps.unread is not None:
+        raise gaps.unread
+    dead = find_dead(config, limit=_MOST_RECORDED, timeout=_RECORDED_WITHIN, ask_store=False)
+    letters = [letter.to_dict() for letter in dead.newest if letter.is_last]
+    found = {"skipped": gaps.skips(), "skipped_count": gaps.skipped_count}
+    return found | {"dead": letters, "dead_rows": dead.rows}
+
+
+def traced(config: Config, aggregate_id: str, version: int | None) -> dict[str, Any]:
+    """What `eventpub trace --json` has as `result`, and its `summary`.
+
+    Raises:
+        EventpubError: the store, the topics or the state cannot be read.
+    """
+    found = trace(config, aggregate_id, version, timeout=_TRACED_WITHIN)
+    return found.to_dict() | {"summary": found.summary(version)}
+
+
+async def _answered(work: Callable[[], dict[str, Any]]) -> Response:
+    try:
+        return _answer(await run_in_threadpool(work))
+    except EventpubError as error:
+        return _not_done(error.to_dict(), "")
 
 
 def _client(request: Request) -> str:

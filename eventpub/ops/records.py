@@ -80,18 +80,15 @@ class Parser:
 
     Args:
         sources: the application's ids, now and before, one of which every event names.
-        ignored: the sources of records that are passed over.
         found_foreign: is called with each record that is not ours.
     """
 
     def __init__(
         self,
         sources: Collection[str],
-        ignored: Collection[str],
         found_foreign: Callable[[Foreign], None],
     ) -> None:
         self._sources = frozenset(source.encode() for source in sources)
-        self._ignored = frozenset(source.encode() for source in ignored)
         self._found_foreign = found_foreign
 
     def parse(
@@ -116,8 +113,6 @@ class Parser:
         """Any records whatever."""
         rows = _Rows()
         for message in messages:
-            if self._ignored and _source_of(message) in self._ignored:
-                continue
             partition, offset = message.partition(), message.offset()
             problem = (
                 rows.add_gap(message)
@@ -132,7 +127,7 @@ class Parser:
                 )
         return rows.records()
 
-    def _standard(  # noqa: PLR0911, PLR0912 (each check has its own way out)
+    def _standard(
         self,
         messages: Sequence[Message],
         partitions: npt.NDArray[np.int32],
@@ -162,8 +157,6 @@ class Parser:
                 return None
             values.append(of_each)
         specversions, ids, sources, types, times, subjects, sequences, _ = values
-        if self._ignored.intersection(sources):
-            return None
         keys = tuple(message.key() for message in messages)
         try:
             versions = np.array(list(map(int, sequences)), np.int64)  # type: ignore[arg-type]
@@ -364,11 +357,6 @@ class _Rows:
         columns["create_time"] = times
         columns["faults"] = columns["faults"] | _bad_timestamps(times, columns.pop("timestamp"))
         return Records(pa.array(self._ids, pa.string()), columns)
-
-
-def _source_of(message: Message) -> bytes | None:
-    value: bytes | None = dict(message.headers() or ()).get("ce_source")
-    return value
 
 
 def _hash_of_metadata(headers: Sequence[tuple[str, bytes | None]]) -> int:

@@ -121,7 +121,7 @@ class TopicReader:
     ) -> None:
         self._sink = sink
         self._first, self._last = first, last
-        self._parser = Parser(sources, sink.ignored_sources, self._found_foreign)
+        self._parser = Parser(sources, self._found_foreign)
         self._patience = patience
         self._trouble: KafkaError | None = None
         self._kinds = {

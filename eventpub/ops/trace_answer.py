@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from eventpub.admission import Hold, SkippedGap
+from eventpub.ops.gaps import with_times
 from eventpub.times import format_time
+from eventpub.words import counted
 
 Verdict: TypeAlias = Literal[
     "published",
@@ -111,8 +113,8 @@ class Traced:
             "note": self.note,
             "stored": stored,
             "records": [place(f) for f in self.found],
-            "hold": _with_times(self.hold),
-            "skip": _with_times(self.skip),
+            "hold": None if self.hold is None else with_times(self.hold),
+            "skip": None if self.skip is None else with_times(self.skip),
         }
 
 
@@ -121,13 +123,6 @@ def place(found: Found) -> dict[str, Any]:
     is_known = 0 <= found.timestamp < _YEAR_3000
     timestamp = format_time(found.timestamp * 1000) if is_known else None
     return asdict(found) | {"timestamp": timestamp}
-
-
-def _with_times(of: Hold | SkippedGap | None) -> dict[str, Any] | None:
-    times = {"first_seen", "next_attempt", "since", "skipped_at"}
-    if of is None:
-        return None
-    return {k: format_time(v) if k in times else v for k, v in asdict(of).items()}
 
 
 @dataclass(frozen=True)
@@ -160,6 +155,48 @@ class Trace:
     def ok(self) -> bool:
         """Whether there is any version, and all are accounted for."""
         return bool(self.versions) and all(v.is_accounted_for for v in self.versions)
+
+    def summary(self, version: int | None = None) -> str:
+        """One line. Args: version: the one that was asked for; None: the last ones were."""
+        if not self.versions:
+            return f"{self.aggregate_id}: {self._nothing()}"
+        if version is not None:
+            return f"{self.aggregate_id}/{version}: {self.versions[0].verdict}"
+        text = ", ".join(f"{count} {word}" for word, count in words(self.versions).items())
+        shown, total = len(self.versions), self.total
+        if total is None or total > shown:
+            of = "" if total is None else f" of {total:,}"
+            text = f"the last {shown}{of} versions: {text}"
+        if self.waits_for is not None:
+            first, last = self.waits_for
+            which = f"version {first}" if first == last else f"versions {first} to {last}"
+            text += f"; waits for {which}"
+        return f"{self.aggregate_id}: {text}"
+
+    def _nothing(self) -> str:
+        """What is said where no version is known."""
+        if self.others:
+            count = len(self.others)
+            found = counted(count, "record") + (" or more" if count == MOST_OTHERS else "")
+            return f"not in the store; {found} of this key, not written by this publisher"
+        if not self.is_whole:
+            return "not in the store; the topics were not read to their ends"
+        return "nothing is known of it, in the store or on the topics"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `trace` and the dashboard show it; JSON-serializable, times are RFC 3339."""
+        gap = self.waits_for
+        return {
+            "aggregate_id": self.aggregate_id,
+            "versions": [traced.to_dict() for traced in self.versions],
+            "counts": words(self.versions),
+            "total": self.total,
+            "waits_for": gap and {"from_version": gap[0], "to_version": gap[1]},
+            "others": [place(other) for other in self.others],
+            "publisher_is_running": self.is_running,
+            "position": None if self.position is None else format_time(self.position),
+            "notes": self.notes,
+        }
 
 
 def words(versions: Iterable[Traced]) -> dict[str, int]:

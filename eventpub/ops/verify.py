@@ -142,8 +142,8 @@ def _of_other_times(store: EventStore) -> Iterator[str]:
         yield f"not published yet: {counted(rows, 'row')} after the database's now, up to {newest}"
     if never := store.never_read():
         yield (
-            f"never published: {counted(never, 'row')} with a create_time before 1970-01-01"
-            " 00:00:01, or none that can be read (a zero date)"
+            f"not read: {counted(never, 'row')} with a create_time before 1970-01-01 00:00:01, or"
+            " none (a zero date); eventpub publish ID publishes those that have one"
         )
 
 

@@ -14,8 +14,15 @@ from eventpub.config import Config, Read, format_time
 from eventpub.coordinator.durable_state import StartState
 from eventpub.coordinator.newest import last_of
 from eventpub.errors import StateError
-from eventpub.publisher.recovery import BEGINNING, kept_progress, kept_start, start_lost
-from eventpub.shard.assignment import Assignment
+from eventpub.publisher.recovery import (
+    BEGINNING,
+    kept_progress,
+    kept_start,
+    require_known,
+    require_own,
+    start_lost,
+)
+from eventpub.shard.assignment import Assignment, identity_of
 from eventpub.sink import (
     check_age,
     check_sample,
@@ -59,6 +66,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
     layout = _check_store(config, server)
     before = state.read(state.progress_file) or {}
     topics = _check_topics(config, before)
+    accepts_topic = require_own(config, state)
     with EventStore(config.store, layout) as store:
         started = _start(config, state, store.now)
         now = store.now()
@@ -110,7 +118,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         topics.partitions,
         None if start == BEGINNING else start,
         run,
-        accepts_topic=topics.ids.get(config.sink.topic) == config.sink.accept_topic_id,
+        accepts_topic=accepts_topic,
     )
     return Prepared(start_state, assignment, topics.ids)
 
@@ -127,7 +135,7 @@ def check_backlog(config: Config, store: EventStore, position: int | None, start
         SinkError: `sink.backlog_too_old`.
     """
     sink, app = config.sink, config.app
-    if position is None and has_written(sink, sources_of(sink, app.id, app.former_ids)):
+    if position is None and has_written(sink, sources_of(app.id, app.former_ids)):
         return
     poll = store.poll(start if position is None else position, 0, 1)
     if poll.page_end is not None:
@@ -185,7 +193,7 @@ def _check_topics(config: Config, before: dict[str, Any]) -> _Topics:
     ids = topic_ids(config.sink, config.sink.topics)
     acknowledged = check_written(config.sink, ids, before.get("topics", {}), ends)
     is_placed = _is_placed(config, before, ids)
-    check_sample(config.sink, sources_of(config.sink, config.app.id, config.app.former_ids))
+    check_sample(config.sink, sources_of(config.app.id, config.app.former_ids))
     return _Topics(layout.partitions, ids, acknowledged, is_placed)
 
 
@@ -236,6 +244,7 @@ def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
 def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str, Any]:
     """Where this publisher started: resolved once, and kept."""
     configured = config.read.start
+    require_known(config, state)
     kept = kept_start(state, configured)
     if kept is not None and kept["configured"] != configured:
         log.warning(
@@ -245,10 +254,11 @@ def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str,
         )
     if kept is None:
         sink, app = config.sink, config.app
-        if configured == "now" and has_written(sink, sources_of(sink, app.id, app.former_ids)):
+        if configured == "now" and has_written(sink, sources_of(app.id, app.former_ids)):
             raise start_lost(state)  # as with a container whose volume is gone
         position = start_position(config.read, now)
         kept = {"configured": configured, "position": position, "time": format_time(position)}
+    kept = {**kept, "of": identity_of(config)}
     if state.read(state.start_file) != kept:
         state.write(state.start_file, kept, lasting=True)
     return kept

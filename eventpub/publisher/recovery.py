@@ -12,9 +12,12 @@ from typing import Any
 
 import structlog
 
+from eventpub.config import Config
 from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
-from eventpub.index import Summary, summary
+from eventpub.index import Summary, of_another, summary
+from eventpub.shard.assignment import adopts, identity_of
+from eventpub.sink import check_sides, oldest_events, topic_ids, visible_ends
 from eventpub.state import StateDir
 
 BEGINNING = 0
@@ -56,15 +59,56 @@ def kept_start(state: StateDir, configured: str) -> dict[str, Any] | None:
     return None
 
 
+def require_own(config: Config, state: StateDir) -> bool:
+    """Whether all of the state is this publisher's: another's would make this topic lose events.
+
+    Returns:
+        Whether the topic is the one of `sink.accept_topic_id`.
+
+    Raises:
+        StateError: state.foreign
+        SinkError: as of `sink.topic_ids`.
+    """
+    topic, accepted = config.sink.topic, config.sink.accept_topic_id
+    accepts_topic = bool(accepted) and topic_ids(config.sink, [topic]).get(topic) == accepted
+    of_indexes = [s for count in state.indexed() for s in _summaries(state, count)]
+    found = state.identities() or [s.identity for s in of_indexes if s is not None]
+    own = identity_of(config)
+    for identity in found:
+        if not adopts(config, identity, accepts_topic=accepts_topic):
+            theirs = {name: identity.get(name) for name in own}
+            raise of_another(theirs, own, state.root)
+    return accepts_topic
+
+
+def require_known(config: Config, state: StateDir) -> None:
+    """Whether state or topic say what was published: retention may have removed what would, or
+    side topics may be of a former topic.
+
+    Raises:
+        StateError: state.start_lost
+        SinkError: sink.side_topics_left, or as of `sink.oldest_events`.
+    """
+    if not (state.identities() or state.indexed()):
+        check_sides(config.sink)
+    indexes = (_summaries(state, count) for count in state.indexed())
+    is_whole = any(all(s and s.position is not None for s in each) for each in indexes)
+    if is_whole or state.read(state.progress_file) or config.read.start not in {"beginning", "now"}:
+        return
+    sink, ids = config.sink, (config.app.id, *config.app.former_ids)
+    if None in oldest_events(sink, [*visible_ends(sink)], ids).values():
+        raise start_lost(state)
+
+
 def start_lost(state: StateDir) -> StateError:
-    """This publisher was started before, and nobody knows when."""
+    """This publisher was started before, and nobody knows when, or what it has published."""
     return StateError(
         "state.start_lost",
-        'the time of this publisher\'s first start is lost; "now" would leave out what was'
-        " committed since",
+        "the state of this publisher is lost, and the topic does not tell what was published",
         where=str(state.start_file),
-        suggestion="set read.start to a time (RFC 3339) at or before that first start: what "
-        "the topic has is not published again, what it lacks since then is",
+        suggestion="remove what is left of app.state_dir, and set read.start to a time (RFC 3339)"
+        " at or before the oldest event that is to be published: what the topic has is not"
+        " published again, what it lacks since then is",
     )
 
 

@@ -175,7 +175,9 @@ class ChecksWork:
             poll = self._lag.measure(store, command.position, config.read.delay, command.read)
             return e.LagMeasured(command.position, poll.upper, self._lag.seconds, self._lag.events)
         if isinstance(command, e.CheckTable):
-            return e.TableChecked(EventStore.discover(config.store), store.never_read())
+            layout = EventStore.discover(config.store)
+            with EventStore(config.store, layout) as as_it_is:
+                return e.TableChecked(layout, as_it_is.never_read())
         raise TypeError(command)
 
     def _count(self, command: e.Count) -> e.Counted:
@@ -219,13 +221,8 @@ class BrokerWork:
             self._check_topic(command)
             return e.TopicChecked()
         if isinstance(command, e.CheckOpen):
-            return e.OpenChecked(self._is_left_open(command))
+            return e.OpenChecked(are_left_open(self._config.sink, command.ends, _TIMEOUT))
         raise TypeError(command)
-
-    def _is_left_open(self, command: e.CheckOpen) -> bool:
-        sink, app = self._config.sink, self._config.app
-        sources = sources_of(sink, app.id, app.former_ids)
-        return are_left_open(sink, sources, command.ends, _TIMEOUT)
 
     def _check_topic(self, command: e.CheckTopic) -> None:
         """Whether the topic is the same, and nobody else publishes to it.
@@ -242,4 +239,4 @@ class BrokerWork:
         found = visible_ends(sink, list(ends), _TIMEOUT) if ends else {}
         between = {p: (ends[p], end) for p, end in found.items() if end > ends[p]}
         if between:
-            check_between(sink, sources_of(sink, app.id, app.former_ids), between)
+            check_between(sink, sources_of(app.id, app.former_ids), between)

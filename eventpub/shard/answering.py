@@ -1,5 +1,5 @@
 """What users ask for: look for what an aggregate misses, give its gap up, show what waits, publish
-a dead letter's row after all.
+a row that is not on the topic.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Answering:
             return json.dumps({"gap": [hold.first_missing, last]})
         return json.dumps(asdict(index.pending(request.most, request.about)))
 
-    # -- a dead letter's row -----------------------------------------------------------------------
+    # -- a row that is not on the topic ------------------------------------------------------------
 
     def _try_to_publish(self, request: Request) -> str:
         """As `_publish`; what is wrong with this row alone ends nobody."""
@@ -119,36 +119,43 @@ class Answering:
             return f"failed: {error.code}: {error.message}"
 
     def _publish(self, request: Request) -> str:  # noqa: PLR0911 (one case after the other)
-        """Publish a row that was refused, as a late event, unless it was published since.
+        """Publish a row that is not on the topic, whenever it was created.
 
-        That its version counts as skipped stands in the index before it is published: whoever reads
-        it back from the topic, after an answer that was lost, takes it off again, and so it is not
-        published twice.
+        One above the last version goes out in its turn, one below as a late event: that its version
+        counts as skipped stands in the index before it is published. Whoever reads it back from the
+        topic, after an answer that was lost, takes it off again, and so it is not published twice.
         """
         context, a, version = self._context, request.aggregate_id, request.version
-        index, rules = context.index, context.rules
-        if rules.late != "publish":
-            return "late events are not published"
+        index, rules, lookup = context.index, context.rules, context.lookup
         if version is None or version < rules.first_version:
             return "below the first version"
         known = index.known([a])
-        if version > known.last.get(a, rules.first_version - 1):
-            return "not read yet"
+        last = known.last.get(a, rules.first_version - 1)
+        is_late = version <= last
+        if is_late and rules.late != "publish":
+            return "late events are not published"
         is_there = self._was_published(request, version)
         if is_there is None:
             return "not known"
         if is_there:
             return "published before"
         one = VersionRange(a, version, version)
-        rows, _ = context.lookup.fetch([one], pace.CHUNK_ROWS, pace.CHUNK_BYTES)
+        rows, _ = lookup.fetch([one], pace.CHUNK_ROWS, pace.CHUNK_BYTES)
         if not rows.num_rows:
             return "not in the store"
-        others = admission.without(version, known.skipped.get(a, ()))
-        index.note_skipped(a, [*others, (version, version)])
+        if is_late:
+            rows = rows.slice(0, 1)
+            others = admission.without(version, known.skipped.get(a, ()))
+            index.note_skipped(a, [*others, (version, version)])
+        elif a in known.last or known.baseline is None:
+            below = lookup.versions(VersionRange(a, last + 1, version - 1), version - last)
+            if len({*below}) < version - last - 1:
+                return "versions below it are missing"
         before, run, replaced = len(context.report.dead), index.dead_run, context.report.replaced
         late = context.report.counts.late
+        since = rows.column("create_time")[0].as_py()
         try:
-            self._publishing.step(rows.slice(0, 1), None)
+            self._publishing.step(rows, None, retry_now=[a] * (a in index.holds), since=since)
         finally:
             # what users try again says nothing of the store, the broker or the writers
             index.note_dead_run(run)
@@ -156,10 +163,8 @@ class Answering:
         dead = context.report.dead[before:]
         if any((d["aggregate_id"], d["version"]) == (a, version) for d in dead):
             return "refused again"
-        left = index.known([a]).skipped.get(a, ())
-        if admission.in_ranges(version, left):  # created before the start
-            index.note_skipped(a, admission.without(version, left))
-            return "not published"
+        if version > index.known([a]).last.get(a, version - 1):
+            return "held"
         if context.report.replaced > replaced and self._was_published(request, version) is False:
             return "refused again"  # what was in doubt is its dead letter, which was read back
         return "published"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eventpub import admission
 from eventpub.admission import Shard
@@ -32,6 +34,10 @@ class Assignment:
     run: int
     accepts_topic: bool = False
 
+    def adopts(self, identity: Mapping[str, Any]) -> bool:
+        """As the function."""
+        return adopts(self.config, identity, accepts_topic=self.accepts_topic)
+
     def shard(self, number: int) -> Shard:
         """One of the shards."""
         return Shard(number, self.config.spark.shards, self.partitions)
@@ -53,6 +59,25 @@ class Assignment:
             times_last=self.layout.times_last,
             repeated=self.layout.repeated,
         )
+
+
+def identity_of(config: Config) -> dict[str, str]:
+    """Whose a state is. Servers are not a part of it: databases and brokers move to others.
+
+    Kafka's ids of the topics, which are kept beside it, tell two clusters apart.
+    """
+    app, store, sink = config.app, config.store, config.sink
+    return {"app": app.id, "topic": sink.topic, "table": store.full_table}
+
+
+def adopts(config: Config, identity: Mapping[str, Any], *, accepts_topic: bool) -> bool:
+    """Whether a state is this publisher's, before application or topic were renamed, too."""
+    own = identity_of(config)
+    return (
+        identity.get("app") in {own["app"], *config.app.former_ids}
+        and (accepts_topic or identity.get("topic") == own["topic"])
+        and identity.get("table") == own["table"]
+    )
 
 
 def index_folder(config: Config, shards: int, number: int) -> Path:

@@ -21,7 +21,14 @@ from eventpub.failpoint import failpoint
 from eventpub.shard.assignment import index_folder
 from eventpub.shard.context import ShardContext
 from eventpub.shard.jumps import Jumps
-from eventpub.sink import Folded, MissingMarkerError, first_offsets, topic_ids, topic_remade
+from eventpub.sink import (
+    Folded,
+    MissingMarkerError,
+    first_offsets,
+    oldest_events,
+    topic_ids,
+    topic_remade,
+)
 
 _SHOWN_EVERY = 1.0
 """Seconds between two reports of how far it is."""
@@ -75,9 +82,7 @@ class Fold:
                 index.has_read_everywhere(context.own_places())
             if self._reads_all:
                 context.report.is_placed = not context.sink.misplaced
-            for origin, count in context.sink.not_ours.items():
-                before = context.report.not_ours.get(origin, 0)
-                context.report.not_ours[origin] = before + count
+            context.report.not_ours += context.sink.not_ours
             if jumps is not None:
                 context.report.jumps += jumps.found()
             self._decide_baseline()
@@ -159,7 +164,9 @@ class Fold:
 
     def _take(self, part: Folded, now: int, jumps: Jumps | None) -> None:
         context, index = self._context, self._context.index
-        index.note_truncated(context.sink.truncated, int(part.create_times.max(initial=0)))
+        # one from the future, published since a later version was there, says nothing
+        past = part.create_times[part.create_times <= now]
+        index.note_truncated(context.sink.truncated, int(past.max(initial=0)))
         if part.kind == "gaps":
             index.fold_gaps(part.gaps, part.offsets, now)
             return
@@ -228,6 +235,7 @@ class Fold:
             lambda aggregate_id: admission.topic_partition(aggregate_id, partitions) in own,
             every if everywhere else context.own_places(),
             assignment.start,
+            adopts=assignment.adopts,
             everywhere=everywhere,
         )
 
@@ -272,8 +280,8 @@ class Fold:
             index.forget_times(context.now)
             # a hold: what was published meanwhile may be cut; with hold_shard, by other shards
             holds_shard = context.assignment.config.gaps.policy == "hold_shard"
-            if low < context.lease.position or holds_shard:
-                context.report.repeats_after = low
+            if baseline < context.lease.position or holds_shard:
+                context.report.repeats_after = min(low, baseline)
         elif truncated and known_to is not None:
             # what it held, or the recount had found, is older than the position
             horizon = context.assignment.config.recount.horizon
@@ -283,17 +291,41 @@ class Fold:
     def _lost_baseline(self, newest: int) -> int:
         """Up to where events count as published when both index and topic have forgotten them.
 
+        Nothing is lost: what is not published yet was created after what open transactions hide,
+        what is to be counted again, and the oldest hold, or within the horizon or the longest wait
+        before. So the baseline need not be above that. Nothing is repeated: an event is in the
+        index if its record is left, or a record of a later version; and what retention has cut off
+        a partition was published before the oldest record left there, so it was created before
+        that. So the baseline need not be above the latest of these times, of the partitions that
+        were cut; of one of which nothing is left, above `low`. Of the two bounds the higher one
+        counts: rather than repeat an event, one that commits later than retention waits is given
+        up. Only where the oldest record left was itself published late may it be too low: the log
+        says from where on events may be repeated.
+
+        Where the coordinator knows nothing, or less than the topic, all is concluded from the
+        newest event read back; see `_kept`.
+
         Args:
             newest: `create_time` of the newest event that was read back from the topic, µs.
         """
         context, low = self._context, self._context.lease.low
         start = context.assignment.start or 0
-        if low > start and not self._is_of_older_state(newest):
-            return low
-        return max(start, low, self._kept(newest))
+        if low <= start or self._is_of_older_state(newest):
+            return max(start, low, self._kept(newest))
+        hidden = context.lease.hidden_since
+        unpublished = low if hidden is None else min(low, hidden)
+        return max(start, min(low, max(self._kept(unpublished), self._cut_before(low))))
+
+    def _cut_before(self, low: int) -> int:
+        """What retention has cut off the shard's partitions was created before, µs."""
+        context = self._context
+        config = context.assignment.config
+        own = [(config.sink.topic, p) for p in context.shard.topic_partitions()]
+        oldest = oldest_events(config.sink, own, (config.app.id, *config.app.former_ids))
+        return max((low if at is None else at for at in oldest.values()), default=0)
 
     def _kept(self, newest: int) -> int:
-        """Everything created before that was published or skipped when the newest event was."""
+        """Everything created before that was published or skipped when an event of then was."""
         context = self._context
         return newest - context.assignment.config.recount.horizon - context.rules.longest_hold
 

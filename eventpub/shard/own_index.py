@@ -18,7 +18,8 @@ from eventpub.channel import Folding, Lease, Report
 from eventpub.channel.lane import Link
 from eventpub.errors import StateError
 from eventpub.index import Copying, Index, Snapshots, aside_of, folder_for, set_aside
-from eventpub.shard.assignment import Assignment
+from eventpub.index.identity import FORMAT
+from eventpub.shard.assignment import Assignment, identity_of
 
 _SAID_EVERY = 1.0
 """Seconds after which a runner that fetches says that it is alive."""
@@ -28,7 +29,7 @@ _LOOKS_FOR = 10.0
 
 _LOOKS_AGAIN_AFTER = 1.0
 
-_OF_NO_USE = {"index.foreign", "index.newer_format"}
+_OF_NO_USE = {"state.foreign", "index.newer_format"}
 """Of an index that is whole."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
@@ -148,8 +149,7 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
     """
     folder = assignment.index(shard.number)
     identity = {
-        "app": assignment.config.app.id,
-        "topic": assignment.config.sink.topic,
+        **identity_of(assignment.config),
         "partitions": assignment.partitions,
         "shard": [shard.number, assignment.config.spark.shards],
     }
@@ -157,7 +157,8 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
 
     def adopts(found: Mapping[str, Any]) -> bool:
         was.update(found)
-        return _adopts(assignment, shard, found)
+        is_same = all(found.get(name) == identity[name] for name in ("partitions", "shard"))
+        return is_same and found.get("format") == FORMAT and assignment.adopts(found)
 
     try:
         return Index(folder, identity, adopts=adopts)
@@ -172,16 +173,3 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
         former = set_aside(folder, is_damaged=False)
         report.rebuilt = f"the topic had {was['partitions']} partitions; it was moved to {former}"
     return Index(folder, identity, adopts=adopts)
-
-
-def _adopts(assignment: Assignment, shard: Shard, identity: Mapping[str, Any]) -> bool:
-    """Whether an index was this one before application or topic were renamed."""
-    config = assignment.config
-    app, topic = identity["app"], identity["topic"]
-    former = {
-        "app": app if app in config.app.former_ids else config.app.id,
-        "topic": topic if assignment.accepts_topic else config.sink.topic,
-        "partitions": shard.partitions,
-        "shard": [shard.number, shard.shards],
-    }
-    return dict(identity) == {**identity, **former}

@@ -73,7 +73,7 @@ class Publishing:
         self._refusals = Refusals(config.sink)
         self._holds_shard = config.gaps.policy == "hold_shard"
 
-    def step(
+    def step(  # noqa: PLR0913 (options, by keyword)
         self,
         rows: pa.Table,
         position: int | None,
@@ -81,6 +81,7 @@ class Publishing:
         due: int = 0,
         retry_now: Sequence[str] = (),
         skip_now: Sequence[str] = (),
+        since: int | None = None,
     ) -> bool:
         """Decide and publish one chunk, in as many transactions as it takes.
 
@@ -89,6 +90,7 @@ class Publishing:
             position: what the index has accounted for after it; None: as before.
             due: also try so many of the holds that are due.
             retry_now, skip_now: as in `admission.plan`.
+            since: rows created from then on are published, µs, also where the start was later.
 
         Returns:
             False where the shard waits for a gap, or stops, and the rest of the chunk with it.
@@ -104,7 +106,7 @@ class Publishing:
             if end < rows.num_rows and position is not None:
                 upto = part.column("create_time")[-1].as_py() - 1
             try:
-                whole = self._attempt(part, upto, due, retry_now, skip_now)
+                whole = self._attempt(part, upto, due, retry_now, skip_now, since)
             except RecordRefusedError:
                 continue  # its rows are dead letters now
             except SinkError as error:
@@ -118,13 +120,14 @@ class Publishing:
                 return False
             begin, redos = end, 0
 
-    def _attempt(
+    def _attempt(  # noqa: PLR0913, PLR0917 (as of `step`)
         self,
         rows: pa.Table,
         position: int | None,
         due: int,
         retry_now: Sequence[str],
         skip_now: Sequence[str],
+        since: int | None,
     ) -> bool:
         context = self._context
         now = context.look_at_clock()
@@ -138,6 +141,8 @@ class Publishing:
             known = context.index.known(
                 list(dict.fromkeys([*ids, *due_now, *retry_now, *skip_now]))
             )
+            if since is not None and known.baseline is not None:
+                known.baseline = min(known.baseline, since - 1)
 
         def decide(some: pa.Table) -> Decision:
             with context.timed("admit"):

@@ -8,8 +8,7 @@ from eventpub.sink.checks import Written, checks
 from eventpub.sink.client import check_properties
 from eventpub.sink.faults import RecordRefusedError, topic_gone, topic_remade
 from eventpub.sink.fencing import fence_all
-from eventpub.sink.finding import has_event
-from eventpub.sink.first_open import are_left_open
+from eventpub.sink.finding import has_event, oldest_events
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Folded
 from eventpub.sink.missing_markers import MissingMarkerError
@@ -23,9 +22,11 @@ from eventpub.sink.origin import (
 from eventpub.sink.records import DeadRow, Record
 from eventpub.sink.scope import Scope
 from eventpub.sink.shard import PublishedBatch, ShardSink
+from eventpub.sink.stable_ends import are_left_open
 from eventpub.sink.topic_settings import check_age
 from eventpub.sink.topics import (
     TopicLayout,
+    check_sides,
     check_topics,
     check_written,
     first_offsets,
@@ -51,6 +52,7 @@ __all__ = [
     "check_between",
     "check_properties",
     "check_sample",
+    "check_sides",
     "check_topics",
     "check_written",
     "checks",
@@ -58,6 +60,7 @@ __all__ = [
     "first_offsets",
     "has_event",
     "has_written",
+    "oldest_events",
     "sources_of",
     "topic_gone",
     "topic_ids",

@@ -76,7 +76,7 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     made += _rights(sink, late)
     made.append(_topic(sink, found, shards, written))
     if sink.topic in found:
-        made.append(_history(sink, sources_of(sink, app_id, former_ids), written))
+        made.append(_history(sink, sources_of(app_id, former_ids), written))
     made += [_side_topic(sink, found, topic) for topic in side]
     if sink.delivery == "exactly_once":
         made.append(_transactions(sink, app_id))

@@ -7,6 +7,7 @@
 | `sink.token_failed` | there is no token to log in with | waits, tries again |
 | `sink.topic_missing` | a topic is gone | waits half a minute, then stops |
 | `sink.topic_recreated` | the topic is another one, or has lost its last records | stops |
+| `sink.side_topics_left` | the topic is new, and its side topics are of a former one | stops |
 | `sink.other_publisher` | another application id has published to the topic | stops |
 | `sink.transactions_refused` | the broker does not do our transactions | stops |
 | `sink.fenced` | another publisher has the shard | fails; the coordinator counts, starts another |
@@ -324,6 +325,33 @@ def topic_missing(sink: config.Sink, topic: str, partitions: int | None = None) 
     )
 
 
+def sides_left(sink: config.Sink) -> SinkError:
+    """The topic is new, and what is beside it is of another one of its name."""
+    return SinkError(
+        "sink.side_topics_left",
+        f"{sink.topic} was never written, but its side topics have records, of a former topic of"
+        " this name: events would count as skipped or refused that were never published here",
+        where=f"topic {sink.topic}",
+        suggestion=f"{_delete_sides(sink)}; then start again: run creates them",
+    )
+
+
+def _delete_sides(sink: config.Sink) -> str:
+    servers, topic = sink.bootstrap_servers, sink.topic.replace(".", r"\.")
+    return (
+        f"delete the side topics (kafka-topics.sh --bootstrap-server {servers} --delete --topic"
+        rf" '{topic}\.(gaps|dead|late)')"
+    )
+
+
+def _publish_everything(sink: config.Sink) -> str:
+    return (
+        f"to publish everything since read.start into a new one: {_delete_sides(sink)}, remove"
+        ' app.state_dir and start again (where read.start = "now", set it to the time in start.json'
+        " of app.state_dir before)"
+    )
+
+
 _PUBLISH_WHAT_IS_MISSING = (
     "to publish everything since read.start that is not on the topic: stop the publisher, remove"
     " app.state_dir and start it again; the topic is read back first, nothing that is on it is"
@@ -338,8 +366,8 @@ def topic_remade(sink: config.Sink, found: str) -> SinkError:
         f"{sink.topic} is another topic than the one that this publisher has written: it was"
         f" deleted and created again (its id is {found} now)",
         where=f"topic {sink.topic}",
-        suggestion=f"{_PUBLISH_WHAT_IS_MISSING}; to go on there with what was not published before:"
-        f' sink.accept_topic_id = "{found}"',
+        suggestion=f"{_publish_everything(sink)}; to go on there with what was not published"
+        f' before: sink.accept_topic_id = "{found}"',
     )
 
 
@@ -375,10 +403,8 @@ def topic_gone(sink: config.Sink) -> SinkError:
         "sink.topic_missing",
         f"there is no topic {sink.topic} any more, to which this publisher has written",
         where=f"topic {sink.topic}",
-        suggestion="to publish everything since read.start into a new one: remove app.state_dir and"
-        ' start again (where read.start = "now", set it to the time in start.json of app.state_dir'
-        " before); to go on in a new one with what was not published before, create it:"
-        f" kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --create --topic"
-        f" {sink.topic} --partitions {sink.partitions} --config retention.ms=-1; the next start"
-        " says how it is accepted",
+        suggestion=f"{_publish_everything(sink)}; to go on in a new one with what was not published"
+        f" before, create it: kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --create"
+        f" --topic {sink.topic} --partitions {sink.partitions} --config retention.ms=-1; the"
+        " next start says how it is accepted",
     )

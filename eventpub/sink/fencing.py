@@ -85,12 +85,12 @@ def take_over(
             return
         except KafkaException as exception:
             error = faults.kafka_error(exception)
-            if not error.retriable():
-                raise faults.fault(error, doing, sink) from exception
             try:
                 client.call(producer.poll, 0)  # hands over what the client has met
             except KafkaException as fatal:
-                raise faults.fault(faults.kafka_error(fatal), doing, sink) from fatal
+                error = faults.kafka_error(fatal)
+            if not error.retriable():
+                raise faults.fault(error, doing, sink) from exception
             last_error = client_log.last_error
             if last_error is not None and faults.is_refusal(last_error):
                 raise faults.auth_failed(sink, last_error) from exception

@@ -1,4 +1,4 @@
-"""Whether one event stands in a range of a partition."""
+"""Single events of the topic: whether one stands in a range, which is the oldest."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Callable, Collection
 
 from eventpub import config
 from eventpub.sink import records
+from eventpub.sink.folded import time_of
 from eventpub.sink.missing_markers import MARKER_TIMEOUT, PartitionId, iter_ranges
 from eventpub.sink.topics import list_offsets
+
+_FEW = 50
+"""Offsets of a partition that are read at first: mostly the first one is an event."""
 
 
 def has_event(  # noqa: PLR0913 (what is looked for, and where)
@@ -56,3 +60,33 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
             ):
                 return True
     return False
+
+
+def oldest_events(
+    sink: config.Sink, places: list[PartitionId], app_ids: Collection[str]
+) -> dict[PartitionId, int | None]:
+    """When the oldest event that retention has left was created, of each partition that it has cut.
+
+    Args:
+        places: the partitions; those that still have their first record are left out.
+        app_ids: whose events count, by `ce_source`.
+
+    Returns:
+        µs; None: no event is left.
+
+    Raises:
+        SinkError: a partition cannot be read.
+    """
+    lows = list_offsets(sink, places, "earliest")
+    cut = [place for place in places if lows[place] > 0]
+    ends = list_offsets(sink, cut, "latest", committed=True)
+    found: dict[PartitionId, int | None] = {}
+    for most in (_FEW, None):
+        left = {p: (lows[p], ends[p]) for p in cut if p not in found}
+        if most is not None:
+            left = {p: (low, min(low + most, end)) for p, (low, end) in left.items()}
+        for message in iter_ranges(sink, left, committed=True, few=True):
+            place, headers = (message.topic(), message.partition()), dict(message.headers() or ())
+            if place not in found and records.is_ours(headers.items(), app_ids):
+                found[place] = time_of((headers.get(records.TIME) or b"").decode(errors="replace"))
+    return {place: found.get(place) for place in cut}

@@ -8,7 +8,6 @@ What must hold at the end: every partition was read to its high watermark, or an
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults
 from eventpub.sink.folded import Decoder, Folded
-from eventpub.sink.missing_markers import MissingMarkerError, PartitionId, Written
+from eventpub.sink.missing_markers import (
+    MissingMarkerError,
+    PartitionId,
+    Written,
+    iter_ranges,
+)
 from eventpub.sink.scope import Scope
 from eventpub.sink.stable_ends import StableEnds
 
@@ -77,8 +81,7 @@ class Fold(Iterator[Folded]):
         self._timeout = timeout
         self._meanwhile = meanwhile
         self._ends: dict[PartitionId, int] = {}
-        self._must_see: dict[PartitionId, Written] = {}
-        """Transactions whose last record must be the first that comes."""
+        self._written = known.written
         self.offsets: dict[PartitionId, int] = dict(known.offsets)
         self.truncated = False
         self.records = 0
@@ -91,7 +94,7 @@ class Fold(Iterator[Folded]):
         return sum(max(0, end - self.offsets.get(place, 0)) for place, end in ends)
 
     @property
-    def not_ours(self) -> Counter[str]:
+    def not_ours(self) -> int:
         """As of `Decoder`."""
         return self._decoder.not_ours
 
@@ -112,6 +115,7 @@ class Fold(Iterator[Folded]):
                 break
             self._ends = self._stable_ends.settle(self.offsets)
             behind = self._behind()
+        self._require_visible()
         if not behind:
             return
         unread = self._start(behind)
@@ -121,13 +125,41 @@ class Fold(Iterator[Folded]):
         consumer = client.consumer(sink, client.ClientLog())
         try:
             for reading in self._in_turn(unread):
-                consumer.assign([TopicPartition(*p, self._first(p)) for p in reading])
+                consumer.assign([TopicPartition(*p, self.offsets[p]) for p in reading])
                 yield from self._consume(consumer, reading)
         except KafkaException as exception:
             error = faults.kafka_error(exception)
             raise faults.fault(error, "reading the topic back", sink) from exception
         finally:
             consumer.close()
+
+    def _require_visible(self) -> None:
+        """Check that readers see the end of what each saved offset counts as published.
+
+        An end that is as it was saved proves nothing: a coordinator that has lost its decision, or
+        an operator, writes an abort marker at the very offset where the commit's was to be.
+
+        Raises:
+            MissingMarkerError: transactions that were answered as committed, and are not.
+        """
+        lows = self._stable_ends.starts() if self._written else {}
+        last = {
+            place: (written[1] - 1, written[1])
+            for place in self._ends.keys() - self._scope.of_others
+            if (written := self._stable_ends.before_marker(place, self.offsets.get(place)))
+            and written[1] > lows[place]
+        }
+        for message in iter_ranges(
+            self._scope.sink,
+            {**last},
+            committed=True,
+            few=True,
+            timeout=self._timeout,
+            meanwhile=self._meanwhile,
+        ):
+            last.pop((message.topic(), message.partition()), None)
+        if last:
+            raise MissingMarkerError({place: self._written[place] for place in last})
 
     def _behind(self) -> list[PartitionId]:
         return [p for p, end in self._ends.items() if self.offsets.get(p) != end]
@@ -137,9 +169,6 @@ class Fold(Iterator[Folded]):
         lows = self._stable_ends.starts()
         for place in behind:
             low, at = lows[place], self.offsets.get(place)
-            written = self._stable_ends.before_marker(place, at)
-            if written is not None and written[1] > low and place not in self._scope.of_others:
-                self._must_see[place] = written
             if low > (at or 0) and self._scope.kind(place) == "events":
                 self.truncated = True
             self.offsets[place] = max(low, at or 0)
@@ -157,21 +186,6 @@ class Fold(Iterator[Folded]):
             for kind in ("gaps", "dead")
         )
         return [places for places in (gaps, dead, unread - gaps - dead) if places]
-
-    def _first(self, place: PartitionId) -> int:
-        """The offset that is to come first."""
-        if place in self._must_see:
-            return _last_record(self._must_see[place])
-        return self.offsets[place]
-
-    def _see(self, place: PartitionId, offset: int | None) -> bool:
-        """Whether this is the record that had to be seen first, at None: the partition's end."""
-        written = self._must_see.pop(place, None)
-        if written is None:
-            return False
-        if offset != _last_record(written):
-            raise MissingMarkerError({place: written})
-        return True
 
     def _consume(self, consumer: Consumer, reading: set[PartitionId]) -> Iterator[Folded]:
         deadline = time.monotonic() + self._timeout
@@ -207,8 +221,6 @@ class Fold(Iterator[Folded]):
             error = message.error()
             topic, partition = message.topic(), message.partition()
             if error is None:
-                if self._see((topic, partition), message.offset()):
-                    continue  # known since it was written
                 if message.offset() >= self._ends[topic, partition]:
                     continue  # written by an owner after this one, whose skips were not read
                 found.setdefault(topic, []).append(message)
@@ -216,7 +228,6 @@ class Fold(Iterator[Folded]):
             elif error.code() == KafkaError._PARTITION_EOF:
                 # After the last record there are transaction markers, which only the position
                 # of an end-of-partition event shows.
-                self._see((topic, partition), None)
                 end = min(message.offset(), self._ends[topic, partition])
                 reached.setdefault(topic, {})[topic, partition] = end
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -243,8 +254,3 @@ class Fold(Iterator[Folded]):
             where=f"topic {topic}",
             retriable=True,
         )
-
-
-def _last_record(written: Written) -> int:
-    """The offset of a transaction's last record in a partition."""
-    return written[1] - 1

@@ -18,8 +18,8 @@ from eventpub.errors import SinkError
 from eventpub.sink import records, topics
 from eventpub.sink.missing_markers import PartitionId, read_ranges
 
-Origin = Literal["own", "ignored", "other_publisher", "unrecognised"]
-"""Ours; of a writer that is wanted there; of another publisher; of anybody else."""
+Origin = Literal["own", "other_publisher", "unrecognised"]
+"""Ours; of another publisher; of anybody else."""
 
 _SHAPE = ("ce_specversion", "ce_type", records.TIME)
 _SAMPLE = 50
@@ -36,11 +36,9 @@ class Sources:
 
     Args:
         own: this publisher's, and those that it had before.
-        ignored: of other writers that are wanted on the topic.
     """
 
     own: frozenset[str]
-    ignored: frozenset[str] = frozenset()
 
     @cached_property
     def _own_bytes(self) -> frozenset[bytes]:
@@ -53,8 +51,6 @@ class Sources:
             return "own"
         if source is None:
             return "unrecognised"
-        if source.decode(errors="replace") in self.ignored:
-            return "ignored"
         key, sequence = message.key(), headers.get(records.SEQUENCE)
         if key is None or sequence is None or not all(name in headers for name in _SHAPE):
             return "unrecognised"
@@ -64,9 +60,9 @@ class Sources:
         return "other_publisher" if is_event else "unrecognised"
 
 
-def sources_of(sink: config.Sink, app_id: str, former_ids: Iterable[str] = ()) -> Sources:
+def sources_of(app_id: str, former_ids: Iterable[str] = ()) -> Sources:
     """What the configuration says of them."""
-    return Sources(frozenset({app_id, *former_ids}), frozenset(sink.ignored_sources))
+    return Sources(frozenset({app_id, *former_ids}))
 
 
 def other_publisher(sink: config.Sink, message: Any) -> SinkError:
@@ -79,8 +75,9 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
         f" {message.topic()}[{message.partition()}], offset {message.offset()}",
         where=f"topic {sink.topic}",
         suggestion="give each publisher a topic of its own (sink.topic, and another app.state_dir);"
-        f" if this publisher was called {name!r} before: app.former_ids = [{name!r}]; if that"
-        f" writer is wanted on this topic: sink.ignored_sources = [{name!r}]".replace("'", '"'),
+        f" if this publisher was called {name!r} before: app.former_ids = [{name!r}]".replace(
+            "'", '"'
+        ),
     )
 
 

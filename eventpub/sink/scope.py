@@ -63,8 +63,3 @@ class Scope:
         """Those of them that other shards write."""
         own = set(self.shard.topic_partitions())
         return {(topic, number) for topic, number in self.places if number not in own}
-
-    @cached_property
-    def shared(self) -> set[PartitionId]:
-        """Others write to these: what stands behind their ends as seen first is not ours."""
-        return set(self.places) if self.sources and self.sources.ignored else self.of_others

@@ -22,7 +22,6 @@ from eventpub.sink import client, faults, fencing, records
 from eventpub.sink.batch import Batch, Content, batch_of
 from eventpub.sink.causes import aborted
 from eventpub.sink.caution import caution_of
-from eventpub.sink.first_open import FirstOpen
 from eventpub.sink.fold import FOLD_TIMEOUT, Fold, Known
 from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
@@ -37,6 +36,7 @@ from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.producing import CrashPoint, no_crash
 from eventpub.sink.records import DeadRow
 from eventpub.sink.scope import Scope
+from eventpub.sink.stable_ends import StandingStill
 from eventpub.sink.topics import list_offsets
 from eventpub.sink.transaction import Transactions
 
@@ -89,7 +89,7 @@ class ShardSink:
         self._transactions = Transactions(
             sink, app_id, shard.partitions, self._owned, self._caution
         )
-        self._sources = sources_of(sink, app_id, former_ids)
+        self._sources = sources_of(app_id, former_ids)
         self._fold: Fold | None = None
         self._published: dict[PartitionId, int] = {}
         self._between: dict[PartitionId, Written] = {}
@@ -218,29 +218,28 @@ class ShardSink:
     def _end_all(self, places: list[PartitionId], meanwhile: Callable[[], None]) -> None:
         """Waits until no transaction is open before the ends of these partitions as they are now.
 
-        Those of this producer are ended, those of other producers are waited for.
+        Those of this producer are ended.
         """
         ends = list_offsets(self._sink, places, "latest")
-        first_open = FirstOpen(self._sink, self._sources)
+        still = StandingStill()
         began = time.monotonic()
         ended: set[PartitionId] = set()
         while True:
             stable = list_offsets(self._sink, places, "latest", committed=True)
             now = time.monotonic()
-            first_open.seen(stable, now)
+            still.seen(stable, now)
             behind = {place for place in places if stable[place] < ends[place]}
             if not behind:
                 return
             if now - began > MARKER_TIMEOUT and (new := behind - ended):
-                # also of ours that others' is before: what of it was committed is known by now
                 self._end_open(new)
                 ended |= new
                 # the marker of what has ended it may be left out as well
                 ends |= list_offsets(self._sink, list(new), "latest")
                 began = time.monotonic()
             elif now - began > MARKER_TIMEOUT:
-                for place in sorted(behind - first_open.of_others(behind)):
-                    seconds = first_open.seconds(place)
+                for place in sorted(behind):
+                    seconds = still.seconds(place)
                     if seconds > MARKER_TIMEOUT:
                         raise hanging(self._sink, place, stable[place], ends[place], seconds)
             meanwhile()
@@ -279,9 +278,9 @@ class ShardSink:
         return self._last_fold.misplaced
 
     @property
-    def not_ours(self) -> dict[str, int]:
-        """By origin, the records that the last fold has read and that do not count."""
-        return dict(self._last_fold.not_ours)
+    def not_ours(self) -> int:
+        """How many records the last fold has read that do not count."""
+        return self._last_fold.not_ours
 
     def check_between(self) -> None:
         """Look at offsets between what this sink has written: another publisher's may stand there.
@@ -396,12 +395,7 @@ class ShardSink:
                 raise faults.records_gone(self._sink, place, self._reached(place, at), at)
             if not self._owned.is_transactional or self._fold is None:
                 continue
-            # behind what was published only where nobody else may write: it costs a read each time
-            end = self._fold.offsets.get(place, 0)
-            if not self._sources.ignored:
-                end = self._published.get(place, end)
-            elif place in self._published:
-                continue
+            end = self._published.get(place, self._fold.offsets.get(place, 0))
             if at > end:
                 unread[place] = end, at
         if unread and self._has_missed(unread):

@@ -2,7 +2,7 @@
 
 A fold reads to the *high watermark*: a reader that trusted the last stable offset would stop before
 an open transaction and publish its events a second time. So no transaction may be open there; see
-`missing_markers` for how one may be although its producer is fenced. Those of other producers are
+`missing_markers` for how one may be although its producer is fenced. Those of other shards are
 waited for, up to ends that are taken once: where they overlap, one stands before any end that is
 taken later. What must hold: ends are given only where everything before them is committed or
 aborted.
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from eventpub.sink.first_open import FirstOpen
+from eventpub import config
 from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
     MissingMarkerError,
@@ -46,6 +46,26 @@ class _Seen:
         return {place for place, end in self.ends.items() if self.stable[place] < end}
 
 
+class StandingStill:
+    """For how long the last stable offset of each partition has stood still."""
+
+    def __init__(self) -> None:
+        self._stable: dict[PartitionId, int] = {}
+        self._since: dict[PartitionId, float] = {}
+        self._now = 0.0
+
+    def seen(self, stable: Mapping[PartitionId, int], now: float) -> None:
+        """Last stable offsets, as the broker has just given them."""
+        self._now = now
+        for place, offset in stable.items():
+            if self._stable.get(place) != offset:
+                self._stable[place], self._since[place] = offset, now
+
+    def seconds(self, place: PartitionId) -> float:
+        """Since it was another one."""
+        return self._now - self._since[place]
+
+
 class StableEnds:
     """Waits for the ends of the partitions of a fold, and has its own transactions ended there.
 
@@ -55,7 +75,7 @@ class StableEnds:
         acknowledged: next offsets up to which all counts as committed, though the saved ones, of a
             lost or older index, may be behind.
         end_open: ends what the shard's own producer has open in these partitions.
-        timeout: seconds after which an open transaction is an error, unless it is another's.
+        timeout: seconds after which an open transaction is an error.
         meanwhile: called again and again while it waits; what it raises ends that.
     """
 
@@ -84,24 +104,22 @@ class StableEnds:
             SinkError: `sink.hanging_transaction`, `sink.topic_recreated`, or as `check_topics`.
         """
         began: float | None = None
-        first_open = FirstOpen(self._scope.sink, self._scope.sources)
+        still = StandingStill()
         ended: set[PartitionId] = set()
         kept: dict[PartitionId, int] = {}
         while True:
             ends = {**self._list("latest"), **kept}
             short = {p for p, end in ends.items() if saved.get(p, 0) > end}
-            kept |= {p: end for p, end in ends.items() if p in self._scope.shared - short}
+            kept |= {p: end for p, end in ends.items() if p in self._scope.of_others - short}
             seen = _Seen(ends, self._list("latest", committed=True), short)
             now = time.monotonic()
             began = began or now  # not before the broker answers
-            first_open.seen(seen.stable, now)
+            still.seen(seen.stable, now)
             held = seen.blocked | short
             if not held:
                 return ends
             if now - began > MARKER_TIMEOUT:
-                others = first_open.of_others(seen.blocked)
-                kept |= {place: ends[place] for place in others - short}
-                seconds = {place: first_open.seconds(place) for place in held - others}
+                seconds = {place: still.seconds(place) for place in held}
                 # a marker may come after the answer that its transaction is over
                 late = {place for place, since in seconds.items() if since > MARKER_TIMEOUT}
                 self._check_committed(seen, saved, late)
@@ -109,9 +127,7 @@ class StableEnds:
                 if self._end_open is not None and own:
                     self._end_open(own)
                     ended |= own
-                    # the marker of what has ended it may be left out as well
-                    kept = {place: end for place, end in kept.items() if place not in own}
-                elif seconds and max(seconds.values()) > self._timeout:
+                elif max(seconds.values()) > self._timeout or now - began > 4 * self._timeout:
                     place = max(sorted(seconds), key=seconds.__getitem__)
                     stable, end = seen.stable[place], ends[place]
                     raise hanging(self._scope.sink, place, stable, end, seconds[place])
@@ -124,7 +140,7 @@ class StableEnds:
         """Whether all that is known as committed is still there, and none of it left open.
 
         Args:
-            late: partitions in which what is open first has to be ours, if it is anybody's.
+            late: partitions in which what is open has been so for long.
         """
         sink, ends = self._scope.sink, seen.ends
         for place in sorted(seen.short):
@@ -159,7 +175,7 @@ class StableEnds:
         be dropped, and nothing that is written afterwards shows that.
         """
         sides = [p for p in ends if self._scope.kind(p) in {"gaps", "dead"}]
-        sides = [p for p in sides if p not in self._scope.shared]
+        sides = [p for p in sides if p not in self._scope.of_others]
         if not sides:
             return True
         check_leaders(self._scope.sink, sides)
@@ -174,3 +190,13 @@ class StableEnds:
         scope = self._scope
         optional = frozenset({scope.sink.late_topic})
         return list_offsets(scope.sink, scope.places, end, committed=committed, optional=optional)
+
+
+def are_left_open(sink: config.Sink, ends: Mapping[PartitionId, int], timeout: float) -> bool:
+    """Whether a transaction keeps readers from what was committed up to these offsets.
+
+    Raises:
+        SinkError: as `check_topics`.
+    """
+    stable = list_offsets(sink, list(ends), "latest", committed=True, timeout=timeout)
+    return any(stable[place] < end for place, end in ends.items())

@@ -114,7 +114,7 @@ class Transactions:
         except KafkaException as exception:
             self._owned.needs_replacement = True
             error = faults.kafka_error(exception)
-            raise faults.fault(error, "beginning a transaction", self._sink) from exception
+            raise self._fault(error, "beginning a transaction") from exception
 
     def _produce(self, batch: Batch, crash_point: CrashPoint) -> None:
         try:
@@ -217,6 +217,7 @@ class Transactions:
 
     def _fault(self, error: KafkaError, doing: str) -> SinkError:
         """As `faults.fault`; not fenced is who has merely let a transaction become too old."""
+        self._owned.serve()  # what the client has logged before tells whether the broker was silent
         mapped = faults.fault(error, doing, self._sink)
         waited = time.monotonic() - self._began
         if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:

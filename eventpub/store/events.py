@@ -44,6 +44,7 @@ from eventpub.store.rows import (
 _BATCH_BYTES = 4 * 1024 * 1024
 _BATCH_ROWS = 10_000
 _PORTION_ROWS = 100_000
+_PORTION_BYTES = 16 << 20
 _LONG = 10_000_000
 """µs of a window from which on it is read in portions, which costs a question each."""
 
@@ -302,22 +303,57 @@ class EventStore:
     ) -> Generator[pa.RecordBatch, None, None]:
         """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
 
-        Streamed in batches of at most `batch_rows` rows and about 4 MiB, schema `EVENTS`; memory
-        stays flat however long the window is. However few rows of a long one are the shard's, each
-        statement is one of about 100,000 rows: without a row for `connection.READ_TIMEOUT` the
-        server would count as gone, again and again.
+        In batches of at most `batch_rows` rows, schema `EVENTS`; however long the window is, a
+        portion of it is in memory. No statement is open while a batch is worked on: until its end
+        it would keep whoever alters the table waiting, and behind them all who write to it. And
+        however few rows of a long window are the shard's, each is one of about 100,000 rows:
+        without a row for `connection.READ_TIMEOUT` the server would count as gone, again and again.
         """
-        layout = self._layout
         is_long = shard is not None and shard.shards > 1 and upto - after > _LONG
-        for end in self._portions(after, upto) if is_long else (upto,):
-            values = statements.local_range(layout, after, end)
-            if values is not None:
-                statement = statements.window(layout, *values, shard)
-                for block in self._blocks(statement, batch_rows, _BATCH_BYTES):
-                    batch = record_batch(layout, self._identified(block), after, end)
-                    if batch.num_rows:  # none may lie in it where the clocks go back
-                        yield batch
-            after = end
+        for end in self._portions(after, upto, by_rows=is_long):
+            while after < end:
+                page = self.page(after, end, _PORTION_ROWS, _PORTION_BYTES, shard)
+                upto_here = end if page.end is None else page.end
+                is_too_large = page.end is not None and not page.batches
+                moment = self._moment(upto_here, shard) if is_too_large else page.batches
+                for batch in moment:
+                    for at in range(0, batch.num_rows, batch_rows):
+                        yield batch.slice(at, batch_rows)
+                after = upto_here
+
+    def _moment(self, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
+        """As `window`, of one moment that has more rows than a portion: by their ids or keys."""
+        if self._layout.ties_by_id:
+            yield from self._moment_by_id(upto, shard)
+            return
+        keys = self.keys(upto - 1, upto, shard)
+        events = dict.fromkeys(event for batch in keys for event in _events(batch))
+        ranges = [VersionRange(a, version, version) for a, version in events]
+        zone = self._layout.zone  # of a repeated local time, rows by key have the first instant
+        at_key = upto if zone is None else int(zone.utc(np.array([zone.local(upto)]))[0])
+        for at in range(0, len(ranges), _BATCH_ROWS):
+            some = ranges[at : at + _BATCH_ROWS]
+            while some:
+                rows, some = self.fetch(some, _BATCH_ROWS, _PORTION_BYTES)
+                rows = rows.filter(pa.array(rows.column("create_time").to_numpy() == at_key))
+                times = pa.repeat(pa.scalar(upto, EVENTS.field(5).type), len(rows))
+                yield from rows.set_column(5, EVENTS.field(5), times).to_batches()
+
+    def _moment_by_id(self, at: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
+        layout, last, is_over = self._layout, None, False
+        values = statements.local_range(layout, at - 1, at)
+        while values is not None and not is_over:
+            batches: list[pa.RecordBatch] = []
+            rows = 0
+            statement = statements.moment(layout, values[0], shard, last, _PORTION_ROWS)
+            for *block, ids in self._blocks(statement, _BATCH_ROWS, _BATCH_BYTES):
+                batches.append(record_batch(layout, self._identified(block), at - 1, at))
+                last, rows = int(ids[-1].as_py()), rows + len(ids)
+                if sum(batch.nbytes for batch in batches) >= _PORTION_BYTES:
+                    break
+            else:
+                is_over = rows < _PORTION_ROWS
+            yield from batches
 
     def _identified(self, block: Columns) -> Columns:
         if not self._layout.skips_nulls:
@@ -326,18 +362,21 @@ class EventStore:
         self.without_identity += len(block[0]) - len(kept[0])
         return kept
 
-    def _portions(self, after: int, upto: int) -> Iterator[int]:
-        """Where the portions of a window end, each about `_PORTION_ROWS` rows of all shards."""
+    def _portions(self, after: int, upto: int, *, by_rows: bool) -> Iterator[int]:
+        """Where the portions of a window end: where the clocks go back, and after each
+        `_PORTION_ROWS` rows of all shards, about."""
         zone = self._layout.zone
         back = zone.backward_changes(after + 1, upto) if zone else []
         for stop in [*(t - 1 for t in back), upto]:
             while after < stop:
-                with self._connection() as connection:
-                    end = self._page_end(connection, after, stop, _PORTION_ROWS)
+                end = None
+                if by_rows:
+                    with self._connection() as connection:
+                        end = self._page_end(connection, after, stop, _PORTION_ROWS)
                 after = stop if end is None else end
                 yield after
 
-    def page(self, after: int, upto: int, rows: int, size: int) -> Page:
+    def page(self, after: int, upto: int, rows: int, size: int, shard: Shard | None = None) -> Page:
         """The first events of a window, by `create_time`, but for those of its last moment.
 
         What the last moment has need not be complete where a page ends. To leave it to the next one
@@ -348,12 +387,13 @@ class EventStore:
             upto: its end, µs; the clocks do not go back in between.
             rows: most rows.
             size: about so many bytes, at most.
+            shard: only its rows; None: all.
         """
         layout = self._layout
         values = statements.local_range(layout, after, upto)
         if values is None:
             return Page([], None)
-        statement = statements.window(layout, *values, None, rows)
+        statement = statements.window(layout, *values, shard, rows)
         batches: list[pa.RecordBatch] = []
         left_rows, left_size, newest = rows, size, None
         for block in self._blocks(statement, _BATCH_ROWS, _BATCH_BYTES):
@@ -392,8 +432,10 @@ class EventStore:
             return
         with self._connection() as connection:
             statement = statements.keys(layout, *values, shard)
-            for block in stream(connection, statement, rows=100_000, size=_BATCH_BYTES):
-                yield keys_batch(layout, block, after, upto)
+            # to its end, as of `window`: who compares them waits for the broker
+            blocks = list(stream(connection, statement, rows=100_000, size=_BATCH_BYTES))
+        for block in blocks:
+            yield keys_batch(layout, block, after, upto)
 
     def fetch(
         self,
@@ -433,8 +475,7 @@ class EventStore:
         table = pa.Table.from_batches(batches, EVENTS)
         if rest and not self._layout.key_is_unique:  # read again, with all rows of the version
             again = {(r.aggregate_id, r.first) for r in rest}
-            events = zip(*(table.column(n).to_pylist() for n in _EVENT), strict=True)
-            table = table.filter(pa.array([event not in again for event in events]))
+            table = table.filter(pa.array([event not in again for event in _events(table)]))
         return table, rest
 
     def _by_range(
@@ -591,8 +632,12 @@ def _instant_of(layout: Layout, time: object) -> int | None:
 
 def _last_versions(batch: pa.RecordBatch) -> dict[str, int]:
     """The last version of each aggregate, in a batch that is ordered by both."""
-    pairs = (batch.column(name).to_pylist() for name in _EVENT)
-    return dict(zip(*pairs, strict=True))
+    return dict(_events(batch))
+
+
+def _events(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, int]]:
+    """Aggregate and version of each row."""
+    return zip(*(rows.column(name).to_pylist() for name in _EVENT), strict=True)
 
 
 def _unread(

@@ -52,6 +52,16 @@ def window(
     )
 
 
+def moment(layout: Layout, value: int, shard: Shard | None, above: int | None, most: int) -> str:
+    """Rows of one local time with their ids, those above one, at most `most`."""
+    condition = "" if above is None else f" AND {layout.id} > {above:d}"
+    return (
+        f"SELECT {columns(layout)}, {layout.id} FROM {layout.table}"
+        f" FORCE INDEX ({layout.time_index}) WHERE {layout.create_time} = {_time(value)}{condition}"
+        f"{in_shard(layout, shard)} ORDER BY {layout.id} LIMIT {most:d}"
+    )
+
+
 def keys(layout: Layout, first: int, last: int, shard: Shard | None) -> str:
     """Aggregate, version and time of the rows of a `local_range`."""
     return (

@@ -80,7 +80,7 @@ REPORTS = st.builds(
     read_before=_optional,
     unfinished=st.lists(_numbers, max_size=3),
     answers=st.dictionaries(_texts, _texts, max_size=3),
-    not_ours=st.dictionaries(_texts, _numbers, max_size=3),
+    not_ours=_numbers,
     made_again=st.lists(_texts, max_size=3),
     rebuilt=st.none() | _texts,
     seconds=st.dictionaries(_texts, st.floats(allow_nan=False, allow_infinity=False), max_size=3),

@@ -220,7 +220,7 @@ def test_migrate_asks_before_it_alters_a_table_that_exists(
     asked = r"alter events like this now\? \[y/N\]"
     refused = migrate(interrupt_at=asked, press="n\r")
     is_clean(refused, 1)
-    assert "ALTER TABLE `events` ADD UNIQUE INDEX" in refused.text
+    assert "ADD UNIQUE INDEX" in refused.text
     assert "not done: nothing was altered" in refused.text
     is_clean(migrate(interrupt_at=asked), 130)
     assert indexes() == 0

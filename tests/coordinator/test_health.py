@@ -107,6 +107,37 @@ class TestChecks:
         lines = [c.text for c in life.said if isinstance(c, e.Log)]
         assert any(re.fullmatch("database: ok again after 1[23] s", line) for line in lines), lines
 
+    def test_a_database_that_is_back_is_polled_at_once_however_long_it_was_away(self) -> None:
+        """Whoever sees it first; else the boundary would be wrong beside a database that is ok."""
+        life = working()
+        for _ in range(8):
+            poll = life.poll()
+            if poll is not None:
+                life.on(e.Failed(poll, AWAY))
+            life.waits(15.0)
+        life.said.clear()
+        measured(life, 0.0)
+        assert life.poll() is not None
+        life.polled()
+        assert not {"database", "boundary"} & wrong(life)
+
+    def test_a_recount_that_stands_still_is_said_until_it_goes_on(self) -> None:
+        life, _ = streaming()
+        life.waits(10.0)
+        count = life.last(e.Count)
+        life.on(e.Failed(count, AWAY))
+        [check] = [
+            c for c in status(life.coordinator, life.now)["checks"] if c["name"] == "recount"
+        ]
+        assert check["state"] == "warn"
+        assert check["message"].startswith(f"{len(count.buckets)} buckets could not be counted")
+        life.waits(1.1)
+        counted_with(life)
+        [check] = [
+            c for c in status(life.coordinator, life.now)["checks"] if c["name"] == "recount"
+        ]
+        assert check["state"] == "ok"
+
     def test_the_lag_in_events_is_not_known_while_the_database_does_not_answer(self) -> None:
         life = working()
         measured(life, 0.0)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from unittest.mock import patch
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eventpub.coordinator import newest as newest_module
 from eventpub.coordinator.newest import MOST, NewestRows, last_of
 from eventpub.store.events import NewRow
 
@@ -214,3 +219,37 @@ def test_where_the_time_is_the_id_writers_of_another_zone_stop_the_publisher() -
         found += newest.sample(NOW + second * SECOND, NOW, rows, ())
     assert len(found) == 5
     assert newest.trips
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("fresh"), st.integers(0, 30)),
+            st.tuples(st.just("old"), st.sampled_from([0, 1, 3, 19, 20, 21, 40, 41, 80, 120])),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_each_old_row_is_found_once_whatever_comes_in_between(life: list[tuple[str, int]]) -> None:
+    """The highest id is never forgotten, also where an import is exactly some portions long."""
+    most = 40
+    with patch.object(newest_module, "MOST", most):
+        watch = NewestRows(HORIZON, 0, (0, NOW))
+        table: list[NewRow] = []
+        found: list[int] = []
+        # seconds without news at the end, in which what is left is fetched
+        more = 2 + sum(rows for _, rows in life) // most
+        for second, (kind, rows) in enumerate([*life, *[("fresh", 0)] * more], 1):
+            now = NOW + second * SECOND
+            created = now - HOUR if kind == "old" else now
+            table += [NewRow(len(table) + 1 + n, created) for n in range(rows)]
+            shown, above = table[:-21:-1], watch.wants_more(table[:-21:-1])
+            if above is not None:
+                shown = [row for row in table if row.id > above][:most]
+            found += [r.id for r in watch.sample(now, now, shown, (), above)]
+        assert len(found) == len(set(found))
+        assert watch.last is not None
+        assert watch.last[0] == len(table)
+        assert set(found) == {row.id for row in table if row.created < NOW}

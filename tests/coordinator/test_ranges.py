@@ -32,7 +32,8 @@ def test_it_is_what_a_set_would_be() -> None:
 
 def test_neighbours_become_one_range() -> None:
     ranges = Buckets()
-    ranges.update([5, 3, 4, 9, 3])
+    for bucket in (5, 3, 4, 9, 3):
+        ranges.add(bucket, bucket + 1)
     assert (ranges._firsts, ranges._ends) == ([3, 9], [6, 10])
     ranges.clear()
     assert not ranges

@@ -137,7 +137,7 @@ class TestARequestEndsNobody:
         assert (DEFECT if how == "it fails" else StateError("run.disconnected", "")).code in str(
             error
         )
-        assert life.lines("dead retry was requested, and not done")
+        assert life.lines("publish was requested, and not done")
         life.reports(lane, position=at(2_000), answers={"r1": "published"})
         assert len(answers) == 1
         assert not life.is_ending()

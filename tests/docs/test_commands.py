@@ -47,7 +47,13 @@ def test_each_command_line_is_taken(page: Path) -> None:
 
 
 def test_a_wrong_command_line_would_be_seen() -> None:
-    for wrong in (["publish"], ["run", "--until", "now"], ["gaps", "skip"], ["run", "now"]):
+    for wrong in (
+        ["publish"],
+        ["publsh", "a"],
+        ["run", "--until", "now"],
+        ["gaps", "skip"],
+        ["run", "now"],
+    ):
         with pytest.raises(click.ClickException):
             parse(wrong)
     assert parse(["gaps", "skip", "a", "--yes"]) == "eventpub gaps skip"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 
+import pytest
+
 from tests.conftest import FreshDatabase
+from tests.docs.pages import ROOT, blocks
 from tests.publisher.conftest import NewPublisher, new_publisher
 from tests.publisher.harness import Publisher
 
@@ -94,3 +97,28 @@ def test_a_table_whose_ids_are_the_bytes_of_uuids(
         )
     agrees(publisher)
     assert publisher.topic.versions(one) == [1, 2]
+
+
+@pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
+def test_a_table_without_a_version_gets_one(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    database.execute(
+        "CREATE TABLE events (id BIGINT AUTO_INCREMENT PRIMARY KEY, aggregate_id VARCHAR(64)"
+        " NOT NULL, event_type VARCHAR(64) NOT NULL, payload JSON, create_time TIMESTAMP(6)"
+        " NOT NULL DEFAULT CURRENT_TIMESTAMP(6), KEY (create_time))"
+    )
+    for aggregate_id in ("a", "b", "a", "a"):
+        row = (aggregate_id,)
+        database.execute(
+            "INSERT INTO events (aggregate_id, event_type, payload) VALUES (%s, 'E', '{}')", row
+        )
+    page = blocks(ROOT / "docs" / "how-to" / "eligible.md")
+    [statements] = [block.text for block in page if "ADD COLUMN version" in block.text]
+    for statement in filter(str.strip, statements.split(";")):
+        database.execute(statement)
+    rows = database.execute("SELECT aggregate_id, version FROM events ORDER BY id")
+    assert rows == (("a", 1), ("b", 1), ("a", 2), ("a", 3))
+    publisher = new_publisher(database, store={"columns": {"metadata": ""}})
+    assert not wrong(publisher)
+    agrees(publisher)

@@ -1,21 +1,32 @@
-"""The documentation's site: it builds, no link leads nowhere, nothing is fetched from elsewhere."""
+"""The documentation's site: it builds, no link leads nowhere, nothing is fetched from elsewhere.
+
+Its search finds what users ask for.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
+
+from tests.ops.browser import chromium
 
 ROOT = Path(__file__).parents[2]
 CHECK = runpy.run_path(str(ROOT / "docs" / "check_site.py"))
+FINISH = runpy.run_path(str(ROOT / "docs" / "finish_site.py"))
 NAVIGATION = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
 
 
@@ -35,6 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = copied(tmp_path_factory.mktemp("docs"))
     done = build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    FINISH["finish"](folder / "site")
     return folder / "site"
 
 
@@ -66,6 +78,37 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     assert set(listed) - pages <= {"bench/index.html"}
     assert all((site / aim.replace("README.md", "index.html")).with_suffix(".html").exists()
                for aim in listed)  # fmt: skip
+
+
+QUESTIONS = {
+    "what if my table has no version": "how-to/eligible.html",
+    "add a consumer": "how-to/consume.html",
+    "dead letter": "operations.html",
+}
+
+
+def test_the_search_finds_the_page_of_a_question(site: Path) -> None:
+    """Served as `script/docs --serve` does; pages that are opened as files have no search."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with chromium() as browser, ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if browser is None:
+            pytest.skip("no Chromium on the PATH: apt-get install chromium")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        for question, aim in QUESTIONS.items():
+            page.goto(f"http://127.0.0.1:{server.server_address[1]}/index.html")
+            page.get_by_role("button", name="Search").click()
+            page.keyboard.type(question)
+            first = page.locator("a[href*='?h=']").first
+            expect(first).to_have_attribute("href", re.compile(re.escape(f"/{aim}?")))
+        server.shutdown()
+
+
+def test_the_search_finds_no_notes_of_developers(site: Path) -> None:
+    found = {item["location"] for item in json.loads((site / "search.json").read_text())["items"]}
+    assert "tutorial.html" in found
+    assert not [location for location in found if location.startswith("dev/")]
+    assert not list(site.rglob("*.py"))
 
 
 @pytest.mark.parametrize("link", ["[a](nowhere.md)", "[a](errors.md#nowhere)"])

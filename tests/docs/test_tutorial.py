@@ -19,7 +19,7 @@ from tests.docs.pages import ROOT, blocks
 from tests.publisher.harness import EVENTPUB, eventually
 
 PAGE = ROOT / "docs" / "tutorial.md"
-NOT_HERE = r"python3 -m venv|pip install|python -m eventpub\.(local (mysql|kafka)|spark\.jvm)"
+NOT_HERE = r"python3 -m venv|pip install|python -m eventpub\.(local (mariadb|kafka)|spark\.jvm)"
 """What `tests/release` does, and servers and a cache that the tests share."""
 NOT_OURS = r"kafka-console-consumer\.sh|export |--isolation-level"
 
@@ -120,3 +120,22 @@ def test_the_tutorial(typed: Callable[[str], subprocess.Popen[str]], tmp_path: P
     assert [line for line in done if line.startswith("python")][1:] == [
         *(f"python {name}" for name in programs()),
     ]
+
+
+def test_append_writes_the_table_that_the_configuration_names(
+    typed: Callable[[str], subprocess.Popen[str]], database: FreshDatabase, tmp_path: Path
+) -> None:
+    """It wrote a table called `events`, with the columns that `migrate` gives it."""
+    database.execute(
+        "CREATE TABLE ledger (no BIGINT AUTO_INCREMENT PRIMARY KEY, stream VARCHAR(64) NOT NULL,"
+        " seq INT NOT NULL, what VARCHAR(64) NOT NULL, body JSON, at TIMESTAMP(6) NOT NULL DEFAULT"
+        " CURRENT_TIMESTAMP(6), UNIQUE (stream, seq), KEY (at))"
+    )
+    (tmp_path / "append.py").write_text(programs()["append.py"])
+    init = "eventpub init --table ledger --bootstrap-servers 127.0.0.1:19092"
+    init += " --set store.columns.event_type=what --set store.columns.version=seq"
+    for line in (init, "python append.py"):
+        child = typed(line)
+        said, _ = child.communicate(timeout=120)
+        assert child.returncode == 0, said
+    assert database.execute("SELECT stream, seq, what FROM ledger") == (("order-1", 1, "Created"),)

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import struct
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +25,15 @@ GAP = SkippedGap("a", 4, 5, 100, 200, 8, "max_backoff")
 
 def decided(**changes: object) -> Decision:
     return Decision(EVENTS.empty_table(), **changes)  # type: ignore[arg-type]
+
+
+def move(index: Index, *arguments: Any, everywhere: bool = False) -> None:
+    """Take over former indexes of the same identity."""
+
+    def adopts(found: Any) -> bool:
+        return bool(found["app"] == IDENTITY["app"])
+
+    index.move_from(*arguments, adopts=adopts, everywhere=everywhere)
 
 
 def test_what_is_recorded_is_known_after_it_was_closed(tmp_path: Path) -> None:
@@ -166,14 +174,12 @@ def test_the_index_of_something_else_is_refused(
         index.begin(None)
     with pytest.raises(StateError) as refused:
         Index(tmp_path, {**IDENTITY, **other})
-    assert refused.value.code == "index.foreign"
-    assert refused.value.message == f"the index belongs to {said}"
+    assert refused.value.code == "state.foreign"
+    assert refused.value.message == f"this state belongs to {said}"
     fix = refused.value.suggestion or ""
     for name, advice in (("app", "app.former_ids"), ("topic", "sink.accept_topic_id")):
         assert (advice in fix) is (name in other), fix
-    assert fix.endswith(
-        "use another app.state_dir, or delete this directory: it is rebuilt from the topic"
-    )
+    assert fix.endswith("what was published is read back from the topic")
     Index(tmp_path, IDENTITY).close()
 
 
@@ -344,8 +350,12 @@ def test_indexes_of_another_number_of_shards_are_moved_aggregate_by_aggregate(
     fill(tmp_path / "0", ["a", "b"], 70, {("t", 0): 10, ("t", 2): 12})
     fill(tmp_path / "1", ["c", "d"], 60, {("t", 1): 11, ("t", 3): 13})
     with Index(tmp_path / "new", IDENTITY) as index:
-        index.move_from(
-            [tmp_path / "0", tmp_path / "1"], {"a", "d"}.__contains__, [("t", 0), ("t", 3)], 40
+        move(
+            index,
+            [tmp_path / "0", tmp_path / "1"],
+            {"a", "d"}.__contains__,
+            [("t", 0), ("t", 3)],
+            40,
         )
         assert set(index.holds) == {"a"}
     with Index(tmp_path / "new", IDENTITY) as index:
@@ -373,7 +383,7 @@ def test_what_was_written_is_known_until_a_fold_has_moved_on(tmp_path: Path) -> 
         assert index.written == {there: (0, 8)}
         index.note_missing_markers({there: (0, 8)})
     with Index(tmp_path / "1", IDENTITY) as index:
-        index.move_from([tmp_path / "0"], lambda _: True, [there], None)
+        move(index, [tmp_path / "0"], lambda _: True, [there], None)
         assert (index.written, index.missing_markers) == ({there: (0, 8)}, {there: (0, 8)})
         index.restored()
         assert (index.written, index.missing_markers, index.offsets) == ({}, {}, {there: 0})
@@ -390,9 +400,7 @@ def test_what_is_restored_is_not_skipped_by_an_index_that_is_behind(tmp_path: Pa
 def test_where_one_of_the_former_indexes_is_gone_there_is_no_position(tmp_path: Path) -> None:
     fill(tmp_path / "0", ["a"], 70, {("t", 0): 10})
     with Index(tmp_path / "new", IDENTITY) as index:
-        index.move_from(
-            [tmp_path / "0", tmp_path / "1"], lambda _: True, [("t", 0), ("t", 1)], None
-        )
+        move(index, [tmp_path / "0", tmp_path / "1"], lambda _: True, [("t", 0), ("t", 1)], None)
         assert index.position is None
         assert index.offsets == {("t", 0): 10}
 
@@ -424,7 +432,7 @@ def test_a_moved_index_has_read_only_as_far_as_all_that_it_came_from(tmp_path: P
             former.record(decided(last={f"a{number}": 1}), {}, position)
     with Index(tmp_path / "1-shards-0", IDENTITY) as index:
         directories = [tmp_path / f"2-shards-{number}" for number in (0, 1)]
-        index.move_from(directories, lambda _: True, [], None)
+        move(index, directories, lambda _: True, [], None)
         assert index.known(["a0", "a1"]).last == {"a0": 1, "a1": 1}
         assert index.position is None
 
@@ -451,7 +459,7 @@ def test_a15_what_former_partitions_are_read_for_is_forgotten_at_the_end(tmp_pat
         index.note_topics({"orders.events": "x"}, [])
     more = IDENTITY | {"partitions": 12}
     with Index(tmp_path / "new", more) as index:
-        index.move_from([tmp_path / "former"], lambda _: True, [own, other], None, everywhere=True)
+        move(index, [tmp_path / "former"], lambda _: True, [own, other], None, everywhere=True)
         assert index.reads_everywhere
         assert index.offsets == {own: 3, other: 9}
         assert index.topics == {"orders.events": "x"}
@@ -486,20 +494,17 @@ def as_of_format(number: int, directory: Path, **more: bytes) -> Path:
     return directory
 
 
-def test_an_index_of_an_older_version_is_adopted(tmp_path: Path) -> None:
-    as_of_format(1, tmp_path)
-    with Index(tmp_path, IDENTITY) as index:
+def test_former_indexes_of_something_else_are_not_taken_over(tmp_path: Path) -> None:
+    """Nothing of them: their versions would make this topic lose events."""
+    with Index(tmp_path / "0", IDENTITY | {"app": "another"}) as index:
         index.begin(None)
-    with Rdict(str(tmp_path), Options(raw_mode=True)) as db:
-        assert json.loads(db[b"midentity"] or "")["format"] > 1, (
-            "the older version refuses it by now"
-        )
-
-
-def test_an_index_of_an_older_version_that_belongs_elsewhere_says_where(tmp_path: Path) -> None:
-    as_of_format(1, tmp_path)
-    with pytest.raises(StateError, match=r"belongs to app\.id 'orders', not to app\.id 'sales'"):
-        Index(tmp_path, IDENTITY | {"app": "sales"})
+        index.record(decided(last={"a": 5}), {}, 9)
+    with Index(tmp_path / "mine", IDENTITY) as index:
+        with pytest.raises(StateError, match=r"belongs to app\.id 'another'") as refused:
+            move(index, [tmp_path / "0"], lambda _: True, [], None)
+        assert refused.value.code == "state.foreign"
+        assert index.is_new
+        assert index.known(["a"]).last == {}
 
 
 def test_an_index_of_a_newer_version_is_refused_by_whoever_reads_it(tmp_path: Path) -> None:
@@ -508,7 +513,7 @@ def test_an_index_of_a_newer_version_is_refused_by_whoever_reads_it(tmp_path: Pa
 
     def moves() -> None:
         with Index(tmp_path / "mine", IDENTITY) as index:
-            index.move_from([newer], lambda _: True, [("orders.events", 0)], None)
+            move(index, [newer], lambda _: True, [("orders.events", 0)], None)
 
     for reads in (
         lambda: Index(newer, IDENTITY),
@@ -529,9 +534,7 @@ def test_an_index_of_a_newer_version_is_refused_by_whoever_reads_it(tmp_path: Pa
         assert db[b"ha"] == b"?"
 
 
-def test_when_rows_were_created_is_kept_folded_and_unknown_in_an_older_index(
-    tmp_path: Path,
-) -> None:
+def test_when_rows_were_created_is_kept_and_folded(tmp_path: Path) -> None:
     with Index(tmp_path / "new", IDENTITY) as index:
         index.begin(None)
         index.keep_times("UTC/1", now=5)
@@ -548,15 +551,6 @@ def test_when_rows_were_created_is_kept_folded_and_unknown_in_an_older_index(
         index.keep_times("Europe/Berlin/1", now=50)
         assert index.known(["a"]).times_since == 50 + 86_400_000_000
 
-    with Rdict(str(tmp_path / "old"), Options(raw_mode=True)) as db:
-        db[b"va"] = struct.pack("<q", 7)
-        db[b"moffsets"] = b"{}"
-        db[b"midentity"] = json.dumps({"format": 1, **IDENTITY}).encode()
-    with Index(tmp_path / "old", IDENTITY) as index:
-        index.keep_times("UTC/1", now=5)
-        known = index.known(["a"])
-        assert (known.last, known.times, known.times_since) == ({"a": 7}, {}, 5)
-
 
 def test_versions_written_anew_are_kept_and_move_with_their_aggregate(tmp_path: Path) -> None:
     of = Rewritten(40, 5).plus(4, 50).plus(5, 50)
@@ -567,7 +561,7 @@ def test_versions_written_anew_are_kept_and_move_with_their_aggregate(tmp_path: 
         index.record(replace(decided(last={"a": 5, "b": 1}), rewritten={"a": of}), {}, 1)
         assert index.known(["a", "b"]).rewritten == {"a": of}
     with Index(tmp_path / "1", IDENTITY) as index:
-        index.move_from([tmp_path / "0"], lambda _: True, [], None)
+        move(index, [tmp_path / "0"], lambda _: True, [], None)
         assert index.known(["a"]).rewritten == {"a": of}
         index.fold_events({"a": 5}, {"a": [3]}, {}, 0, rewritten={"a": of.plus(3, 60)})
         assert index.known(["a"]).rewritten["a"].decided == ((3, 5),)

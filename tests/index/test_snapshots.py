@@ -23,6 +23,7 @@ from eventpub.config import Sink
 from eventpub.errors import EventpubError, StateError
 from eventpub.index import Copying, Index, Snapshots, folder_for
 from eventpub.shard import folding, own_index, runner
+from eventpub.shard.assignment import adopts
 from eventpub.shard.own_index import IndexCopies, open_index
 from eventpub.state import StateDir
 
@@ -242,16 +243,26 @@ def opens(folder: Path, topic: str, copied_from: str | None) -> tuple[bool, Any]
     config = SimpleNamespace(
         app=SimpleNamespace(id="orders", former_ids=()),
         sink=SimpleNamespace(topic=topic),
+        store=SimpleNamespace(full_table=OF["table"]),
         spark=SimpleNamespace(shards=2),
     )
     assignment: Any = SimpleNamespace(
-        config=config, index=lambda _: folder, partitions=4, accepts_topic=False
+        config=config,
+        index=lambda _: folder,
+        partitions=4,
+        adopts=lambda found: adopts(config, found, accepts_topic=False),  # type: ignore[arg-type]
     )
     with open_index(assignment, SHARD, report) as index:
         return index.is_new, report
 
 
-OF = {"app": "orders", "topic": "former", "partitions": 4, "shard": [0, 2]}
+OF = {
+    "app": "orders",
+    "topic": "former",
+    "table": "shop.events",
+    "partitions": 4,
+    "shard": [0, 2],
+}
 
 
 def test_a_copy_of_an_index_of_another_topic_is_none(tmp_path: Path) -> None:
@@ -267,6 +278,23 @@ def test_a_copy_of_an_index_of_another_topic_is_none(tmp_path: Path) -> None:
         found, report = opens(folder, topic, name)
         assert found == is_new
         assert report.copied_from == (None if is_new else name)
+
+
+@pytest.mark.parametrize("name", ["../../victim", "/victim", "a/../../victim"])
+def test_a_copy_that_names_files_elsewhere_is_none(tmp_path: Path, name: str) -> None:
+    """Whoever could write to the place of the copies wrote any file of the publisher's user."""
+    put(tmp_path / "copies")
+    [made] = (path.parent for path in tmp_path.rglob("complete.json"))
+    victim = tmp_path / "index" / name.strip("/")
+    name = str(victim) if name.startswith("/") else name
+    (made / "complete.json").write_text(json.dumps({"files": {name: 5, "CURRENT": 11}}))
+    source = Path(f"{made}/{name}")
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text("12345")
+    folder = tmp_path / "state" / "index" / "0"
+    assert snapshots(tmp_path / "copies").get(folder) is None
+    assert not folder.exists()
+    assert [path for path in (tmp_path / "state").rglob("*") if path.is_file()] == []
 
 
 def test_a_copy_of_an_index_of_a_newer_version_is_none(tmp_path: Path) -> None:
@@ -311,7 +339,7 @@ def test_an_index_of_fewer_partitions_is_moved_out_of_the_way(tmp_path: Path) ->
     assert "had 2 partitions" in report.rebuilt
     assert (tmp_path / "2.former").exists()
     assert not opens(tmp_path / "4", "former", None)[0]
-    with pytest.raises(StateError, match=r"index\.foreign"):
+    with pytest.raises(StateError, match=r"state\.foreign"):
         opens(tmp_path / "4", "events", None)
 
 

@@ -144,7 +144,7 @@ def test_a_publisher_that_does_not_answer_is_not_well(
         assert status.find(config).kind == "starting"
         state.write(state.status_file, document())
         state.write_address(Running(1, "grpc://127.0.0.1:1", "token"))
-        os.utime(tmp_path / "lock", (0, time.time() - 30))
+        os.utime(tmp_path / "eventpub.lock", (0, time.time() - 30))
         monkeypatch.setattr(status, "ask_running", lambda *_, **__: None)
         found = status.find(config)
     finally:

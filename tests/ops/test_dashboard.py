@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
 import socket
 import threading
 import time
@@ -18,14 +16,17 @@ from typing import Any
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from eventpub.channel import Request
 from eventpub.config import Config
+from eventpub.errors import SinkError
+from eventpub.ops import pages
 from eventpub.ops.http import HISTORY_SAMPLES, sample
 from eventpub.ops.pages import application
 from tests.conftest import FreshDatabase
 from tests.coordinator.life import config
+from tests.ops.browser import chromium
 from tests.ops.documents import document, hold
 from tests.publisher import conftest as publishers
 from tests.publisher.conftest import NewPublisher
@@ -50,6 +51,8 @@ class Played:
         is_gone: no gap is there any more, whatever the page still shows.
         outcome: the answer to a retry or a skip; None: no shard answers.
         done: what was asked.
+        recorded: what `/recorded` shows.
+        trace: the answer to a trace.
     """
 
     def __init__(self, configuration: Config) -> None:
@@ -59,6 +62,13 @@ class Played:
         self.is_gone = False
         self.outcome: str | None = "found"
         self.done: list[Any] = []
+        self.recorded: dict[str, Any] = {"skipped": [], "skipped_count": 0}
+        self.recorded |= {"dead": [], "dead_rows": 0}
+        self.trace: dict[str, Any] = {
+            "summary": "nothing is known of it",
+            "versions": [],
+            "notes": [],
+        }
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_SAMPLES)
         self._configuration = configuration
         self._server: uvicorn.Server | None = None
@@ -137,24 +147,27 @@ def played(request: pytest.FixtureRequest) -> Iterator[Played]:
     """With a token, unless the test's parameter is None."""
     token = getattr(request, "param", TOKEN)
     made = Played(config(ops={} if token is None else {"token": token}))
-    made.begin()
-    yield made
-    made.end()
+
+    def traced(_: Config, aggregate_id: str, version: int | None) -> dict[str, Any]:
+        made.done.append(("trace", aggregate_id, version))
+        return made.trace
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "recorded", lambda _: made.recorded)
+        patch.setattr(pages, "traced", traced)
+        made.begin()
+        yield made
+        made.end()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium; a machine without it skips what needs one."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no Chromium on the PATH: apt-get install chromium")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    expect.set_options(timeout=15_000)
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=found, args=arguments)
+    with chromium() as launched:
+        if launched is None:
+            pytest.skip("no Chromium on the PATH: apt-get install chromium")
+        expect.set_options(timeout=15_000)
         yield launched
-        launched.close()
 
 
 class Seen:
@@ -185,7 +198,7 @@ def opened(page: Page, played: Played) -> Seen:
     seen = Seen(page)
     page.goto(played.address)
     expect(page.locator("#shards tbody tr")).to_have_count(2)
-    expect(page.locator("#gaps-note")).not_to_have_text("asking")
+    expect(page.locator("#gaps-note")).not_to_have_text("Loading.")
     return seen
 
 
@@ -258,9 +271,9 @@ class TestWhatItShows:
         played.document["lag"] |= {"seconds": 81.3, "events": 12_345}
         expect(page.locator("#lag")).to_have_text("81.3 s")
         expect(page.locator("#lag-events")).to_have_text("12,345 events")
-        played.document["counters"]["dead"] = 3
-        expect(page.locator("#dead")).to_have_text("3")
-        expect(page.locator("#dead")).to_have_class("bad")
+        played.document["counters"]["late"] = 3
+        expect(page.locator("#late")).to_have_text("3")
+        expect(page.locator("#late")).to_have_class("bad")
 
     def test_what_is_wrong_since_when(self, page: Page, played: Played) -> None:
         check = next(c for c in played.document["checks"] if c["name"] == "database")
@@ -270,13 +283,178 @@ class TestWhatItShows:
         played.document["shards"][1]["last_error"] = error | {"at": time.time() - 300}
         opened(page, played)
         expect(page.locator("#wrong")).to_have_text("database: store.unreachable: it refuses")
-        expect(page.locator("#ready")).to_have_text("not ready")
+        expect(page.locator("#state")).to_have_text("not ready")
         expect(page.locator("#state")).to_have_class("mark error")
+        expect(page.locator("#ready")).to_have_text("running")
         row = page.locator("#checks tbody tr", has_text="database")
         expect(row).to_contain_text(re.compile("error10 min10 min agostore.unreachable"))
         shard = page.locator("#shards tbody tr").nth(1)
         expect(shard).to_contain_text("5 min ago, store.unreachable: no route")
         assert "not ready" in page.title()
+
+    def test_a_dead_broker_once_with_the_cause_first(self, page: Page, played: Played) -> None:
+        """It was named by each shard and by the check of what is published, and last by its own."""
+        away = "sink.unreachable: no broker answers [kafka-1:9092]"
+        for check in played.document["checks"]:
+            if check["name"] in {"publishing", "shard 0", "shard 1", "broker"}:
+                check |= {"state": "error", "message": away}
+        next(c for c in played.document["checks"] if c["name"] == "recount").update(
+            state="warn", message=f"1 bucket could not be counted, fewer are next; {away}"
+        )
+        next(c for c in played.document["checks"] if c["name"] == "times").update(
+            state="warn", message="3 rows are of the future"
+        )
+        opened(page, played)
+        expect(page.locator("#wrong")).to_have_text(
+            re.compile(
+                rf"^broker: {re.escape(away)} \(so also publishing, recount, shard 0, shard 1\)"
+                r"\s+times: 3 rows are of the future$"
+            )
+        )
+        checks = page.locator("#checks tbody tr")
+        expect(checks.filter(has_text="no broker answers")).to_have_count(1)
+        expect(checks.filter(has_text="follows from broker")).to_have_count(4)
+
+    @pytest.mark.parametrize(
+        ("changes", "checks", "words", "colour"),
+        [
+            ({"state": "starting"}, ("error", "not seen to work yet"), "starting", "warn"),
+            ({"state": "starting"}, ("error", "store.x: no"), "not ready starting", "error"),
+            ({}, ("warn", "slow"), "warning running", "warn"),
+            ({}, ("error", "store.unreachable: no"), "not ready running", "error"),
+            (
+                {"state": "paused", "is_paused": True, "paused_by": "ann@db-1 at noon"},
+                ("ok", ""), "paused by ann@db-1 at noon", "warn",
+            ),
+            ({"state": "stopping"}, ("ok", ""), "stopping", "warn"),
+            ({"state": "not answering"}, ("unknown", ""), "not answering", "error"),
+            ({"is_alive": False}, ("ok", ""), "not working its loop does not turn", "error"),
+        ],
+    )  # fmt: skip
+    def test_a_word_in_the_colour_of_what_it_says(
+        self,
+        page: Page,
+        played: Played,
+        changes: dict[str, Any],
+        checks: tuple[str, str],
+        words: str,
+        colour: str,
+    ) -> None:
+        """Of a publisher that was not ready it said "running", in red."""
+        played.document |= changes
+        for check in played.document["checks"]:
+            check |= {"state": checks[0], "message": checks[1]}
+        opened(page, played)
+        expect(page.locator(".state [role=status]")).to_have_text(words)
+        expect(page.locator("#state")).to_have_class(f"mark {colour}")
+
+    def test_that_what_is_not_known_is_not_0(self, page: Page, played: Played) -> None:
+        played.document["lag"] |= {"seconds": 81.3, "events": None}
+        played.document["rates"]["published"] = None
+        opened(page, played)
+        expect(page.locator("#lag-events")).to_have_text("events: not known")
+        expect(page.locator("#rate")).to_have_text("–")
+
+    def test_rows_that_are_held_or_passed_over(self, page: Page, played: Played) -> None:
+        opened(page, played)
+        expect(page.locator("#odd-rows")).to_be_hidden()
+        played.document["lag"] |= {"ahead_rows": 10_000, "ahead_seconds": 3_600.0}
+        played.document["counters"] |= {"rows_in_past": 2, "without_identity": 7}
+        expect(page.locator("#odd-rows")).to_have_text(
+            re.compile("10,000 or more rows lie in the future.* 60 min ahead.*2 rows.*7 rows", re.S)
+        )
+
+    def test_skips_and_dead_letters_that_stand_though_the_process_is_new(
+        self, page: Page, played: Played
+    ) -> None:
+        """It showed what had been counted since the start of the process: 0."""
+        skip = {"aggregate_id": "one", "from_version": 2, "to_version": 4, "attempts": 9}
+        skip |= {"skipped_at": "2026-01-31T09:30:00.000000Z", "reason": "attempts"}
+        letter = {"aggregate_id": HOSTILE, "version": 7, "reason": "sink.record_refused: too large"}
+        letter |= {"created": "2026-01-31T09:30:00.000000Z", "is_searched": True, "offset": 1}
+        played.recorded = {
+            "skipped": [skip | {"still_missing": True},
+                        skip | {"still_missing": False, "from_version": 1}],
+            "skipped_count": 9,
+            "dead": [letter | {"published": None, "partition": 0},
+                     letter | {"published": {}, "partition": 1}],
+            "dead_rows": 2,
+        }  # fmt: skip
+        opened(page, played)
+        expect(page.locator("#skipped")).to_have_text("9")
+        expect(page.locator("#skipped-also")).to_have_text(
+            "1 of the newest 2 still missing; 0 since the start"
+        )
+        expect(page.locator("#dead")).to_have_text("2")
+        expect(page.locator("#dead")).to_have_class("bad")
+        expect(page.locator("#dead-also")).to_have_text("1 not published; 0 since the start")
+        expect(page.locator("#skips tbody tr")).to_have_count(2)
+        row = page.locator("#letters tbody tr").first
+        expect(row).to_contain_text("sink.record_refused: too largenot published")
+        row.get_by_role("button").click()
+        give_token(page)
+        expect(page.locator("#trace-note")).to_have_text("nothing is known of it")
+        assert played.done == [("trace", HOSTILE, 7)]
+
+    def test_that_skips_cannot_be_read(
+        self, page: Page, played: Played, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(_: Config) -> dict[str, Any]:
+            raise SinkError("sink.unreachable", "no broker answers")
+
+        monkeypatch.setattr(pages, "recorded", fails)
+        opened(page, played)
+        expect(page.locator("#recorded-note")).to_have_text(
+            "Not known: sink.unreachable: no broker answers"
+        )
+        expect(page.locator("#dead")).to_have_text("–")
+
+    def test_a_wide_bucket_by_its_bounds(self, page: Page, played: Played) -> None:
+        """A p99 between 60 and 300 s was called 5 min."""
+        counts = played.document["latency"]["counts"]
+        for second in range(60):
+            counts[14] += 10
+            found = sample({**deepcopy(played.document), "at": time.time() - 60 + second})
+            played.history.append(found)
+        opened(page, played)
+        expect(page.locator("#charts figcaption").nth(2)).to_contain_text("p99 60 s to 5 min")
+
+    def test_an_axis_in_one_unit(self, page: Page, played: Played) -> None:
+        """Ticks were rounded to whole minutes: 3 min, 5 min, 7 min, or twice the same."""
+        for second in range(60):
+            found = sample({**deepcopy(played.document), "at": time.time() - 60 + second})
+            played.history.append({**found, "lag_seconds": 4.2 * second})
+        opened(page, played)
+        ticks = page.locator("#charts svg").nth(1).locator("text").all_text_contents()
+        assert [tick for tick in ticks if ":" not in tick] == [
+            "0 min", "1 min", "2 min", "3 min", "4 min", "5 min"
+        ] or len({tick for tick in ticks if " min" in tick}) >= 4, ticks  # fmt: skip
+        assert not [tick for tick in ticks if tick.endswith(" s")]
+
+    def test_a_trace(self, page: Page, played: Played) -> None:
+        opened(page, played)
+        stored = {"create_time": "2026-01-31T09:30:00.000000Z", "event_type": "Created"}
+        record = {"topic": "orders.events", "partition": 3, "offset": 12}
+        version = {"verdict": "published", "stored": stored | {"payload_bytes": 2}, "note": ""}
+        page.locator("#trace-id").fill("order/1/7")
+        page.locator("#trace-id").press("Enter")
+        give_token(page)
+        expect(page.locator("#trace-note")).to_have_text("nothing is known of it")
+        assert played.done == [("trace", "order/1/7", None), ("trace", "order/1", 7)]
+        played.trace = {
+            "summary": "order-1: 1 published, 1 missing",
+            "versions": [
+                version | {"version": 1, "records": [record]},
+                {"version": 2, "verdict": "missing", "stored": None, "records": [], "note": "why"},
+            ],
+            "notes": ["no publisher answers"],
+        }
+        page.locator("#trace-go").click()
+        expect(page.locator("#trace-note")).to_contain_text("1 published, 1 missing")
+        expect(page.locator("#trace-note")).to_contain_text("no publisher answers")
+        rows = page.locator("#traced tbody tr")
+        expect(rows.first).to_contain_text("orders.events[3] offset 12")
+        expect(rows.nth(1)).to_contain_text(re.compile("missing.*not in the table.*why"))
 
     def test_gaps_with_age_and_next_try(self, page: Page, played: Played) -> None:
         now = played.document["database_time"]
@@ -299,6 +477,7 @@ class TestWhatItShows:
         expect(page.locator("#wrong")).to_contain_text("does not answer")
         expect(page.locator("#pause")).to_be_disabled()
         expect(page.locator("#published")).to_have_text("2,000 since the start")
+        expect(page.locator("#lag")).to_have_text("–")
         played.document["counters"]["published"] = 7
         played.begin()
         expect(page.locator("#state")).to_have_text("running")
@@ -548,3 +727,11 @@ def test_before_a_real_publisher(
     assert seen.complaints == []
     assert publisher.stop() == 143
     expect(page.locator("#state")).to_have_text("no answer")
+    publisher.start()
+    page.goto(eventually(lambda: {Pages(publisher).address} - {address}, 60).pop())
+    expect(page.locator("#skipped-also")).to_have_text("1 still missing; 0 since the start")
+    expect(page.locator("#skips tbody tr")).to_contain_text("1 to 2")
+    page.get_by_role("button", name=f"Trace {HOSTILE}").click()
+    give_token(page)
+    expect(page.locator("#trace-note")).to_contain_text("1 published", timeout=40_000)
+    expect(page.locator("#traced tbody tr").last).to_contain_text("published")

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
+from eventpub.local import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Topic, commit, compare, create_table, insert
+from tests.publisher.harness import (
+    Topic,
+    commit,
+    compare,
+    create_table,
+    eventually,
+    insert,
+    transaction,
+)
 
 ZONE = "-05:00"
 
@@ -57,25 +68,68 @@ def test_f5_the_table_is_altered_while_it_is_read(
     publisher.kill()
 
 
-def test_fewer_decimals_of_create_time_make_no_dead_letters(
-    database: FreshDatabase, new_publisher: NewPublisher
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("TIMESTAMP(6)", "TIMESTAMP"),
+        ("TIMESTAMP", "TIMESTAMP(6)"),
+        ("DATETIME(6)", "DATETIME(3)"),
+        ("DATETIME(6)", "TIMESTAMP(6)"),
+        ("TIMESTAMP(6)", "DATETIME(6)"),
+    ],
+)
+def test_another_type_of_create_time_makes_no_dead_letters(
+    database: FreshDatabase, new_publisher: NewPublisher, before: str, after: str
 ) -> None:
     """Rows are counted in other seconds than before, and have other times than were published."""
-    create_table(database)
+    create_table(database, time=before)
     publisher = new_publisher(database)
     publisher.start()
-    for version in range(1, 5):
-        for number in range(50):
-            commit(database, f"a-{number}", version)
-        time.sleep(0.7)
-    publisher.until_published("a-49", [1, 2, 3, 4])
+    for version in range(1, 4):
+        with transaction(database) as cursor:
+            for number in range(600):
+                insert(cursor, f"a-{number}", version)
+            cursor.connection.commit()
+    publisher.until_published("a-599", [1, 2, 3], 60)
+    # while it is altered, and known by the minute's check at the latest, the rows are counted again
+    decimals = after[after.index("(") :] if "(" in after else ""
     database.execute(
-        "ALTER TABLE events MODIFY create_time TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP"
+        f"ALTER TABLE events MODIFY create_time {after} NOT NULL"
+        f" DEFAULT CURRENT_TIMESTAMP{decimals}"
     )
     publisher.until_said("the event table was altered", 90)
-    commit(database, "a-49", 5)
-    publisher.until_published("a-49", [1, 2, 3, 4, 5])
+    commit(database, "a-599", 4)
+    publisher.until_published("a-599", [1, 2, 3, 4], 60)
     time.sleep(10)  # in which all of the horizon is counted again
     assert not compare(database, publisher.topic)
     assert Topic(publisher.topic.bootstrap_servers, f"{publisher.topic.name}.dead").read() == []
     assert publisher.stop() == 143
+
+
+def test_while_the_broker_hangs_nobody_waits_for_what_is_read(
+    database: FreshDatabase, new_publisher: NewPublisher, kafka_server: Kafka
+) -> None:
+    """A moment of many rows is read, the broker hangs, and somebody alters the table."""
+    create_table(database)
+    publisher = new_publisher(database)
+    publisher.start()
+    commit(database, "a", 1)
+    publisher.until_published("a", [1])
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET cte_max_recursion_depth = 1000000")
+        cursor.execute(
+            "INSERT INTO events (aggregate_id, version, event_type, payload)"
+            " WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 299999)"
+            " SELECT CONCAT('m-', i), 1, 't', REPEAT('x', 400) FROM n"
+        )
+        kafka_server.pause()
+    try:
+        publisher.until_said("sink.unreachable")  # by then it has read what it may
+        began = time.monotonic()
+        database.execute("ALTER TABLE events ADD COLUMN note INT NULL, ALGORITHM=INSTANT")
+        commit(database, "a", 2)
+        assert time.monotonic() - began < 2
+    finally:
+        kafka_server.resume()
+    publisher.until_published("a", [1, 2], 120)
+    eventually(lambda: not compare(database, publisher.topic), 60)

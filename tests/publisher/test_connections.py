@@ -8,11 +8,12 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from eventpub.local import Database, mysql
+from eventpub.local import Database
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, compare, create_table, eventually, insert
 from tests.publisher.test_set_up import ask, assert_both_say
+from tests.servers.databases import mysql
 from tests.tcp_proxy import TcpProxy
 
 WORD = "hunter2-hunter2"

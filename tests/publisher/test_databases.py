@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import DATABASES, Database, Kafka
+from eventpub.local import Database, Kafka
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (
@@ -22,6 +22,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.servers.databases import DATABASES
 from tests.variants import variants
 
 SHARED = [("mariadb", "11.4"), ("mysql", "9")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, mariadb, mysql
+from eventpub.local import Database
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -23,6 +23,7 @@ from tests.publisher.harness import (
     transaction,
 )
 from tests.servers import Replica, replica_of, replicating
+from tests.servers.databases import mariadb, mysql
 from tests.tcp_proxy import TcpProxy
 from tests.variants import variants
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from eventpub.local import mysql
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -29,6 +28,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.servers.databases import mysql
 
 SHIM = r"""
 #define _GNU_SOURCE

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
-from tests.publisher.harness import Publisher, commit, create_table, eventually
+from tests.publisher.harness import Publisher, commit, compare, create_table, eventually, insert
 
 
 def insert_at(database: FreshDatabase, aggregate_id: str, created: str) -> None:
@@ -35,22 +37,39 @@ def times_of(publisher: Publisher) -> str:
     return str(message)
 
 
-def test_writers_of_another_zone_stop_the_publisher_also_where_the_table_has_no_id(
-    database: FreshDatabase, new_publisher: NewPublisher
+@pytest.mark.parametrize("number", ["id", "no", ""])
+def test_writers_in_utc_on_a_server_elsewhere_stop_the_publisher_and_the_remedy_helps(
+    database: FreshDatabase, new_publisher: NewPublisher, number: str
 ) -> None:
-    without_id(database)
-    publisher = new_publisher(database)
-    publisher.start()
-    publisher.until_said("progress")
-    for number in range(400):
-        insert_at(database, f"a-{number}", "NOW(6) - INTERVAL 8 HOUR")
+    """Whatever the table's ascending number is called, and where it has none."""
+    create_table(database, time="DATETIME(6)")
+    change = f"CHANGE id `{number}` BIGINT NOT NULL AUTO_INCREMENT" if number else "DROP COLUMN id"
+    database.execute(f"ALTER TABLE events {change}")
+    database.execute("SET GLOBAL time_zone = '+08:00'")
+    try:
+        for before in range(5):
+            insert_at(database, f"before-{before}", "UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE")
+        publisher = new_publisher(database)
+        publisher.start()
+        publisher.until_said("progress")
         assert publisher.process is not None
-        if publisher.process.poll() is not None:
-            break
-        time.sleep(0.2)
-    assert publisher.finish(30) != 0
-    assert "store.rows_in_past" in publisher.words()
-    assert "store.time_zone" in publisher.words()
+        for event in range(400):
+            insert_at(database, f"a-{event}", "UTC_TIMESTAMP(6)")
+            if publisher.process.poll() is not None:
+                break
+            time.sleep(0.2)
+        assert publisher.finish(30) != 0
+        assert "store.rows_in_past" in publisher.words()
+        assert "set store.time_zone to theirs" in publisher.words()
+        publisher.settings.setdefault("store", {})["time_zone"] = "UTC"
+        publisher.start()
+        insert_at(database, "last", "UTC_TIMESTAMP(6)")
+        publisher.until_published("last", [1])
+        eventually(lambda: not compare(database, publisher.topic), 60)
+        # those that were read by the other zone are on the topic with the times that it gave them
+        assert " 0 missing, 0 repeated, 0 out of order" in publisher.command("verify").stdout
+    finally:
+        database.execute("SET GLOBAL time_zone = DEFAULT")
 
 
 def test_where_they_are_to_be_counted_they_are_published_and_said(
@@ -93,12 +112,86 @@ def test_rows_that_are_never_read_are_named_by_status_doctor_and_verify(
     create_table(database, time="DATETIME(6)")
     for number, created in enumerate(["'1970-01-01 00:00:00'", "'1969-07-20'", "'0001-01-01'"]):
         insert_at(database, f"old-{number}", created)
+    database.execute("ALTER TABLE events MODIFY create_time DATETIME(6) NULL DEFAULT NOW(6)")
+    insert_at(database, "none", "NULL")
+    with database.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = ''")
+        insert(cursor, "zero", 1, create_time="0000-00-00")
     publisher = new_publisher(database)
     publisher.start()
     commit(database, "now", 1)
     publisher.until_published("now", [1])
-    eventually(lambda: times_of(publisher).startswith("3 rows with a create_time before"), 90)
+    eventually(lambda: times_of(publisher).startswith("5 rows with a create_time before"), 90)
+    publisher.answer(0, "publish", "old-0", "--yes")
+    publisher.answer(0, "publish", "old-2", "--yes")
+    assert "store.row_invalid" in publisher.command("publish", "none", "--yes").stderr
     assert publisher.stop() == 143
-    assert "3 rows have no create_time" in publisher.command("doctor").stdout.replace("\n", " ")
+    assert "5 rows have no create_time" in publisher.command("doctor").stdout.replace("\n", " ")
     notes = publisher.answer(0, "verify")["notes"]
-    assert [n for n in notes if n.startswith("never published: 3 rows")]
+    assert [n for n in notes if n.startswith("not read: 5 rows")]
+
+
+def insert_version(database: FreshDatabase, aggregate_id: str, version: int, created: str) -> None:
+    database.execute(
+        "INSERT INTO events (aggregate_id, version, event_type, payload, create_time)"  # noqa: S608
+        f" VALUES (%s, %s, 't', '{{}}', {created})",
+        (aggregate_id, version),
+    )
+
+
+def test_what_verify_names_as_missing_is_published_on_request(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Rows of other times in a table that does not tell which have come last."""
+    without_id(database)
+    publisher = new_publisher(database)
+    old = "NOW(6) - INTERVAL 3 DAY"
+    insert_version(database, "first", 1, "NOW(6) - INTERVAL 4 DAY")
+    publisher.start()
+    commit(database, "a", 1, 2)
+    publisher.until_published("a", [1, 2])
+    for aggregate_id, version in (("a", 3), ("b", 1), ("b", 2), ("gap", 2)):
+        insert_version(database, aggregate_id, version, old)
+    commit(database, "c", 1)
+    publisher.until_published("c", [1])
+    assert publisher.command("verify").returncode == 1
+
+    def publish(status: int, *arguments: str) -> str:
+        return str(publisher.answer(status, "publish", *arguments, "--yes")["outcome"])
+
+    assert publish(1, "nothing") == "not in the store"
+    assert publish(0, "a", "1") == "published before"
+    assert publish(1, "gap", "2") == "versions below it are missing"
+    assert publisher.answer(1, "publish", "b")["outcome"] == "not confirmed"
+    assert publish(0, "b") == "published"
+    assert publish(0, "a", "3") == "published"
+    assert publish(0, "a", "3") == "published before"
+    insert_version(database, "gap", 1, old)
+    assert publish(0, "gap", "2") == "published"
+    assert [publisher.topic.versions(a) for a in ("a", "b", "gap")] == [[1, 2, 3], [1, 2], [1, 2]]
+    assert not any(record.late for record in publisher.topic.read())
+    assert publisher.command("verify").returncode == 0
+    assert publisher.stop() == 143
+    insert_version(database, "b", 3, old)
+    assert publish(1, "b", "3") == "not running"
+
+
+def test_what_was_created_before_the_start_is_published_on_request(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Alone: what lies below it is of before the start, too. A lower one is late then."""
+    without_id(database)
+    for version in (1, 2):
+        insert_version(database, "a", version, "NOW(6) - INTERVAL 9 HOUR")
+    publisher = new_publisher(database, read={"start": "now"})
+    publisher.start()
+    publisher.until_said("progress")
+    insert_version(database, "a", 3, "NOW(6) - INTERVAL 8 HOUR")
+    commit(database, "now", 1)
+    publisher.until_published("now", [1])
+    publisher.answer(0, "publish", "a", "3", "--yes")
+    assert publisher.topic.versions("a") == [3]
+    publisher.answer(0, "publish", "a", "--yes")
+    commit(database, "a", 4)
+    publisher.until_published("a", [3, 1, 2, 4])
+    assert [r.late for r in publisher.topic.read() if r.key == "a"] == [False, True, True, False]

@@ -40,7 +40,7 @@ def status_of(publisher: Publisher) -> dict[str, Any]:
 
 
 class Pages:
-    """A publisher's address."""
+    """A publisher's address: of its last start."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -48,7 +48,7 @@ class Pages:
     @property
     def address(self) -> str:
         words = self._publisher.words()
-        for line in words.splitlines():
+        for line in reversed(words.splitlines()):
             if "metrics, health and dashboard" in line and "http://" in line:
                 return str(json.loads(line)["address"])
         return ""

@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from eventpub.local import Database, mysql
+from eventpub.local import Database
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import compare, create_table, insert, transaction
+from tests.servers.databases import mysql
 
 PAGE = 100
 

@@ -18,7 +18,7 @@ import pytest
 
 from eventpub.config import Store
 from eventpub.errors import LocalError, StoreError
-from eventpub.local import Database, mariadb, mysql
+from eventpub.local import Database
 from eventpub.store.connection import connect, run
 from eventpub.store.failures import mapped
 from tests.certificates import Authority, Files
@@ -26,6 +26,7 @@ from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, create_table, insert
 from tests.publisher.test_set_up import ask, assert_both_say
+from tests.servers.databases import mariadb, mysql
 from tests.tcp_proxy import TcpProxy
 
 WORD = "hunter2-hunter2"

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from eventpub import config, settings
 from eventpub.admission import Shard
@@ -83,10 +84,10 @@ def test_a12_a_state_that_is_gone_is_not_begun_from_now(
     prepare(publisher)
     topic = publisher.topic
     sink = config.Sink(topic=topic.name, bootstrap_servers=topic.bootstrap_servers, partitions=4)
-    with ShardSink(sink, "somebody", Shard(0, 1, 4)) as other:
-        other.publish(events([("a", 1)]))
+    producer = Producer({"bootstrap.servers": topic.bootstrap_servers})
+    producer.produce(topic.name, b"theirs", b"a", headers={"ce_source": b"somebody"})
+    assert producer.flush(10) == 0
     shutil.rmtree(publisher.state)
-    publisher.settings["sink"]["ignored_sources"] = "somebody"
     prepare(publisher)  # nothing of ours is there
     with ShardSink(sink, publisher.settings["app"]["id"], Shard(0, 1, 4)) as owner:
         owner.publish(events([("a", 2)]))

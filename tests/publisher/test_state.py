@@ -148,7 +148,6 @@ def test_what_others_wrote_is_cut_in_partitions_where_nothing_of_ours_was_writte
     publisher: Publisher, database: FreshDatabase
 ) -> None:
     """Index and state are whole: what commits late, or fills a gap that waits, is not given up."""
-    publisher.settings["sink"]["ignored_sources"] = "billing"
     publisher.settings["gaps"] = {"backoff_base": "10s", "max_backoff": 8}
     commit(database, range(1, 4))
     with transaction(database) as cursor:

@@ -298,14 +298,10 @@ def test_a22_two_application_ids_on_one_topic(
 
     error = refusal(publisher, "sink.other_publisher")
     assert "'billing'" in error["message"]
-    publisher.settings["sink"]["ignored_sources"] = "billing"
-    commit(database, 2)
-    published(publisher, 120)
-    publisher.settings["sink"]["ignored_sources"] = ""
     publisher.settings["app"]["former_ids"] = "billing"
     shutil.rmtree(publisher.state)
     commit(database, 3)
-    published(publisher, 160)
+    published(publisher, 120)
 
 
 def test_a16_a_renamed_application_goes_on(

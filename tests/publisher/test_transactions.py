@@ -17,7 +17,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from eventpub.local import Database, mariadb, mysql
+from eventpub.local import Database
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -29,6 +29,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.servers.databases import mariadb, mysql
 from tests.variants import variants
 
 SETTINGS: dict[str, dict[str, Any]] = {

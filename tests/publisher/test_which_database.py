@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from eventpub.local import Database, mysql
+from eventpub.local import Database
 from tests.conftest import FreshDatabase, fresh_database
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -26,6 +26,7 @@ from tests.publisher.harness import (
     eventually,
     insert,
 )
+from tests.servers.databases import mysql
 
 AGGREGATES = [f"order-{number}" for number in range(20)]
 

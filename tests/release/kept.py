@@ -12,17 +12,29 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from eventpub import __version__
-from eventpub.local import kafka, mysql
-from tests.conftest import FreshDatabase, fresh_database
+from eventpub.local import kafka
+from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
+from tests.servers.databases import mysql
 
 STATES = Path(__file__).parent / "states"
 APP = "orders"
 PUBLISHED = {"whole": (1, 2, 3), "held": (1, 3), "skipped": (1, 3)}
 """Versions in the store. Of "held" the last one waits for version 2, of "skipped" it does not."""
-_LEFT_OUT = ("lock", "LOG", "spark", "requests")
+DATABASE = "kept"
+"""Its name: the state is one of its table."""
+_LEFT_OUT = ("eventpub.lock", "LOG", "spark", "requests")
+
+
+def named(server: Any) -> FreshDatabase:
+    """The database, empty."""
+    with server.connect(None, autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"DROP DATABASE IF EXISTS {DATABASE}")
+        cursor.execute(f"CREATE DATABASE {DATABASE}")
+    return FreshDatabase(server, DATABASE)
 
 
 def write(database: FreshDatabase) -> None:
@@ -41,8 +53,8 @@ def keep(archive: Path) -> None:
         with (
             mysql(at / "mysql", options=["--skip-log-bin"]) as server,
             kafka(at / "kafka") as broker,
-            fresh_database(server) as database,
         ):
+            database = named(server)
             create_table(database)
             write(database)
             servers = broker.bootstrap_servers

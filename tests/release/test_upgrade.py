@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher, new_publisher
 from tests.publisher.harness import Publisher, create_table, insert, transaction
-from tests.release.kept import APP, STATES, write
+from tests.release.kept import APP, STATES, named, write
 
 __all__ = ["new_publisher"]
 
@@ -23,7 +23,7 @@ def start_on(state: Path, publisher: Publisher) -> None:
         tar.extractall(publisher.folder, filter="data")
     publisher.settings["app"]["id"] = APP
     refused = publisher.command("run", "--available-now", "--json")
-    assert json.loads(refused.stdout)["error"]["code"] == "index.foreign"
+    assert json.loads(refused.stdout)["error"]["code"] == "state.foreign"
     accepted = re.search(r"its id is ([\w+/=-]+)", publisher.command("doctor").stdout)
     assert accepted, publisher.command("doctor").stdout
     publisher.settings["sink"]["accept_topic_id"] = accepted[1]
@@ -34,6 +34,7 @@ def test_a_state_of_a_released_version(
     state: Path, database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     """It knows what was published, what waits and what was skipped; the topic could not tell it."""
+    database = named(database.server)
     create_table(database)
     write(database)
     publisher = new_publisher(database)

@@ -156,14 +156,14 @@ def search_commands(planted: Planted, publisher: Publisher) -> dict[str, int]:
 
 def search_state(planted: Planted, publisher: Publisher) -> None:
     """All its files; the run's token is in the lock and nowhere else."""
-    lock = publisher.state / "lock"
+    lock = publisher.state / "eventpub.lock"
     token = json.loads(lock.read_text())["token"]
     assert len(token) >= 32
     assert stat.S_IMODE(lock.stat().st_mode) == 0o600
     tokens = Planted({"the token": token})
     assert tokens.search_folder(publisher.state) > 5
     tokens.search("the log", publisher.log.read_bytes())
-    assert tokens.found == {"the token": {"lock"}}
+    assert tokens.found == {"the token": {"eventpub.lock"}}
     planted.search_folder(publisher.state)
 
 

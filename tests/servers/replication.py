@@ -18,6 +18,7 @@ from typing import Self
 
 from eventpub.errors import LocalError
 from eventpub.local.databases import Database
+from tests.servers.databases import another
 
 
 def replicating(server_id: int, *, mariadb: bool = False) -> list[str]:
@@ -38,7 +39,7 @@ def replica_of(
     """
     is_mariadb = "MariaDB" in primary.name
     own = replicating(server_id, mariadb=is_mariadb)
-    server = primary.another(directory, options=[*own, *options])
+    server = another(primary, directory, options=[*own, *options])
     replica = Replica(primary, server, is_mariadb)
     try:
         replica.begin()

@@ -33,15 +33,22 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
     index.record(Decision(EVENTS.empty_table()), {}, READ_TO)
     monkeypatch.setattr(folding, "first_offsets", lambda *_: {("t", 0): 5_000, ("t", 1): 0})
 
-    def decided(newest: int, low: int = READ_TO) -> tuple[Index, Report]:
+    def decided(
+        newest: int,
+        low: int = READ_TO,
+        hidden_since: int | None = None,
+        left: tuple[int | None, ...] = (),
+    ) -> tuple[Index, Report]:
+        monkeypatch.setattr(folding, "oldest_events", lambda *_: dict(enumerate(left)))
         settings = SimpleNamespace(
-            sink=config.Sink(topic="t", ignored_sources=("billing",)),
+            sink=config.Sink(topic="t"),
             recount=SimpleNamespace(horizon=HORIZON),
             gaps=SimpleNamespace(policy="hold_aggregate"),
+            app=SimpleNamespace(id="a", former_ids=()),
         )
         context: Any = SimpleNamespace(
             index=index,
-            lease=Lease(1, low=low, position=low, acknowledged=KNOWN),
+            lease=Lease(1, low=low, position=low, acknowledged=KNOWN, hidden_since=hidden_since),
             assignment=SimpleNamespace(config=settings, start=None),
             rules=SimpleNamespace(longest_hold=LONGEST_HOLD),
             shard=Shard(0, 1, 2),
@@ -79,6 +86,28 @@ def test_what_was_published_long_after_shows_that_the_whole_state_is_older(decid
     assert index.baseline == report.baseline == READ_TO + SECOND
 
 
-def test_an_index_that_is_older_than_what_the_coordinator_knows(decide: Decide) -> None:
-    index, report = decide(0, low=READ_TO + SECOND)
-    assert index.baseline == report.baseline == READ_TO + SECOND
+OLDER = READ_TO + SECOND
+"""The coordinator's `low`, of an index that has read to `READ_TO`."""
+UNSEEN = OLDER - HORIZON - LONGEST_HOLD
+
+
+@pytest.mark.parametrize(
+    ("hidden", "left", "baseline"),
+    [
+        (None, (None,), OLDER),  # nothing is left: whatever was published may be cut
+        (None, (OLDER - 5 * SECOND, None), OLDER),
+        (None, (OLDER - 5 * SECOND, OLDER - 9 * SECOND), OLDER - 5 * SECOND),
+        (None, (OLDER + 5 * SECOND,), OLDER),
+        (None, (SECOND,), UNSEEN),  # what may still commit is younger than all that was cut
+        (OLDER - 7 * SECOND, (SECOND,), UNSEEN - 7 * SECOND),
+        (OLDER + 7 * SECOND, (SECOND,), UNSEEN),
+        (None, (), UNSEEN),  # nothing was cut of the topic itself
+    ],
+)
+def test_an_index_that_is_older_than_what_the_coordinator_knows(
+    decide: Decide, hidden: int | None, left: tuple[int | None, ...], baseline: int
+) -> None:
+    """Neither is repeated what was cut, nor lost what commits later, as far as both can be had."""
+    index, report = decide(0, OLDER, hidden, left)
+    assert index.baseline == report.baseline == baseline
+    assert report.repeats_after == (None if baseline == OLDER else baseline)

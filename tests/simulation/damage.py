@@ -73,7 +73,7 @@ def add_partitions(world: World, count: int) -> None:
     broker = world.broker
     if count > broker.partitions:
         world.counts["partitions added"] += 1
-        world.may_refuse.add("index.foreign")
+        world.may_refuse.add("state.foreign")
     for topic in broker.topics:
         for number in range(broker.partitions, count):
             broker.log[topic, number] = []

@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+from eventpub import state
 from eventpub.index.holds import unpacked
 from tests.simulation.world import World, world
 
@@ -238,6 +239,9 @@ class StateDir:
     progress_file = File("progress.json")
     start_file = File("start.json")
     run_file = File("run.json")
+
+    identities = state.StateDir.identities
+    root = "state"
 
     def __init__(self, root: object) -> None:
         del root

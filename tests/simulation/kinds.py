@@ -371,6 +371,22 @@ def _others_open(seed: int) -> Schedule:
     return maker.made(steps + maker.life() + maker.batches())
 
 
+def _lost_commits(seed: int) -> Schedule:
+    """Commits that were answered become aborts, whose markers take the very same offsets."""
+    rng = Random(f"{seed} lost commits")
+    maker = _Quiet(rng, "rollback", "crash", "kill", "restart", "older")
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 3)):
+        steps += maker.life()
+        for step in maker.batches(3):
+            if step[0] == "batch" and rng.random() < 0.6:
+                name = rng.choice(["kafka.commit", "kafka.committed", "task"])
+                step[3].append([name, 1, ["fault", "commit becomes abort"]])
+            steps.append(step)
+        steps += maker.some(0.5, ["restart", 0])
+    return maker.made(steps + maker.life() + maker.batches())
+
+
 def _restored(seed: int) -> Schedule:
     rng = Random(f"{seed} restored")
     maker = _Quiet(rng, "rollback", late=rng.choice(["publish", "divert"]))
@@ -728,13 +744,18 @@ KINDS: dict[str, Kind] = {
         "sink.topic_recreated, or published again where nobody knows that it was there",
     ),
     "partitions": Kind(
-        _partitions, "A15", "index.foreign, or after the indexes are deleted nothing again"
+        _partitions, "A15", "state.foreign, or after the indexes are deleted nothing again"
     ),
     "garbage": Kind(_garbage, "A16", "ignored"),
     "forged": Kind(_forged, "A16", "believed by nobody: nothing is silenced"),
     "two_ids": Kind(_two_ids, "A22", "sink.other_publisher, or complete"),
     "foreign_skips": Kind(_foreign_skips, "A16, A22", "believed by nobody"),
     "others_open": Kind(_others_open, "C4", "waited for; nothing of ours is taken for theirs"),
+    "lost_commits": Kind(
+        _lost_commits,
+        "A1",
+        "what Kafka has answered as committed, and then aborted, is published again",
+    ),
     "restored": Kind(
         _restored,
         "A13",

@@ -99,7 +99,7 @@ def assert_ends_well(
     """What was written there is published once, in its order, as is what comes afterwards."""
     pairs = written_in(sink, ranges)
     there = some_events(WHOLE, 40, 101).filter([pair in pairs for pair in _pairs(SECOND)])
-    assert not are_left_open(sink, OWN, saved(ranges), 5.0)
+    assert not are_left_open(sink, saved(ranges), 5.0)
     last.publish(THIRD)
     assert_published_once(own_broker.open, sink.topic, FIRST, there, THIRD)
 
@@ -115,7 +115,7 @@ def test_what_was_committed_is_published_again(
     new_sink: NewSink,
     left_open: dict[PartitionId, Written],
 ) -> None:
-    assert are_left_open(sink, OWN, saved(left_open), 5.0)
+    assert are_left_open(sink, saved(left_open), 5.0)
     second = new_sink()
     with pytest.raises(MissingMarkerError) as caught:
         list(second.fold(saved(left_open), left_open))
@@ -253,6 +253,6 @@ def test_a_broker_that_dies_before_it_has_written_the_markers(
             again, unknown = second.restore(lost.written), []
         assert again in {0, len(SECOND)}
         assert not unknown
-        assert not are_left_open(sink, OWN, batch.next_offsets, 5.0)
+        assert not are_left_open(sink, batch.next_offsets, 5.0)
         second.publish(THIRD)
     assert_published_once(killed.open, topic_name, FIRST, SECOND, THIRD)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from eventpub.local import Database, mariadb, mysql
+from eventpub.local import Database
+from tests.servers.databases import mariadb, mysql
 
 
 @pytest.fixture(scope="session", params=["mysql", "mariadb"])

@@ -16,11 +16,12 @@ import pymysql.err
 import pytest
 
 from eventpub.config import Store
-from eventpub.local import Database, mariadb, mysql
+from eventpub.local import Database
 from eventpub.store import Watermark, watermark
 from eventpub.store.open_transactions import OpenTransactions, Transaction
 from eventpub.store.transaction_list import found_in, only_reads, started_at
 from tests.conftest import FreshDatabase, fresh_database
+from tests.servers.databases import mariadb, mysql
 from tests.store.tables import create
 
 both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)

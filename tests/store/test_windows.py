@@ -209,10 +209,42 @@ def test_a_long_window_of_a_shard_is_read_in_portions_of_all_shards_rows(
     assert keys(read(store, NOON, upto, Shard(1, 2, 2))) == [(mine, 1), (mine, 2)]
     assert len(asked) == 8
     assert keys(read(store, NOON, upto, Shard(0, 2, 2))) == [(x, n) for x, n, _ in rows]
+    assert sorted(keys(read(store, NOON, upto))) == sorted([(mine, 1), *rows_of(rows), (mine, 2)])
     asked.clear()
-    assert len(read(store, NOON, upto)) == 41
     assert len(read(store, NOON + 100 * SECOND - 1, NOON + 101 * SECOND, Shard(1, 2, 2))) == 1
-    assert len(asked) == 2  # of all shards, and of a short window
+    assert len(asked) == 1
+
+
+def rows_of(rows: list[tuple[str, int, str]]) -> list[tuple[str, int]]:
+    return [(a, version) for a, version, _ in rows]
+
+
+@both
+@pytest.mark.parametrize("has_id", [True, False])
+def test_no_statement_is_open_while_a_window_is_worked_on(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, has_id: bool
+) -> None:
+    """Not in a moment of many rows either: who alters the table waits for nobody."""
+    monkeypatch.setattr(events, "_PORTION_ROWS", 100)
+    config = create(database)
+    if not has_id:
+        database.execute("ALTER TABLE events DROP COLUMN id")
+    store = open_store(config)
+    insert(database, [(f"a{n}", 1, "2026-03-01 12:00:01") for n in range(250)])
+    insert(database, [("a7", version, "2026-03-01 12:00:01") for version in range(2, 40)])
+    insert(database, [("b", version, "2026-03-01 12:00:02") for version in range(1, 150)])
+    insert(database, [("c", 1, "2026-03-01 12:00:03")])
+    database.execute("UPDATE events SET payload = REPEAT('x', 65536)")
+    found: list[tuple[str, int]] = []
+    for batch in store.window(NOON, NOON + 10 * SECOND, None, batch_rows=10):
+        if not found:
+            with database.connect() as connection, connection.cursor() as cursor:
+                cursor.execute("SET lock_wait_timeout = 5")
+                cursor.execute("ALTER TABLE events ADD COLUMN note INT NULL")
+        found += keys(pa.Table.from_batches([batch]))
+    assert len(found) == len(set(found)) == 250 + 38 + 149 + 1
+    assert [a for a, _ in found[-150:]] == ["b"] * 149 + ["c"]
+    assert [v for a, v in found if a == "a7"] == [*range(1, 40)]
 
 
 @both

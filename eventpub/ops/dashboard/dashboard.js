@@ -1,9 +1,10 @@
-// The page of a running publisher: asks /status once a second, /gaps every five.
+// The page of a running publisher: asks /status once a second, /gaps every five, /recorded seldom.
 //
 // All that a server says is put in as text. Tables need no library; charts need d3.
 "use strict";
 
 const MINUTES = 15, BIN = 5, STATUS_EVERY = 1000, GAPS_EVERY = 5000, ANSWER_WITHIN = 8000;
+const RECORDED_EVERY = 30000, MOST_COUNTED_AHEAD = 10000;
 const ACTION_WITHIN = 45000;
 const STEPS = ["index", "backtrack", "admit", "publish"]; // `read` waits; all others are one more
 const $ = (id) => document.getElementById(id);
@@ -97,25 +98,76 @@ function outcome(text, kind) {
   say("outcome", text);
 }
 
+// Pill, and what stands beside it: the colour is that of the pill's word.
+function standing(status) {
+  const { checks, state } = status;
+  const by = status.is_paused && status.paused_by ? ` by ${visible(status.paused_by)}` : "";
+  const isStarting = state === "starting"
+    && checks.every((c) => c.state !== "error" || c.message === "not seen to work yet");
+  if (state === "not answering") return [state, "error", ""];
+  if (!status.is_alive) return ["not working", "error", "its loop does not turn"];
+  if (isStarting) return [state, "warn", ""];
+  if (!status.is_ready) return ["not ready", "error", state + by];
+  if (state !== "running") return [state, "warn", by.trim()];
+  return checks.some((c) => c.state !== "ok") ? ["warning", "warn", state] : [state, "ok", "ready"];
+}
+
+// What is wrong, once: a check that only follows from another one is named there. Causes come first.
+const CAUSES = ["process", "database", "broker", "index", "boundary", "times", "recount", "publishing"];
+const FOLLOWS = { database: "store.", broker: "sink." };
+
+function causes(checks) {
+  const found = [], cause = new Map();
+  const rank = (check) => (CAUSES.indexOf(check.name) + 1 || 99) + (check.state === "error" ? 0 : 200);
+  for (const check of checks.filter((c) => c.state !== "ok").sort((a, b) => rank(a) - rank(b))) {
+    const code = check.message.match(/\b[a-z]+\.[a-z_]+(?=: )/)?.[0] ?? check.message;
+    const head = found.find(({ first, code: other }) => other === code
+      || (first.state === "error" && code.startsWith(FOLLOWS[first.name] ?? " ")));
+    if (head) head.also.push(check.name);
+    else found.push({ first: check, code, also: [] });
+    cause.set(check.name, (head ?? found[found.length - 1]).first.name);
+  }
+  return { found, cause };
+}
+
+function sentence({ first, also }) {
+  const shards = also.filter((name) => name.startsWith("shard "));
+  const names = also.filter((name) => !name.startsWith("shard "));
+  if (shards.length > 2) names.push(`${shards.length} shards`);
+  else names.push(...shards);
+  return `${first.name}: ${message(first.message || first.state)}`
+    + (names.length ? ` (so also ${names.join(", ")})` : "");
+}
+
+// Rows that are held, or were passed over, though nothing fails.
+function oddRows({ lag, counters }) {
+  const ahead = lag.ahead_rows, lines = [];
+  if (ahead) lines.push(`${whole.format(ahead)}${ahead >= MOST_COUNTED_AHEAD ? " or more" : ""} rows lie in the `
+    + `future and are held until their time has come; the newest is ${duration(lag.ahead_seconds)} ahead`);
+  if (counters.rows_in_past) lines.push(`${whole.format(counters.rows_in_past)} rows were committed with times `
+    + "older than what had been read, since the start");
+  if (counters.without_identity) lines.push(`${whole.format(counters.without_identity)} rows have no aggregate or `
+    + "no version and were passed over, since the start");
+  return lines.join("\n");
+}
+
 function show(status) {
-  document.title = `${status.app}: ${status.is_ready ? status.state : "not ready"} – eventpub`;
+  const [word, kind, beside] = standing(status);
+  const { found, cause } = causes(status.checks);
+  document.title = `${status.app}: ${word} – eventpub`;
   say("app", visible(status.app));
   say("table", visible(status.table));
   say("topic", visible(status.topic));
   say("gaps-topic", `${visible(status.topic)}.gaps`);
-  const bad = status.checks.filter((check) => check.state !== "ok");
-  const wrong = bad.map((check) => `${check.name}: ${message(check.message)}`).join("\n");
-  mark(status.is_alive ? status.state : "not alive", worst(status));
-  say("ready", status.is_ready ? "ready" : "not ready");
-  say("wrong", status.is_alive ? wrong : `its loop does not turn\n${wrong}`);
+  mark(word, kind);
+  say("ready", beside);
+  say("wrong", word === "starting" ? "" : found.map(sentence).join("\n"));
+  say("odd-rows", oddRows(status));
   say("lag", duration(status.lag.seconds));
-  say("lag-events", `${whole.format(status.lag.events)} events`);
+  const { events } = status.lag;
+  say("lag-events", events === null ? "events: not known" : `${whole.format(events)} event${events === 1 ? "" : "s"}`);
   say("published", `${whole.format(status.counters.published)} since the start`);
-  const counted = {
-    holds: status.holds_open, skipped: status.counters.gaps_skipped,
-    late: status.counters.late, dead: status.counters.dead,
-  };
-  for (const [id, count] of Object.entries(counted)) {
+  for (const [id, count] of Object.entries({ holds: status.holds_open, late: status.counters.late })) {
     say(id, whole.format(count));
     $(id).classList.toggle("bad", count > 0 && id !== "holds");
   }
@@ -123,8 +175,9 @@ function show(status) {
     key: check.name,
     cells: [
       short(check.name), { text: check.state, kind: check.state }, short(age(status.at - check.since)),
-      short(check.last_ok === null ? "never" : `${age(status.at - check.last_ok)} ago`),
-      message(check.message),
+      short(check.last_ok === null ? "–" : `${age(status.at - check.last_ok)} ago`),
+      [undefined, check.name].includes(cause.get(check.name)) ? message(check.message)
+        : `follows from ${cause.get(check.name)}`,
     ],
   })));
   fill("shards", status.shards.map((shard) => ({ key: String(shard.shard), cells: shardCells(shard, status.at) })));
@@ -143,16 +196,11 @@ function shardCells(shard, now) {
   const error = shard.last_error;
   const met = error ? `${age(now - error.at)} ago, ${error.code}: ${error.message}` : "";
   return [
-    short(String(shard.shard)), visible(shard.where || (shard.is_running ? "–" : "starting again")),
+    short(String(shard.shard)), visible(shard.where || (shard.is_running ? "–" : "starting")),
     short(position(shard.position)), short(duration(shard.lag_seconds)),
     short(whole.format(shard.holds)), short(whole.format(shard.published)),
     short(shard.index_bytes === null ? "–" : bytes(shard.index_bytes)), message(met),
   ];
-}
-
-function worst(status) {
-  if (!status.is_ready || !status.is_alive) return "error";
-  return status.checks.some((check) => check.state !== "ok") ? "warn" : "ok";
 }
 
 function mark(text, kind) {
@@ -181,6 +229,83 @@ function showGaps(found, now) {
   }
 }
 
+const key = (...parts) => JSON.stringify(parts);
+
+function showRecorded(found) {
+  const { skipped, dead } = found;
+  const missing = skipped.filter((skip) => skip.still_missing).length;
+  const open = dead.filter((letter) => letter.published === null);
+  const known = open.filter((letter) => letter.is_searched).length;
+  tile("skipped", found.skipped_count, skipped.length, missing, "still missing", last.counters.gaps_skipped);
+  tile("dead", found.dead_rows, dead.length, open.length,
+    known === open.length ? "not published" : "not known to be published", last.counters.dead);
+  say("recorded-note", skipped.length + dead.length ? "The newest of each. " : "None.");
+  $("skips").hidden = !skipped.length;
+  $("letters").hidden = !dead.length;
+  fill("skips", skipped.map((skip) => ({
+    key: key(skip.aggregate_id, skip.from_version, skip.skipped_at),
+    cells: [
+      { text: visible(skip.aggregate_id), kind: "id" },
+      skip.from_version === skip.to_version ? `${skip.from_version}` : `${skip.from_version} to ${skip.to_version}`,
+      short(when(skip.skipped_at)), message(skip.reason),
+      skip.still_missing ? { text: "still missing", kind: "error" } : { text: "no longer missing", kind: "ok" },
+    ],
+  })), (cell, row) => traceButton(cell, JSON.parse(row.dataset.key)[0], null));
+  fill("letters", dead.map((letter) => ({
+    key: key(letter.aggregate_id, letter.version, letter.partition, letter.offset),
+    cells: [
+      { text: letter.aggregate_id === null ? "–" : visible(letter.aggregate_id), kind: "id" },
+      String(letter.version ?? "–"), short(when(letter.created)), message(letter.reason),
+      letter.published !== null ? { text: "published since", kind: "ok" }
+        : { text: letter.is_searched ? "not published" : "not known", kind: "error" },
+    ],
+  })), (cell, row) => traceButton(cell, ...JSON.parse(row.dataset.key).slice(0, 2)));
+}
+
+function tile(id, count, listed, open, words, sinceStart) {
+  const of = count > listed ? ` of the newest ${listed}` : "";
+  say(id, whole.format(count));
+  say(`${id}-also`, count ? `${whole.format(open)}${of} ${words}; ${whole.format(sinceStart)} since the start` : "on record");
+  $(id).classList.toggle("bad", open > 0);
+}
+
+// RFC 3339 to the second.
+const when = (text) => `${text.slice(0, 10)} ${text.slice(11, 19)} UTC`;
+
+function traceButton(cell, id, version) {
+  cell.className = "buttons-cell";
+  if (id === null || id === "") return;
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Trace";
+  button.disabled = isOff;
+  button.setAttribute("aria-label", `Trace ${visible(id)}`);
+  button.addEventListener("click", () => {
+    $("trace-id").value = id;
+    $("trace-version").value = version ?? "";
+    $("trace").requestSubmit();
+  });
+  cell.append(button);
+}
+
+const VERDICTS = { published: "ok", late: "ok", baseline: "ok", waiting: "warn", held: "warn", skipped: "warn" };
+
+function showTrace(found) {
+  say("trace-note", [visible(found.summary), ...found.notes.map(visible)].join("\n"));
+  $("traced").hidden = !found.versions.length;
+  fill("traced", found.versions.map(({ version, verdict, stored, records, note }) => ({
+    key: String(version),
+    cells: [
+      short(String(version)), { text: verdict, kind: VERDICTS[verdict] ?? "error" },
+      short(stored === null ? "not in the table" : stored.create_time === null ? "no time" : when(stored.create_time)),
+      stored === null ? "–" : visible(stored.event_type),
+      short(stored === null || stored.payload_bytes === null ? "–" : bytes(stored.payload_bytes)),
+      records.map((r) => `${visible(r.topic)}[${r.partition}] offset ${r.offset}`).join(", ") || "–",
+      message(note),
+    ],
+  })));
+}
+
 function gapButtons(cell, row) {
   cell.className = "buttons-cell";
   for (const [word, act] of [["Retry", retry], ["Skip", skip]]) {
@@ -200,7 +325,8 @@ let last = null, heardAt = null, silentSince = null, holds = new Map(), isOff = 
 let clockOfDatabase = { at: 0, seen: 0 };
 
 async function ask(path, options = {}) {
-  const signal = AbortSignal.timeout(options.method ? ACTION_WITHIN : ANSWER_WITHIN);
+  const isSlow = options.method || path === "recorded";
+  const signal = AbortSignal.timeout(isSlow ? ACTION_WITHIN : ANSWER_WITHIN);
   const answer = await fetch(path, { cache: "no-store", signal, ...options });
   const data = await answer.json().catch(() => ({ error: "the answer is not JSON" }));
   return { code: answer.status, data };
@@ -236,7 +362,7 @@ function took(status) {
   while (samples[0].at < status.at - MINUTES * 60 - BIN) samples.shift();
   show(status);
   const rate = rateNow();
-  say("rate", rate === null ? "–" : `${number(rate)}/s`);
+  say("rate", rate === null || status.rates.published === null ? "–" : `${number(rate)}/s`);
   draw();
 }
 
@@ -247,9 +373,13 @@ function silent(error) {
   document.title = "no answer – eventpub";
   mark("no answer", "error");
   say("ready", `since ${clock(silentSince)}`);
-  const why = error.name === "TimeoutError" ? "in time" : `(${visible(error.message)})`;
-  say("wrong", `The publisher does not answer ${why}. What is shown is from then; it is asked again `
-    + "every second.");
+  const why = error.name === "TimeoutError" ? "does not answer in time: it is frozen, or very slow"
+    : "does not answer: it has ended, or cannot be reached";
+  const before = last ? causes(last.checks).found.map(sentence).join("\n") : "";
+  say("wrong", `The publisher ${why}. Run eventpub status on its machine. The rest of this page is from before.`
+    + (before ? `\nLast known: ${before}` : ""));
+  for (const id of ["lag", "rate"]) say(id, "–");
+  say("lag-events", "not known");
   $("pause").disabled = true;
 }
 
@@ -268,6 +398,24 @@ async function loadGaps() {
   showGaps(found, clockOfDatabase.at + (performance.now() - clockOfDatabase.seen) * 1000);
 }
 
+let recorded = { what: "", until: 0, at: -Infinity };
+
+// Soon after something was skipped or refused, else seldom; the publisher makes the list at most so often.
+async function watchRecorded() {
+  const now = Date.now(), { gaps_skipped, late, dead } = last?.counters ?? {};
+  const what = key(gaps_skipped, late, dead, last?.started_at);
+  if (what !== recorded.what) recorded = { ...recorded, what, until: now + RECORDED_EVERY };
+  if (last && !document.hidden && (now < recorded.until || now - recorded.at > RECORDED_EVERY)) {
+    recorded.at = now;
+    try {
+      showRecorded(await page("recorded"));
+    } catch (error) {
+      say("recorded-note", `Not known: ${visible(error.message)}`);
+    }
+  }
+  setTimeout(watchRecorded, last ? GAPS_EVERY / 2 : STATUS_EVERY / 4);
+}
+
 async function loadConfig() {
   try {
     const found = await page("config");
@@ -275,7 +423,7 @@ async function loadConfig() {
     isOff = !found["ops.token"];
     $("off").hidden = !isOff;
     $("pause").hidden = isOff;
-    document.querySelectorAll("#gaps button").forEach((button) => { button.disabled = isOff; });
+    document.querySelectorAll("main button").forEach((button) => { button.disabled = isOff; });
   } catch {
     setTimeout(loadConfig, GAPS_EVERY);
   }
@@ -368,6 +516,23 @@ const skip = (id, button) => trying(`Skip of ${visible(id)}`, button, async () =
   await post(`${what}, ${versions}`, `skip?${given}`);
 });
 
+$("trace").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const id = $("trace-id").value, version = $("trace-version").value;
+  trying("Trace", $("trace-go"), async () => {
+    let found = await traceOf(id, version);
+    const both = id.match(/^(.+)\/(\d+)$/);
+    if (found?.code === 200 && !found.data.versions.length && both && !version) found = await traceOf(both[1], both[2]);
+    if (found === null) return;
+    $("outcome").hidden = true;
+    if (found.code === 200) showTrace(found.data);
+    else failed("Trace", found.data);
+  });
+});
+
+const traceOf = (id, version) =>
+  answered("Trace", `trace?${new URLSearchParams({ aggregate_id: id, version })}`, "GET");
+
 document.querySelectorAll("dialog .cancel").forEach((button) => {
   button.addEventListener("click", () => button.closest("dialog").close("cancel"));
 });
@@ -422,24 +587,28 @@ function points(bounds) {
     point.rate = (now.published - before.published) / (now.at - before.at);
     const base = bins[Math.max(n - 3, begin)].last;
     const counts = now.latency.map((count, b) => count - base.latency[b]);
-    point.p50 = quantile(counts, bounds, 0.5);
-    point.p99 = quantile(counts, bounds, 0.99);
+    Object.assign(point, { p50: quantile(counts, bounds, 0.5), p99: quantile(counts, bounds, 0.99) });
     point.steps = stepsOf(now.steps, base.steps);
     return point;
   });
 }
 
-// As `Histogram.quantile` of eventpub/channel/histogram.py.
+// Between the bounds of its bucket; of a wide bucket only these are known: it is not below `at`.
 function quantile(counts, bounds, share) {
   const rank = share * counts.reduce((a, b) => a + b, 0);
   if (!rank) return null;
   let below = 0, low = 0;
-  for (const [n, bound] of bounds.entries()) {
-    if (counts[n] && below + counts[n] >= rank) return low + (bound - low) * (rank - below) / counts[n];
+  for (const [n, bound] of [...bounds, Infinity].entries()) {
+    if (counts[n] && below + counts[n] >= rank) {
+      if (low >= 1 && bound > 2 * low) {
+        return { at: low, words: bound < Infinity ? `${duration(low)} to ${duration(bound)}` : `> ${duration(low)}` };
+      }
+      return { at: low + (bound - low) * (rank - below) / counts[n] };
+    }
     below += counts[n];
     low = bound;
   }
-  return low;
+  return null;
 }
 
 // Seconds of a transaction by step, on average over those that have published.
@@ -454,20 +623,22 @@ function stepsOf(now, before) {
 }
 
 const CHARTS = [
-  { title: "Rate", unit: (v) => `${number(v)}/s`, lines: [["events", (p) => p.rate]] },
-  { title: "Lag", unit: duration, lines: [["oldest event not published", (p) => p.lag]] },
+  { title: "Rate", least: 1, unit: (v) => `${number(v)}/s`, lines: [["events", (p) => p.rate]] },
+  { title: "Lag", least: 1, unit: duration, lines: [["oldest event not published", (p) => p.lag]] },
   {
-    title: "Latency", unit: duration,
-    lines: [["p50", (p) => p.p50], ["p99", (p) => p.p99]],
+    title: "Latency", least: 1, unit: duration,
+    lines: ["p50", "p99"].map((name) => [name, (p) => p[name]?.at ?? null, (p) => p[name]?.words]),
   },
   {
-    title: "Time of a transaction", unit: duration, isStacked: true,
+    title: "Time of a transaction", least: 0.01, unit: duration, isStacked: true,
     lines: [
       ...[...STEPS, "other"].map((step) => [step, (p) => p.steps?.[step] ?? null]),
       ["wait for rows", (p) => p.steps?.read ?? null],
     ],
   },
 ];
+// Of a vertical axis of durations: one unit for all of its ticks.
+const UNITS = [[7200, 3600, " h"], [120, 60, " min"], [1, 1, " s"], [0, 1e-3, " ms"]];
 const HEIGHT = 170, LEFT = 58, BELOW = 22, ABOVE = 8;
 let cursor = null;
 
@@ -511,12 +682,15 @@ function drawOne(chart, found) {
   const total = (p) => d3.sum(chart.lines, (line) => line[1](p));
   const highest = (p) => (chart.isStacked ? total(p) : d3.max(chart.lines, (line) => line[1](p)));
   const shown = found.filter((p) => p.at * 1000 >= from);
-  const y = d3.scaleLinear([0, Math.max(d3.max(shown, highest) ?? 0, 1e-3)], [base, ABOVE]).nice(4);
+  const most = Math.max(d3.max(shown, highest) ?? 0, chart.least);
+  const [, size, unit] = chart.unit === duration ? UNITS.find(([from]) => most >= from) : [0, 1, "/s"];
+  const scale = d3.scaleLinear([0, most / size], [base, ABOVE]).nice(4), y = (v) => scale(v / size);
+  const label = scale.tickFormat(4);
   const few = width < 420 ? 3 : 6;
   chart.x.attr("transform", `translate(0,${base})`)
     .call(d3.axisBottom(x).ticks(few).tickFormat(d3.timeFormat("%H:%M")).tickSizeOuter(0));
   chart.y.attr("transform", `translate(${LEFT},0)`)
-    .call(d3.axisLeft(y).ticks(4).tickFormat(chart.unit).tickSize(LEFT + 6 - width));
+    .call(d3.axisLeft(scale).ticks(4).tickFormat((v) => `${label(v)}${unit}`).tickSize(LEFT + 6 - width));
   const at = (p) => x(p.at * 1000);
   // where nothing was counted a line has a hole, between the points beside it
   const series = shown.flatMap((p) => (p.begins ? [null, p] : [p]));
@@ -534,9 +708,9 @@ function drawOne(chart, found) {
   const pointed = cursor !== null && nearest !== undefined;
   chart.cursor.attr("visibility", pointed ? "visible" : "hidden").attr("y2", base)
     .attr("x1", pointed ? at(nearest) : 0).attr("x2", pointed ? at(nearest) : 0);
-  const values = chart.lines.map(([name, value]) => {
+  const values = chart.lines.map(([name, value, words]) => {
     const known = nearest === undefined ? null : value(nearest);
-    return `${name} ${known === null ? "–" : chart.unit(known)}`;
+    return `${name} ${known === null ? "–" : words?.(nearest) ?? chart.unit(known)}`;
   });
   chart.keys.forEach((key, n) => key.text(values[n]));
   chart.svg.attr("aria-label", `${chart.title}, the last ${MINUTES} minutes; now ${values.join(", ")}`);
@@ -546,3 +720,4 @@ beginCharts();
 loadConfig();
 watchStatus();
 watchGaps();
+watchRecorded();
