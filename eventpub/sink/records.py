@@ -95,8 +95,7 @@ class DeadRow:
     `reason` begins with an error code (``sink.record_refused: …``). `aggregate_id`, `version` and
     `create_time` (µs) are None where the row has none that can be used. `published`, of a version
     that was published as another event: the last version that was before the first such row, and
-    by when these had been created (µs). `content`: as of `contents_of`, where the table allows
-    two rows of one version.
+    by when these had been created (µs). `content`: as of `contents_of`.
     """
 
     aggregate_id: str | None
@@ -154,7 +153,7 @@ def contents_of(rows: pa.Table) -> list[bytes]:
     """
     columns = (rows.column(n).to_pylist() for n in ("event_type", "payload", "metadata"))
     return [
-        _content(event_type.encode(), payload, metadata_headers(text) if text else ())
+        _content((event_type or "").encode(), payload, metadata_headers(text) if text else ())
         for event_type, payload, text in zip(*columns, strict=True)
     ]
 
