@@ -27,10 +27,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 PRODUCERS, PARTITIONS, SETTLE = 4, 3, 60.0
@@ -105,13 +106,13 @@ def one_try(number: int, servers: str, kill: str, start: str) -> tuple[int, int]
         thread.join()
     for topic in topics:
         new = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
-        until("taking over", lambda new=new: new.init_transactions(10))
+        until("taking over", partial(new.init_transactions, 10))
     deadline = time.monotonic() + SETTLE
     while True:
         opened = hidden = 0
         for topic, of in zip(topics, answered, strict=True):
-            high = until("ends", lambda topic=topic: ends(servers, topic, "read_uncommitted"))
-            stable = until("ends", lambda topic=topic: ends(servers, topic, "read_committed"))
+            high = until("ends", partial(ends, servers, topic, "read_uncommitted"))
+            stable = until("ends", partial(ends, servers, topic, "read_committed"))
             opened += sum(0 <= stable[p] < high[p] for p in high)
             hidden += sum(0 <= stable[p] <= of.get(p, -1) for p in high)
         if not opened or time.monotonic() > deadline:
