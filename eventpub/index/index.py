@@ -3,9 +3,8 @@
 Keys are one letter and the aggregate's UTF-8 bytes:
 
     v  last version          8 bytes, little-endian, signed; and as many: when the aggregate's rows
-                             were created, as `admission.Seen` packs it. Without: written before
-                             it was kept
-    h  open hold             packed, see `holds` (JSON in indexes of earlier versions)
+                             were created, as `admission.Seen` packs it
+    h  open hold             packed, see `holds`
     s  skipped versions      JSON, list of [first, last]
     r  refused versions      JSON, list: below the first version, on the topic of dead letters
     x  written anew          JSON: `since`, `last` and `decided` of `admission.Rewritten`
@@ -53,7 +52,7 @@ from eventpub.index.identity import (
 )
 from eventpub.index.reading import Pending, choose
 from eventpub.index.recent import Recent
-from eventpub.index.values import LAST, LAST_SEEN, Partition, last_and_times, packed
+from eventpub.index.values import LAST_SEEN, Partition, last_and_times, packed
 
 _MOVED_AT_ONCE = 10_000
 _AGGREGATE_AT = {b"v": 1, b"h": 1, b"s": 1, b"r": 1, b"x": 1, b"d": 17}
@@ -233,7 +232,7 @@ class Index(Facts):
         """
         former = [self._copy(directory, belongs, adopts) for directory in directories]
         facts = merged(former, set(partitions), baseline)
-        self._write(new_batch(), facts | {"everywhere": everywhere, "undecided": [False, 0]})
+        self._write(new_batch(), facts | {"everywhere": everywhere})
 
     def _copy(
         self,
@@ -365,8 +364,8 @@ class Index(Facts):
         offsets: Mapping[Partition, int],
         now: int,
         *,
+        times: Mapping[str, Seen],
         refused: Mapping[str, Iterable[int]] | None = None,
-        times: Mapping[str, Seen] | None = None,
         rewritten: Mapping[str, Rewritten] | None = None,
         contents: Mapping[tuple[str, int], set[bytes]] | None = None,
     ) -> None:
@@ -377,9 +376,9 @@ class Index(Facts):
             versions: per aggregate the versions read; they may fill a skipped gap.
             offsets: next offsets after what was read.
             now: the database's time.
-            refused: per aggregate the dead letters read whose version is below the first.
             times: per aggregate of `last` when the rows read were created; `is_of_last` means the
                 highest version read.
+            refused: per aggregate the dead letters read whose version is below the first.
             rewritten: per aggregate what is known of it with the rows read, where that is more.
             contents: of the versions read, where they are wanted.
         """
@@ -393,10 +392,8 @@ class Index(Facts):
                 skipped[aggregate_id] = left
         raised = {a: v for a, v in last.items() if v > known.last.get(a, v - 1)}
         seen: dict[str, int] = {}
-        for aggregate_id, read in (times or {}).items():
+        for aggregate_id, read in times.items():
             packed = known.times.get(aggregate_id)
-            if packed is None and aggregate_id in known.last:
-                continue  # of what was published before, nothing is known
             after = read if packed is None else Seen.unpacked(packed).raised(read.newest)
             if aggregate_id in raised and after.newest == read.newest:
                 after = read
@@ -442,11 +439,8 @@ class Index(Facts):
                 skipped.setdefault(a, list(known.skipped.get(a, ())))
                 if run not in skipped[a]:
                     skipped[a].append(run)
-        times = {  # what was skipped has no row
-            a: known.times.get(a, NO_TIME) & ~1
-            for a in raised
-            if a in known.times or a not in known.last
-        }
+        # what was skipped has no row
+        times = {a: known.times.get(a, NO_TIME) & ~1 for a in raised}
         self._fold(raised, skipped, offsets, now, skips=bool(gaps), times=times)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -462,9 +456,9 @@ class Index(Facts):
         offsets: Mapping[Partition, int],
         now: int,
         *,
+        times: Mapping[str, int],
         skips: bool = False,
         refused: Mapping[str, Iterable[int]] | None = None,
-        times: Mapping[str, int] | None = None,
         rewritten: Mapping[str, Rewritten] | None = None,
         contents: Mapping[tuple[str, int], set[bytes]] | None = None,
     ) -> None:
@@ -474,8 +468,7 @@ class Index(Facts):
             known = self.known(list(refused)).refused
             self._put_refused(batch, {a: {*known.get(a, ()), *v} for a, v in refused.items()})
         for aggregate_id, last in raised.items():
-            seen = (times or {}).get(aggregate_id)
-            value = LAST.pack(last) if seen is None else LAST_SEEN.pack(last, seen)
+            value = LAST_SEEN.pack(last, times[aggregate_id])
             batch.put(b"v" + aggregate_id.encode(), value)
         self._put_skipped(batch, skipped)
         holds = {
