@@ -8,7 +8,6 @@ from typing import Any
 from eventpub.index.database import NUMBER, Database
 
 _ROWS = struct.Struct("<q")
-_PRUNED_AT_ONCE = 10_000
 
 
 class BucketCounts:
@@ -37,16 +36,12 @@ class BucketCounts:
         batch.put(b"c" + NUMBER.pack(bucket), _ROWS.pack(rows))
 
     def prune(self, batch: Any, forget_below: int) -> None:
-        """Delete buckets, at most so many at once."""
+        """Delete buckets."""
         since = self._pruned_below  # what was deleted before is not passed over again
         if forget_below <= since:
             return
-        found = self._db.items(b"c", NUMBER.pack(since))
-        for _ in range(_PRUNED_AT_ONCE):
-            key, _value = next(found, (b"", b""))
-            number = NUMBER.unpack(key[1:])[0] if key else forget_below
-            if number >= forget_below:
-                self._pruned_below = forget_below
-                return
+        for key, _ in self._db.items(b"c", NUMBER.pack(since)):
+            if NUMBER.unpack(key[1:])[0] >= forget_below:
+                break
             batch.delete(key)
-        self._pruned_below = number + 1
+        self._pruned_below = forget_below

@@ -24,7 +24,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from eventpub.admission import (
@@ -71,6 +70,9 @@ class Index(Facts):
         lock_timeout: seconds to wait while another process has it open: a worker that was killed
             may need a moment to be gone.
 
+    Attributes:
+        counts: how many rows of each time bucket were accounted for; see `record`.
+
     Raises:
         StateError: index.locked, index.newer_format, state.foreign, index.corrupt,
             index.disk_full.
@@ -90,7 +92,7 @@ class Index(Facts):
         try:
             require_known_format(database.items(IDENTITY), directory)
             super().__init__(database)
-            self._counts = BucketCounts(database)
+            self.counts = BucketCounts(database)
             self.holds = Holds()
             for key, value in database.items(b"h"):
                 self.holds.load(key[1:].decode(), value)
@@ -117,12 +119,7 @@ class Index(Facts):
     def __enter__(self) -> Index:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -142,19 +139,6 @@ class Index(Facts):
         holds, count = choose(self.holds.values(), most, about)
         skipped = self.known(list(about)).skipped
         return Pending(holds, count, {a: list(found) for a, found in skipped.items()})
-
-    @property
-    def buckets(self) -> dict[int, int]:
-        """How many rows of each time bucket were accounted for; see `record`."""
-        return self._counts.since(0)
-
-    def buckets_from(self, first: int) -> dict[int, int]:
-        """The same of the buckets from one on."""
-        return self._counts.since(first)
-
-    def rows_of(self, bucket: int) -> int:
-        """How many rows of a time bucket were accounted for."""
-        return self._counts.of(bucket)
 
     # -- what it knows ---------------------------------------------------------------------------
 
@@ -302,11 +286,11 @@ class Index(Facts):
         """
         batch = new_batch()
         if counted and forget_below is not None:
-            self._counts.prune(batch, forget_below)
+            self.counts.prune(batch, forget_below)
         for bucket, more in (counted or {}).items():
             if forget_below is not None and bucket < forget_below:
                 continue
-            self._counts.put(batch, bucket, self._counts.of(bucket) + more)
+            self.counts.put(batch, bucket, self.counts.of(bucket) + more)
         put = batch.put
         values = dict(packed(decision.last, decision.times))
         for aggregate_id, value in values.items():
@@ -341,8 +325,8 @@ class Index(Facts):
         """
         batch = new_batch()
         for bucket, count in rows.items():
-            self._counts.put(batch, bucket, count)
-        self._counts.prune(batch, forget_below)
+            self.counts.put(batch, bucket, count)
+        self.counts.prune(batch, forget_below)
         with self._recent.replaced_by({}):
             self._write(batch, {})
 

@@ -218,10 +218,10 @@ def test_rows_of_time_buckets_add_up_with_the_position_and_can_be_set(tmp_path: 
         index.record(decided(), {}, 50, counted={7: 2, 8: 1})
         index.record(decided(), {}, 60, counted={8: 4})
     with Index(tmp_path, IDENTITY) as index:
-        assert index.buckets == {7: 2, 8: 5}
-        assert index.rows_of(9) == 0
+        assert index.counts.since(0) == {7: 2, 8: 5}
+        assert index.counts.of(9) == 0
         index.set_buckets({8: 3}, forget_below=8)
-        assert index.buckets == {8: 3}
+        assert index.counts.since(0) == {8: 3}
 
 
 def test_a17_thirty_idle_days_leave_the_buckets_of_the_horizon(tmp_path: Path) -> None:
@@ -234,22 +234,12 @@ def test_a17_thirty_idle_days_leave_the_buckets_of_the_horizon(tmp_path: Path) -
             counted = dict.fromkeys(range(now - 1140, now + 60, 60), 1)
             index.record(decided(), {}, now, counted=counted, forget_below=now - horizon)
     with Index(tmp_path, IDENTITY) as index:
-        kept = index.buckets
+        kept = index.counts.since(0)
         assert list(kept) == list(range(ended - 1200 - horizon, ended - 1140, 60))
         # what an open transaction still needs is not taken
         first = min(kept)
         index.record(decided(), {}, ended, counted={ended: 1}, forget_below=first)
-        assert min(index.buckets) == first
-
-
-def test_a17_what_an_earlier_version_left_is_pruned_little_by_little(tmp_path: Path) -> None:
-    with Index(tmp_path, IDENTITY) as index:
-        index.begin(None)
-        index.record(decided(), {}, 1, counted=dict.fromkeys(range(25_000), 1))
-        for number in range(25_000, 25_004):
-            index.record(decided(), {}, 1, counted={number: 1}, forget_below=24_999)
-        assert list(index.buckets) == list(range(24_999, 25_004))
-        assert index.buckets_from(25_002) == {25_002: 1, 25_003: 1}
+        assert min(index.counts.since(0)) == first
 
 
 def test_a10_whether_there_is_a_baseline_stays_undecided_until_it_is_decided(

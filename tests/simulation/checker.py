@@ -120,7 +120,7 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             continue
         if skipped and world.setup.late == "drop":
             continue
-        if row.late and key in _forgotten_skips(world):
+        if key in _forgotten_skips(world):
             world.counts["skipped, which was cut and forgotten"] += 1
             continue
         if key[1] < 1:
@@ -183,7 +183,7 @@ class Order:
     def add(self, key: tuple[str, int], row: Row, message: Message) -> None:
         """The next record."""
         there = self._there.setdefault(key[0], [])
-        self._again += [(key[0], *rest, message) for v, *rest in there if v > key[1]]
+        self._again += [(key[0], of, m, message) for v, of, m in there if v > key[1]]
         there.append((key[1], row, message))
 
     def check(self) -> None:
