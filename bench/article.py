@@ -19,7 +19,8 @@ from .publisher import Settings
 COLUMNS: dict[str, Settings | None] = {
     "window only": {
         "read": {"delay": "1s", "watermark": "off"},
-        "gaps": {"backtrack": False},
+        "spark": {"master": "none"},
+        "bench": {"backtrack": False},
         "recount": {"horizon": "0"},
     },
     "with backtrack": {
@@ -29,7 +30,7 @@ COLUMNS: dict[str, Settings | None] = {
     "timestamp poller": None,
     "with recount and watermark": {},
 }
-"""By name: what is set in `eventpub.toml`; None: the poller of `bench.poller`."""
+"""By name: the settings, as of `bench.publisher`; None: the poller of `bench.poller`."""
 
 
 def article(  # noqa: PLR0913 (what a case is measured with)

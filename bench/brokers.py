@@ -119,7 +119,7 @@ class Run:
         self.publisher.start()
         self._load = subprocess.Popen(
             [
-                sys.executable, "-m", "eventpub.local.writers",
+                sys.executable, "-m", "tests.servers.writers",
                 "--url", self._database.url, "--rate", str(self._rate),
                 "--open-fraction", "0.05", "--open-seconds", "0", "2",
                 "--rollback-fraction", "0.02", "--no-close", "--json",

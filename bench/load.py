@@ -21,7 +21,7 @@ import pymysql
 from pymysql.cursors import SSCursor
 from sqlalchemy.engine import make_url
 
-from eventpub.local.connections import aggregate_name
+from tests.servers.connections import aggregate_name
 
 from . import topic
 from .compare import Ints, Records, codes, compare, over_time, spread, stored_codes
@@ -63,7 +63,7 @@ class Writers:
         bursts = ["--bursts", *map(str, phase.bursts)] if phase.bursts else []
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "eventpub.local.writers", "--url", url),
+                *(sys.executable, "-m", "tests.servers.writers", "--url", url),
                 *("--rate", str(phase.rate), "--seconds", str(phase.seconds)),
                 *("--aggregates", str(phase.aggregates), "--zipf", str(phase.zipf), *bursts),
                 *("--open-fraction", str(phase.open_fraction)),

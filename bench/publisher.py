@@ -17,11 +17,11 @@ import psutil
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 
-from . import usage
+from . import usage, window_only
 from .tables import toml
 
 Settings = Mapping[str, Mapping[str, Any]]
-"""Sections of `eventpub.toml`."""
+"""Sections of `eventpub.toml`; and `bench`: `backtrack = false` is `bench.window_only`."""
 
 
 class PublisherFailedError(Exception):
@@ -46,6 +46,8 @@ class Publisher:
         }
         for section, keys in settings.items():
             sections.setdefault(section, {}).update(keys)
+        backtracks = sections.pop("bench", {}).get("backtrack", True)
+        self._program = _command() if backtracks else window_only.program(folder)
         self._by_threads = sections.get("spark", {}).get("master") == "none"
         self._config = folder / "eventpub.toml"
         self._config.write_text(
@@ -66,7 +68,7 @@ class Publisher:
         """Starts it; does not wait."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [_command(), "run", *arguments, "--config", str(self._config)],
+                [self._program, "run", *arguments, "--config", str(self._config)],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
@@ -126,7 +128,7 @@ class Publisher:
     def command(self, *arguments: str, timeout: float = 3600) -> str:
         """What another command of eventpub prints with the same configuration."""
         return subprocess.run(
-            [_command(), *arguments, "--config", str(self._config)],
+            [self._program, *arguments, "--config", str(self._config)],
             capture_output=True,
             text=True,
             timeout=timeout,

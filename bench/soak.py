@@ -138,7 +138,7 @@ class Soak:
         """Start the writers."""
         self.load = subprocess.Popen(
             [
-                sys.executable, "-m", "eventpub.local.writers",
+                sys.executable, "-m", "tests.servers.writers",
                 "--url", self.database.url, "--rate", str(self._rate),
                 "--open-fraction", "0.05", "--open-seconds", "0", "3",
                 "--rollback-fraction", "0.02", "--reversed-fraction", "0.005",

@@ -25,13 +25,11 @@ from eventpub.config_values import (
     Properties,
     Section,
     Servers,
-    SinkKind,
     SnapshotPlace,
     Start,
     StoreUrl,
     Token,
     Topic,
-    Unbounded,
     Zone,
     contradiction,
     refuse_both,
@@ -217,9 +215,6 @@ class Gaps(Section):
         description="what to do with an event that appears after its version was skipped: publish"
         " it with the header eventpub_late, divert it to <topic>.late, or drop it",
     )
-    backtrack: bool = Field(
-        True, description="look missing versions up by key; false loses events, for the bench only"
-    )
 
     @property
     def longest_wait(self) -> int:
@@ -256,7 +251,7 @@ class Sink(Section):
         "127.0.0.1:9092",
         description="brokers, host:port, several with commas between; without a port, 9092",
     )
-    kind: SinkKind = Field("kafka", description="where the events are published")
+    kind: Literal["kafka"] = Field("kafka", description="where the events are published")
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = Field(
         "exactly_once",
         description="what a crash may do: exactly_once: nothing is lost or repeated; at_least_once:"
@@ -385,7 +380,7 @@ class Spark(Section):
 class Index(Section):
     """`[index]`: what a shard knows of each aggregate, on the disk of its machine."""
 
-    max_bytes: Unbounded = Field(
+    max_bytes: Literal[""] = Field(
         "", description="largest size of the index; '' = unbounded, the only value so far"
     )
 
@@ -450,12 +445,6 @@ class Ops(Section):
     token_file: Path | None = Field(None, description="a file that holds the token, instead")
     log: Literal["auto", "text", "json"] = Field(
         "auto", description="form of the log on stderr; auto = text on a terminal, json otherwise"
-    )
-
-    traces: bool = Field(
-        False,
-        description="send a span of each transaction to an OpenTelemetry collector, which the"
-        " variables OTEL_… of the environment name; needs the extra 'traces'",
     )
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, get_args
+from typing import Annotated, Any, NoReturn, get_args
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
@@ -199,15 +199,6 @@ def _is_servers(value: str) -> str:
 Servers = Annotated[str, AfterValidator(_is_servers)]
 
 
-def _is_kind(value: Any) -> Any:
-    if value in ("sql", "files"):
-        raise ValueError(f"'kafka': '{value}' is not built yet")
-    return value
-
-
-SinkKind = Annotated[Literal["kafka"], BeforeValidator(_is_kind)]
-
-
 _MASTER = re.compile(
     r"none|yarn|local(\[(\*|[1-9]\d{0,3})(\s*,\s*\d+)?\])?|local-cluster\[[\s\d,]+\]"
     r"|spark://[^\s/,]+:\d{1,5}(,[^\s/,]+:\d{1,5})*|(?!spark:)[a-z][a-z0-9+.-]*://\S+"
@@ -258,18 +249,6 @@ def _is_host(value: str) -> str:
 
 
 Host = Annotated[str, AfterValidator(_is_host)]
-
-
-def _is_unbounded(value: str) -> str:
-    if value:
-        raise ValueError(
-            "'': a limit is not supported; the index keeps all that tells a new event from one"
-            " that was published"
-        )
-    return value
-
-
-Unbounded = Annotated[str, AfterValidator(_is_unbounded)]
 
 
 def _names(value: Any) -> Any:

@@ -17,12 +17,12 @@ import pymysql
 import pytest
 
 from eventpub.local import Silent
-from eventpub.local.connections import aggregate_name
-from eventpub.local.load import Load, Report
-from eventpub.local.writers import run
 from tests.conftest import FreshDatabase
+from tests.servers.connections import aggregate_name
 from tests.servers.databases import mariadb
 from tests.servers.fill import fill
+from tests.servers.load import Load, Report
+from tests.servers.writers import run
 
 BOTH = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
 TABLE = """
@@ -145,7 +145,7 @@ def test_closes_every_aggregate_with_one_more_event(database: FreshDatabase) -> 
 
 def test_stops_at_sigterm_with_nothing_left_open(database: FreshDatabase, tmp_path: Path) -> None:
     arguments = "--rate 500 --open-fraction 0.5 --open-seconds 30 60 --json --live --versions"
-    command = [sys.executable, "-m", "eventpub.local.writers", "--url", database.url]
+    command = [sys.executable, "-m", "tests.servers.writers", "--url", database.url]
     with subprocess.Popen(
         [*command, *arguments.split(), str(tmp_path / "versions.json")],
         stdout=subprocess.PIPE,
@@ -239,7 +239,7 @@ def test_notes_what_was_held_open_and_when_it_was_committed(
 ) -> None:
     held = tmp_path / "held.jsonl"
     command = [
-        *(sys.executable, "-m", "eventpub.local.writers", "--url", database.url, "--json"),
+        *(sys.executable, "-m", "tests.servers.writers", "--url", database.url, "--json"),
         *("--rate", "500", "--seconds", "1.5", "--aggregates", "1000", "--no-close"),
         *("--open-fraction", "0.3", "--open-seconds", "0.2", "0.5", "--held", str(held)),
     ]

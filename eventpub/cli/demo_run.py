@@ -36,17 +36,6 @@ if TYPE_CHECKING:
     from eventpub.publisher import Progress
 
 _LINE_SECONDS = 2.0
-_HABITS = {
-    "--aggregates": "1000",
-    "--events-per-transaction": "5",
-    "--open-fraction": "0.1",
-    "--rollback-fraction": "0.03",
-    "--gap-fraction": "0.005",
-    "--reversed-fraction": "0.05",
-    "--connections": "200",
-}
-"""One transaction in ten stays open for up to 3 s after its first insert; one version in some
-hundreds never comes."""
 
 
 def run_demo(*, seconds: float | None, rate: int, keep: str | None) -> Report:
@@ -174,8 +163,8 @@ def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
     A last version that commits late has nothing behind it that would show the gap, and the demo
     does not wait for minutes until its second is counted again.
     """
-    command = [sys.executable, "-m", "eventpub.local.writers", "--url", url, "--json", "--live"]
-    command += ["--rate", str(rate), *(part for pair in _HABITS.items() for part in pair)]
+    command = [sys.executable, "-m", "eventpub.local.writers", "--url", url, "--json"]
+    command += ["--rate", str(rate)]
     # a session of its own: Ctrl-C is for us, who stop the publisher first
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     listener = threading.Thread(target=view.listen, args=(child.stdout,), daemon=True)

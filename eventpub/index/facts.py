@@ -101,6 +101,11 @@ class Facts:
 
     # -- writes ----------------------------------------------------------------------------------
 
+    def go_back(self, by: int) -> None:
+        """What was created in so many µs up to the position is to be read again."""
+        if self.position is not None:
+            self._write(new_batch(), {"position": self.position - by})
+
     def note_contents(self, are_kept: bool) -> None:
         """See `has_contents`."""
         if are_kept != self.has_contents:

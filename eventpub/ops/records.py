@@ -337,8 +337,10 @@ class _Rows:
         try:
             gap = json.loads(message.value() or b"")
             row = (int(gap["from_version"]), int(gap["to_version"]), GAP)
+            np.array(row, np.int64)
             aggregate_id = str(gap["aggregate_id"])
-        except (ValueError, KeyError, TypeError):
+            aggregate_id.encode()
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             return "it is not a recorded skip"
         self._ids.append(aggregate_id)
         self._times.append(NO_TIME)

@@ -13,19 +13,25 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Producer
 
 from eventpub.admission import EVENTS, VersionRange, values
 from eventpub.config import Config, Sink, format_time
 from eventpub.errors import ConfigError, SinkError
 from eventpub.ops.committed import Committed, Message, Place, offsets_at
-from eventpub.sink import client, faults, fencing, records
+from eventpub.sink import faults, records
+from eventpub.sink.batch import Batch, Events
+from eventpub.sink.caution import Caution
+from eventpub.sink.faults import RecordRefusedError
+from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.sink.producing import no_crash
 from eventpub.sink.topics import create, list_offsets, partition_counts
+from eventpub.sink.transaction import Transactions
 from eventpub.store import EventStore, Layout
 
 REPLAY = "eventpub_replay"
@@ -38,8 +44,8 @@ _PAGE_BYTES = 16 * 1024 * 1024
 _BELOW = 16
 """Versions in a row, created outside the range, below which none is looked for that was created in
 it, and later: so far apart, versions and times of an aggregate do not differ in order."""
-_FLUSH = 60.0
-_COMMIT = 60.0
+_FAILURES = 4
+"""So many in a row, without an event published, end a replay."""
 _SETTLE = 30.0
 _READ_BACK = 24 * 3600.0
 _DAY = 24 * 3600 * 1_000_000
@@ -105,13 +111,15 @@ class _Done:
         events: how many.
         position: everything created at or before is, µs.
         version: the highest.
-        ahead: those created later that are, too.
+        ahead: those created later that are, too, with their times.
+        read_to: the next offset to read of each partition.
     """
 
     events: int = 0
     position: int = 0
     version: int = -1
-    ahead: set[Key] = field(default_factory=set)
+    ahead: dict[Key, int] = field(default_factory=dict)
+    read_to: dict[Place, int] = field(default_factory=dict)
 
 
 Progress = Callable[[int, int | None], None]
@@ -131,19 +139,34 @@ def replay(config: Config, what: Range, on_progress: Progress | None = None) -> 
     with EventStore(readable, layout) as store:
         partitions = _topic(config, what.topic)
         result = Replayed(what.named(config.app.id))
+        done, total, failures = _Done(), None, 0
+        hours: _RepeatedHours | None = None
         with _Writer(config, what.topic, partitions, result) as writer:
-            done = _read_back(config, what, partitions, result.id)
-            result.before = done.events
-            total = None
-            if on_progress is not None:
-                total = _count(store, what)
-                on_progress(done.events, total)
-            hours = _second_pass(config, layout, what)
-            for page, ahead in _pages(store, what, done, layout.unit, hours):
-                writer.publish(page, ahead)
-                if on_progress is not None:
-                    on_progress(result.before + result.events + result.refused, total)
-    return result
+            while True:
+                writer.take_over()
+                known = done.events + result.refused
+                _read_back(config, what, partitions, result.id, done)
+                if hours is None:
+                    result.before = done.events
+                    if on_progress is not None:
+                        total = _count(store, what)
+                        on_progress(done.events, total)
+                    hours = _second_pass(config, layout, what)
+                result.events = done.events - result.before
+                failures = 0 if done.events + result.refused > known else failures
+                try:
+                    for page, ahead in _pages(store, what, done, layout.unit, hours):
+                        writer.publish(page, ahead)
+                        if on_progress is not None:
+                            on_progress(result.before + result.events + result.refused, total)
+                        if writer.needs_replacement:
+                            break
+                    else:
+                        return result
+                except SinkError as error:
+                    failures += 1
+                    if not error.retriable or failures >= _FAILURES:
+                        raise
 
 
 def _check(config: Config, what: Range) -> None:
@@ -216,8 +239,8 @@ def _refuse_other(sink: Sink, topic: str, partitions: int) -> None:
 # -- what is done already ------------------------------------------------------------------------
 
 
-def _read_back(config: Config, what: Range, partitions: int, replay_id: str) -> _Done:
-    """What of the replay is on the topic; its own open transactions are over by now."""
+def _read_back(config: Config, what: Range, partitions: int, replay_id: str, done: _Done) -> None:
+    """Add what is new on the topic to `done`; the replay's own open transactions are over."""
     places: list[Place] = [(what.topic, number) for number in range(partitions)]
     sink, deadline = config.sink, time.monotonic() + _SETTLE
     while True:
@@ -234,10 +257,8 @@ def _read_back(config: Config, what: Range, partitions: int, replay_id: str) -> 
             )
         time.sleep(0.1)
     millis = int(records.timestamps(np.array([what.first], np.int64))[0])
-    starts = offsets_at(sink, places, millis)
+    starts = done.read_to or offsets_at(sink, places, millis)
     reading = Committed(sink, starts, time.monotonic() + _READ_BACK, ends)
-    done = _Done()
-    ahead: dict[Key, int] = {}
     wanted = replay_id.encode()
     for chunk in reading:
         for message in chunk:
@@ -249,11 +270,11 @@ def _read_back(config: Config, what: Range, partitions: int, replay_id: str) -> 
             created = int(records.parse_times([headers[records.TIME].decode()])[0])
             done.version = max(done.version, version)
             if AHEAD in headers:
-                ahead[message.key().decode(), version] = created
+                done.ahead[message.key().decode(), version] = created
             else:
                 done.position = max(done.position, created)
-    done.ahead = {key for key, created in ahead.items() if created > done.position}
-    return done
+    done.ahead = {key: at for key, at in done.ahead.items() if at > done.position}
+    done.read_to = ends
 
 
 # -- the hour that is lived twice ----------------------------------------------------------------
@@ -489,134 +510,100 @@ def _in_order(rows: pa.Table) -> pa.Table:
 # -- writing -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Events(Events):
+    """Events that carry the headers of a replay."""
+
+    replay_id: str = ""
+    ahead: frozenset[Key] = frozenset()
+
+    def _columns_of(self, rows: Any, late: Any, placed: npt.NDArray[np.int32]) -> records.Columns:
+        columns = super()._columns_of(rows, late, placed)
+        mark, ahead = (REPLAY, self.replay_id), (AHEAD, "1")
+        each = zip(columns.headers, _keys(rows), strict=True)
+        headers = [[*own, mark, *([ahead] if key in self.ahead else [])] for own, key in each]
+        return replace(columns, headers=headers)
+
+
 class _Writer:
-    """Publishes pages, each in a transaction, by a transactional id of the replay's own."""
+    """Publishes pages, each in a transaction, by a transactional id of the replay's own.
+
+    After an answer that leaves a doubt, `take_over` and a read of the topic come first.
+    """
 
     def __init__(self, config: Config, topic: str, partitions: int, result: Replayed) -> None:
-        self._config = config
-        self._topic = topic
+        self._app_id = config.app.id
+        self._sink = config.sink.model_copy(update={"topic": topic, "delivery": "exactly_once"})
         self._partitions = partitions
         self._result = result
-        self._producer = self._new(careful=False)
+        self._refused: set[Key] = set()
+        self._caution = Caution()
+        self._owned: OwnedProducer | None = None
 
     def __enter__(self) -> _Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        client.let_go(self._producer)
+        if self._owned is not None:
+            self._owned.close()
 
-    def _new(self, *, careful: bool) -> Producer:
-        sink, log = self._config.sink, client.ClientLog()
-        name = fencing.transactional_id(self._config.app.id, f"replay.{self._result.id}")
-        made = client.producer(sink, name, log, careful=careful)
-        fencing.take_over(sink, made, log, lambda: False)
-        return made
+    def take_over(self) -> None:
+        """A new producer: whatever an older one has sent is over, or refused."""
+        if self._owned is not None:
+            self._owned.close()
+        self._owned = OwnedProducer(
+            self._sink,
+            self._app_id,
+            f"replay.{self._result.id}",
+            sends_singly=self._caution.sends_singly,
+        )
+        self._owned.ready()
+        self._transactions = Transactions(
+            self._sink, self._app_id, self._partitions, self._owned, self._caution
+        )
+
+    @property
+    def needs_replacement(self) -> bool:
+        """Whether the producer must not be used again, or is slow without need."""
+        assert self._owned is not None
+        return self._owned.needs_replacement or self._owned.sends_singly
 
     def publish(self, rows: pa.Table, ahead: set[Key]) -> None:
-        """One page; what the broker refuses is left out, and counted.
+        """One page, without what the broker has refused before.
 
         Raises:
-            SinkError: it is not known whether it is published; the next run finds out.
+            SinkError: `RecordRefusedError`: that is left out from now on, and nothing was
+                published. Others: it may be published; `take_over`, and read the topic back.
         """
-        if self._attempt(rows, ahead):
-            # each record by itself: the broker names a request, not the record it does not take
-            self._renew(careful=True)
-            while refused := self._attempt(rows, ahead):
-                keys = _keys(rows)
-                for at in sorted(refused):
-                    self._refuse(keys[at], refused[at])
-                left = [n not in refused for n in range(len(keys))]
-                rows = rows.filter(pa.array(left, pa.bool_()))
-                self._renew(careful=True)
-            self._renew(careful=False)
-
-    def _renew(self, *, careful: bool) -> None:
-        """A new producer: one whose transaction was aborted may have numbers to make up for."""
-        client.let_go(self._producer)
-        self._producer = self._new(careful=careful)
+        if self._refused:
+            left = [key not in self._refused for key in _keys(rows)]
+            rows = rows.filter(pa.array(left, pa.bool_()))
+        if not rows.num_rows:
+            return
+        self._caution.reports_each = True  # which the headers of a replay need
+        events = _Events(
+            rows,
+            self._app_id,
+            self._partitions,
+            None,
+            records.partitions_of(rows, self._partitions),
+            int(time.time() * 1e6),
+            self._result.id,
+            frozenset(ahead),
+        )
+        batch = Batch({self._sink.topic: events}, [])
+        try:
+            self._transactions.run(batch, no_crash, lambda _: None)
+        except RecordRefusedError as refused:
+            keys = _keys(rows)
+            for row in sorted(refused.rows):
+                self._refuse(keys[row], refused.reason)
+            raise
+        self._result.events += rows.num_rows
+        self._result.transactions += 1
 
     def _refuse(self, key: Key, reason: str) -> None:
+        self._refused.add(key)
         self._result.refused += 1
         if len(self._result.examples) < _MOST_SHOWN:
             self._result.examples.append(f"{key[0]}/{key[1]}: {reason}")
-
-    def _attempt(self, rows: pa.Table, ahead: set[Key]) -> dict[int, str]:
-        """Publish rows, or say which are refused: then nothing is published."""
-        producer, reports = self._producer, _Reports()
-        try:
-            client.call(producer.begin_transaction)
-            self._produce(rows, ahead, reports)
-            deadline = time.monotonic() + _FLUSH
-            while client.call(producer.flush, 0.1) and time.monotonic() < deadline:
-                pass
-            if reports.refused:
-                client.call(producer.abort_transaction, _COMMIT)
-                return reports.refused
-            if reports.failed is not None or reports.delivered != rows.num_rows:
-                raise KafkaException(reports.failed or KafkaError(KafkaError._MSG_TIMED_OUT))
-            client.call(producer.commit_transaction, _COMMIT)
-        except KafkaException as exception:
-            error = faults.kafka_error(exception)
-            raise faults.fault(error, "publishing again", self._config.sink) from exception
-        self._result.events += rows.num_rows
-        self._result.transactions += bool(rows.num_rows)
-        return {}
-
-    def _produce(self, rows: pa.Table, ahead: set[Key], reports: _Reports) -> None:
-        now = int(time.time() * 1e6)
-        app_id = self._config.app.id
-        columns = records.event_columns(rows, app_id, self._partitions, limit=now)
-        marks: list[records.Header] = [(REPLAY, self._result.id)]
-        keys = _keys(rows) if ahead else []
-        each = zip(
-            columns.keys,
-            columns.values,
-            columns.partitions.tolist(),
-            columns.timestamps,
-            columns.headers,
-            strict=True,
-        )
-        for at, (key, value, partition, stamp, headers) in enumerate(each):
-            more = [*marks, (AHEAD, "1")] if ahead and keys[at] in ahead else marks
-            arguments: dict[str, Any] = {
-                "key": key,
-                "value": value,
-                "partition": partition,
-                "timestamp": stamp,
-                "headers": [*headers, *more],
-                "on_delivery": reports.of(at),
-            }
-            while True:
-                try:
-                    self._producer.produce(self._topic, **arguments)
-                    break
-                except BufferError:
-                    client.call(self._producer.poll, 0.1)
-                except KafkaException as exception:
-                    error = faults.kafka_error(exception)
-                    if error.code() not in faults.REFUSED_RECORD:
-                        raise
-                    reports.refused[at] = faults.says(error)
-                    break
-
-
-class _Reports:
-    """Delivery reports of one transaction."""
-
-    def __init__(self) -> None:
-        self.delivered = 0
-        self.refused: dict[int, str] = {}
-        self.failed: KafkaError | None = None
-
-    def of(self, at: int) -> Callable[[KafkaError | None, Any], None]:
-        """What takes the report of a row."""
-
-        def take(error: KafkaError | None, _: Any) -> None:
-            if error is None:
-                self.delivered += 1
-            elif error.code() in faults.REFUSED_RECORD:
-                self.refused[at] = faults.says(error)
-            else:
-                self.failed = error
-
-        return take

@@ -36,7 +36,6 @@ from eventpub.failpoint import failpoint
 from eventpub.log import dropped
 from eventpub.masking import mask_all
 from eventpub.ops.http import Pages
-from eventpub.ops.traces import Traces
 from eventpub.publisher.placement import Placement, Threads, tune_garbage_collector
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.publisher.workers import (
@@ -191,7 +190,6 @@ class Publisher:
                     event.reply(runner.document(now))
                     event = self._next(coordinator)
                     continue
-                runner.trace(event, now)
                 commands = coordinator.on(event, now)
                 coordinator.progress.stopped_by = self._stopped_by
                 for command in commands:
@@ -311,7 +309,6 @@ class CommandRunner:
         self._threads = Threads(post, coordinator.is_current)
         self._placement: Placement = self._threads
         token = secrets.token_hex(16)
-        self._traces = Traces(config) if config.ops.traces else None
         self._pages = Pages(config, self)
         self._server = _serve(config, token, events, coordinator.is_current, self._answer)
         self._address = self._server.address(_reached_at(config), token, _authority(config))
@@ -343,8 +340,6 @@ class CommandRunner:
         if self._spark is not None:
             self._spark.end(_WORKERS_END)
         self._pages.end()
-        if self._traces is not None:
-            self._traces.end()
         self._server.end()
         self._boundary.end(_WORKERS_END)
         self._checks.end(_WORKERS_END)
@@ -354,11 +349,6 @@ class CommandRunner:
         """Runners that start from now on start there; those that work move to it."""
         self._placement = placement or self._threads
         self._events.put(e.PlacementChanged(replaces_runners=placement is not None))
-
-    def trace(self, event: e.Event, now: float) -> None:
-        """Before the event is handled: of a runner that leaves, the lease is known until then."""
-        if self._traces is not None:
-            self._traces.observe(event, self._coordinator.shards, now)
 
     def show(self) -> None:
         """About once a second: how it stands is kept."""

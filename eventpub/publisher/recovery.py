@@ -17,7 +17,7 @@ from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
 from eventpub.index import Summary, of_another, summary
 from eventpub.shard.assignment import adopts, identity_of
-from eventpub.sink import check_sides, oldest_events, topic_ids, visible_ends
+from eventpub.sink import check_sides, oldest_events, sources_of, topic_ids, visible_ends
 from eventpub.state import StateDir
 
 BEGINNING = 0
@@ -90,7 +90,7 @@ def require_known(config: Config, state: StateDir) -> None:
         SinkError: sink.side_topics_left, or as of `sink.oldest_events`.
     """
     if not (state.identities() or state.indexed()):
-        check_sides(config.sink)
+        check_sides(config.sink, sources_of(config.app.id, config.app.former_ids))
     indexes = (_summaries(state, count) for count in state.indexed())
     is_whole = any(all(s and s.position is not None for s in each) for each in indexes)
     if is_whole or state.read(state.progress_file) or config.read.start not in {"beginning", "now"}:

@@ -54,7 +54,6 @@ class Assignment:
             max_backoff=gaps.max_backoff,
             backoff_base=gaps.backoff_base,
             late=gaps.late,
-            backtrack=gaps.backtrack,
             contents_of=None if self.layout.key_is_unique else contents_of,
             times_last=self.layout.times_last,
             repeated=self.layout.repeated,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from eventpub import config
-from eventpub.admission import CONFLICT, Decision, Rewritten, Rules, values
+from eventpub.admission import CONFLICT, Decision, Rewritten, values
 from eventpub.errors import SinkError, StateError, StoreError
 from eventpub.sink import DeadRow, RecordRefusedError
+from eventpub.sink.records import contents_of
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,8 @@ class Kept:
 class Refusals:
     """Which events were refused so far, and why; a batch is done again without them."""
 
-    def __init__(self, sink: config.Sink, rules: Rules) -> None:
+    def __init__(self, sink: config.Sink) -> None:
         self._sink = sink
-        self._rules = rules
         self._reasons: dict[tuple[str, int], str] = {}
 
     def note(
@@ -78,7 +77,6 @@ class Refusals:
         dead = dead_rows(
             events.filter(pa.array(is_dead)),
             [reason for reason in reasons if reason is not None],
-            self._rules,
         )
         return events.filter(pa.array(~is_dead)), is_dead, dead
 
@@ -94,7 +92,7 @@ class Refusals:
             StoreError: store.other_history
         """
         events, late = decision.events, decision.late
-        conflicts = _conflicts(decision, self._rules)
+        conflicts = _conflicts(decision)
         if not (self._reasons or conflicts):
             return Kept(events, late, [], 0 if events.num_rows else None)
         kept, is_dead, dead = self.split(events)
@@ -136,26 +134,24 @@ class Refusals:
         return Kept(kept, None if late is None else late[~is_dead], dead, run)
 
 
-def _conflicts(decision: Decision, rules: Rules) -> list[DeadRow]:
+def _conflicts(decision: Decision) -> list[DeadRow]:
     """The rows whose version was published as another event, as dead letters."""
     if decision.refused is None or not decision.counts.conflicts:
         return []
     rows, reasons = decision.refused
     of_them = [reason.startswith(CONFLICT) for reason in reasons]
     some = rows.filter(pa.array(of_them))
-    return dead_rows(some, [reason for reason in reasons if reason.startswith(CONFLICT)], rules)
+    return dead_rows(some, [reason for reason in reasons if reason.startswith(CONFLICT)])
 
 
 def dead_rows(
     rows: pa.Table,
     reasons: Sequence[str],
-    rules: Rules,
     rewritten: Mapping[str, Rewritten] | None = None,
 ) -> list[DeadRow]:
     """Rows of `EVENTS` as dead letters, each with its reason.
 
     Args:
-        rules: which say whether a letter must tell its row from others of its version.
         rewritten: as of `Decision`.
     """
 
@@ -163,8 +159,6 @@ def dead_rows(
         of = (rewritten or {}).get(aggregate_id)
         return (of.last, of.since) if of is not None and reason.startswith(CONFLICT) else None
 
-    of = rules.contents_of
-    contents = repeat(None, len(reasons)) if of is None else of(rows)
     return [
         DeadRow(
             aggregate_id=row["aggregate_id"],
@@ -177,5 +171,5 @@ def dead_rows(
             published=published(row["aggregate_id"], reason),
             content=content,
         )
-        for row, reason, content in zip(rows.to_pylist(), reasons, contents, strict=True)
+        for row, reason, content in zip(rows.to_pylist(), reasons, contents_of(rows), strict=True)
     ]

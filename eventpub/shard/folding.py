@@ -16,7 +16,7 @@ import numpy as np
 from eventpub import admission
 from eventpub.admission import Rewritten, Seen
 from eventpub.channel import Folding
-from eventpub.errors import StateError
+from eventpub.errors import SinkError, StateError
 from eventpub.failpoint import failpoint
 from eventpub.shard.assignment import index_folder
 from eventpub.shard.context import ShardContext
@@ -32,6 +32,11 @@ from eventpub.sink import (
 
 _SHOWN_EVERY = 1.0
 """Seconds between two reports of how far it is."""
+
+
+_UNNOTICED = 300_000_000
+"""µs of rows that are read again where a table is found to take second rows now: longer than the
+time between two looks at it."""
 
 
 class Fold:
@@ -105,6 +110,7 @@ class Fold:
             ):
                 index.add_contents(part.contents)
                 self._go_on(context.sink.unread)
+            index.go_back(_UNNOTICED)
         index.note_contents(are_kept)
 
     def _go_on(self, left: int) -> None:
@@ -135,6 +141,10 @@ class Fold:
                     with_contents=context.rules.contents_of is not None,
                     meanwhile=lambda: self._go_on(context.sink.unread),
                 )
+            except SinkError as error:
+                if error.code == "sink.topic_recreated":
+                    self._require_no_copy("of records that the topic has lost")
+                raise
             except MissingMarkerError as lost:
                 self._reads_all = False  # the next one goes on where this one has come to
                 index.note_missing_markers(lost.written)
@@ -246,14 +256,22 @@ class Fold:
         made_again = {topic for topic, id_ in ids.items() if known.get(topic, id_) != id_}
         if sink.topic in made_again:
             if ids[sink.topic] != sink.accept_topic_id:
-                if context.report.copied_from is not None:  # of a state that is gone: no more is it
-                    copy = f"the copy {context.report.copied_from} is of a topic that was deleted"
-                    raise StateError("index.corrupt", copy)
+                self._require_no_copy("of a topic that was deleted")
                 raise topic_remade(sink, ids[sink.topic])
             made_again = set(sink.topics)
         if made_again or ids.items() - known.items():
             index.note_topics(ids, made_again)
         context.report.made_again += sorted(made_again)
+
+    def _require_no_copy(self, what: str) -> None:
+        """Give up an index that is a copy of what is gone: the state that it was of is gone, too.
+
+        Raises:
+            StateError: index.corrupt
+        """
+        copy = self._context.report.copied_from
+        if copy is not None:
+            raise StateError("index.corrupt", f"the copy {copy} is {what}")
 
     def _decide_baseline(self) -> None:
         """At the end of a first fold, or of one that was cut, whatever tries of it came before.

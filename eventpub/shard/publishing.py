@@ -70,7 +70,7 @@ class Publishing:
         config = context.assignment.config
         self._context = context
         self._accounted = accounted
-        self._refusals = Refusals(config.sink, context.rules)
+        self._refusals = Refusals(config.sink)
         self._holds_shard = config.gaps.policy == "hold_shard"
 
     def step(  # noqa: PLR0913 (options, by keyword)
@@ -200,7 +200,7 @@ class Publishing:
         refused: dict[str, list[int]] = {}
         if decision.refused is not None:
             table, reasons = decision.refused
-            dead += dead_rows(table, reasons, context.rules, decision.rewritten)
+            dead += dead_rows(table, reasons, decision.rewritten)
             for a, v in zip(values(table, "aggregate_id"), values(table, "version"), strict=True):
                 if v < context.rules.first_version:
                     refused.setdefault(a, list(known.refused.get(a, ()))).append(v)

@@ -16,6 +16,7 @@ from eventpub.sink.origin import (
     Sources,
     check_between,
     check_sample,
+    check_sides,
     has_written,
     sources_of,
 )
@@ -26,7 +27,6 @@ from eventpub.sink.stable_ends import are_left_open
 from eventpub.sink.topic_settings import check_age
 from eventpub.sink.topics import (
     TopicLayout,
-    check_sides,
     check_topics,
     check_written,
     first_offsets,

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, Message
 from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import SinkError
-from eventpub.sink import faults, records
+from eventpub.sink import records
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.records import DeadRow
 
@@ -36,7 +36,7 @@ class Reports:
         count: those that say yes.
         first: the record of the first of them.
         last: that of the last.
-        failed: those that say no, with the record.
+        failed: those that say no, with the row of the record.
         between: how many records were produced between those two without a report of their own.
     """
 
@@ -47,17 +47,17 @@ class Reports:
         self.count = 0
         self.first: Any = None
         self.last: Any = None
-        self.failed: list[tuple[KafkaError, Any]] = []
+        self.failed: list[tuple[KafkaError, int]] = []
 
-    def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Given to the client with each record."""
+    def on_delivery(self, row: int, error: KafkaError | None, message: Message) -> None:
+        """Given to the client with each record, together with its row in the batch."""
         if error is None:
             if not self.count:
                 self.first = message
             self.count += 1
             self.last = message
         else:
-            self.failed.append((error, message))
+            self.failed.append((error, row))
 
     @property
     def is_whole(self) -> bool:
@@ -123,35 +123,17 @@ class Batch:
         """Those of one partition."""
         return self.reports.setdefault((topic, partition), Reports())
 
-    def failed(self) -> list[tuple[str, KafkaError, Any]]:
-        """The delivery reports that say no, without those that only follow from another's."""
+    def failed(self) -> list[tuple[str, KafkaError, int]]:
+        """Topic, error and row of undelivered records, but those that only follow from another's.
+
+        The row is 0 on a side topic.
+        """
         return [
-            (topic, error, message)
+            (topic, error, row)
             for (topic, _), reports in self.reports.items()
-            for error, message in reports.failed
+            for error, row in reports.failed
             if error.code() not in _CONSEQUENCE
         ]
-
-    def rows_of(self, failed: list[tuple[str, KafkaError, Any]]) -> list[tuple[str, int, str]]:
-        """Topic, row and reason of failed records; a report has no row, so content finds it."""
-        rows = []
-        for topic, error, message in failed:
-            reason = faults.refused_by_broker(error)
-            if topic not in self.events:
-                rows.append((topic, 0, reason))
-                continue
-            key, value = message.key().decode(), message.value()
-            columns = self.events[topic].columns
-            at = zip(columns.keys, columns.values, strict=True)
-            taken = {row for t, row, _ in rows if t == topic}
-            rows.append(
-                next(
-                    (topic, row, reason)
-                    for row, (k, v) in enumerate(at)
-                    if k == key and v == value and row not in taken
-                )
-            )
-        return rows
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from confluent_kafka import KafkaError
 
@@ -100,7 +99,7 @@ class Causes:
             return aborted(error, self._sink)
         return mapped
 
-    def _refusal(self, batch: Batch, failed: list[tuple[str, KafkaError, Any]]) -> SinkError | None:
+    def _refusal(self, batch: Batch, failed: list[tuple[str, KafkaError, int]]) -> SinkError | None:
         """The rows that can never be published, if that is what went wrong."""
         refused = list(batch.refused)
         by_broker = [f for f in failed if f[1].code() in faults.REFUSED_RECORD]
@@ -110,7 +109,7 @@ class Causes:
                 self._caution.sends_singly = True
                 self._owned.needs_replacement = True
                 return aborted(by_broker[0][1], self._sink)
-            refused = batch.rows_of(by_broker)
+            refused = [(t, row, faults.refused_by_broker(e)) for t, e, row in by_broker]
         if not refused:
             return None
         of_events = [row for row in refused if row[0] in batch.events]

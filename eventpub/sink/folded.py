@@ -88,6 +88,7 @@ class Decoder:
                     raise ValueError(version)
                 aggregate_id = key.decode()
                 content = self._content(kind, headers, message)
+                time = (headers.get(records.TIME) or b"").decode(errors="replace")
             except (KeyError, ValueError, TypeError, AttributeError):
                 # Not one of ours: no such header, no number, no key, no UTF-8.
                 self.not_ours += 1
@@ -101,7 +102,7 @@ class Decoder:
                 contents.setdefault((aggregate_id, version), set()).add(content)
             ids.append(aggregate_id)
             versions.append(version)
-            times.append(headers.get(records.TIME, b"").decode(errors="replace"))
+            times.append(time)
         return Folded(
             kind,
             offsets,
@@ -123,10 +124,10 @@ class Decoder:
         for message in messages:
             try:
                 gap = records.read_gap(message.value() or b"")
+                headers = dict(message.headers() or ())
             except ValueError:
                 self.not_ours += 1
                 continue
-            headers = dict(message.headers() or ())
             counts = self._counts("gaps", message, headers)
             if counts and self._is_own(gap.aggregate_id, message.partition()):
                 gaps.append(gap)
@@ -157,9 +158,11 @@ class Decoder:
 
 def _times(texts: list[str]) -> npt.NDArray[np.int64]:
     try:
-        return records.parse_times(texts)
+        times = records.parse_times(texts)
     except ValueError:
-        return np.array([time_of(t) for t in texts], np.int64)
+        times = np.array([time_of(t) for t in texts], np.int64)
+    is_date = (times >= records.FIRST_TIME) & (times <= records.LAST_TIME)
+    return np.where(is_date, times, 0)
 
 
 def time_of(text: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import records, topics
+from eventpub.sink import faults, records, topics
 from eventpub.sink.missing_markers import PartitionId, read_ranges
 
 Origin = Literal["own", "other_publisher", "unrecognised"]
@@ -87,27 +87,42 @@ def check_sample(sink: config.Sink, sources: Sources) -> None:
     Raises:
         SinkError: `sink.other_publisher`, or as `check_topics`.
     """
-    for ranges in _both_ends(sink):
+    for ranges in _both_ends(sink, [sink.topic]):
         _check(sink, sources, ranges)
 
 
-def has_written(sink: config.Sink, sources: Sources) -> bool:
-    """Whether events of this publisher stand at one of the ends of a partition of the topic.
+def has_written(sink: config.Sink, sources: Sources, names: Iterable[str] = ()) -> bool:
+    """Whether records of this publisher stand at one of the ends of a partition.
+
+    Args:
+        names: of the topics; by default the topic of the events.
 
     Raises:
         SinkError: as `check_topics`: unlike a sample, this has to be known.
     """
     return any(
         sources.origin(message, dict(message.headers() or ())) == "own"
-        for ranges in _both_ends(sink)
+        for ranges in _both_ends(sink, names or [sink.topic])
         for message in read_ranges(sink, ranges, committed=True, few=True)
     )
 
 
-def _both_ends(sink: config.Sink) -> list[dict[PartitionId, tuple[int, int]]]:
-    """The first offsets of each partition of the topic, and the last."""
-    count = topics.partition_counts(sink).get(sink.topic, 0)
-    places = [(sink.topic, number) for number in range(count)]
+def check_sides(sink: config.Sink, sources: Sources) -> None:
+    """Whether the side topics are of this topic, where no state says so: not if it was never
+    written, and they were.
+
+    Raises:
+        SinkError: `sink.side_topics_left`, or as `check_topics`.
+    """
+    is_new = not any(end for ends in _both_ends(sink, [sink.topic]) for _, end in ends.values())
+    if is_new and has_written(sink, sources, sink.topics[1:]):
+        raise faults.sides_left(sink)
+
+
+def _both_ends(sink: config.Sink, names: Iterable[str]) -> list[dict[PartitionId, tuple[int, int]]]:
+    """The first offsets of each partition of some topics, and the last."""
+    counts = topics.partition_counts(sink)
+    places = [(name, number) for name in names for number in range(counts.get(name, 0))]
     if not places:
         return []
     lows = topics.list_offsets(sink, places, "earliest")

@@ -19,7 +19,7 @@ class OwnedProducer:
 
     Args:
         sink: the configuration.
-        app_id, number: of the application and the shard, for the transactional id.
+        app_id, number: of the application and the shard (or the replay), for the transactional id.
         sends_singly: send each record by itself.
 
     Attributes:
@@ -32,7 +32,7 @@ class OwnedProducer:
     """
 
     def __init__(
-        self, sink: config.Sink, app_id: str, number: int, *, sends_singly: bool = False
+        self, sink: config.Sink, app_id: str, number: int | str, *, sends_singly: bool = False
     ) -> None:
         self._sink = sink
         self.is_transactional = sink.delivery == "exactly_once"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -60,7 +61,7 @@ class Producing:
         for topic, events in batch.events.items():
             self._produce_events(topic, events, batch, crash_point)
         for topic, r in batch.side:
-            on_delivery = batch.reports_of(topic, r.partition).on_delivery
+            on_delivery = partial(batch.reports_of(topic, r.partition).on_delivery, 0)
             try:
                 self._produce_one(topic, r, on_delivery)
             except KafkaException as exception:
@@ -154,7 +155,8 @@ class Producing:
         first_half = islice(rows, len(partitions) // 2)
         rows_and_point = chain(first_half, _passing(crash_point, "during_produce"), rows)
         for row, (key, value, partition, timestamp, headers) in enumerate(rows_and_point):
-            on_delivery = callbacks[partition]
+            number = row if numbers is None else int(numbers[row])
+            on_delivery = partial(callbacks[partition], number)
             try:
                 # By position: keywords cost more than the call.
                 produce(topic, value, key, partition, on_delivery, on_delivery, timestamp, headers)
@@ -165,7 +167,6 @@ class Producing:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
                     raise
-                number = row if numbers is None else int(numbers[row])
                 reason = faults.refused_by_client(error, self._owned.message_limit)
                 batch.refused.append((topic, number, reason))
                 if self._sink.delivery == "at_least_once":

@@ -55,6 +55,9 @@ MOST_TEXT = 16 * 1024
 """Bytes of each other column's value that it takes along."""
 _NEAR = 1_000_000
 """µs after which a row may have been created while the batch was made."""
+FIRST_TIME, LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999, µs."""
+_BEYOND = 1 << 63
 FAR_AHEAD = 1 << 62
 """No limit of record timestamps, µs."""
 
@@ -92,8 +95,7 @@ class DeadRow:
     `reason` begins with an error code (``sink.record_refused: …``). `aggregate_id`, `version` and
     `create_time` (µs) are None where the row has none that can be used. `published`, of a version
     that was published as another event: the last version that was before the first such row, and
-    by when these had been created (µs). `content`: as of `contents_of`, where the table allows
-    two rows of one version.
+    by when these had been created (µs). `content`: as of `contents_of`.
     """
 
     aggregate_id: str | None
@@ -151,7 +153,7 @@ def contents_of(rows: pa.Table) -> list[bytes]:
     """
     columns = (rows.column(n).to_pylist() for n in ("event_type", "payload", "metadata"))
     return [
-        _content(event_type.encode(), payload, metadata_headers(text) if text else ())
+        _content((event_type or "").encode(), payload, metadata_headers(text) if text else ())
         for event_type, payload, text in zip(*columns, strict=True)
     ]
 
@@ -426,17 +428,34 @@ def read_gap(value: bytes) -> SkippedGap:
     try:
         data = json.loads(value)
         first_seen, skipped_at = parse_times([data["first_seen"], data["skipped_at"]]).tolist()
-        return SkippedGap(
-            aggregate_id=str(data["aggregate_id"]),
-            from_version=int(data["from_version"]),
-            to_version=int(data["to_version"]),
-            first_seen=first_seen,
-            skipped_at=skipped_at,
-            attempts=int(data["attempts"]),
-            reason=str(data["reason"]),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        numbers = [data[name] for name in ("from_version", "to_version", "attempts")]
+        texts = [data[name] for name in ("aggregate_id", "reason")]
+        _require_types(numbers, texts, [first_seen, skipped_at])
+    except (LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"no skip: {error}") from error
+    return SkippedGap(
+        aggregate_id=texts[0],
+        from_version=numbers[0],
+        to_version=numbers[1],
+        first_seen=first_seen,
+        skipped_at=skipped_at,
+        attempts=numbers[2],
+        reason=texts[1],
+    )
+
+
+def _require_types(numbers: list[Any], texts: list[Any], times: list[int]) -> None:
+    """Check that values of a record, which anybody may have written, are as ours would be.
+
+    Raises:
+        ValueError: a number is no 64-bit integer, a text no UTF-8, or a time out of range.
+    """
+    if not all(type(n) is int and -_BEYOND <= n < _BEYOND for n in numbers):
+        raise ValueError("not a 64-bit integer")
+    if not all(isinstance(text, str) and text.encode() is not None for text in texts):
+        raise ValueError("not a text")
+    if not all(FIRST_TIME <= time <= LAST_TIME for time in times):
+        raise ValueError("time out of range")
 
 
 def dead_record(  # noqa: PLR0913 (options, by keyword)
@@ -513,8 +532,9 @@ def dead_record(  # noqa: PLR0913 (options, by keyword)
 def read_conflict(headers: Mapping[str, Any]) -> tuple[int, int] | None:
     """`DeadRow.published` of a dead letter; None where it has none."""
     try:
-        last, created = headers[CONFLICT].split()
-        return int(last), int(created)
+        last, created = (int(text) for text in headers[CONFLICT].split())
+        _require_types([last, created], [], [created])
+        return last, created
     except (KeyError, ValueError, AttributeError):
         return None
 

@@ -295,20 +295,6 @@ def check_written(
     return {place: kept[place] for place in found}
 
 
-def check_sides(sink: config.Sink) -> None:
-    """Whether the side topics are of this topic, where no state says so: not if it was never
-    written, and they were.
-
-    Raises:
-        SinkError: `sink.side_topics_left`, or as `check_topics`.
-    """
-    counts = partition_counts(sink)
-    places = [(topic, p) for topic in sink.topics for p in range(counts.get(topic, 0))]
-    written = {topic for (topic, _), end in list_offsets(sink, places, "latest").items() if end}
-    if written and sink.topic not in written:
-        raise faults.sides_left(sink)
-
-
 def tail_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int) -> SinkError:
     """What it means that a partition ends before what was written to it.
 

@@ -388,6 +388,7 @@ def test_a_state_that_cannot_be_read_is_not_said_to_be_none(configured: Path) ->
     """It said that no publisher had run on this state directory."""
     state = configured / "state"
     state.mkdir()
+    (state / "eventpub.lock").touch()
     status, progress = state / "status.json", state / "progress.json"
 
     def answer(*arguments: str) -> tuple[int, dict[str, Any]]:

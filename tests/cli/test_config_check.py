@@ -113,8 +113,7 @@ def test_the_interface_s_example_is_valid_and_all_of_its_keys_are_documented(
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("sink.kind", "sql", "not built yet"),
-        ("sink.kind", "files", "not built yet"),
+        ("sink.kind", "sql", "'kafka'"),
         ("sink.kind", "redis", "'kafka'"),
         ("index.max_bytes", "1GiB", "''"),
         ("sink.bootstrap_servers", "host:99999", "1 to 65535"),

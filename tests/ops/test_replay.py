@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from confluent_kafka import Producer
@@ -18,8 +18,12 @@ from eventpub.local import Kafka
 from eventpub.ops import replay as replaying
 from eventpub.ops.replay import Range, replay
 from eventpub.ops.verify import verify
+from eventpub.sink.batch import Batch
+from eventpub.sink.producing import Producing
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, Record, Topic, create_table
+from tests.sink.conftest import broker_with_doors
+from tests.sink.mock_cluster import END_TXN
 
 BEGIN = parse_time("2026-01-01T00:00:00Z")
 SECOND = 1_000_000
@@ -282,3 +286,36 @@ def test_a_comparison_that_begins_or_ends_within_the_hour_that_is_lived_twice_is
         )
         of_it = [r for r in in_berlin if begin <= r.timestamp * 1000 <= end]
         assert verdict.events == len(of_it)
+
+
+@pytest.mark.parametrize("fault", ["late", "unanswered"])
+def test_a_page_whose_commit_is_in_doubt_is_neither_lost_nor_cut_by_an_old_commit(
+    database: FreshDatabase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Literal["late", "unanswered"],
+) -> None:
+    """The first of two commits that the client sent arrives in the middle of the next page."""
+    create_table(database)
+    fill(database, [(f"a{n}", 1, n) for n in range(60)])
+    monkeypatch.setattr(replaying, "_PAGE_ROWS", 20)
+    with broker_with_doors(tmp_path / "kafka") as broker:
+        publisher = Publisher(tmp_path / "publisher", database.url, "orders", broker.proxied)
+        config = settings.load(publisher.config, {}, {}).config
+        what = Range(BEGIN, BEGIN + 100 * SECOND, "orders.again")
+        produce, transactions = Producing.produce, count()
+
+        def interrupted(self: Producing, batch: Batch, crash_point: Any) -> None:
+            produce(self, batch, crash_point)
+            if next(transactions) == 1:
+                self._owned.client.flush(10)
+                assert broker.proxy.has_struck
+                if fault == "late":
+                    broker.proxy.release()
+
+        monkeypatch.setattr(Producing, "produce", interrupted)
+        broker.proxy.strike_next(END_TXN, fault)
+        done = replay(config, what)
+        found = [(r.key, r.version) for r in Topic(broker.open, what.topic).read()]
+    assert sorted(found) == sorted((f"a{n}", 1) for n in range(60))
+    assert (done.events, done.before) == (60, 0)

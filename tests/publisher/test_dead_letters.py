@@ -29,6 +29,8 @@ from tests.publisher.harness import (
     commit,
     create_table,
     eventually,
+    insert,
+    transaction,
 )
 
 LARGE = Random(1).randbytes(300_000)
@@ -131,6 +133,30 @@ def test_a_refused_row_is_listed_and_published_after_all_once(
     done = publisher.command("verify", "--json")
     assert done.returncode == 0, done.stdout
     assert dead(publisher, 1, "retry", "a", "2")["outcome"] == "not running"
+
+
+def test_of_equal_events_only_the_one_with_too_large_headers_is_refused(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Events of one aggregate with the same payload differ in nothing but their headers."""
+    create_table(database)
+    publisher = new_publisher(database)
+    commit(database, "first", 1)
+    publisher.publish_everything()
+    take_up_to(publisher, 100_000)
+    large = json.dumps({"note": Random(2).randbytes(150_000).hex()})
+    aggregates = [f"a-{n}" for n in range(5)]
+    with transaction(database) as cursor:
+        for aggregate_id in aggregates:
+            insert(cursor, aggregate_id, 1, b"{}")
+            insert(cursor, aggregate_id, 2, b"{}", metadata=large)
+            insert(cursor, aggregate_id, 3, b"{}")
+        cursor.connection.commit()
+    publisher.publish_everything()
+
+    assert {a: publisher.topic.versions(a) for a in aggregates} == {a: [1, 3] for a in aggregates}
+    letters = {(x["aggregate_id"], x["version"]) for x in dead(publisher, 1, "list")["letters"]}
+    assert letters == {(a, 2) for a in aggregates}
 
 
 def ask(publisher: Publisher, name: str, ends: tuple[int, ...]) -> dict[int, str]:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from eventpub.local.load import Load, Report
-from eventpub.local.writers import run
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import compare, create_table, eventually, insert, transaction
+from tests.servers.load import Load, Report
+from tests.servers.writers import run
 
 SECONDS = 12
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from pymysql.cursors import DictCursor
 
+from bench import window_only
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, compare, create_table, eventually
@@ -39,7 +40,7 @@ def writers(
     with report.open("wb") as out:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "eventpub.local.writers",
+                sys.executable, "-m", "tests.servers.writers",
                 "--url", database.url, "--rate", str(rate), "--seconds", str(seconds),
                 "--open-fraction", "0.1", "--open-seconds", "0", "3", "--no-close", "--json",
             ],
@@ -62,9 +63,11 @@ def test_6000_events_a_second_with_transactions_left_open(
     publisher = new_publisher(
         database,
         read={"delay": "1s", "watermark": "auto" if complete else "off"},
-        gaps={"backtrack": complete, "max_backoff": 8},
+        gaps={"max_backoff": 8},
         recount={"horizon": "5m" if complete else "0"},
     )
+    if not complete:
+        publisher.program = window_only.program(tmp_path)
     publisher.start()
     eventually((publisher.state / "progress.json").exists, 240)
     with writers(database, tmp_path / "load.json", seconds=SECONDS) as load:

@@ -256,6 +256,24 @@ def test_d9_a_table_that_refused_second_rows_and_takes_them_now(
     assert len(published(publisher)) == 4
 
 
+def test_d9_a_running_publisher_notices_that_second_rows_are_taken(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """Those that came before it had looked at the table again are dead letters, too."""
+    create(database)
+    database.execute("ALTER TABLE events ADD UNIQUE INDEX one (stream_id, version)")
+    publisher = new_publisher(database, store={"columns": COLUMNS})
+    insert(database, ("a", 1, PLACED, 100), ("a", 2, PLACED, 0))
+    publisher.start()
+    publisher.until_published("a", [1, 2])
+    database.execute("ALTER TABLE events DROP INDEX one")
+    insert(database, ("a", 1, INVOICED, 50), ("b", 1, PLACED, 0))
+    publisher.until_published("b", [1])
+    publisher.until_said("the event table was altered", 90)
+    eventually(lambda: refused(publisher) == [("a", 1, INVOICED)])
+    assert publisher.stop() == 143
+
+
 def test_d9_second_rows_of_a_version_below_the_first(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

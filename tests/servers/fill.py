@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from eventpub.local.connections import TYPES, WriterConnection, connect, drop, quoted, text_of
+from tests.servers.connections import TYPES, WriterConnection, connect, drop, quoted, text_of
 
 
 def fill(

@@ -246,6 +246,7 @@ class Broker:
 
     def _settle(self, owner: Owner) -> None:
         if owner.ending is not None:
+            self._lose_decision(owner)
             # as a broker that comes back alone: none of its partitions has a leader, or all have
             left_out = self._world.fault("markers left out")
             for place, first in owner.ending.places.items():
@@ -263,6 +264,14 @@ class Broker:
                     before.outcome = owner.ending.outcome
                 self.log[place].append((owner.ending, None))
             owner.ending = None
+
+    def _lose_decision(self, owner: Owner) -> None:
+        """The coordinator's log has come back without the commit that it had answered."""
+        assert owner.ending is not None
+        if owner.ending.outcome == "committed" and self._world.fault("commit becomes abort"):
+            self._world.counts["commits that became aborts"] += 1
+            owner.ending.outcome = "aborted"
+            owner.epoch += 1  # a transaction that is aborted for its age costs its producer the id
 
     def settle(self) -> None:
         """Time passes: all markers are written, and other producers go on."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -463,6 +464,8 @@ class Driver:
                 run.poll = command
         elif isinstance(command, e.StartRunner):
             run.to_start.append(command)
+        elif isinstance(command, e.Reassign):
+            run.assignment = replace(run.assignment, layout=command.layout)
         elif isinstance(command, e.Remember):
             StateDir(None).write(StateDir.progress_file, dict(command.what), lasting=True)
             self.world.clock_known = self.world.polled_at

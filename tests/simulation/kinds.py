@@ -452,6 +452,22 @@ def _others_open(seed: int) -> Schedule:
     return maker.made(steps + maker.life() + maker.batches())
 
 
+def _lost_commits(seed: int) -> Schedule:
+    """Commits that were answered become aborts, whose markers take the very same offsets."""
+    rng = Random(f"{seed} lost commits")
+    maker = _Quiet(rng, "rollback", "crash", "kill", "restart", "older")
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 3)):
+        steps += maker.life()
+        for step in maker.batches(3):
+            if step[0] == "batch" and rng.random() < 0.6:
+                name = rng.choice(["kafka.commit", "kafka.committed", "task"])
+                step[3].append([name, 1, ["fault", "commit becomes abort"]])
+            steps.append(step)
+        steps += maker.some(0.5, ["restart", 0])
+    return maker.made(steps + maker.life() + maker.batches())
+
+
 def _restored(seed: int) -> Schedule:
     rng = Random(f"{seed} restored")
     maker = _Quiet(rng, "rollback", late=rng.choice(["publish", "divert"]))
@@ -472,14 +488,20 @@ def _second_rows(seed: int) -> Schedule:
     swarm = ["rollback", "crash", "kill", "restart", "rescale", "lose", "older", "concurrent"]
     swarm.append("faults")
     late = rng.choice(["publish", "divert"])
-    maker = _Quiet(rng, *swarm, allows_second=True, late=late, start="beginning")
+    drops = seed % 2 == 1
+    options = {"allows_second": True, "drops_key": drops, "late": late, "start": "beginning"}
+    if drops:  # noticed within a minute, for which the end waits by counting
+        options["horizon"] = 60_000_000
+    maker = _Quiet(rng, *swarm, **options)
     steps: list[Step] = []
     for _ in range(rng.randint(1, 4)):
         for step in maker.life(5):
             steps.append(step)
             number = rng.choice([step[1], 8]) if step[0] == "write" else 8
             if rng.random() < 0.4:
-                steps.append(["double", number, rng.randrange(50), int(rng.random() < 0.2)])
+                steps.append(
+                    ["double", number, rng.randrange(50), int(rng.random() < 0.2 * (not drops))]
+                )
             steps += maker.some(0.5, ["commit", 8])
         steps += maker._between() + maker.batches()
     return maker.made(steps)
@@ -817,6 +839,11 @@ KINDS: dict[str, Kind] = {
     "two_ids": Kind(_two_ids, "A22", "sink.other_publisher, or complete"),
     "foreign_skips": Kind(_foreign_skips, "A16, A22", "believed by nobody"),
     "others_open": Kind(_others_open, "C4", "waited for; nothing of ours is taken for theirs"),
+    "lost_commits": Kind(
+        _lost_commits,
+        "A1",
+        "what Kafka has answered as committed, and then aborted, is published again",
+    ),
     "restored": Kind(
         _restored,
         "A13",

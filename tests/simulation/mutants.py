@@ -136,6 +136,13 @@ def no_restoring() -> Iterator[None]:
 
 
 @contextmanager
+def trusted_ends() -> Iterator[None]:
+    """An end that is as the index has it proves that what was written before it is visible."""
+    with patch.object(Fold, "_require_visible", lambda _: None):
+        yield
+
+
+@contextmanager
 def no_fence() -> Iterator[None]:
     """Writers of a former number of shards are not fenced when the publisher starts.
 
@@ -496,6 +503,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         no_search,
         no_contents,
         no_contents_folded,
+        trusted_ends,
     )
 }
 """By name. What each breaks is its docstring."""
@@ -535,6 +543,7 @@ NOTICED_BY = {
     "no_search": ("retries", 4),
     "no_contents": ("second_rows", 0),
     "no_contents_folded": ("second_rows", 12),
+    "trusted_ends": ("lost_commits", 1),
 }
 """The kind of schedules and the first of their seeds that notices each, but for those that are
 played through."""

@@ -59,12 +59,14 @@ class EventStore:
     def discover(config: object) -> Any:
         """Nothing to discover."""
         del config
+        setup = world().setup
         return SimpleNamespace(
-            key_is_unique=not world().setup.allows_second,
+            key_is_unique=not setup.allows_second or (setup.drops_key and not world().second),
             times_last=True,
             repeated=(),
             read_as="UTC/1",
             where="events",
+            table="events",
             zone=None,
             id_index="PRIMARY",
             sampled_by="`id`",

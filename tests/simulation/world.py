@@ -71,6 +71,8 @@ class Setup:
     """Whether the publisher may be down for longer than the horizon: see `World.started`."""
     allows_second: bool = False
     """Whether the table allows two rows of one version."""
+    drops_key: bool = False
+    """Whether it does so only from the first such row on."""
     is_replica: bool = False
     """Whether what commits is seen when a replica has applied it."""
     most_bytes: int = 0

@@ -211,9 +211,9 @@ def test_a_missing_delivery_report_prevents_the_commit(
     monkeypatch.setattr(bulk, "WORTHWHILE", 10 if at_once else 1_000)
     counted = batch.Reports.on_delivery
 
-    def forgetful(self: batch.Reports, error: KafkaError | None, message: object) -> None:
+    def forgetful(self: batch.Reports, row: int, error: KafkaError | None, message: object) -> None:
         if message.offset() != 0 or message.partition() != 1:  # type: ignore[attr-defined]
-            counted(self, error, message)  # type: ignore[arg-type]
+            counted(self, row, error, message)  # type: ignore[arg-type]
 
     monkeypatch.setattr(batch.Reports, "on_delivery", forgetful)
     error = refused(sink, 200)

@@ -237,6 +237,50 @@ def test_a_skip_is_json_and_is_read_back() -> None:
     assert read_gap(made.value or b"") == gap
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda of: st.lists(of, max_size=3) | st.dictionaries(st.text(), of, max_size=3),
+    max_leaves=5,
+)
+TIMES = st.sampled_from(["2026-01-01T00:00:00.000000Z", "NaT", "99999-01-01", "-0001-01-01", ""])
+NAMES = ("aggregate_id", "from_version", "to_version", "first_seen", "skipped_at")
+SKIPS = st.fixed_dictionaries(dict.fromkeys((*NAMES, "attempts", "reason"), JSON | TIMES))
+ODD = [b"1e400", b"NaN", b"-Infinity", b"9223372036854775808", b"1" * 5000, b'"\\ud800"', b"true"]
+
+
+def skip_of(version: bytes, aggregate_id: bytes = b'"a"') -> bytes:
+    time = b'"2026-01-01T00:00:00.000000Z"'
+    values = (aggregate_id, version, b"9", time, time, b"1", b'"x"')
+    names = (*NAMES, "attempts", "reason")
+    pairs = zip(names, values, strict=True)
+    return b"{" + b",".join(b'"%s":%s' % (n.encode(), v) for n, v in pairs) + b"}"
+
+
+@given(st.binary() | (JSON | SKIPS).map(lambda value: json.dumps(value).encode()))
+def test_any_record_is_a_skip_or_refused_as_none(value: bytes) -> None:
+    try:
+        gap = read_gap(value)
+    except ValueError:
+        return
+    again = gap_record(gap, "orders", 8).value
+    assert read_gap(again or b"") == gap
+
+
+@pytest.mark.parametrize(
+    "value",
+    [*map(skip_of, ODD), skip_of(b"1", b'"\\ud800"'), skip_of(b"1", b"7"), b"[" * 100_000],
+)
+def test_what_a_stranger_writes_is_no_skip(value: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (json's and ours)
+        read_gap(value)
+
+
+@given(st.binary() | st.tuples(st.integers(), st.integers()).map(lambda p: b"%d %d" % p))
+def test_any_header_says_a_conflict_of_64_bits_or_none(value: bytes) -> None:
+    found = read_conflict({"eventpub_conflict": value})
+    assert found is None or all(-(2**63) <= number < 2**63 for number in found)
+
+
 @pytest.mark.parametrize("value", [b"", b"x", b"[]", b"{}", b'{"aggregate_id":"a"}', b"1"])
 def test_what_is_no_skip_is_refused_as_one(value: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (json's and ours)

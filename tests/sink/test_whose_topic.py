@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from eventpub import config
-from eventpub.admission import EVENTS, Decision, Rules
+from eventpub.admission import EVENTS, Decision
 from eventpub.admission.model import Shard, SkippedGap
 from eventpub.errors import ConfigError, SinkError
 from eventpub.local import Kafka
@@ -85,7 +85,7 @@ def publish(
     new_sink: Callable[..., ShardSink], sink: config.Sink, rows: Any, tries: int = 8
 ) -> int:
     """As a shard's task does: refused rows become dead letters; how many tries it took."""
-    refusals = Refusals(sink, Rules())
+    refusals = Refusals(sink)
     for attempt in range(1, tries + 1):
         owner = new_sink()
         kept = refusals.without(Decision(rows), 0, "events")
@@ -168,9 +168,7 @@ class TestDeadLetters:
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
     ) -> None:
         rows = events([("a", -1)], payload=[b"p" * 1_200_000])
-        new_sink().publish(
-            EVENTS.empty_table(), dead=dead_rows(rows, ["admission.version: -1"], Rules())
-        )
+        new_sink().publish(EVENTS.empty_table(), dead=dead_rows(rows, ["admission.version: -1"]))
         (letter,) = read_topic(servers, sink.dead_topic)
         assert dict(letter.headers())["eventpub_payload_bytes"] == b"1200000"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from eventpub.local.connections import (
+from tests.servers.connections import (
     TEXT_SIZE,
     TYPES,
     WriterConnection,
@@ -17,7 +17,7 @@ from eventpub.local.connections import (
     quoted,
     text_of,
 )
-from eventpub.local.load import Load
+from tests.servers.load import Load
 
 _PAIR_OPEN_SECONDS = (0.05, 1.0)
 

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 if TYPE_CHECKING:
     from pymysql.cursors import Cursor
 
-    from eventpub.local.transactions import Transaction
+    from tests.servers.transactions import Transaction
 
     _Base = Connection[Cursor]
 else:

@@ -1,0 +1,57 @@
+"""Records of strangers on the side topics end no command: they are counted and skipped."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Producer
+
+from eventpub.local import Kafka
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import create_table, insert, transaction
+
+TIME = b'"2026-01-01T00:00:00.000000Z"'
+SKIP = (
+    b'{"aggregate_id":"a","from_version":%s,"to_version":2,"first_seen":' + TIME
+    + b',"skipped_at":' + TIME + b',"attempts":1,"reason":"x"}'
+)  # fmt: skip
+ODD = [
+    SKIP % b"1e400",
+    SKIP % b"NaN",
+    SKIP % (b"9" * 30),
+    SKIP.replace(b'"a"', b'"\\ud800"') % b"1",
+    SKIP.replace(b"2026", b"9999999") % b"1",
+    b"[" * 100_000,
+    b"\xff",
+    b"",
+]
+
+
+@pytest.mark.parametrize("suffix", [".gaps", ".dead"])
+def test_records_of_strangers_end_no_command(
+    suffix: str, new_publisher: NewPublisher, database: FreshDatabase, kafka_server: Kafka
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database)
+    publisher.publish_everything()  # makes the topics
+    own = publisher.settings["app"]["id"].encode()
+    writer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+    headers = [
+        [("ce_source", own), ("ce_sequence", b"1" * 5000), ("ce_time", None)],
+        [("ce_source", own), ("ce_sequence", b"1"), ("ce_time", None)],
+        [("ce_source", b"another")],
+    ]
+    for value in ODD:
+        for number, each in enumerate(headers):
+            name = publisher.topic.name + suffix
+            writer.produce(name, value, b"stranger-%d" % number, partition=0, headers=each)
+    assert writer.flush(30) == 0
+    with transaction(database) as cursor:
+        insert(cursor, "a", 1)
+        cursor.connection.commit()
+    publisher.publish_everything()
+    assert publisher.topic.versions("a") == [1]
+    for command in (["gaps", "list"], ["dead", "list"], ["verify"], ["trace", "a"]):
+        done = publisher.command(*command)
+        assert done.returncode < 3, (command, done.stdout + done.stderr)
+        assert "Traceback" not in done.stdout + done.stderr, command
