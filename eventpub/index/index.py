@@ -146,22 +146,9 @@ class Index(Facts):
         """What is known of these aggregates; one multi-get."""
         found = self._recent.values_of(aggregate_ids, lambda ids: self._db.get_all(b"v", ids))
         last, times = last_and_times(aggregate_ids, found)
-        skipped: dict[str, list[tuple[int, int]]] = {}
-        if self._facts.get("skips"):
-            found = self._db.get_all(b"s", aggregate_ids)
-            skipped = {
-                a: [tuple(r) for r in json.loads(value)]
-                for a, value in zip(aggregate_ids, found, strict=True)
-                if value is not None
-            }
-        refused: dict[str, list[int]] = {}
-        if self._facts.get("refusals"):
-            found = self._db.get_all(b"r", aggregate_ids)
-            refused = {
-                a: json.loads(value)
-                for a, value in zip(aggregate_ids, found, strict=True)
-                if value is not None
-            }
+        of_skips = self._lists("skips", b"s", aggregate_ids).items()
+        skipped = {a: [(first, end) for first, end in ranges] for a, ranges in of_skips}
+        refused = self._lists("refusals", b"r", aggregate_ids)
         since = self._facts.get("times", {}).get("since")
         rewritten = self.rewritten(aggregate_ids)
         return Known(last, self.holds, skipped, self.baseline, refused, times, since, rewritten)
@@ -177,14 +164,18 @@ class Index(Facts):
 
     def rewritten(self, aggregate_ids: list[str]) -> dict[str, Rewritten]:
         """Those of these aggregates of which versions were written anew."""
-        if not self._facts.get("rewrites"):
-            return {}
-        found = zip(aggregate_ids, self._db.get_all(b"x", aggregate_ids), strict=True)
-        read = {a: json.loads(value) for a, value in found if value is not None}
+        read = self._lists("rewrites", b"x", aggregate_ids)
         return {
             a: Rewritten(since, last, tuple((first, end) for first, end in decided))
             for a, (since, last, decided) in read.items()
         }
+
+    def _lists(self, fact: str, letter: bytes, aggregate_ids: list[str]) -> dict[str, list[Any]]:
+        """The JSON of these aggregates, where the fact says that there is any at all."""
+        if not self._facts.get(fact):
+            return {}
+        found = zip(aggregate_ids, self._db.get_all(letter, aggregate_ids), strict=True)
+        return {a: json.loads(value) for a, value in found if value is not None}
 
     # -- writes ----------------------------------------------------------------------------------
 
@@ -476,12 +467,13 @@ class Index(Facts):
             latest, now: µs.
             due: when what is seen now is tried first, µs.
         """
-        wrong = self.holds.due_after(latest)
-        if wrong:
+        anew = {
+            hold.aggregate_id: replace(hold, first_seen=now, attempts=0, next_attempt=due)
+            for hold in self.holds.due_after(latest)
+        }
+        if anew:
             batch = new_batch()
-            for hold in wrong:
-                anew = replace(hold, first_seen=now, attempts=0, next_attempt=due)
-                self._put_holds(batch, {hold.aggregate_id: anew})
+            self._put_holds(batch, anew)
             self._write(batch, {})
 
     def _put_holds(self, batch: Any, holds: Mapping[str, Hold | None]) -> None:
