@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from eventpub.index.database import NUMBER, Database
-from eventpub.index.values import LAST
 
-_PRUNED_AT_ONCE = 10_000
+_ROWS = struct.Struct("<q")
 
 
 class BucketCounts:
@@ -24,28 +24,24 @@ class BucketCounts:
     def since(self, first: int) -> dict[int, int]:
         """Of the buckets from one on."""
         found = self._db.items(b"c", NUMBER.pack(max(first, 0)))
-        return {NUMBER.unpack(key[1:])[0]: LAST.unpack(value)[0] for key, value in found}
+        return {NUMBER.unpack(key[1:])[0]: _ROWS.unpack(value)[0] for key, value in found}
 
     def of(self, bucket: int) -> int:
         """Of one."""
         found = self._db.get(b"c" + NUMBER.pack(bucket))
-        return 0 if found is None else int(LAST.unpack(found)[0])
+        return 0 if found is None else int(_ROWS.unpack(found)[0])
 
     def put(self, batch: Any, bucket: int, rows: int) -> None:
         """Set one."""
-        batch.put(b"c" + NUMBER.pack(bucket), LAST.pack(rows))
+        batch.put(b"c" + NUMBER.pack(bucket), _ROWS.pack(rows))
 
     def prune(self, batch: Any, forget_below: int) -> None:
-        """Delete buckets; some of them where there are very many, as an earlier version left."""
+        """Delete buckets."""
         since = self._pruned_below  # what was deleted before is not passed over again
         if forget_below <= since:
             return
-        found = self._db.items(b"c", NUMBER.pack(since))
-        for _ in range(_PRUNED_AT_ONCE):
-            key, _value = next(found, (b"", b""))
-            number = NUMBER.unpack(key[1:])[0] if key else forget_below
-            if number >= forget_below:
-                self._pruned_below = forget_below
-                return
+        for key, _ in self._db.items(b"c", NUMBER.pack(since)):
+            if NUMBER.unpack(key[1:])[0] >= forget_below:
+                break
             batch.delete(key)
-        self._pruned_below = number + 1
+        self._pruned_below = forget_below

@@ -127,14 +127,11 @@ class Facts:
             read_as: how the store's `create_time` is read: its zone and precision.
             now: the database's time.
         """
-        times = self._facts.get("times")
-        if times is None:  # of an index that was made before they were kept
-            since = now
-        elif times["read_as"] == read_as:
+        times = self._facts["times"]
+        if times["read_as"] == read_as:
             return
-        elif times["read_as"] is None:
-            since = times["since"]
-        else:  # what was read before may be read at another time from now on
+        since = times["since"]
+        if times["read_as"] is not None:  # what was read before may be read at another time now
             since = now + _TIMES_SETTLE
         self._write(new_batch(), {"times": {"read_as": read_as, "since": since}})
 

@@ -36,23 +36,20 @@ def merged(
         said = [facts[name] for facts in there if name in facts]
         if said:
             moved[name] = any(said)
-    baselines = [facts["baseline"] for facts in there if facts.get("baseline") is not None]
-    moved["baseline"] = max([*baselines, baseline or 0]) if baselines else baseline
+    # one that has forgotten events does not say which of the others' may still commit: where the
+    # baseline is, the fold decides anew, as if the index were lost
+    forgets = any((facts.get("baseline") or 0) > (baseline or 0) for facts in there)
+    moved |= {"baseline": baseline, "undecided": [forgets, 0]}
     positions = [None if facts is None else facts.get("position") for facts in former]
     known = [position for position in positions if position is not None]
-    if known and len(known) == len(positions):
+    if known and len(known) == len(positions) and not forgets:
         moved["position"] = min(known)
-    times = _times(there)
-    if times is not None:
-        moved["times"] = times
-    return moved
+    return moved | {"times": _times(there)}
 
 
-def _times(there: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Since when times are kept, and how they are read; None: `Facts.keep_times` begins now."""
-    kept_by = [facts["times"] for facts in there if facts.get("times") is not None]
-    if len(kept_by) < len(there):
-        return None
+def _times(there: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Since when times are kept, and how they are read."""
+    kept_by = [facts["times"] for facts in there]
     since = [t["since"] for t in kept_by if t["since"] is not None]
     read_as = {t["read_as"] for t in kept_by} or {None}
     return {

@@ -8,7 +8,6 @@ give the next that is due and the oldest event that is held.
 from __future__ import annotations
 
 import heapq
-import json
 import struct
 from collections.abc import Iterator, Mapping
 
@@ -34,10 +33,8 @@ def packed(hold: Hold) -> bytes:
 
 
 def unpacked(aggregate_id: str, value: bytes) -> Hold:
-    """The hold that `packed` wrote, or the JSON of an earlier version."""
-    if len(value) == _PACKED.size:  # as JSON, the names alone are longer
-        return Hold(aggregate_id, *_PACKED.unpack(value))
-    return Hold(**json.loads(value))
+    """The hold that `packed` wrote."""
+    return Hold(aggregate_id, *_PACKED.unpack(value))
 
 
 class Holds(Mapping[str, Hold]):
@@ -133,8 +130,5 @@ class Holds(Mapping[str, Hold]):
 
 def _times(value: bytes) -> tuple[int, int]:
     """When a stored hold is tried next, and its oldest event: a fifth of unpacking all of it."""
-    if len(value) == _PACKED.size:
-        next_attempt, since = _TIMES.unpack(value)
-        return next_attempt, since
-    hold = unpacked("", value)
-    return hold.next_attempt, hold.since
+    next_attempt, since = _TIMES.unpack(value)
+    return next_attempt, since

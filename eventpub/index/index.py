@@ -3,9 +3,8 @@
 Keys are one letter and the aggregate's UTF-8 bytes:
 
     v  last version          8 bytes, little-endian, signed; and as many: when the aggregate's rows
-                             were created, as `admission.Seen` packs it. Without: written before
-                             it was kept
-    h  open hold             packed, see `holds` (JSON in indexes of earlier versions)
+                             were created, as `admission.Seen` packs it
+    h  open hold             packed, see `holds`
     s  skipped versions      JSON, list of [first, last]
     r  refused versions      JSON, list: below the first version, on the topic of dead letters
     x  written anew          JSON: `since`, `last` and `decided` of `admission.Rewritten`
@@ -25,7 +24,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from eventpub.admission import (
@@ -53,7 +51,7 @@ from eventpub.index.identity import (
 )
 from eventpub.index.reading import Pending, choose
 from eventpub.index.recent import Recent
-from eventpub.index.values import LAST, LAST_SEEN, Partition, last_and_times, packed
+from eventpub.index.values import LAST_SEEN, Partition, last_and_times, packed
 
 _MOVED_AT_ONCE = 10_000
 _AGGREGATE_AT = {b"v": 1, b"h": 1, b"s": 1, b"r": 1, b"x": 1, b"d": 17}
@@ -71,6 +69,9 @@ class Index(Facts):
             where the application was renamed.
         lock_timeout: seconds to wait while another process has it open: a worker that was killed
             may need a moment to be gone.
+
+    Attributes:
+        counts: how many rows of each time bucket were accounted for; see `record`.
 
     Raises:
         StateError: index.locked, index.newer_format, state.foreign, index.corrupt,
@@ -91,7 +92,7 @@ class Index(Facts):
         try:
             require_known_format(database.items(IDENTITY), directory)
             super().__init__(database)
-            self._counts = BucketCounts(database)
+            self.counts = BucketCounts(database)
             self.holds = Holds()
             for key, value in database.items(b"h"):
                 self.holds.load(key[1:].decode(), value)
@@ -118,12 +119,7 @@ class Index(Facts):
     def __enter__(self) -> Index:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -144,41 +140,15 @@ class Index(Facts):
         skipped = self.known(list(about)).skipped
         return Pending(holds, count, {a: list(found) for a, found in skipped.items()})
 
-    @property
-    def buckets(self) -> dict[int, int]:
-        """How many rows of each time bucket were accounted for; see `record`."""
-        return self._counts.since(0)
-
-    def buckets_from(self, first: int) -> dict[int, int]:
-        """The same of the buckets from one on."""
-        return self._counts.since(first)
-
-    def rows_of(self, bucket: int) -> int:
-        """How many rows of a time bucket were accounted for."""
-        return self._counts.of(bucket)
-
     # -- what it knows ---------------------------------------------------------------------------
 
     def known(self, aggregate_ids: list[str]) -> Known:
         """What is known of these aggregates; one multi-get."""
         found = self._recent.values_of(aggregate_ids, lambda ids: self._db.get_all(b"v", ids))
         last, times = last_and_times(aggregate_ids, found)
-        skipped: dict[str, list[tuple[int, int]]] = {}
-        if self._facts.get("skips"):
-            found = self._db.get_all(b"s", aggregate_ids)
-            skipped = {
-                a: [tuple(r) for r in json.loads(value)]
-                for a, value in zip(aggregate_ids, found, strict=True)
-                if value is not None
-            }
-        refused: dict[str, list[int]] = {}
-        if self._facts.get("refusals"):
-            found = self._db.get_all(b"r", aggregate_ids)
-            refused = {
-                a: json.loads(value)
-                for a, value in zip(aggregate_ids, found, strict=True)
-                if value is not None
-            }
+        of_skips = self._lists("skips", b"s", aggregate_ids).items()
+        skipped = {a: [(first, end) for first, end in ranges] for a, ranges in of_skips}
+        refused = self._lists("refusals", b"r", aggregate_ids)
         since = self._facts.get("times", {}).get("since")
         rewritten = self.rewritten(aggregate_ids)
         return Known(last, self.holds, skipped, self.baseline, refused, times, since, rewritten)
@@ -194,14 +164,18 @@ class Index(Facts):
 
     def rewritten(self, aggregate_ids: list[str]) -> dict[str, Rewritten]:
         """Those of these aggregates of which versions were written anew."""
-        if not self._facts.get("rewrites"):
-            return {}
-        found = zip(aggregate_ids, self._db.get_all(b"x", aggregate_ids), strict=True)
-        read = {a: json.loads(value) for a, value in found if value is not None}
+        read = self._lists("rewrites", b"x", aggregate_ids)
         return {
             a: Rewritten(since, last, tuple((first, end) for first, end in decided))
             for a, (since, last, decided) in read.items()
         }
+
+    def _lists(self, fact: str, letter: bytes, aggregate_ids: list[str]) -> dict[str, list[Any]]:
+        """The JSON of these aggregates, where the fact says that there is any at all."""
+        if not self._facts.get(fact):
+            return {}
+        found = zip(aggregate_ids, self._db.get_all(letter, aggregate_ids), strict=True)
+        return {a: json.loads(value) for a, value in found if value is not None}
 
     # -- writes ----------------------------------------------------------------------------------
 
@@ -233,7 +207,7 @@ class Index(Facts):
         """
         former = [self._copy(directory, belongs, adopts) for directory in directories]
         facts = merged(former, set(partitions), baseline)
-        self._write(new_batch(), facts | {"everywhere": everywhere, "undecided": [False, 0]})
+        self._write(new_batch(), facts | {"everywhere": everywhere})
 
     def _copy(
         self,
@@ -303,11 +277,11 @@ class Index(Facts):
         """
         batch = new_batch()
         if counted and forget_below is not None:
-            self._counts.prune(batch, forget_below)
+            self.counts.prune(batch, forget_below)
         for bucket, more in (counted or {}).items():
             if forget_below is not None and bucket < forget_below:
                 continue
-            self._counts.put(batch, bucket, self._counts.of(bucket) + more)
+            self.counts.put(batch, bucket, self.counts.of(bucket) + more)
         put = batch.put
         values = dict(packed(decision.last, decision.times))
         for aggregate_id, value in values.items():
@@ -342,8 +316,8 @@ class Index(Facts):
         """
         batch = new_batch()
         for bucket, count in rows.items():
-            self._counts.put(batch, bucket, count)
-        self._counts.prune(batch, forget_below)
+            self.counts.put(batch, bucket, count)
+        self.counts.prune(batch, forget_below)
         with self._recent.replaced_by({}):
             self._write(batch, {})
 
@@ -365,8 +339,8 @@ class Index(Facts):
         offsets: Mapping[Partition, int],
         now: int,
         *,
+        times: Mapping[str, Seen],
         refused: Mapping[str, Iterable[int]] | None = None,
-        times: Mapping[str, Seen] | None = None,
         rewritten: Mapping[str, Rewritten] | None = None,
         contents: Mapping[tuple[str, int], set[bytes]] | None = None,
     ) -> None:
@@ -377,9 +351,9 @@ class Index(Facts):
             versions: per aggregate the versions read; they may fill a skipped gap.
             offsets: next offsets after what was read.
             now: the database's time.
-            refused: per aggregate the dead letters read whose version is below the first.
             times: per aggregate of `last` when the rows read were created; `is_of_last` means the
                 highest version read.
+            refused: per aggregate the dead letters read whose version is below the first.
             rewritten: per aggregate what is known of it with the rows read, where that is more.
             contents: of the versions read, where they are wanted.
         """
@@ -393,10 +367,8 @@ class Index(Facts):
                 skipped[aggregate_id] = left
         raised = {a: v for a, v in last.items() if v > known.last.get(a, v - 1)}
         seen: dict[str, int] = {}
-        for aggregate_id, read in (times or {}).items():
+        for aggregate_id, read in times.items():
             packed = known.times.get(aggregate_id)
-            if packed is None and aggregate_id in known.last:
-                continue  # of what was published before, nothing is known
             after = read if packed is None else Seen.unpacked(packed).raised(read.newest)
             if aggregate_id in raised and after.newest == read.newest:
                 after = read
@@ -442,11 +414,8 @@ class Index(Facts):
                 skipped.setdefault(a, list(known.skipped.get(a, ())))
                 if run not in skipped[a]:
                     skipped[a].append(run)
-        times = {  # what was skipped has no row
-            a: known.times.get(a, NO_TIME) & ~1
-            for a in raised
-            if a in known.times or a not in known.last
-        }
+        # what was skipped has no row
+        times = {a: known.times.get(a, NO_TIME) & ~1 for a in raised}
         self._fold(raised, skipped, offsets, now, skips=bool(gaps), times=times)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -462,9 +431,9 @@ class Index(Facts):
         offsets: Mapping[Partition, int],
         now: int,
         *,
+        times: Mapping[str, int],
         skips: bool = False,
         refused: Mapping[str, Iterable[int]] | None = None,
-        times: Mapping[str, int] | None = None,
         rewritten: Mapping[str, Rewritten] | None = None,
         contents: Mapping[tuple[str, int], set[bytes]] | None = None,
     ) -> None:
@@ -474,8 +443,7 @@ class Index(Facts):
             known = self.known(list(refused)).refused
             self._put_refused(batch, {a: {*known.get(a, ()), *v} for a, v in refused.items()})
         for aggregate_id, last in raised.items():
-            seen = (times or {}).get(aggregate_id)
-            value = LAST.pack(last) if seen is None else LAST_SEEN.pack(last, seen)
+            value = LAST_SEEN.pack(last, times[aggregate_id])
             batch.put(b"v" + aggregate_id.encode(), value)
         self._put_skipped(batch, skipped)
         holds = {
@@ -499,12 +467,13 @@ class Index(Facts):
             latest, now: µs.
             due: when what is seen now is tried first, µs.
         """
-        wrong = self.holds.due_after(latest)
-        if wrong:
+        anew = {
+            hold.aggregate_id: replace(hold, first_seen=now, attempts=0, next_attempt=due)
+            for hold in self.holds.due_after(latest)
+        }
+        if anew:
             batch = new_batch()
-            for hold in wrong:
-                anew = replace(hold, first_seen=now, attempts=0, next_attempt=due)
-                self._put_holds(batch, {hold.aggregate_id: anew})
+            self._put_holds(batch, anew)
             self._write(batch, {})
 
     def _put_holds(self, batch: Any, holds: Mapping[str, Hold | None]) -> None:

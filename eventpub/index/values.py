@@ -10,7 +10,6 @@ import numpy as np
 
 from eventpub.admission import NO_TIME, Numbers
 
-LAST = struct.Struct("<q")
 LAST_SEEN = struct.Struct("<qq")
 _NEITHER = bytes(LAST_SEEN.size)
 
@@ -40,20 +39,12 @@ def last_and_times(
     """The last version of the aggregates that have one, and when their rows were created."""
     missing = None in found
     together = b"".join(value or _NEITHER for value in found) if missing else b"".join(found)  # type: ignore[arg-type]
-    if len(together) == len(found) * LAST_SEEN.size:
-        numbers = np.frombuffer(together, "<i8").reshape(-1, 2)
-        there = None
-        if missing:
-            there = np.fromiter((value is not None for value in found), bool, len(found))
-        last = Numbers(aggregate_ids, numbers[:, 0], there)
-        return last, Numbers(aggregate_ids, numbers[:, 1], there)
-    versions, times = {}, {}
-    for name, value in zip(aggregate_ids, found, strict=True):
-        if value is not None:
-            versions[name] = LAST.unpack_from(value)[0]
-            if len(value) == LAST_SEEN.size:
-                times[name] = LAST_SEEN.unpack(value)[1]
-    return versions, times
+    numbers = np.frombuffer(together, "<i8").reshape(-1, 2)
+    there = None
+    if missing:
+        there = np.fromiter((value is not None for value in found), bool, len(found))
+    last = Numbers(aggregate_ids, numbers[:, 0], there)
+    return last, Numbers(aggregate_ids, numbers[:, 1], there)
 
 
 def nested_of(by_partition: Mapping[Partition, Any]) -> dict[str, dict[str, Any]]:

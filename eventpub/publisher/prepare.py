@@ -235,8 +235,7 @@ def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
     """The number of this run: larger than those before, in this directory or another one."""
     before = (state.read(state.run_file) or {}).get("run", 0)
     progress = state.read(state.progress_file) or {}
-    of_progress = progress.get("run") or progress.get("comparison", {}).get("run", 0)
-    run: int = max(now, before + 1, of_progress + 1)
+    run: int = max(now, before + 1, progress.get("run", 0) + 1)
     state.write(state.run_file, {"run": run, "start": started}, lasting=True)
     return run
 

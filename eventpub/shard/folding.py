@@ -287,13 +287,10 @@ class Fold:
         baseline, known_to, low = None, index.position, context.lease.low
         is_older = known_to is None or known_to < low
         if truncated and (is_older or self._is_of_older_state(newest)):
-            baseline = context.report.baseline = self._lost_baseline(newest)
+            baseline = self._lost_baseline(newest)
+            context.report.baseline = context.report.repeats_after = baseline
             baseline = max(baseline, index.baseline or 0)
             index.forget_times(context.now)
-            # a hold: what was published meanwhile may be cut; with hold_shard, by other shards
-            holds_shard = context.assignment.config.gaps.policy == "hold_shard"
-            if baseline < context.lease.position or holds_shard:
-                context.report.repeats_after = min(low, baseline)
         elif truncated and known_to is not None:
             # what it held, or the recount had found, is older than the position
             horizon = context.assignment.config.recount.horizon
@@ -311,11 +308,11 @@ class Fold:
         that. So the baseline need not be above the latest of these times, of the partitions that
         were cut; of one of which nothing is left, above `low`. Of the two bounds the higher one
         counts: rather than repeat an event, one that commits later than retention waits is given
-        up. Only where the oldest record left was itself published late may it be too low: the log
-        says from where on events may be repeated.
+        up. It may be too low where the oldest record left was itself published late, a version was
+        held, or a row had a time in the future: the log says from where on events may be repeated.
 
-        Where the coordinator knows nothing, or less than the topic, all is concluded from the
-        newest event read back; see `_kept`.
+        Where the coordinator knows nothing, or less than the topic, the newest event read back
+        stands for `low`; see `_kept`.
 
         Args:
             newest: `create_time` of the newest event that was read back from the topic, µs.
@@ -323,7 +320,7 @@ class Fold:
         context, low = self._context, self._context.lease.low
         start = context.assignment.start or 0
         if low <= start or self._is_of_older_state(newest):
-            return max(start, low, self._kept(newest))
+            low = max(low, newest)
         hidden = context.lease.hidden_since
         unpublished = low if hidden is None else min(low, hidden)
         return max(start, min(low, max(self._kept(unpublished), self._cut_before(low))))

@@ -305,7 +305,7 @@ class Publishing:
                 forget_below=oldest,
             )
         for bucket in (b for b in counted if b >= oldest):
-            context.report.buckets[bucket] = context.index.rows_of(bucket)
+            context.report.buckets[bucket] = context.index.counts.of(bucket)
 
     # -- backtrack -------------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ class Runner:
         Fold(context).run()
         report = context.report
         report.read_before = known_to
-        report.buckets = context.index.buckets_from(context.oldest_bucket())
+        report.buckets = context.index.counts.since(context.oldest_bucket())
         self._report()
 
     def _read_on(self) -> bool:

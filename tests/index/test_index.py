@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ def move(index: Index, *arguments: Any, everywhere: bool = False) -> None:
         return bool(found["app"] == IDENTITY["app"])
 
     index.move_from(*arguments, adopts=adopts, everywhere=everywhere)
+
+
+def fold(index: Index, last: dict[str, int], *arguments: Any, **more: Any) -> None:
+    """Events that were read back, of which no time is asked."""
+    index.fold_events(last, *arguments, times=dict.fromkeys(last, Seen(1, True)), **more)
 
 
 def test_what_is_recorded_is_known_after_it_was_closed(tmp_path: Path) -> None:
@@ -117,7 +122,7 @@ def test_a_fold_raises_versions_and_never_lowers_them(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
         index.record(decided(last={"a": 5}), {}, 1)
-        index.fold_events({"a": 3, "b": 2}, {"a": [1, 2, 3], "b": [1, 2]}, {("t", 0): 9}, now=0)
+        fold(index, {"a": 3, "b": 2}, {"a": [1, 2, 3], "b": [1, 2]}, {("t", 0): 9}, now=0)
         assert index.known(["a", "b"]).last == {"a": 5, "b": 2}
         assert index.offsets == {("t", 0): 9}
 
@@ -127,10 +132,10 @@ def test_a_fold_moves_a_hold_to_what_is_still_missing(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
         index.record(decided(holds={name: HOLD}), {}, 1)
-        index.fold_events({name: 5}, {name: [3, 4, 5]}, {}, now=400)
+        fold(index, {name: 5}, {name: [3, 4, 5]}, {}, now=400)
         assert index.holds[name].first_missing == 6
         assert index.holds.due(400) == [name]
-        index.fold_events({name: 9}, {name: [6, 7, 8, 9]}, {}, now=500)
+        fold(index, {name: 9}, {name: [6, 7, 8, 9]}, {}, now=500)
         assert index.holds == {}
 
 
@@ -140,9 +145,9 @@ def test_a_folded_skip_is_remembered_until_its_event_turns_up(tmp_path: Path) ->
         index.fold_gaps([GAP], {("t.gaps", 0): 1}, now=0)
         assert index.known(["a"]).last == {"a": 5}
         assert index.known(["a"]).skipped == {"a": [(4, 5)]}
-        index.fold_events({"a": 4}, {"a": [4]}, {}, now=0)
+        fold(index, {"a": 4}, {"a": [4]}, {}, now=0)
         assert index.known(["a"]).skipped == {"a": [(5, 5)]}
-        index.fold_events({"a": 5}, {"a": [5]}, {}, now=0)
+        fold(index, {"a": 5}, {"a": [5]}, {}, now=0)
         assert index.known(["a"]).skipped == {}
 
 
@@ -150,7 +155,7 @@ def test_folding_a_skip_twice_changes_nothing(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
         index.fold_gaps([GAP], {}, now=0)
-        index.fold_events({"a": 4}, {"a": [4]}, {}, now=0)
+        fold(index, {"a": 4}, {"a": [4]}, {}, now=0)
         index.fold_gaps([GAP], {}, now=0)
         assert index.known(["a"]).skipped == {"a": [(5, 5)]}
 
@@ -213,10 +218,10 @@ def test_rows_of_time_buckets_add_up_with_the_position_and_can_be_set(tmp_path: 
         index.record(decided(), {}, 50, counted={7: 2, 8: 1})
         index.record(decided(), {}, 60, counted={8: 4})
     with Index(tmp_path, IDENTITY) as index:
-        assert index.buckets == {7: 2, 8: 5}
-        assert index.rows_of(9) == 0
+        assert index.counts.since(0) == {7: 2, 8: 5}
+        assert index.counts.of(9) == 0
         index.set_buckets({8: 3}, forget_below=8)
-        assert index.buckets == {8: 3}
+        assert index.counts.since(0) == {8: 3}
 
 
 def test_a17_thirty_idle_days_leave_the_buckets_of_the_horizon(tmp_path: Path) -> None:
@@ -229,22 +234,12 @@ def test_a17_thirty_idle_days_leave_the_buckets_of_the_horizon(tmp_path: Path) -
             counted = dict.fromkeys(range(now - 1140, now + 60, 60), 1)
             index.record(decided(), {}, now, counted=counted, forget_below=now - horizon)
     with Index(tmp_path, IDENTITY) as index:
-        kept = index.buckets
+        kept = index.counts.since(0)
         assert list(kept) == list(range(ended - 1200 - horizon, ended - 1140, 60))
         # what an open transaction still needs is not taken
         first = min(kept)
         index.record(decided(), {}, ended, counted={ended: 1}, forget_below=first)
-        assert min(index.buckets) == first
-
-
-def test_a17_what_an_earlier_version_left_is_pruned_little_by_little(tmp_path: Path) -> None:
-    with Index(tmp_path, IDENTITY) as index:
-        index.begin(None)
-        index.record(decided(), {}, 1, counted=dict.fromkeys(range(25_000), 1))
-        for number in range(25_000, 25_004):
-            index.record(decided(), {}, 1, counted={number: 1}, forget_below=24_999)
-        assert list(index.buckets) == list(range(24_999, 25_004))
-        assert index.buckets_from(25_002) == {25_002: 1, 25_003: 1}
+        assert min(index.counts.since(0)) == first
 
 
 def test_a10_whether_there_is_a_baseline_stays_undecided_until_it_is_decided(
@@ -299,22 +294,13 @@ def test_holds_of_a_clock_that_was_ahead_are_as_if_seen_now(tmp_path: Path) -> N
 NEXT = {"right": 100, "wrong": 101}
 
 
-def test_a_hold_that_an_earlier_version_wrote_as_json_is_read(tmp_path: Path) -> None:
-    with Index(tmp_path, IDENTITY) as index:
-        index.begin(None)
-        index._db._db.put(b"h" + HOLD.aggregate_id.encode(), json.dumps(asdict(HOLD)).encode())
-    with Index(tmp_path, IDENTITY) as index:
-        assert index.holds == {HOLD.aggregate_id: HOLD}
-    assert glance(tmp_path, 1).holds == [HOLD]
-
-
 def test_refused_versions_are_remembered_and_folded(tmp_path: Path) -> None:
     with Index(tmp_path, IDENTITY) as index:
         index.begin(None)
         assert index.known(["a"]).refused == {}
         index.record(decided(), {}, 1, refused={"a": [0]})
         refused = {"a": [-1], "b": [0]}
-        index.fold_events({}, {}, {("orders.events.dead", 0): 5}, 0, refused=refused)
+        fold(index, {}, {}, {("orders.events.dead", 0): 5}, 0, refused=refused)
     with Index(tmp_path, IDENTITY) as index:
         assert index.known(["a", "b", "c"]).refused == {"a": [-1, 0], "b": [0]}
         assert index.offsets == {("orders.events.dead", 0): 5}
@@ -367,6 +353,20 @@ def test_indexes_of_another_number_of_shards_are_moved_aggregate_by_aggregate(
         assert set(index.holds) == {"a"}
         assert index.offsets == {("t", 0): 10, ("t", 3): 13}
         assert (index.position, index.baseline) == (60, 40)
+
+
+def test_a4_what_one_of_them_has_forgotten_is_not_the_baseline_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """Where it is, is decided anew, as if the index were lost: it takes over no position either."""
+    fill(tmp_path / "0", ["a"], 70, {("t", 0): 10})
+    fill(tmp_path / "1", ["c"], 60, {("t", 1): 11})
+    with Index(tmp_path / "1", IDENTITY) as index:
+        index.decide_baseline(55)
+    with Index(tmp_path / "new", IDENTITY) as index:
+        move(index, [tmp_path / "0", tmp_path / "1"], lambda _: True, [("t", 0), ("t", 1)], 40)
+        assert (index.baseline, index.position, index.undecided) == (40, None, (True, 0))
+        assert index.known(["a", "c"]).last == {"a": 5, "c": 5}
 
 
 def test_what_was_written_is_known_until_a_fold_has_moved_on(tmp_path: Path) -> None:
@@ -563,5 +563,5 @@ def test_versions_written_anew_are_kept_and_move_with_their_aggregate(tmp_path: 
     with Index(tmp_path / "1", IDENTITY) as index:
         move(index, [tmp_path / "0"], lambda _: True, [], None)
         assert index.known(["a"]).rewritten == {"a": of}
-        index.fold_events({"a": 5}, {"a": [3]}, {}, 0, rewritten={"a": of.plus(3, 60)})
+        fold(index, {"a": 5}, {"a": [3]}, {}, 0, rewritten={"a": of.plus(3, 60)})
         assert index.known(["a"]).rewritten["a"].decided == ((3, 5),)

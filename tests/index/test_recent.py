@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.admission import EVENTS, Decision
+from eventpub.admission import EVENTS, Decision, Seen
 from eventpub.errors import StateError
 from eventpub.index import Index, recent
 from eventpub.index.database import Database
@@ -52,7 +52,7 @@ def test_what_was_recorded_is_not_read_again(index: Index, read: list[str]) -> N
 
 def test_a_fold_is_seen_at_once(index: Index, read: list[str]) -> None:
     index.record(decided(a=1, b=2), {}, 1)
-    index.fold_events({"a": 4}, {"a": [2, 3, 4]}, {("t", 0): 9}, now=0)
+    index.fold_events({"a": 4}, {"a": [2, 3, 4]}, {("t", 0): 9}, now=0, times={"a": Seen(1, True)})
     read.clear()
     assert index.known(["a", "b"]).last == {"a": 4, "b": 2}
     assert read == ["a", "b"]

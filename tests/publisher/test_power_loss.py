@@ -6,6 +6,7 @@ one file cut to nothing or to half. Most cases run the publisher in this process
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -37,6 +38,10 @@ from tests.publisher.harness import (
 
 AGGREGATES = 8
 NOT_IN_QUESTION = {"spark.log", "LOG"}
+OF_THE_PROCESS = {
+    *("start.json", "progress.json", "run.json", "status.json", "eventpub.lock"),
+    "requests/kept.json",
+}
 
 
 def commit(database: FreshDatabase, version: int) -> None:
@@ -126,6 +131,9 @@ def test_a12_each_file_of_the_state_is_cut(
     publisher, version = left
     state, kept = publisher.state, tmp_path / "kept"
     state.rename(kept)
+    request = {"id": "kept", "action": "retry", "aggregate_id": "a-0", "version": None}
+    (kept / "requests").mkdir(exist_ok=True)
+    (kept / "requests" / "kept.json").write_text(json.dumps(request))
     files = [
         file.relative_to(kept)
         for file in sorted(kept.rglob("*"))
@@ -135,17 +143,19 @@ def test_a12_each_file_of_the_state_is_cut(
     for file in files:  # one of each kind is enough: of offsets/0, offsets/1 …, of both shards
         name = "".join(c for c in file.name if not c.isdigit() and c not in "abcdef-")
         of_kind[file.parts[0], name] = file
-    cases = [[file] for file in of_kind.values()]
-    cases += [[f for f in files if f.parts[0] == "index"]]
-    cases += [[f for f in files if f.parts[0] != "index"]]
-    cases += [[Path("progress.json"), next(f for f in files if f.name.startswith("MANIFEST"))]]
-    assert {"start.json", "progress.json", "run.json"} <= {str(f) for f in files}
-    assert len(cases) > 10
-    for number, case in enumerate(cases):
+    groups = [[f for f in files if f.parts[0] == "index"]]
+    groups += [[f for f in files if f.parts[0] != "index"]]
+    groups += [[Path("progress.json"), next(f for f in files if f.name.startswith("MANIFEST"))]]
+    cases = [(case, number % 2) for number, case in enumerate(groups)]
+    for file in of_kind.values():  # of an index, one of the two
+        cases += [([file], part) for part in (0, 1) if part or file.parts[0] != "index"]
+    assert {str(f) for f in files} >= OF_THE_PROCESS
+    assert len(cases) > 15
+    for case, part in cases:
         shutil.rmtree(state, ignore_errors=True)
         shutil.copytree(kept, state)
         for file in case:
-            cut(state / file, number % 2)
+            cut(state / file, part)
         version += 1
         commit(database, version)
         with started(publisher) as until:

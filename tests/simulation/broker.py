@@ -69,6 +69,7 @@ class Message:
         "_place",
         "_value",
         "created",
+        "cut_at",
         "is_foreign",
         "looked",
         "number",
@@ -97,6 +98,8 @@ class Message:
         """Grows with each record that is appended, whatever the partition."""
         self.is_foreign = False
         """Whether another producer has written it."""
+        self.cut_at: int | None = None
+        """The last `number` when retention has removed it; None: it is there."""
 
     def error(self) -> KafkaError | None:
         """As there."""
@@ -345,6 +348,12 @@ class Broker:
             for transaction, message in self.log[place]
             if message is not None and transaction is left_open
         ]
+
+    def mark_cut(self, place: PartitionId) -> None:
+        """Retention has removed what lies below the first offset of a partition."""
+        for _, message in self.log[place][: self.lows[place]]:
+            if message is not None and message.cut_at is None:
+                message.cut_at = self._appended
 
     def read(self, place: PartitionId, start: int, committed: bool = True) -> list[Message]:
         """The records from an offset on: the committed ones up to the last stable, or all."""

@@ -58,9 +58,9 @@ def check(world: World, start: int, counted_from: int | None) -> None:
         if broker.stable(place) != broker.high(place):
             raise ViolationError("open transaction", f"{place} cannot be read to its end")
     skips = _skips(world)
-    seen: set[bytes] = set()
+    seen: dict[bytes, Message] = {}
     late: set[tuple[str, int]] = set()
-    highest: dict[str, int] = {}
+    order = Order(world)
     if world.requests:
         raise ViolationError("never answered", f"{world.requests}")
     if world.must_refuse:
@@ -76,14 +76,13 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             where = f"{aggregate_id}/{version} at {topic}[{message.partition()}]@{message.offset()}"
             key = (aggregate_id, version)
             payload = message.value() or b""
-            if payload in seen and _is_said_to_repeat(world, _row(world, key, payload)):
-                world.counts["repeated after a cut, and said"] += 1
-                continue
-            is_dead = key in dead and key not in world.undone
-            if payload in seen or (is_dead and not _was_asked_for(world, key)):
-                raise ViolationError("repeated", where)
-            seen.add(payload)
             row = _row(world, key, payload)
+            is_again = payload in seen and _is_said_to_repeat(world, row, seen[payload], message)
+            world.counts["repeated after a cut, and said"] += is_again
+            is_dead = key in dead and key not in world.undone
+            if (payload in seen and not is_again) or (is_dead and not _was_asked_for(world, key)):
+                raise ViolationError("repeated", where)
+            seen[payload] = message
             if row is None:
                 raise ViolationError("never committed", where)
             if row.refused and not (world.has_accepted and version > 0):
@@ -93,15 +92,17 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             if topic == LATE or "eventpub_late" in dict(message.headers()):
                 late.add(key)
                 continue
-            before = highest.get(aggregate_id, 0)
-            if version <= before:
-                raise ViolationError("out of order", f"{where} after {before}")
-            for missing in range(before + 1, version):
-                if (aggregate_id, missing) not in accounted and not _explained(
-                    world, aggregate_id, missing, max(start, world.baseline), skips
-                ):
+            if (after := order.highest(aggregate_id, message)) >= version:
+                raise ViolationError("out of order", f"{where} after {after}")
+            upto = max(start, world.forgotten.upto(crc(aggregate_id)))
+            for missing in range(after + 1, version):
+                of_it = (aggregate_id, missing)
+                if of_it in accounted or order.had(of_it):
+                    continue
+                if not _explained(world, aggregate_id, missing, upto, skips):
                     raise ViolationError("passed over", f"version {missing} before {where}")
-            highest[aggregate_id] = version
+            order.add(key, row, message)
+    order.check()
     for key, row in (((row.aggregate_id, row.version), row) for row in world.rows):
         skipped = any(s.first <= key[1] <= s.last for s in skips.get(key[0], ()))
         if key in world.promised and row.payload not in seen:
@@ -114,10 +115,13 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             if not any(other.payload in seen for other in world.rows_of(key)):
                 raise ViolationError("lost", f"each row of {key} is a dead letter")
             continue
-        if row.late and row.create_time <= world.baseline:
+        if (row.late or world.has_lost_progress) and _is_forgotten(world, row):
             world.counts["forgotten by topic and index"] += 1
             continue
         if skipped and world.setup.late == "drop":
+            continue
+        if key in _forgotten_skips(world):
+            world.counts["skipped, which was cut and forgotten"] += 1
             continue
         if key[1] < 1:
             found = not row.late
@@ -143,9 +147,56 @@ def _was_asked_for(world: World, key: tuple[str, int]) -> bool:
     return world.asked["publish", *key] > world.not_done["publish", *key]
 
 
-def _is_said_to_repeat(world: World, row: Row | None) -> bool:
-    after = world.repeats_after
-    return row is not None and world.is_cut and after is not None and row.create_time > after
+def _is_said_to_repeat(world: World, row: Row | None, before: Message, again: Message) -> bool:
+    """Whether it was cut before it was published again, and that was said."""
+    after, cut_at = world.repeats_after, before.cut_at
+    if row is None or cut_at is None or cut_at >= again.number or after is None:
+        return False
+    least = world.forgotten.at_least(crc(row.aggregate_id))
+    return row.create_time > max(after, least)
+
+
+def _is_forgotten(world: World, row: Row) -> bool:
+    """Whether it may count as published: index and topic have forgotten what was."""
+    remembers = not world.has_lost_progress
+    upto = world.forgotten.upto(crc(row.aggregate_id), row, is_hidden=remembers)
+    return row.create_time <= upto
+
+
+class Order:
+    """Of the events of each aggregate that are not marked as late."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._there: dict[str, list[tuple[int, Row, Message]]] = {}
+        self._again: list[tuple[str, Row, Message, Message]] = []
+
+    def highest(self, aggregate_id: str, at: Message) -> int:
+        """The highest version that stood on the topic when a record was written."""
+        there = self._there.get(aggregate_id, ())
+        return max((v for v, _, m in there if m.cut_at is None or m.cut_at >= at.number), default=0)
+
+    def had(self, key: tuple[str, int]) -> bool:
+        """Whether a version ever stood there."""
+        return any(version == key[1] for version, *_ in self._there.get(key[0], ()))
+
+    def add(self, key: tuple[str, int], row: Row, message: Message) -> None:
+        """The next record."""
+        there = self._there.setdefault(key[0], [])
+        self._again += [(key[0], of, m, message) for v, of, m in there if v > key[1]]
+        there.append((key[1], row, message))
+
+    def check(self) -> None:
+        """Whoever comes behind a higher version that was cut: that one comes again, which is said,
+        or it is so old that it counts as published, and nobody knows that it ever was."""
+        for aggregate_id, row, before, behind in self._again:
+            comes_again = any(
+                other is row and message.number > behind.number
+                for _, other, message in self._there[aggregate_id]
+            )
+            if not comes_again and not _is_forgotten(self._world, row):
+                text = f"{behind.key()!r} at {behind.offset()} after version {row.version}"
+                raise ViolationError("out of order", f"{text} at {before.offset()}, which was cut")
 
 
 def _messages(world: World, topic: str) -> list[Message]:
@@ -184,6 +235,10 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
             _is_baseline(world, key, start, undone=True) and CONFLICT in _reason(message)
         )
         of_version = {row.payload for row in world.rows_of(key)}
+        is_unknown = key in _forgotten_skips(world) or _was_cut(world, message)
+        if CONFLICT in _reason(message) and is_unknown:
+            world.counts["taken for another event after a cut"] += 1
+            continue
         if len(of_version) > 1 and message.value() in of_version and CONFLICT in _reason(message):
             continue
         if not any(row.refused for row in rows) and not is_right:
@@ -211,6 +266,19 @@ def _unrecorded(world: World) -> set[tuple[str, int]]:
             found |= {(gap["aggregate_id"], version) for version in versions}
     world.counts["records of which no index knew"] += len(found)
     return found
+
+
+def _was_cut(world: World, letter: Message) -> bool:
+    """Whether the row was published ahead of its time, and that was cut: nothing tells it then."""
+    row = _row(world, _key(world, letter), letter.value() or b"")
+    return (
+        row is not None
+        and row.is_ahead
+        and any(
+            m.value() == letter.value() and m.cut_at is not None and m.cut_at < letter.number
+            for m in _messages(world, TOPIC)
+        )
+    )
 
 
 def _is_conflict(world: World, key: tuple[str, int], message: Message) -> bool:
@@ -311,7 +379,7 @@ def _skips(world: World) -> dict[str, list[Skip]]:
         others = found.setdefault(aggregate_id, [])
         for other in others:
             if other.first <= skip.last and skip.first <= other.last:
-                if not (world.baseline and other in cut.get(aggregate_id, ())):
+                if not (world.forgotten and other in cut.get(aggregate_id, ())):
                     raise ViolationError("skipped twice", where)
                 world.counts["skipped again after a cut"] += 1  # where the index is lost, too
         if message.offset() < world.broker.lows.get((GAPS, message.partition()), 0):
@@ -330,6 +398,20 @@ def _skips(world: World) -> dict[str, list[Skip]]:
             if row is not None and _was_seen_open(world, row, skip):
                 raise ViolationError("skipped what was open", f"version {version} of {where}")
         others.append(skip)
+    return found
+
+
+def _forgotten_skips(world: World) -> set[tuple[str, int]]:
+    """What was skipped and then cut, where an index was lost: nobody knows of it if it commits.
+
+    Versions above it are known, so it counts as published, or as another event of its version.
+    """
+    found: set[tuple[str, int]] = set()
+    for message in _messages(world, GAPS) if world.forgotten else ():
+        if message.cut_at is not None:
+            gap = json.loads(message.value() or b"")
+            versions = range(gap["from_version"], gap["to_version"] + 1)
+            found |= {(gap["aggregate_id"], version) for version in versions}
     return found
 
 

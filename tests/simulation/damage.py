@@ -15,20 +15,26 @@ from tests.simulation.store import crc
 from tests.simulation.world import World
 
 
-def cut(world: World, which: int, records: int) -> None:
+def cut(world: World, which: int, records: int, partition: int = -1) -> None:
     """Retention removes so many of the first offsets of each partition.
 
     Args:
         which: topic, by its place in `Broker.topics`; -1: all.
         records: at most; nothing of an open transaction goes.
+        partition: of these; -1: all.
     """
     broker = world.broker
     for place in _places(broker, which):
+        if partition not in {-1, place[1]}:
+            continue
         low = min(broker.lows.get(place, 0) + records, broker.stable(place))
         if low > broker.lows.get(place, 0):
             broker.lows[place] = low
+            broker.mark_cut(place)
             world.counts["cut by retention"] += 1
             world.is_cut = True
+            world.may_refuse |= {"state.start_lost"} if world.has_lost_progress else set()
+            world.forget()
 
 
 def remake(world: World, which: int) -> None:

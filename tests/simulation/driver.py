@@ -226,6 +226,11 @@ class Driver:
         return self._run is not None and all(s.is_idle() for s in self._run.coordinator.shards)
 
     @property
+    def low(self) -> int:
+        """Up to where all is published, as the coordinator knows; 0: it does not run."""
+        return 0 if self._run is None else self._run.coordinator._durable.low
+
+    @property
     def coordinator(self) -> Coordinator | None:
         """Of the publisher that runs."""
         return None if self._run is None else self._run.coordinator

@@ -292,6 +292,87 @@ def _older_and_cut(seed: int) -> Schedule:
     return _cut_twice(seed, "older_and_cut", before, gaps=False)
 
 
+_STATE = ["progress.json", "start.json", "run.json"]
+
+
+def _retention_any(seed: int) -> Schedule:
+    """Any part of the topics is cut at any time, and any part of the state lost, while transactions
+    are open and gaps held."""
+    rng = Random(f"{seed} retention_any")
+    partitions = rng.choice([1, 2, 3])
+    maker = _Quiet(
+        rng,
+        "rollback",
+        "rescale",
+        partitions=partitions,
+        shards=rng.randint(1, partitions),
+        executors=rng.choice([1, 1, 2]),
+        horizon=rng.choice([0, 1_000_000, 8_000_000]),
+        watermark=rng.choice(["off", "auto"]),
+        start="beginning",
+    )
+    number, steps = _PREPARED, list[Step]()
+    for _ in range(rng.randint(1, 3)):
+        # one transaction that outlasts what follows, and what waits for it
+        steps += maker.some(0.7, ["write", number, maker.aggregate(), 0, 1], maker._time())
+        steps += maker.life(6) + maker.batches()
+        steps += maker.some(0.5, ["time", rng.choice([2_000_000, 12_000_000])], *maker.batches())
+        steps += maker.alone(3) + maker.batches(1) if rng.random() < 0.7 else []
+        steps += maker.some(0.8, _cut(rng, partitions))
+        steps += _loss(maker)
+        first = _cut(rng, partitions)
+        points = maker.some(0.3, [rng.choice(["task", *_FOLDING]), rng.choice([1, 2, 3]), first])
+        points += maker.some(0.2, [rng.choice(_FOLDING), rng.choice([1, 2]), ["crash"]])
+        steps.append(["batch", rng.randrange(2), rng.randrange(4), points])
+        steps += maker.some(0.7, ["commit", number], *maker.batches())
+        number += 2
+    return maker.made(steps + maker.life() + maker.batches())
+
+
+def _cut(rng: Random, partitions: int) -> Step:
+    """Of any topic, or all; of any partition, or all."""
+    topic = rng.choice([MAIN, MAIN, MAIN, GAPS, DEAD, ALL])
+    place = rng.choice([-1, rng.randrange(partitions)])
+    return ["topic", "cut", topic, rng.choice([1, 2, 4, 6, 100]), place]
+
+
+def _loss(maker: _Quiet) -> list[Step]:
+    """Of the index, progress.json, the start, all, or the newest writes; or none."""
+    rng = maker.rng
+    executor = rng.randrange(maker._setup.executors)
+    lost: list[Step] = [["lose", executor]]
+    draw = rng.random()
+    if draw < 0.2:
+        lost = [["older", executor, rng.randint(1, 6)]]
+    elif draw < 0.35:
+        lost = [["forget", rng.choice(_STATE), rng.randrange(2)]]
+    elif draw < 0.5:
+        lost = [["lose", 0], ["lose", 1], *(["forget", name, 0] for name in _STATE)]
+    elif draw < 0.65:
+        lost = [["lose", executor], ["forget", "progress.json", rng.randrange(2)]]
+    elif draw < 0.7:
+        lost = []
+    shards = rng.randint(1, maker._setup.partitions) if "rescale" in maker._swarm else 0
+    return [["restart", shards], *lost]
+
+
+def _future_and_cut(seed: int) -> Schedule:
+    """Rows have times in the future, topics are cut, and the state is lost or old."""
+    rng = Random(f"{seed} future_and_cut")
+    maker = _Quiet(rng, "rollback", start="beginning", horizon=rng.choice([1_000_000, 8_000_000]))
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 3)):
+        for step in maker.life(6):
+            steps.append(step)
+            if step[0] == "write":
+                ahead = rng.choice([60_000_000, 1_800_000_000, 7_200_000_000])
+                steps += maker.some(0.3, ["ahead", step[1], ahead])
+        steps += maker.batches()
+        steps += maker.some(0.7, ["topic", "cut", MAIN, rng.choice([1, 2, 4])]) + _loss(maker)
+        steps += maker.some(0.6, *maker.life()) + maker.batches()
+    return maker.made(steps)
+
+
 def _recreated(seed: int) -> Schedule:
     rng = Random(f"{seed} recreated")
     maker = _Quiet(rng, "rollback")
@@ -737,6 +818,13 @@ KINDS: dict[str, Kind] = {
         "A10",
         "nothing again, also where an older index misses what is cut",
     ),
+    "retention_any": Kind(
+        _retention_any,
+        "A4, A5",
+        "what may still commit is lost only as far as what was cut is, or it is older than the"
+        " horizon and the longest hold; state.start_lost where nobody knows anything",
+    ),
+    "future_and_cut": Kind(_future_and_cut, "A6", "no time in the future tells what was published"),
     "recreated": Kind(_recreated, "A6", "sink.topic_recreated"),
     "lost_tail": Kind(
         _lost_tail,

@@ -360,6 +360,35 @@ def no_older() -> Iterator[None]:
 
 
 @contextmanager
+def low_as_baseline() -> Iterator[None]:
+    """Whatever commits late below the position counts as published where an index is lost (A4)."""
+    with patch.object(folding.Fold, "_lost_baseline", lambda fold, _: fold._context.lease.low):
+        yield
+
+
+@contextmanager
+def no_cut_before() -> Iterator[None]:
+    """Only what waits tells where the baseline is, not what retention has left (A4)."""
+    with patch.object(folding.Fold, "_cut_before", lambda *_: 0):
+        yield
+
+
+@contextmanager
+def any_time() -> Iterator[None]:
+    """A time in the future tells what was published, like any other (A6)."""
+    take = folding.Fold._take
+
+    def of_any(self: Any, part: Any, now: int, jumps: Any) -> None:
+        take(self, part, now, jumps)
+        self._context.index.note_truncated(
+            self._context.sink.truncated, int(part.create_times.max(initial=0))
+        )
+
+    with patch.object(folding.Fold, "_take", of_any):
+        yield
+
+
+@contextmanager
 def no_confirm() -> Iterator[None]:
     """A runner that has taken its shard does not ask whether it still has the lease.
 
@@ -464,6 +493,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         any_topic,
         no_halving,
         no_older,
+        low_as_baseline,
+        no_cut_before,
+        any_time,
         no_confirm,
         no_forget,
         some_reports,
@@ -504,6 +536,9 @@ NOTICED_BY = {
     "any_topic": ("recreated", 2),
     "no_halving": ("large", 5),
     "no_older": ("older_and_cut", 17),
+    "low_as_baseline": ("retention_any", 21),
+    "no_cut_before": ("retention_any", 14),
+    "any_time": ("future_and_cut", 6),
     "no_forget": ("any", 2004),
     "no_search": ("retries", 4),
     "no_contents": ("second_rows", 0),

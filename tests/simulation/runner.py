@@ -47,6 +47,7 @@ def run(schedule: Schedule) -> Outcome:
     driver = Driver(world)
     world.look = driver.look
     world.pause = driver.pause
+    world.shards = lambda: (driver.shards, driver.low)
     world.damage = damage
     world.move = driver.move
     world.goes_on = driver.goes_on

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from eventpub.channel import Request
+from tests.simulation.forgotten import Forgotten
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker, Message
@@ -116,6 +117,8 @@ class Row:
     """When a fresh look at the open transactions has first shown it, by `World.moment`."""
     sought: bool = False
     """Whether it has to be found however old it is."""
+    is_ahead: bool = False
+    """Whether its time was in the future when it was written."""
 
 
 class Process:
@@ -317,10 +320,13 @@ class World:
         """Executors whose indexes are lost, and not made anew since."""
         self.unrecorded: list[Message] = []
         """What the broker kept from readers when the index was lost that knew it as committed."""
-        self.baseline = 0
-        """What was created at or before counts as published: index and topic have forgotten it."""
+        self.forgotten = Forgotten()
+        self.shards: Callable[[], tuple[int, int]] = lambda: (setup.shards, 0)
+        """How many there are by now, and up to where all is published, as the publisher knows."""
+        self.has_lost_progress = False
+        """Whether it ever was, and with it what open transactions were seen to hide."""
         self.repeats_after: int | None = None
-        """What was created later may stand on the topic twice: it was cut, and that was said."""
+        """What was created later may be published again where it was cut: that was said."""
         self.must_refuse = ""
         """Why the publisher must not go on, if so."""
         self.may_refuse: set[str] = set()
@@ -499,6 +505,7 @@ class World:
         for row in self.transactions.get(transaction, [])[-1:]:
             self.counts["rows in the future"] += 1
             row.create_time += micros
+            row.is_ahead = True
 
     def _do_grow(self, transaction: int, size: int) -> None:
         """The last row of a transaction has at least so many bytes."""
@@ -600,6 +607,8 @@ class World:
     def _do_forget(self, name: str, is_cut: int) -> None:
         """A file of the state is gone, or empty."""
         self.counts[f"{name} lost"] += name in self.files
+        self.has_lost_progress = self.has_lost_progress or name == "progress.json"
+        self.may_refuse |= {"state.start_lost"} if self.is_cut and self.has_lost_progress else set()
         self.disk.forget(name, bool(is_cut))
 
     def _do_older(self, executor: int, writes: int) -> None:
@@ -653,12 +662,12 @@ class World:
                 row.seen = row.seen or self.moment
 
     def forget(self) -> None:
-        """A runner begins: an index that is lost is made anew from what is left of the topic.
+        """A runner begins, or retention cuts: an index that is lost is made anew from what is left.
 
-        Not before: what is cut until then is forgotten, too.
+        Where there are several executors, one of them may have none, or an older one.
         """
-        if self.is_cut and self.lost:
-            self.baseline = max(self.baseline, self.reached)
+        if self.is_cut and (self.lost or self.setup.executors > 1):
+            self.forgotten.note(self, *self.shards())
 
     # -- what the real code comes by --------------------------------------------------------------
 

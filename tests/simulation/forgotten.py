@@ -1,0 +1,112 @@
+"""What may count as published, since neither the topic nor an index tells it any more.
+
+What is promised, worked out from the broker's log and the rows, not from what the publisher says:
+the baseline is at most what has been read less the horizon and the longest hold, or, where that is
+later, the time of the oldest event that retention has left of the partitions that it has cut; of a
+partition of which nothing is left, all that has been read. And it is at least that time, as far as
+the coordinator knows that all was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from eventpub.sink.records import parse_times
+
+if TYPE_CHECKING:
+    from tests.simulation.broker import Broker
+    from tests.simulation.world import Row, World
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """One at which an index was lost, or older than where a topic was cut.
+
+    Attributes:
+        partitions, shards: how many there were.
+        kept: everything created until then was published, but for what open transactions hid.
+        cut_before: the same of what is gone from the topic, by shard.
+        low: until when the coordinator knows that all was published; 0: it has lost the state.
+    """
+
+    partitions: int
+    shards: int
+    kept: int
+    cut_before: tuple[int, ...]
+    low: int
+
+    def _cut(self, aggregate: int) -> int:
+        return self.cut_before[aggregate % self.partitions % self.shards]
+
+    def at_least(self, aggregate: int) -> int:
+        """Up to where they must, so that nothing is repeated, µs."""
+        return min(self.low, self._cut(aggregate))
+
+    def upto(self, aggregate: int, *, is_seen: bool) -> int:
+        """Up to where events of an aggregate, by its hash, may count as published, µs."""
+        cut = self._cut(aggregate)
+        return cut if is_seen else max(cut, self.kept)
+
+
+class Forgotten:
+    """All such moments of a world."""
+
+    def __init__(self) -> None:
+        self._moments: list[_Moment] = []
+
+    def note(self, world: World, shards: int, low: int) -> None:
+        """One more, as the world is now."""
+        setup, broker = world.setup, world.broker
+        waits = setup.horizon + setup.backoff_base * ((1 << setup.max_backoff) - 1)
+        left = {p: _oldest(broker, p, world.reached) for p in range(broker.partitions)}
+        cut = [
+            max((at for p, at in left.items() if p % shards == shard), default=0)
+            for shard in range(shards)
+        ]
+        kept = min(world.reached, world.clock) - waits
+        if world.has_lost_progress:  # then it is told by the newest event that is left
+            kept = max(kept, _newest(broker, world.clock) - waits)
+        reached = max(world.reached, kept)
+        before = tuple(min(reached, at) for at in cut)
+        low = 0 if world.has_lost_progress else low
+        self._moments.append(_Moment(broker.partitions, shards, kept, before, low))
+
+    def at_least(self, aggregate: int) -> int:
+        """Up to where events of an aggregate, by its hash, were to count as published at each of
+        them, µs."""
+        return min((m.at_least(aggregate) for m in self._moments), default=0)
+
+    def upto(self, aggregate: int, row: Row | None = None, *, is_hidden: bool = True) -> int:
+        """Up to where events of an aggregate may count as published, µs; 0: none may.
+
+        Args:
+            aggregate: its hash.
+            row: one of its rows; of one that was seen open nothing but its own record says it.
+            is_hidden: whether the publisher remembers what it has seen.
+        """
+        is_seen = is_hidden and row is not None and bool(row.seen)
+        return max((m.upto(aggregate, is_seen=is_seen) for m in self._moments), default=0)
+
+    def __bool__(self) -> bool:
+        return bool(self._moments)
+
+
+def _oldest(broker: Broker, partition: int, nothing: int) -> int:
+    """When the oldest event left in a partition was created; 0: it was not cut."""
+    place = broker.topics[0], partition
+    low = broker.lows.get(place, 0)
+    return next(iter(_times(broker, place, low)), nothing) if low else 0
+
+
+def _newest(broker: Broker, now: int) -> int:
+    places = [(broker.topics[0], p) for p in range(broker.partitions)]
+    times = (at for place in places for at in _times(broker, place, broker.lows.get(place, 0)))
+    return max((at for at in times if at <= now), default=0)
+
+
+def _times(broker: Broker, place: tuple[str, int], low: int) -> Iterable[int]:
+    for message in broker.read(place, low):
+        if not message.is_foreign:
+            yield parse_times([(dict(message.headers())["ce_time"] or b"").decode()]).tolist()[0]
