@@ -49,7 +49,7 @@ def merged(
 
 def _times(there: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Since when times are kept, and how they are read."""
-    kept_by = [facts["times"] for facts in there]
+    kept_by = [facts["times"] for facts in there if facts]  # else nothing was written there yet
     since = [t["since"] for t in kept_by if t["since"] is not None]
     read_as = {t["read_as"] for t in kept_by} or {None}
     return {
