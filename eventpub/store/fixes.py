@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from eventpub.config import Store
 from eventpub.store.connection import Connection, run
+from eventpub.store.failures import error_number
 from eventpub.store.frameworks import BESIDE_ID, plain, recognise
 from eventpub.store.identity import literal
 from eventpub.store.layout import (
@@ -32,6 +33,7 @@ _PREFIX = 191
 _TYPE = re.compile(r"^\w+(\([^)]*\))?( unsigned)?( zerofill)?( CHARACTER SET \w+)?( COLLATE \w+)?")
 """Of a definition that a server shows, what must come before NOT NULL."""
 _SAMPLE = 100_000
+_DENIED = 1142
 
 
 @dataclass(frozen=True)
@@ -198,9 +200,15 @@ def set_identity(parts: Sequence[str]) -> str:
     return f"set aggregate_id = {json.dumps(parts, ensure_ascii=False)} in [store.columns]"
 
 
-def _definition(table: Table, connection: Connection, column: str) -> tuple[str, str]:
-    """A column's own definition, as the server shows it, and the comment behind it."""
-    text = str(run(connection, f"SHOW CREATE TABLE {table.name}")[0][1])
+def _definition(table: Table, connection: Connection, column: str) -> tuple[str, str] | None:
+    """A column's own definition, as the server shows it, and the comment behind it; None: an
+    account that may read only some columns is not shown it."""
+    try:
+        text = str(run(connection, f"SHOW CREATE TABLE {table.name}")[0][1])
+    except Exception as error:
+        if error_number(error) != _DENIED:
+            raise
+        return None
     lines = (line.strip().rstrip(",") for line in text.splitlines())
     start = f"{quote(column)} "
     body, mark, comment = next(line for line in lines if line.startswith(start)).partition(
@@ -213,7 +221,10 @@ def not_null(table: Table, connection: Connection, columns: Sequence[str]) -> st
     """The statement after which columns refuse NULL, and are what they were otherwise."""
     changes = []
     for name in columns:
-        body, comment = _definition(table, connection, name)
+        found = _definition(table, connection, name)
+        if found is None:
+            return f"make {', '.join(columns)} NOT NULL (ALTER TABLE … MODIFY)"
+        body, comment = found
         body = re.sub(r" (NULL )?DEFAULT NULL| NULL(?= DEFAULT)", "", body)
         body = _TYPE.sub(r"\g<0> NOT NULL", body, count=1)
         changes.append(f"MODIFY {quote(name)} {body}{comment}")
@@ -222,7 +233,7 @@ def not_null(table: Table, connection: Connection, columns: Sequence[str]) -> st
 
 def set_by_database(table: Table, connection: Connection, column: Column) -> str:
     """The statement after which the database sets a time where a writer does not."""
-    _, comment = _definition(table, connection, column.name)
+    _, comment = _definition(table, connection, column.name) or ("", "")
     null = "NULL" if column.nullable else "NOT NULL"
     at = f"CURRENT_TIMESTAMP({column.precision})" if column.precision else "CURRENT_TIMESTAMP"
     return table.alter(

@@ -31,6 +31,7 @@ class TestAStart:
             position=at(1_000),
             acknowledged={("events", 1): 17},
             is_placed=True,
+            hidden_since=lease.hidden_since,
             uncounted_since=lease.uncounted_since,
             former_shards=5,
         )

@@ -279,7 +279,13 @@ class World:
     def prove_index(self, step: str) -> None:
         """What the dead publisher's index knows of the topic."""
         app, path = self.publisher.settings["app"]["id"], self.publisher.state / "index"
-        identity = {"app": app, "topic": self.topic, "partitions": PARTITIONS, "shard": [0, 1]}
+        of_all = {"partitions": PARTITIONS, "shard": [0, 1]}
+        identity = {
+            "app": app,
+            "topic": self.topic,
+            "table": f"{self.database.name}.events",
+            **of_all,
+        }
         with Index(path / "1-shards" / "0", identity) as index:
             known = {p: index.offsets[self.topic, p] for p in range(PARTITIONS)}
         high = high_watermarks(self.broker.open, self.topic)
