@@ -110,6 +110,7 @@ def test_the_wheel_of_the_image_publishes(
         for command in ("migrate", "doctor"):
             done = publisher.command(command)
             assert done.returncode == 0, done.stdout + done.stderr
+        assert f"{python} -m eventpub.spark.jvm" in done.stdout  # there is no archive of classes
         assert alive() == 1
         with transaction(database) as cursor:
             insert(cursor, "a", 1)
@@ -117,7 +118,6 @@ def test_the_wheel_of_the_image_publishes(
             cursor.connection.commit()
         publisher.start()
         publisher.until_published("a", [1, 2])
-        publisher.until_said(f"{python} -m eventpub.spark.jvm")  # there is no archive of classes
         eventually(lambda: alive() == 0, 30)
         publisher.kill()
         assert alive() == 1
