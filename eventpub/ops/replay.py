@@ -139,12 +139,11 @@ def replay(config: Config, what: Range, on_progress: Progress | None = None) -> 
     with EventStore(readable, layout) as store:
         partitions = _topic(config, what.topic)
         result = Replayed(what.named(config.app.id))
-        done, total, failures = _Done(), None, 0
+        done, total, failures, reached = _Done(), None, 0, 0
         hours: _RepeatedHours | None = None
         with _Writer(config, what.topic, partitions, result) as writer:
             while True:
                 writer.take_over()
-                known = done.events + result.refused
                 _read_back(config, what, partitions, result.id, done)
                 if hours is None:
                     result.before = done.events
@@ -153,7 +152,8 @@ def replay(config: Config, what: Range, on_progress: Progress | None = None) -> 
                         on_progress(done.events, total)
                     hours = _second_pass(config, layout, what)
                 result.events = done.events - result.before
-                failures = 0 if done.events + result.refused > known else failures
+                before, reached = reached, done.events + result.refused
+                failures = 0 if reached > before else failures
                 try:
                     for page, ahead in _pages(store, what, done, layout.unit, hours):
                         writer.publish(page, ahead)

@@ -89,4 +89,6 @@ def oldest_events(
             place, headers = (message.topic(), message.partition()), dict(message.headers() or ())
             if place not in found and records.is_ours(headers.items(), app_ids):
                 found[place] = time_of((headers.get(records.TIME) or b"").decode(errors="replace"))
+                if found.keys() >= left.keys():
+                    break
     return {place: found.get(place) for place in cut}

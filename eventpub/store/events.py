@@ -461,7 +461,8 @@ class EventStore:
         left_rows, left_size = rows, size
         for at in range(0, len(ranges), _RANGES_PER_STATEMENT):
             if left_rows <= 0 or left_size <= 0 or (at and until and monotonic() > until):
-                return pa.Table.from_batches(batches, EVENTS), [*rest, *ranges[at:]]
+                rest += ranges[at:]
+                break
             some = ranges[at : at + _RANGES_PER_STATEMENT]
             read: dict[str, int] = {}
             for batch in self._by_range(some, min(left_rows, _BATCH_ROWS), left_size):
