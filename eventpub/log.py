@@ -73,7 +73,7 @@ class Lines(logging.Handler):
 
     def _run(self) -> None:
         while (text := self._queue.get()) is not None:
-            with suppress(Exception):  # nobody is there to be told
+            with suppress(Exception):  # there is no reader left
                 sys.stderr.write(text)  # looked up each time: a live view puts lines above itself
                 sys.stderr.flush()
             with self._count:
@@ -84,7 +84,7 @@ class Lines(logging.Handler):
                 self._report_dropped(new)
 
     def _report_dropped(self, lines: int) -> None:
-        text = "log lines were dropped: nobody read stderr for too long"
+        text = "log lines were dropped: stderr was not drained for too long"
         record = logging.LogRecord(
             "eventpub.log", logging.WARNING, __file__, 0, f"{lines} {text}", None, None
         )

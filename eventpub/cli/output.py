@@ -332,7 +332,7 @@ def _drop_rest(stream: IO[str]) -> None:
 
 
 def write_error(error: EventpubError, cause: BaseException, *, as_line: bool = False) -> None:
-    """An error, on stderr; with a traceback where nobody foresaw it.
+    """An error, on stderr; with a traceback where it is unexpected.
 
     Args:
         as_line: write it as a line of the log, where those are JSON.

@@ -37,7 +37,7 @@ def merged(
         if said:
             moved[name] = any(said)
     # one that has forgotten events does not say which of the others' may still commit: where the
-    # baseline is, the fold decides anew, as if the index were lost
+    # baseline is, the fold decides again, as if the index were lost
     forgets = any((facts.get("baseline") or 0) > (baseline or 0) for facts in there)
     moved |= {"baseline": baseline, "undecided": [forgets, 0]}
     positions = [None if facts is None else facts.get("position") for facts in former]

@@ -254,5 +254,5 @@ def _unpack_mariadb(folder: Path) -> None:
 
 
 def as_root() -> list[str]:
-    """What the servers want to be told where they run as root."""
+    """The option without which the servers refuse to run as root."""
     return ["--user=root"] if os.getuid() == 0 else []

@@ -116,7 +116,7 @@ def _sink(config: Config) -> Iterable[Check]:
 
 
 def _backlog(config: Config) -> list[Check]:
-    """Whether the topic keeps what is to be published next; nothing where that cannot be told."""
+    """Whether the topic keeps what is to be published next; nothing where that is unknown."""
     from eventpub.publisher.prepare import check_backlog, start_position
     from eventpub.state import StateDir
     from eventpub.store import EventStore

@@ -40,7 +40,7 @@ _COUNTERS = {
     "eventpub_transactions_passed": ("passed", "Transactions that were not waited for any longer"),
     "eventpub_log_lines_dropped": (
         "log_lines_dropped",
-        "Log lines that were not written: nobody read stderr",
+        "Log lines that were not written: stderr was not drained",
     ),
     "eventpub_producers_replaced": (
         "replaced",

@@ -204,7 +204,7 @@ async def _failed(_: Request, error: Exception) -> Response:
 
 
 class _Lists:
-    """A list that costs time: made again only when the last is old for what it took.
+    """A list that is slow to make: refreshed only once the last one is old for the time it took.
 
     Args:
         make: makes it.

@@ -180,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
     host = _Host(job, outside)
     try:
         outside.send(("result", host.run()))
-    except (ConnectionError, _LeftError):  # nobody waits for it any more
+    except (ConnectionError, _LeftError):  # the caller has left
         host.end()
         shutil.rmtree(job.folder, ignore_errors=True)
         return 1

@@ -101,7 +101,7 @@ def require_known(config: Config, state: StateDir) -> None:
 
 
 def start_lost(state: StateDir) -> StateError:
-    """This publisher was started before, and nobody knows when, or what it has published."""
+    """This publisher was started before, and its start and what it has published are unknown."""
     return StateError(
         "state.start_lost",
         "the state of this publisher is lost, and the topic does not tell what was published",

@@ -50,7 +50,7 @@ def alter(sink: config.Sink, topic: str) -> str:
 
 
 def faults_of(sink: config.Sink, settings: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What the topic's settings do that nobody wants, each with the fix."""
+    """Settings of the topic that break the guarantees, each with the fix."""
     limit = largest_record(settings)
     own = client.producer_settings(sink, None)
     add = alter(sink, sink.topic)

@@ -595,7 +595,7 @@ def altered_table(layout: Layout) -> StoreError:
     """The event table is not what it was."""
     return StoreError(
         "store.table_altered",
-        "the event table was altered; it is read anew, as it is now",
+        "the event table was altered; its layout was read again",
         where=layout.where,
         suggestion="nothing to do",
         retriable=True,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 _EVER = 0
-"""µs; of what hides rows nobody knows since when."""
+"""µs; since when rows are hidden, where that is unknown."""
 _FIRST_PSEUDO_ID = 1 << 48  # MySQL's ids of transactions that have not written; MariaDB's are 0
 
 

@@ -1,4 +1,4 @@
-"""Servers that only tests and measurements start: clusters, replicas, Kafka Connect, relays."""
+"""Servers and writers that only tests and measurements start: clusters, replicas, load, relays."""
 
 from tests.servers.cluster import KafkaCluster, kafka_cluster
 from tests.servers.replication import Replica, replica_of, replicating
