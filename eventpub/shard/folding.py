@@ -264,13 +264,16 @@ class Fold:
         context.report.made_again += sorted(made_again)
 
     def _require_no_copy(self, what: str) -> None:
-        """Give up an index that is a copy of what is gone: the state that it was of is gone, too.
+        """Give up an index that is a copy of what is gone, where the state is gone, too.
+
+        With the state, what was published is known: that it is gone is for the operator to decide.
 
         Raises:
             StateError: index.corrupt
         """
-        copy = self._context.report.copied_from
-        if copy is not None:
+        context = self._context
+        copy, known = context.report.copied_from, context.lease.acknowledged
+        if copy is not None and not any(known.get(place) for place in context.own_places()):
             raise StateError("index.corrupt", f"the copy {copy} is {what}")
 
     def _decide_baseline(self) -> None:

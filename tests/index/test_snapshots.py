@@ -312,17 +312,28 @@ def test_a_copy_of_an_index_of_a_newer_version_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copied_from", "code"), [("a copy", "index.corrupt"), (None, "sink.topic_recreated")]
+    ("copied_from", "acknowledged", "code"),
+    [
+        ("a copy", {}, "index.corrupt"),
+        ("a copy", {("events", 0): 7}, "sink.topic_recreated"),
+        (None, {}, "sink.topic_recreated"),
+    ],
 )
 def test_a_copy_is_none_where_the_topic_was_deleted_since(
-    monkeypatch: pytest.MonkeyPatch, copied_from: str | None, code: str
+    monkeypatch: pytest.MonkeyPatch,
+    copied_from: str | None,
+    acknowledged: dict[tuple[str, int], int],
+    code: str,
 ) -> None:
-    """Who had removed the state, as the error says, was told the same again."""
+    """The operator who had removed the state, as the error says, got the same error again. As long
+    as there is a state, what was lost is for the operator to decide."""
     monkeypatch.setattr(folding, "topic_ids", lambda *_: {"events": "new"})
     context: Any = SimpleNamespace(
         assignment=SimpleNamespace(config=SimpleNamespace(sink=Sink(topic="events"))),
         index=SimpleNamespace(topics={"events": "former"}),
         report=SimpleNamespace(copied_from=copied_from, made_again=[]),
+        lease=SimpleNamespace(acknowledged=acknowledged),
+        own_places=lambda: [("events", 0)],
     )
     with pytest.raises(EventpubError) as raised:
         folding.Fold(context)._check_topics()
