@@ -36,6 +36,7 @@ def merged(
         said = [facts[name] for facts in there if name in facts]
         if said:
             moved[name] = any(said)
+    moved["contents"] = all(facts is not None and facts.get("contents") for facts in former)
     # one that has forgotten events does not say which of the others' may still commit: where the
     # baseline is, the fold decides again, as if the index were lost
     forgets = any((facts.get("baseline") or 0) > (baseline or 0) for facts in there)

@@ -369,6 +369,20 @@ def test_a4_what_one_of_them_has_forgotten_is_not_the_baseline_of_the_others(
         assert index.known(["a", "c"]).last == {"a": 5, "c": 5}
 
 
+@pytest.mark.parametrize("are_kept", [True, False])
+def test_contents_that_all_former_indexes_have_are_not_read_from_the_topic_again(
+    tmp_path: Path, are_kept: bool
+) -> None:
+    for number, name in enumerate(["a", "c"]):
+        fill(tmp_path / str(number), [name], 70, {("t", number): 10})
+    for number, kept in ((0, True), (1, are_kept)):
+        with Index(tmp_path / str(number), IDENTITY) as index:
+            index.note_contents(kept)
+    with Index(tmp_path / "new", IDENTITY) as index:
+        move(index, [tmp_path / "0", tmp_path / "1"], lambda _: True, [("t", 0), ("t", 1)], None)
+        assert index.has_contents is are_kept
+
+
 def test_what_was_written_is_known_until_a_fold_has_moved_on(tmp_path: Path) -> None:
     here, there = ("t", 0), ("t", 1)
     with Index(tmp_path / "0", IDENTITY) as index:
