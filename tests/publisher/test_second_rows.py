@@ -280,6 +280,7 @@ def test_d9_second_rows_of_a_version_below_the_first(
     create(database)
     publisher = new_publisher(database, store={"columns": COLUMNS})
     insert(database, ("a", 0, PLACED, 20), ("a", 0, INVOICED, 19), ("a", 0, PLACED, 18))
+    insert(database, ("z", 1, PLACED, 20))
     publisher.publish_everything()
     assert letters_of(publisher) == {("a", 0, PLACED), ("a", 0, INVOICED)}
     insert(database, ("a", 0, "Order.Paid", 10), ("a", 1, PLACED, 5), ("a", 0, PLACED, 1))
