@@ -224,4 +224,4 @@ def test_f13_a_machine_that_is_new_to_a_shard_takes_a_copy_of_its_index(
     assert publisher.stop() == 143
     differences = compare(database, publisher.topic)
     assert not differences, differences
-    assert "a copy was fetched" in publisher.log.read_text()
+    assert ": fetched a copy" in publisher.log.read_text()
