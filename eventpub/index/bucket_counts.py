@@ -35,6 +35,11 @@ class BucketCounts:
         """Set one."""
         batch.put(b"c" + NUMBER.pack(bucket), _ROWS.pack(rows))
 
+    def delete_since(self, batch: Any, first: int) -> None:
+        """Delete buckets from one on."""
+        for bucket in self.since(first):
+            batch.delete(b"c" + NUMBER.pack(bucket))
+
     def prune(self, batch: Any, forget_below: int) -> None:
         """Delete buckets."""
         since = self._pruned_below  # what was deleted before is not passed over again

@@ -81,13 +81,13 @@ class Facts:
         return int(self._facts.get("dead_run", 0))
 
     @property
-    def undecided(self) -> tuple[bool, int] | None:
+    def undecided(self) -> tuple[bool, int, bool] | None:
         """While it is not known yet whether an index needs a baseline, since it is new, or older
-        than what was cut off the topic: whether the topic was found truncated, and `create_time` of
-        the newest event read back, µs. None: it is decided.
+        than what was cut off the topic: whether the topic was found truncated, `create_time` of the
+        newest event read back, µs, and whether all that it knows was read back. None: decided.
         """
         found = self._facts.get("undecided")
-        return None if found is None else (bool(found[0]), int(found[1]))
+        return None if found is None else (bool(found[0]), int(found[1]), bool(found[2]))
 
     @property
     def chunk_bytes(self) -> int | None:
@@ -101,11 +101,6 @@ class Facts:
 
     # -- writes ----------------------------------------------------------------------------------
 
-    def go_back(self, by: int) -> None:
-        """What was created in so many µs up to the position is to be read again."""
-        if self.position is not None:
-            self._write(new_batch(), {"position": self.position - by})
-
     def note_contents(self, are_kept: bool) -> None:
         """See `has_contents`."""
         if are_kept != self.has_contents:
@@ -118,7 +113,7 @@ class Facts:
         """
         facts: dict[str, Any] = {"baseline": baseline, "offsets": {}, "times": NO_TIMES}
         facts["everywhere"] = everywhere
-        self._write(new_batch(), facts | {"undecided": [False, 0]})
+        self._write(new_batch(), facts | {"undecided": [False, 0, True]})
 
     def keep_times(self, read_as: str, now: int) -> None:
         """What is known of times before this was not kept by this way of reading them.
@@ -144,9 +139,9 @@ class Facts:
         """What a fold has met so far, before its offsets move on; see `undecided`."""
         before = self.undecided
         if before is None and truncated:
-            before = (False, 0)
+            before = (False, 0, False)
         if before is not None:
-            now = (truncated or before[0], max(newest, before[1]))
+            now = (truncated or before[0], max(newest, before[1]), before[2])
             if now != before:
                 self._write(new_batch(), {"undecided": [*now]})
 

@@ -40,7 +40,7 @@ def merged(
     # one that has forgotten events does not say which of the others' may still commit: where the
     # baseline is, the fold decides again, as if the index were lost
     forgets = any((facts.get("baseline") or 0) > (baseline or 0) for facts in there)
-    moved |= {"baseline": baseline, "undecided": [forgets, 0]}
+    moved |= {"baseline": baseline, "undecided": [forgets, 0, False]}
     positions = [None if facts is None else facts.get("position") for facts in former]
     known = [position for position in positions if position is not None]
     if known and len(known) == len(positions) and not forgets:

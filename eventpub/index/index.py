@@ -37,6 +37,7 @@ from eventpub.admission import (
     after_fold,
     without,
 )
+from eventpub.admission.buckets import WIDTH, bucket_of
 from eventpub.errors import StateError
 from eventpub.index.bucket_counts import BucketCounts
 from eventpub.index.database import Database, checked_marks, items_of, new_batch, read_only
@@ -320,6 +321,18 @@ class Index(Facts):
         self.counts.prune(batch, forget_below)
         with self._recent.replaced_by({}):
             self._write(batch, {})
+
+    def go_back(self, by: int | None) -> None:
+        """What was created in so many µs up to the position is to be read, and counted, again.
+
+        Args:
+            by: None: nothing is known any more of what was read.
+        """
+        if self.position is not None:
+            first = 0 if by is None else bucket_of(self.position - by)
+            batch = new_batch()
+            self.counts.delete_since(batch, first)
+            self._write(batch, {"position": None if by is None else first * WIDTH})
 
     def note_skipped(self, aggregate_id: str, ranges: Sequence[tuple[int, int]]) -> None:
         """Change which versions of an aggregate are published as late events if they turn up."""

@@ -7,14 +7,14 @@ owner, a transaction whose answer was lost, another machine. Normally there is n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eventpub import admission
-from eventpub.admission import Rewritten, Seen
+from eventpub.admission import Known, Rewritten, Seen, values
 from eventpub.channel import Folding
 from eventpub.errors import SinkError, StateError
 from eventpub.failpoint import failpoint
@@ -74,8 +74,7 @@ class Fold:
             self._keep_contents()
             jumps = Jumps(index.known) if index.undecided is None else None
             self._read(jumps)
-            # before the offsets move on: also where nothing was left to be read
-            index.note_truncated(context.sink.truncated, 0)
+            self._note_truncated(0)  # also where nothing was left to be read
             if context.sink.offsets != index.offsets:
                 index.moved_to(context.sink.offsets)
             if index.reads_everywhere:
@@ -166,15 +165,32 @@ class Fold:
             index.note_missing_markers(lost)
         return lost
 
+    def _note_truncated(self, newest: int) -> None:
+        """Before the offsets move on; the position of an index that misses what was cut says
+        nothing."""
+        context, index = self._context, self._context.index
+        index.note_truncated(context.sink.truncated, newest)
+        offsets, known = index.offsets, context.lease.acknowledged
+        if context.sink.truncated and any(
+            known.get(place, 0) > offsets.get(place, 0)
+            for place in context.own_places()
+            if place[0] == context.assignment.config.sink.topic
+        ):
+            index.go_back(None)
+
     def _take(self, part: Folded, now: int, jumps: Jumps | None) -> None:
         context, index = self._context, self._context.index
         # one from the future, published since a later version was there, says nothing
         past = part.create_times[part.create_times <= now]
-        index.note_truncated(context.sink.truncated, int(past.max(initial=0)))
+        self._note_truncated(int(past.max(initial=0)))
         if part.kind == "gaps":
             index.fold_gaps(part.gaps, part.offsets, now)
-            return
-        context.report.folded += len(part.aggregate_ids)
+        else:
+            context.report.folded += len(part.aggregate_ids)
+            self._take_events(part, now, jumps)
+
+    def _take_events(self, part: Folded, now: int, jumps: Jumps | None) -> None:
+        context, index = self._context, self._context.index
         first_version = context.rules.first_version
         versions: dict[str, list[int]] = {}
         below: dict[str, list[int]] = {}
@@ -286,13 +302,15 @@ class Fold:
         context, index = self._context, self._context.index
         if index.undecided is None:
             return
-        truncated, newest = index.undecided
+        truncated, newest, _ = index.undecided
         baseline, known_to, low = None, index.position, context.lease.low
         is_older = known_to is None or known_to < low
         if truncated and (is_older or self._is_of_older_state(newest)):
-            baseline = self._lost_baseline(newest)
-            context.report.baseline = context.report.repeats_after = baseline
+            baseline, cut = self._lost_baseline(newest)
             baseline = max(baseline, index.baseline or 0)
+            self._count_as_published(baseline, cut)
+            context.report.baseline = baseline
+            context.report.repeats_after = max(baseline, min(cut.values(), default=0))
             index.forget_times(context.now)
         elif truncated and known_to is not None:
             # what it held, or the recount had found, is older than the position
@@ -300,41 +318,102 @@ class Fold:
             context.report.repeats_after = context.low(known_to) - horizon
         index.decide_baseline(baseline)
 
-    def _lost_baseline(self, newest: int) -> int:
-        """Up to where events count as published when both index and topic have forgotten them.
+    def _lost_baseline(self, newest: int) -> tuple[int, dict[int, int]]:
+        """What counts as published when both index and topic have forgotten it.
 
-        Nothing is lost: what is not published yet was created after what open transactions hide,
-        what is to be counted again, and the oldest hold, or within the horizon or the longest wait
-        before. So the baseline need not be above that. Nothing is repeated: an event is in the
-        index if its record is left, or a record of a later version; and what retention has cut off
-        a partition was published before the oldest record left there, so it was created before
-        that. So the baseline need not be above the latest of these times, of the partitions that
-        were cut; of one of which nothing is left, above `low`. Of the two bounds the higher one
-        counts: rather than repeat an event, one that commits later than retention waits is given
-        up. It may be too low where the oldest record left was itself published late, a version was
-        held, or a row had a time in the future: the log says from where on events may be repeated.
+        Whatever was created up to a baseline: what is not published yet was created after what open
+        transactions hide, what is to be counted again, and the oldest hold, or within the horizon
+        or the longest wait before.
+
+        Of what was created later, what retention has cut off a partition: an event is in the index
+        if its record is left, or a record of a later version; and what is gone was published before
+        the oldest record left, so it was created before that; where none is left, at or before
+        `low`. Of these rows those count that stand in the table now: one that commits from now on
+        was not published. So nothing is repeated, and only what has committed late since the
+        publisher ended is given up. A bound may be too low where the oldest record left was itself
+        published late, a version was held, or a row had a time in the future: the log says from
+        where on events may be repeated.
 
         Where the coordinator knows nothing, or less than the topic, the newest event read back
         stands for `low`; see `_kept`.
 
         Args:
             newest: `create_time` of the newest event that was read back from the topic, µs.
+
+        Returns:
+            The baseline, µs; and by partition up to when what was created may be cut.
         """
         context, low = self._context, self._context.lease.low
         start = context.assignment.start or 0
         if low <= start or self._is_of_older_state(newest):
             low = max(low, newest)
         hidden = context.lease.hidden_since
-        unpublished = low if hidden is None else min(low, hidden)
-        return max(start, min(low, max(self._kept(unpublished), self._cut_before(low))))
-
-    def _cut_before(self, low: int) -> int:
-        """What retention has cut off the shard's partitions was created before, µs."""
-        context = self._context
-        config = context.assignment.config
-        own = [(config.sink.topic, p) for p in context.shard.topic_partitions()]
+        unpublished = context.low(low if hidden is None else min(low, hidden))
+        config, partitions = context.assignment.config, context.shard.topic_partitions()
+        own = [(config.sink.topic, partition) for partition in partitions]
         oldest = oldest_events(config.sink, own, (config.app.id, *config.app.former_ids))
-        return max((low if at is None else at for at in oldest.values()), default=0)
+        cut = {p: low if at is None else min(low, at) for (_, p), at in oldest.items()}
+        return max(start, min(low, self._kept(unpublished))), cut
+
+    def _count_as_published(self, after: int, cut: Mapping[int, int]) -> None:
+        """See `_lost_baseline`. What is missing below, or was created later, counts as skipped: it
+        is a late event where it commits yet.
+
+        Args:
+            after: the baseline, µs.
+            cut: by partition, up to when.
+        """
+        context, index = self._context, self._context.index
+        for keys in context.lookup.keys(after, max(cut.values(), default=after), context.shard):
+            old = [*self._old(keys, cut)]
+            known = index.known([*{a for a, *_ in old}])
+            if index.undecided is not None and index.undecided[2]:
+                old = [row for row in old if not self._is_left(row[0], known, cut)]
+            if old:
+                self._skip_missing({(a, v) for a, v, _ in old}, known, cut)
+                ids, versions, times = zip(*old, strict=True)
+                part = Folded("late", {}, [*ids], np.array(versions), np.array(times))
+                self._take_events(part, context.now, None)
+            self._go_on(0)
+
+    def _is_left(self, aggregate_id: str, known: Known, cut: Mapping[int, int]) -> bool:
+        """Whether the last event that was read back of an aggregate is left: so would be what came
+        after it."""
+        seen = Seen.unpacked(known.times.get(aggregate_id, 0))
+        partition = admission.topic_partition(aggregate_id, self._context.shard.partitions)
+        return seen.is_of_last and seen.newest >= cut[partition]
+
+    def _old(self, keys: Any, cut: Mapping[int, int]) -> Iterator[tuple[str, int, int]]:
+        """Aggregate, version and time of rows whose records may be cut."""
+        columns = (values(keys, name) for name in ("aggregate_id", "version", "create_time"))
+        for a, version, created in zip(*columns, strict=True):
+            partition = admission.topic_partition(a, self._context.shard.partitions)
+            if created <= cut.get(partition, 0):
+                yield a, version, created
+
+    def _skip_missing(
+        self, events: Collection[tuple[str, int]], known: Known, cut: Mapping[int, int]
+    ) -> None:
+        """What the table misses directly below events that are to count as published."""
+        context = self._context
+        below_first = context.rules.first_version - 1
+        above = [
+            (a, v)
+            for a, v in events
+            if v - 1 > known.last.get(a, below_first) and (a, v - 1) not in events
+        ]
+        there = {a: [known.last.get(a, below_first)] for a, _ in above}
+        for keys in context.lookup.below(above, 1):
+            for a, version, _ in self._old(keys, cut):
+                there[a].append(version)
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        for a, version in sorted(above):
+            start = 1 + max(v for v in there[a] if v < version)
+            if start < version:
+                ranges = skipped.setdefault(a, [*known.skipped.get(a, ())])
+                ranges.append((start, version - 1))
+        for a, ranges in skipped.items():
+            context.index.note_skipped(a, ranges)
 
     def _kept(self, newest: int) -> int:
         """Everything created before that was published or skipped when an event of then was."""

@@ -427,15 +427,16 @@ class EventStore:
     def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
         """`aggregate_id`, `version` and `create_time` of the rows of a window (of one shard)."""
         layout = self._layout
-        values = statements.local_range(layout, after, upto)
-        if values is None:
-            return
-        with self._connection() as connection:
-            statement = statements.keys(layout, *values, shard)
-            # to its end, as of `window`: who compares them waits for the broker
-            blocks = list(stream(connection, statement, rows=100_000, size=_BATCH_BYTES))
-        for block in blocks:
-            yield keys_batch(layout, block, after, upto)
+        for end in self._portions(after, upto, by_rows=upto - after > _LONG):
+            values = statements.local_range(layout, after, end)
+            if values is not None:
+                with self._connection() as connection:
+                    statement = statements.keys(layout, *values, shard)
+                    # to its end, as of `window`: who compares them waits for the broker
+                    blocks = list(stream(connection, statement, rows=100_000, size=_BATCH_BYTES))
+                for block in blocks:
+                    yield keys_batch(layout, block, after, end)
+            after = end
 
     def fetch(
         self,

@@ -95,9 +95,10 @@ def test_an_event_from_the_future_does_not_say_what_was_published(
     assert all(count == 1 for count in published(publisher).values())
 
 
+@pytest.mark.parametrize("is_emptied", [False, True])
 @pytest.mark.parametrize("lost", ["index", "index/2-shards/1", "replaced"])
 def test_what_commits_late_is_not_lost_with_the_index_of_a_topic_that_was_cut(
-    publisher: Publisher, database: FreshDatabase, lost: str
+    publisher: Publisher, database: FreshDatabase, lost: str, is_emptied: bool
 ) -> None:
     """101 of 101 events were lost, and a version was passed over without a record of it."""
     publisher.settings["spark"]["shards"] = 2
@@ -127,6 +128,8 @@ def test_what_commits_late_is_not_lost_with_the_index_of_a_topic_that_was_cut(
         held = _progress(publisher)
         eventually(lambda: _progress(publisher)["holds"] and _progress(publisher) != held)
         publisher.kill()
+        if is_emptied:
+            cut(publisher, [0, 1, 2, 3])
         before = published(publisher)
         shutil.rmtree(publisher.state / ("index" if lost == "replaced" else lost))
         if lost == "replaced":

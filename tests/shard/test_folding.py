@@ -20,7 +20,7 @@ NOW = 1_700_000_000 * SECOND
 READ_TO = NOW - 10 * SECOND
 HORIZON, LONGEST_HOLD = 300 * SECOND, 64 * SECOND
 KNOWN = {("t", 0): 101, ("t", 1): 50}
-Decide = Callable[..., tuple[Index, Report]]
+Decide = Callable[..., tuple[Index, Report, int]]
 
 
 @pytest.fixture
@@ -38,8 +38,15 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
         low: int = READ_TO,
         hidden_since: int | None = None,
         left: tuple[int | None, ...] = (),
-    ) -> tuple[Index, Report]:
-        monkeypatch.setattr(folding, "oldest_events", lambda *_: dict(enumerate(left)))
+    ) -> tuple[Index, Report, int]:
+        oldest = {("t", partition): at for partition, at in enumerate(left)}
+        monkeypatch.setattr(folding, "oldest_events", lambda *_: oldest)
+        counted: list[int] = [0]
+
+        def keys(after: int, upto: int, _: Shard) -> tuple[()]:
+            counted.append(upto if upto > after else 0)
+            return ()
+
         settings = SimpleNamespace(
             sink=config.Sink(topic="t"),
             recount=SimpleNamespace(horizon=HORIZON),
@@ -55,10 +62,11 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
             report=Report(0),
             now=NOW,
             low=lambda position: position,
+            lookup=SimpleNamespace(keys=keys),
         )
         index.note_truncated(True, newest)
         folding.Fold(context)._decide_baseline()
-        return index, context.report
+        return index, context.report, counted[-1]
 
     yield decided
     index.close()
@@ -73,7 +81,7 @@ def test_what_others_wrote_may_be_cut_and_nothing_of_ours_is_given_up(
     With a baseline, what commits late and what holds wait for would be lost. `newest`: nothing was
     read back, or what was published just before a crash.
     """
-    index, report = decide(newest)
+    index, report, _ = decide(newest)
     assert (index.baseline, report.baseline) == (None, None)
     assert report.repeats_after == READ_TO - HORIZON, (
         "it may have been ours, of just before a crash"
@@ -82,7 +90,7 @@ def test_what_others_wrote_may_be_cut_and_nothing_of_ours_is_given_up(
 
 def test_what_was_published_long_after_shows_that_the_whole_state_is_older(decide: Decide) -> None:
     newest = READ_TO + HORIZON + LONGEST_HOLD + SECOND
-    index, report = decide(newest)
+    index, report, _ = decide(newest)
     assert index.baseline == report.baseline == READ_TO + SECOND
 
 
@@ -92,22 +100,23 @@ UNSEEN = OLDER - HORIZON - LONGEST_HOLD
 
 
 @pytest.mark.parametrize(
-    ("hidden", "left", "baseline"),
+    ("hidden", "left", "baseline", "counted"),
     [
-        (None, (None,), OLDER),  # nothing is left: whatever was published may be cut
-        (None, (OLDER - 5 * SECOND, None), OLDER),
-        (None, (OLDER - 5 * SECOND, OLDER - 9 * SECOND), OLDER - 5 * SECOND),
-        (None, (OLDER + 5 * SECOND,), OLDER),
-        (None, (SECOND,), UNSEEN),  # what may still commit is younger than all that was cut
-        (OLDER - 7 * SECOND, (SECOND,), UNSEEN - 7 * SECOND),
-        (OLDER + 7 * SECOND, (SECOND,), UNSEEN),
-        (None, (), UNSEEN),  # nothing was cut of the topic itself
+        (None, (None,), UNSEEN, OLDER),  # nothing is left: whatever was published may be cut
+        (None, (OLDER - 5 * SECOND, None), UNSEEN, OLDER),
+        (None, (OLDER - 5 * SECOND, OLDER - 9 * SECOND), UNSEEN, OLDER - 5 * SECOND),
+        (None, (OLDER + 5 * SECOND,), UNSEEN, OLDER),
+        (None, (SECOND,), UNSEEN, 0),  # what may still commit is younger than all that was cut
+        (OLDER - 7 * SECOND, (SECOND,), UNSEEN - 7 * SECOND, 0),
+        (OLDER + 7 * SECOND, (SECOND,), UNSEEN, 0),
+        (None, (), UNSEEN, 0),  # nothing was cut of the topic itself
     ],
 )
 def test_an_index_that_is_older_than_what_the_coordinator_knows(
-    decide: Decide, hidden: int | None, left: tuple[int | None, ...], baseline: int
+    decide: Decide, hidden: int | None, left: tuple[int | None, ...], baseline: int, counted: int
 ) -> None:
-    """Neither is repeated what was cut, nor lost what commits later, as far as both can be had."""
-    index, report = decide(0, OLDER, hidden, left)
-    assert index.baseline == report.baseline == baseline
-    assert report.repeats_after == baseline
+    """Up to the baseline all counts as published, up to `counted` what the table has now."""
+    index, report, upto = decide(0, OLDER, hidden, left)
+    assert (index.baseline, report.baseline, upto) == (baseline, baseline, counted)
+    cut = (OLDER if at is None else min(at, OLDER) for at in left)
+    assert report.repeats_after == max(baseline, min(cut, default=0))

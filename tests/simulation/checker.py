@@ -107,7 +107,8 @@ def check(world: World, start: int, counted_from: int | None) -> None:
         skipped = any(s.first <= key[1] <= s.last for s in skips.get(key[0], ()))
         if key in world.promised and row.payload not in seen:
             raise ViolationError("lost", f"{key}, which was published on request")
-        if key in late and not (skipped or (key in dead and _was_asked_for(world, key))):
+        was_asked_for = key in dead and _was_asked_for(world, key)
+        if key in late and not (skipped or was_asked_for or _is_below_forgotten(world, key)):
             raise ViolationError("late without a skip", f"{key}")
         if row.payload in seen or key in accounted or row.create_time <= start:
             continue
@@ -118,7 +119,7 @@ def check(world: World, start: int, counted_from: int | None) -> None:
         if (row.late or world.has_lost_progress) and _is_forgotten(world, row):
             world.counts["forgotten by topic and index"] += 1
             continue
-        if skipped and world.setup.late == "drop":
+        if world.setup.late == "drop" and (skipped or _is_below_forgotten(world, key)):
             continue
         if key in _forgotten_skips(world):
             world.counts["skipped, which was cut and forgotten"] += 1
@@ -161,6 +162,12 @@ def _is_forgotten(world: World, row: Row) -> bool:
     remembers = not world.has_lost_progress
     upto = world.forgotten.upto(crc(row.aggregate_id), row, is_hidden=remembers)
     return row.create_time <= upto
+
+
+def _is_below_forgotten(world: World, key: tuple[str, int]) -> bool:
+    """Whether a version above it may count as published, and what is missing there as skipped."""
+    above = (row for (a, v), row in world.committed.items() if a == key[0] and v > key[1])
+    return any(_is_forgotten(world, row) for row in above)
 
 
 class Order:

@@ -1,10 +1,10 @@
 """What may count as published, since neither the topic nor an index tells it any more.
 
 What is promised, worked out from the broker's log and the rows, not from what the publisher says:
-the baseline is at most what has been read less the horizon and the longest hold, or, where that is
-later, the time of the oldest event that retention has left of the partitions that it has cut; of a
-partition of which nothing is left, all that has been read. And it is at least that time, as far as
-the coordinator knows that all was published.
+all that was created up to what has been read less the horizon and the longest hold; and what the
+table had when that was decided, up to the time of the oldest event that retention has left of its
+partition, or of a partition of which nothing is left, up to what has been read. And all that was
+created up to that time is to count, as far as the coordinator knows that all was published.
 """
 
 from __future__ import annotations
@@ -25,29 +25,25 @@ class _Moment:
     """One at which an index was lost, or older than where a topic was cut.
 
     Attributes:
-        partitions, shards: how many there were.
         kept: everything created until then was published, but for what open transactions hid.
-        cut_before: the same of what is gone from the topic, by shard.
+        cut_before: the same of what is gone from the topic, by partition.
         low: until when the coordinator knows that all was published; 0: it has lost the state.
     """
 
-    partitions: int
-    shards: int
     kept: int
     cut_before: tuple[int, ...]
     low: int
 
     def _cut(self, aggregate: int) -> int:
-        return self.cut_before[aggregate % self.partitions % self.shards]
+        return self.cut_before[aggregate % len(self.cut_before)]
 
     def at_least(self, aggregate: int) -> int:
         """Up to where they must, so that nothing is repeated, µs."""
         return min(self.low, self._cut(aggregate))
 
-    def upto(self, aggregate: int, *, is_seen: bool) -> int:
+    def upto(self, aggregate: int, *, is_seen: bool, was_there: bool) -> int:
         """Up to where events of an aggregate, by its hash, may count as published, µs."""
-        cut = self._cut(aggregate)
-        return cut if is_seen else max(cut, self.kept)
+        return max(was_there * self._cut(aggregate), (not is_seen) * self.kept)
 
 
 class Forgotten:
@@ -55,23 +51,24 @@ class Forgotten:
 
     def __init__(self) -> None:
         self._moments: list[_Moment] = []
+        self._counted_at = 0
 
-    def note(self, world: World, shards: int, low: int) -> None:
+    def counts(self, world: World) -> None:
+        """What the table has now is counted as published, as far as it may be."""
+        self._counted_at = world.moment
+
+    def note(self, world: World, low: int) -> None:
         """One more, as the world is now."""
         setup, broker = world.setup, world.broker
         waits = setup.horizon + setup.backoff_base * ((1 << setup.max_backoff) - 1)
-        left = {p: _oldest(broker, p, world.reached) for p in range(broker.partitions)}
-        cut = [
-            max((at for p, at in left.items() if p % shards == shard), default=0)
-            for shard in range(shards)
-        ]
+        cut = [_oldest(broker, p, world.reached) for p in range(broker.partitions)]
         kept = min(world.reached, world.clock) - waits
         if world.has_lost_progress:  # then it is told by the newest event that is left
             kept = max(kept, _newest(broker, world.clock) - waits)
         reached = max(world.reached, kept)
         before = tuple(min(reached, at) for at in cut)
         low = 0 if world.has_lost_progress else low
-        self._moments.append(_Moment(broker.partitions, shards, kept, before, low))
+        self._moments.append(_Moment(kept, before, low))
 
     def at_least(self, aggregate: int) -> int:
         """Up to where events of an aggregate, by its hash, were to count as published at each of
@@ -87,7 +84,9 @@ class Forgotten:
             is_hidden: whether the publisher remembers what it has seen.
         """
         is_seen = is_hidden and row is not None and bool(row.seen)
-        return max((m.upto(aggregate, is_seen=is_seen) for m in self._moments), default=0)
+        was_there = row is None or row.committed <= self._counted_at
+        of = (m.upto(aggregate, is_seen=is_seen, was_there=was_there) for m in self._moments)
+        return max(of, default=0)
 
     def __bool__(self) -> bool:
         return bool(self._moments)

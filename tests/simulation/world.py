@@ -667,7 +667,7 @@ class World:
         Where there are several executors, one of them may have none, or an older one.
         """
         if self.is_cut and (self.lost or self.setup.executors > 1):
-            self.forgotten.note(self, *self.shards())
+            self.forgotten.note(self, self.shards()[1])
 
     # -- what the real code comes by --------------------------------------------------------------
 
