@@ -109,7 +109,7 @@ class StableEnds:
         kept: dict[PartitionId, int] = {}
         while True:
             ends = {**self._list("latest"), **kept}
-            short = {p for p, end in ends.items() if saved.get(p, 0) > end}
+            short = {p for p, end in ends.items() if self._reached(p, saved.get(p, 0)) > end}
             kept |= {p: end for p, end in ends.items() if p in self._scope.of_others - short}
             seen = _Seen(ends, self._list("latest", committed=True), short)
             now = time.monotonic()
@@ -145,9 +145,10 @@ class StableEnds:
         sink, ends = self._scope.sink, seen.ends
         for place in sorted(seen.short):
             # a marker that is missing is one offset
-            marker = self.before_marker(place, saved.get(place)) is not None
-            if ends[place] < saved[place] - marker:
-                raise tail_gone(sink, place, saved[place], ends[place])
+            at = saved.get(place, 0)
+            known = self._reached(place, at - (self.before_marker(place, at) is not None))
+            if ends[place] < known:
+                raise tail_gone(sink, place, known, ends[place])
         missing_markers = {}
         for place in late - self._scope.of_others:
             first = seen.stable[place]
@@ -161,6 +162,14 @@ class StableEnds:
                 raise tail_gone(sink, place, saved[place], ends[place])
         if missing_markers:
             raise MissingMarkerError(missing_markers)
+
+    def _reached(self, place: PartitionId, saved: int) -> int:
+        """What the partition must have: `saved`, or what was acknowledged to a former index.
+
+        A side topic that was made again may have less than that.
+        """
+        is_own = self._scope.kind(place) == "events" and place not in self._scope.of_others
+        return max(saved, self._acknowledged.get(place, 0) - 1) if is_own else saved
 
     def before_marker(self, place: PartitionId, saved: int | None) -> Written | None:
         """What was written before the marker that a saved offset counts on; None: it does not."""
