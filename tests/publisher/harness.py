@@ -268,7 +268,7 @@ def end_when_led(consumer: Any, place: TopicPartition) -> int:
 def _record(message: Any) -> Record:
     headers = dict(message.headers() or [])
     return Record(
-        key=message.key().decode(),
+        key=message.key().decode(errors="replace"),
         version=int(headers.get("ce_sequence", b"0")),
         partition=message.partition(),
         offset=message.offset(),

@@ -1,6 +1,8 @@
-"""Records of strangers on the side topics end no command: they are counted and skipped."""
+"""Records of strangers on any topic end no command: they are counted and skipped."""
 
 from __future__ import annotations
+
+import shutil
 
 import pytest
 from confluent_kafka import Producer
@@ -27,28 +29,32 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("suffix", [".gaps", ".dead"])
+@pytest.mark.parametrize("suffix", ["", ".gaps", ".dead", ".late"])
 def test_records_of_strangers_end_no_command(
     suffix: str, new_publisher: NewPublisher, database: FreshDatabase, kafka_server: Kafka
 ) -> None:
     create_table(database)
-    publisher = new_publisher(database)
+    publisher = new_publisher(database, gaps={"late": "divert"})
     publisher.publish_everything()  # makes the topics
     own = publisher.settings["app"]["id"].encode()
     writer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
     headers = [
         [("ce_source", own), ("ce_sequence", b"1" * 5000), ("ce_time", None)],
         [("ce_source", own), ("ce_sequence", b"1"), ("ce_time", None)],
-        [("ce_source", b"another")],
+        [("ce_source", b"\xff")],
+        [("ce_source", own), (b"\xff", b"a name that is no text")],
     ]
-    for value in ODD:
-        for number, each in enumerate(headers):
-            name = publisher.topic.name + suffix
-            writer.produce(name, value, b"stranger-%d" % number, partition=0, headers=each)
+    for value in ODD if suffix else [b"1"]:
+        for key in (b"stranger", b"\xff"):
+            for each in headers if suffix else [[], *headers[2:]]:
+                name = publisher.topic.name + suffix
+                writer.produce(name, value, key, partition=0, headers=each)
     assert writer.flush(30) == 0
     with transaction(database) as cursor:
         insert(cursor, "a", 1)
         cursor.connection.commit()
+    publisher.publish_everything()
+    shutil.rmtree(publisher.state)
     publisher.publish_everything()
     assert publisher.topic.versions("a") == [1]
     for command in (["gaps", "list"], ["dead", "list"], ["verify"], ["trace", "a"]):
