@@ -133,6 +133,8 @@ class Walker:
             (int(self._created[r]) for v, r in available.items() if v > version),
             default=walk.since,
         )
+        if reachable < walk.seen:  # what was not read waits, too
+            since = min(since, walk.since)
         waited = hold is not None and hold.first_missing == version and not hold.catching_up
         if version > reachable:
             if waited and hold is not None:  # it is due as before

@@ -364,13 +364,16 @@ class Fold:
             cut: by partition, up to when.
         """
         context, index = self._context, self._context.index
+        before: dict[str, int] = {}
         for keys in context.lookup.keys(after, max(cut.values(), default=after), context.shard):
             old = [*self._old(keys, cut)]
             known = index.known([*{a for a, *_ in old}])
             if index.undecided is not None and index.undecided[2]:
                 old = [row for row in old if not self._is_left(row[0], known, cut)]
             if old:
-                self._skip_missing({(a, v) for a, v, _ in old}, known, cut)
+                for a, *_ in old:
+                    before.setdefault(a, known.last.get(a, context.rules.first_version - 1))
+                self._skip_missing({(a, v) for a, v, _ in old}, before, cut)
                 ids, versions, times = zip(*old, strict=True)
                 part = Folded("late", {}, [*ids], np.array(versions), np.array(times))
                 self._take_events(part, context.now, None)
@@ -392,28 +395,27 @@ class Fold:
                 yield a, version, created
 
     def _skip_missing(
-        self, events: Collection[tuple[str, int]], known: Known, cut: Mapping[int, int]
+        self,
+        events: Collection[tuple[str, int]],
+        before: Mapping[str, int],
+        cut: Mapping[int, int],
     ) -> None:
-        """What the table misses directly below events that are to count as published."""
-        context = self._context
-        below_first = context.rules.first_version - 1
-        above = [
-            (a, v)
-            for a, v in events
-            if v - 1 > known.last.get(a, below_first) and (a, v - 1) not in events
-        ]
-        there = {a: [known.last.get(a, below_first)] for a, _ in above}
-        for keys in context.lookup.below(above, 1):
+        """What the table misses directly below events that are to count as published.
+
+        Args:
+            before: the last version of each aggregate before any was counted.
+        """
+        index, lookup = self._context.index, self._context.lookup
+        above = [(a, v) for a, v in events if v - 1 > before[a] and (a, v - 1) not in events]
+        there = {a: [before[a]] for a, _ in above}
+        for keys in lookup.below(above, 1):
             for a, version, _ in self._old(keys, cut):
                 there[a].append(version)
-        skipped: dict[str, list[tuple[int, int]]] = {}
         for a, version in sorted(above):
-            start = 1 + max(v for v in there[a] if v < version)
-            if start < version:
-                ranges = skipped.setdefault(a, [*known.skipped.get(a, ())])
-                ranges.append((start, version - 1))
-        for a, ranges in skipped.items():
-            context.index.note_skipped(a, ranges)
+            missing = 1 + max(v for v in there[a] if v < version), version - 1
+            ranges = index.known([a]).skipped.get(a, ())
+            if missing[0] < version and missing not in ranges:
+                index.note_skipped(a, [*ranges, missing])
 
     def _kept(self, newest: int) -> int:
         """Everything created before that was published or skipped when an event of then was."""
