@@ -23,6 +23,8 @@ _ROTATED_WITHIN = 120.0
 
 _PASSES_WITHIN = {
     "store.auth_failed": _ROTATED_WITHIN,
+    "store.privilege_missing": _ROTATED_WITHIN,
+    "store.database_missing": 60.0,
     "sink.auth_failed": _ROTATED_WITHIN,
     "sink.topic_missing": 30.0,
     "store.table_missing": 60.0,

@@ -44,10 +44,12 @@ class Fold:
 
     Args:
         context: of the shard; its sink may have just been made.
+        is_again: the lease is older than what the index knows, which was read to its end before.
     """
 
-    def __init__(self, context: ShardContext) -> None:
+    def __init__(self, context: ShardContext, *, is_again: bool = False) -> None:
         self._context = context
+        self._is_again = is_again
         self._reads_all = False
         self._shown = time.monotonic()
 
@@ -351,7 +353,8 @@ class Fold:
         unpublished = context.low(low if hidden is None else min(low, hidden))
         config, partitions = context.assignment.config, context.shard.topic_partitions()
         own = [(config.sink.topic, partition) for partition in partitions]
-        oldest = oldest_events(config.sink, own, (config.app.id, *config.app.former_ids))
+        app_ids = config.app.id, *config.app.former_ids
+        oldest = oldest_events(config.sink, own, app_ids, lambda: self._go_on(0))
         cut = {p: low if at is None else min(low, at) for (_, p), at in oldest.items()}
         return max(start, min(low, self._kept(unpublished))), cut
 
@@ -430,7 +433,8 @@ class Fold:
         for, would be lost. A state that is older shows by what was published since.
         """
         context = self._context
-        if self._kept(newest) <= context.lease.low:
+        known_to = max(context.lease.low, context.index.position or 0)
+        if self._is_again or self._kept(newest) <= known_to:
             return False
         sink, known = context.assignment.config.sink, context.lease.acknowledged
         lows = first_offsets(sink, [(sink.topic, p) for p in context.shard.topic_partitions()])

@@ -100,7 +100,7 @@ class Publishing:
         while True:
             if context.sink.needs_replacement:
                 context.replace_sink()
-                Fold(context).run()
+                Fold(context, is_again=True).run()
             end = begin + rows_within(rows, begin, context.pace.size)
             part, upto = rows.slice(begin, end - begin), position
             if end < rows.num_rows and position is not None:

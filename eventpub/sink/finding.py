@@ -63,13 +63,17 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
 
 
 def oldest_events(
-    sink: config.Sink, places: list[PartitionId], app_ids: Collection[str]
+    sink: config.Sink,
+    places: list[PartitionId],
+    app_ids: Collection[str],
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[PartitionId, int | None]:
     """When the oldest event that retention has left was created, of each partition that it has cut.
 
     Args:
         places: the partitions; those that still have their first record are left out.
         app_ids: whose events count, by `ce_source`.
+        meanwhile: called again and again; what it raises ends the reading.
 
     Returns:
         µs; None: no event is left.
@@ -85,7 +89,7 @@ def oldest_events(
         left = {p: (lows[p], ends[p]) for p in cut if p not in found}
         if most is not None:
             left = {p: (low, min(low + most, end)) for p, (low, end) in left.items()}
-        for message in iter_ranges(sink, left, committed=True, few=True):
+        for message in iter_ranges(sink, left, committed=True, few=True, meanwhile=meanwhile):
             place, headers = (message.topic(), message.partition()), dict(message.headers() or ())
             if place not in found and records.is_ours(headers.items(), app_ids):
                 found[place] = time_of((headers.get(records.TIME) or b"").decode(errors="replace"))

@@ -20,6 +20,7 @@ from eventpub.coordinator.recount import Recount
 from eventpub.coordinator.shards import positions
 from eventpub.errors import StateError
 from eventpub.index import Index
+from eventpub.index.bucket_counts import BucketCounts
 from eventpub.index.recent import Recent
 from eventpub.publisher import prepare, recovery, workers
 from eventpub.shard import answering, folding, publishing
@@ -362,14 +363,37 @@ def no_older() -> Iterator[None]:
 @contextmanager
 def low_as_baseline() -> Iterator[None]:
     """Whatever commits late below the position counts as published where an index is lost (A4)."""
-    with patch.object(folding.Fold, "_lost_baseline", lambda fold, _: fold._context.lease.low):
+    with patch.object(
+        folding.Fold, "_lost_baseline", lambda fold, _: (fold._context.lease.low, {})
+    ):
         yield
 
 
 @contextmanager
 def no_cut_before() -> Iterator[None]:
     """Only what waits tells where the baseline is, not what retention has left (A4)."""
-    with patch.object(folding.Fold, "_cut_before", lambda *_: 0):
+    with patch.object(folding.Fold, "_count_as_published", lambda *_: None):
+        yield
+
+
+@contextmanager
+def no_skip_missing() -> Iterator[None]:
+    """What commits below an event that counts as published was published, too."""
+    with patch.object(folding.Fold, "_skip_missing", lambda *_: None):
+        yield
+
+
+@contextmanager
+def none_left() -> Iterator[None]:
+    """What stands above the last event that the topic has may have been cut."""
+    with patch.object(folding.Fold, "_is_left", lambda *_: False):
+        yield
+
+
+@contextmanager
+def counted_twice() -> Iterator[None]:
+    """What is read again is counted again."""
+    with patch.object(BucketCounts, "delete_since", lambda *_: None):
         yield
 
 
@@ -495,6 +519,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         no_older,
         low_as_baseline,
         no_cut_before,
+        no_skip_missing,
+        none_left,
+        counted_twice,
         any_time,
         no_confirm,
         no_forget,
@@ -538,6 +565,9 @@ NOTICED_BY = {
     "no_older": ("older_and_cut", 17),
     "low_as_baseline": ("retention_any", 21),
     "no_cut_before": ("retention_any", 14),
+    "no_skip_missing": ("retention_any", 168),
+    "none_left": ("retention_any", 4844),
+    "counted_twice": ("second_rows", 21269),
     "any_time": ("future_and_cut", 6),
     "no_forget": ("any", 2004),
     "no_search": ("retries", 4),
