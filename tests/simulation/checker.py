@@ -245,6 +245,7 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
         )
         of_version = {row.payload for row in world.rows_of(key)}
         is_unknown = key in _forgotten_skips(world) or _was_cut(world, message)
+        is_unknown |= any(row.is_ahead for row in rows) and _is_below_forgotten(world, key)
         if CONFLICT in _reason(message) and is_unknown:
             world.counts["taken for another event after a cut"] += 1
             continue
