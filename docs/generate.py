@@ -113,7 +113,7 @@ Reasons of dead letters (`admission.…`) are in [operations](operations.md#dead
 | 2 | wrong use or configuration (`cli.usage`, `config.…`) |
 | 3 | a service cannot be reached, refused us, or is not set up (`store.…`, `sink.…`, …);\
  or the answer cannot be written (`cli.output_failed`) |
-| 70 | a defect of eventpub (`internal.unexpected`) |
+| 70 | a bug in eventpub (`internal.unexpected`) |
 | 130, 143 | stopped by SIGINT, SIGTERM, after a clean stop |
 | 141 | the program that reads stdout, such as `head`, has ended |
 """

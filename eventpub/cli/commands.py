@@ -30,7 +30,7 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
     type=click.Choice(["mysql", "mariadb"]),
     help="With --sql: print what makes the whole table on such a server; look at no database.",
 )
-@click.option("--yes", is_flag=True, help="Alter a table that exists without asking.")
+@click.option("--yes", is_flag=True, help="Alter an existing table without asking.")
 @reports
 @configured(*_STORE, "ops.log")
 def migrate(
@@ -437,8 +437,8 @@ def _acted(
         "kept": f"kept for the next publisher that runs; eventpub {wait} withdraws it",
         "not running": "not done: no publisher is running; --later keeps it for the next one",
         "not confirmed": f"not done: it would give up {named}; --yes does it",
-        "no answer": "the publisher has not answered in time; the request was withdrawn, unless it"
-        " is being done at this moment: eventpub gaps list shows what came of it",
+        "no answer": "the publisher did not answer in time; the request was withdrawn, unless"
+        " already under way: eventpub gaps list shows the outcome",
     }
     summary = f"{aggregate_id}: {words.get(answer.outcome, answer.outcome)}"
     result: dict[str, Any] = {"aggregate_id": aggregate_id, "outcome": answer.outcome}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LINE_SECONDS = 10.0
 IDLE_LINE_SECONDS = 300.0
 ERROR_LINE_SECONDS = 60.0
-STOPPING = "stopping; transactions in work are finished. A second signal ends the process at once"
+STOPPING = "stopping; finishing open transactions. A second signal ends the process at once"
 
 COUNTERS = (
     "published", "backtracked", "gaps_opened", "gaps_filled", "gaps_skipped", "duplicates", "late",

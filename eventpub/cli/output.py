@@ -385,6 +385,6 @@ def as_error(cause: BaseException) -> tuple[EventpubError, int]:  # noqa: PLR091
     error = EventpubError(
         "internal.unexpected",
         f"{type(cause).__name__}: {words}",
-        suggestion="this is a defect of eventpub; please report it with the traceback",
+        suggestion="this is a bug in eventpub; please report it with the traceback",
     )
     return error, UNEXPECTED

@@ -54,7 +54,7 @@ class Absence:
             return None
         self._said_at = now
         seconds = round(max(now - self._since[shard.number] for shard in absent))
-        text = "threads of the publisher's process publish what Spark's executors should"
+        text = "threads of the publisher's process publish in place of Spark's executors"
         numbers = [shard.number for shard in absent]
         return wording.warning(text, shards=numbers, seconds=seconds, why=_why(absent[0]))
 

@@ -263,7 +263,7 @@ class Boundary:
         if server != self._server and not self._config.allow_replica:
             raise StoreError(
                 "store.moved",
-                "another database server answers than before; everything connects again",
+                "another database server answers now; reconnecting everything",
                 where="store.url",
                 suggestion="nothing to do after a planned failover; else make sure that "
                 "store.url leads to one server, the primary",

@@ -12,11 +12,13 @@ _MOST_FAILURES = 5
 _TAKEOVER = 20.0
 """Seconds after its first report in which a publisher leaves it to an older one to notice both."""
 
-_MOST_SIGHTINGS = 3
+_SIGHTINGS = {"sink.fenced": 10, "sink.own_request_late": 1}
+_MOST_SIGHTINGS = 30
 _SIGHTINGS_WITHIN = 3600.0
-"""Times that one shard is fenced, within so many seconds, before the publisher stops. A runner of
-our own that had stalled, or that a former run has left, does that once, and a shard that has little
-to publish notices late. With little to publish, two publishers of one id meet once in minutes."""
+"""The publisher stops when a shard was fenced three times within so many seconds, or thirty times
+where a late request of its own may have done it. A runner of our own that had stalled, or that a
+former run has left, does that once, and a shard that has little to publish notices late. With
+little to publish, two publishers of one id meet once in minutes."""
 
 _ROTATED_WITHIN = 120.0
 """Seconds in which a new password reaches its file: Kubernetes takes up to a minute and a half."""
@@ -84,7 +86,7 @@ class Failures:
             is_elsewhere: the runner was outside this process, so what is wrong may be wrong on its
                 machine only: one here takes over, and meets it, too, if it is not.
         """
-        if error.code == "sink.fenced":
+        if error.code in _SIGHTINGS:
             return self._another_publisher(shard, error, now)
         if is_elsewhere and error.code not in _DEFECTS:
             return None
@@ -118,7 +120,8 @@ class Failures:
         if self._well_since is None or now - self._well_since < _TAKEOVER:
             return None
         before = self._sightings.get(shard, [])
-        recent = [*(seen for seen in before if now - seen < _SIGHTINGS_WITHIN), now]
+        recent = [seen for seen in before if now - seen < _SIGHTINGS_WITHIN]
+        recent += [now] * _SIGHTINGS[error.code]
         self._sightings[shard] = recent
         if len(recent) < _MOST_SIGHTINGS:
             return None

@@ -146,7 +146,7 @@ class Health:
         text = _text_of(error)
         if isinstance(command, e.Count):  # counts may be too slow where all else is well
             size = counted(len(command.buckets), "bucket")
-            self.mark("recount", f"{size} could not be counted, fewer are next; {text}", now)
+            self.mark("recount", f"{size} could not be counted, trying fewer; {text}", now)
         elif error.code.startswith("store."):
             self._set("database", "error", text, now)
         if isinstance(command, e.Poll):

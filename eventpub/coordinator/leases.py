@@ -126,10 +126,10 @@ class Leases:
         for shard, seconds, is_over in self._silence.check(self._shards, now):
             assert shard.lane is not None
             hello = shard.lane.hello
-            text = "nothing is heard of the runner of a shard, which has work"
+            text = "no message from the runner of a shard although it has work"
             if is_over:
-                text += "; it is ended, and another one is started (where it is a thread of the"
-                text += " publisher itself: start that again)"
+                text += "; ending it and starting another (if it is a thread of the"
+                text += " publisher itself, restart that)"
                 self._do(EndRunner(shard.number, hello.attempt))
             facts = {"shard": shard.number, "where": hello.where, "seconds": round(seconds)}
             self._do(wording.warning(text, **facts))

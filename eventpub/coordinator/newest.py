@@ -172,10 +172,10 @@ class NewestRows:
         )
         return StoreError(
             "store.rows_in_past",
-            f"rows that are inserted now say that they were created long ago, behind what has been"
-            f" read: the one of id {row.id} at {format_time(row.created)}{kept},"
-            f" {(now - row.created) // 1_000_000} s before the database's time. Some of them would"
-            " be lost",
+            "new rows arrive with a create_time older than what has already been read:"
+            f" id {row.id} at {format_time(row.created)}{kept},"
+            f" {(now - row.created) // 1_000_000} s behind the database's clock. Some would be"
+            " lost",
             where=where,
             suggestion=f"{of_zone}If old rows are imported, or statements wait for so long:"
             ' recount.rows_in_past = "count" publishes them as they are seen. What was missed'

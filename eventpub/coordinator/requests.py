@@ -175,9 +175,9 @@ def _failed(pending: _Pending, error: EventpubError) -> StateError:
     [shard, *_] = pending.shards
     return StateError(
         "run.request_failed",
-        f"{pending.command} was given up: {pending.failures} runners of its shard have failed"
-        f" before they answered, the last with {error.code}: {error.message}",
+        f"gave up on {pending.command}: {pending.failures} runners of its shard failed"
+        f" before answering, the last with {error.code}: {error.message}",
         where=f"shard {shard.number}" if pending.publishes else None,
-        suggestion="fix what the error says, and ask again; it may have been done all the same:"
-        " eventpub gaps list and eventpub trace show that",
+        suggestion="fix that error and try again; the request may have succeeded anyway:"
+        " check eventpub gaps list and eventpub trace",
     )

@@ -60,7 +60,7 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
     for row in report.dead:
         yield warning("refused, written to the topic of dead letters", **row)
     for jump in report.jumps:
-        text = "unexpected version on the topic: of another process, or some before it are missing"
+        text = "unexpected version on the topic: from another process, or earlier ones are missing"
         yield warning(text, **jump)
     for topic in report.made_again:
         yield warning("the topic was deleted and created again; its records are lost", topic=topic)
@@ -68,7 +68,7 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         text = "ignored records that other programs wrote to the topics"
         yield warning(text, records=report.not_ours)
     if report.restored:
-        text = "published again what the broker had left in committed, but open, transactions"
+        text = "republished records from transactions committed but left open by the broker"
         yield warning(text, records=report.restored)
     shard = {"shard": report.shard}
     if report.rebuilt is not None:
@@ -78,12 +78,10 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         text = "no index of the shard on this machine: fetched a copy, read the rest from the topic"
         yield Log("info", text, shard | {"copy": report.copied_from, "records": report.folded})
     if report.baseline is not None:
-        text = "retention cut what the index has not read: events before count as published"
+        text = "retention removed what the index has not read: earlier events count as published"
         yield warning(text, before=format_time(report.baseline), **shard)
     if report.repeats_after is not None:
-        text = (
-            "retention cut what the index has not read: later events, if cut, are published again"
-        )
+        text = "retention removed what the index has not read: later events may be published again"
         yield warning(text, after=format_time(report.repeats_after), **shard)
     if count := report.counts.gaps_vanished:
         yield warning("holds ended: the events above the gap were deleted", count=count)
@@ -92,16 +90,16 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
 def another_server(before: str, now: str) -> Log:
     """The address leads to another database server."""
     text = (
-        "another database server answers than before: what only it has is published, what only the"
-        " former had stays on the topic, and a version that differs becomes a dead letter;"
-        " `eventpub verify` compares the whole"
+        "another database server answers now: events only it has are published, those only the"
+        " old one had stay on the topic, and versions that differ become dead letters;"
+        " `eventpub verify` compares everything"
     )
     return warning(text, before=before, now=now)
 
 
 def clock_went_back(seconds: float, position: int) -> Log:
     """The database's clock was set."""
-    text = "the database's clock went back: the recount finds what is created until it caught up"
+    text = "the database's clock went back: until it catches up, the recount finds new rows"
     return warning(text, seconds=round(seconds, 3), position=format_time(position))
 
 
@@ -118,9 +116,9 @@ def first_versions_missing(aggregates: int, first_version: int) -> Log:
 def rows_of_the_past(rows: int, oldest: int, now: int) -> Log:
     """Rows are committed that were created before the horizon."""
     text = (
-        "rows were committed that were created before the horizon of the recount; they are"
-        " published, but only the newest ids are sampled: a recount.horizon above that age, or"
-        " GRANT PROCESS, misses none"
+        "rows created before the horizon were only now committed; they are"
+        " published, but only the newest ids are sampled: to miss none, raise recount.horizon above"
+        " that age, or GRANT PROCESS"
     )
     seconds = round((now - oldest) / 1e6)
     facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}
@@ -216,5 +214,5 @@ class FoldLog:
             "left": left,
             "seconds_left": round(left / rate) if rate > 0 else None,
         }
-        text = "reading the topic back into the index; nothing is published before"
+        text = "reading the topic back into the index before publishing starts"
         return Log("info", text, facts)

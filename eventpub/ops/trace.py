@@ -251,9 +251,7 @@ def _notes(
 ) -> list[str]:
     notes = []
     if not publisher.is_running:
-        notes.append(
-            "no publisher answers: what is held and how far it has read is as it was at its end"
-        )
+        notes.append("no publisher answers: holds and read position are as of when it ended")
     if not partitions:
         notes.append(f"there is no topic {config.sink.topic} yet")
     for topic in sorted({topic for topic, _ in topics.unread}):

@@ -128,8 +128,8 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     note_topic(topic, verdict)
     if not former and any("partition" in d.note for d in verdict.examples["altered"]):
         verdict.notes.append(
-            "records stand in another partition than their key's: if partitions were added, and the"
-            " publisher's state was lost since, --former-partitions says how many there were"
+            "records are not in their key's partition: if partitions were added and the"
+            " publisher's state was lost since, give the earlier count with --former-partitions"
         )
     return verdict
 
@@ -286,7 +286,7 @@ def _range(
     if upto <= after and last is None and first is not None:
         # nobody has written since, or the publisher is behind, which is found afterwards
         last = store.now() - config.read.delay
-        notes.append("nothing that the publisher has come to was created since --from")
+        notes.append("the publisher has not reached any event created since --from")
     if last is not None and last <= after:
         raise ConfigError(
             "verify.empty_range",

@@ -149,8 +149,8 @@ def _lost(status: int | None) -> StateError:
     return StateError(
         "verify.process_lost",
         f"a process of the comparison ended with status {status}",
-        suggestion="run it again; a process that the system has killed for lack of memory stands in"
-        " its log (`dmesg`)"
+        suggestion="run it again; if the system killed it for lack of memory,"
+        " its log (`dmesg`) says so"
         if status == -9
         else "run it again; what the process wrote last is on stderr",
         retriable=True,

@@ -223,8 +223,8 @@ def _take_over(
         return numbers, topics.is_placed
     state.set_aside(shards, former)
     log.warning(
-        "the topic's number of partitions has changed: events of one aggregate may stand in"
-        " another partition from now on than before; all partitions are read back once",
+        "the topic's number of partitions has changed: new events of an aggregate may go to"
+        " another partition than before; all partitions are read back once",
         before=former,
         now=now,
     )

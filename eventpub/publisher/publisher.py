@@ -119,7 +119,7 @@ class Publisher:
             self._state.clear()
             if self._state.protect():
                 log.warning(
-                    "other users had access to files of the state; it was taken away",
+                    "other users had access to state files; their access was removed",
                     state_dir=str(self._state.root),
                 )
             if is_local(self._config):

@@ -104,11 +104,11 @@ def start_lost(state: StateDir) -> StateError:
     """This publisher was started before, and its start and what it has published are unknown."""
     return StateError(
         "state.start_lost",
-        "the state of this publisher is lost, and the topic does not tell what was published",
+        "this publisher's state is lost, and the topic does not show what was published",
         where=str(state.start_file),
         suggestion="remove what is left of app.state_dir, and set read.start to a time (RFC 3339)"
-        " at or before the oldest event that is to be published: what the topic has is not"
-        " published again, what it lacks since then is",
+        " at or before the oldest event to publish: from then on, events missing from the topic are"
+        " published, others are not repeated",
     )
 
 
@@ -141,10 +141,10 @@ def kept_progress(state: StateDir, shards: int, start: int) -> dict[str, Any]:
     is_whole = len(lows) == count
     if state.progress_file.exists():
         log.warning(
-            "progress.json cannot be read; the position is taken from the index, and the seconds of"
-            " a day below it are counted again"
+            "progress.json cannot be read; taking the position from the index and recounting the"
+            " day before it"
             if is_whole
-            else "progress.json cannot be read, nor can an index: the store is read again from the"
+            else "neither progress.json nor an index can be read: reading the store again from the"
             " start"
         )
     else:  # as after a kill in the first second of all

@@ -83,7 +83,7 @@ def _unknown(command: e.Command, error: Exception) -> StateError:
     return StateError(
         "coordinator.failed",
         f"unexpected error in {type(command).__name__}: {type(error).__name__}: {words_of(error)}",
-        suggestion="it is tried again; please report this: it is a defect of eventpub",
+        suggestion="this is a bug in eventpub, please report it; retrying",
         retriable=True,
     )
 

@@ -62,7 +62,7 @@ class Refusals:
                 "a record was refused that had been taken out of the batch:"
                 f" {sorted(self._reasons)[:3]} ({reason})",
                 where=refusal.where,
-                suggestion="please report this: it is a defect of eventpub",
+                suggestion="this is a bug in eventpub; please report it",
             ) from refusal
 
     def forget(self) -> None:
@@ -108,8 +108,8 @@ class Refusals:
             worst = conflicts[-1]
             raise StoreError(
                 "store.other_history",
-                f"more than {self._sink.dead_limit} events in a row are not those that were"
-                f" published under their versions, as version {worst.version} of"
+                f"more than {self._sink.dead_limit} events in a row differ from those"
+                f" published under their versions, such as version {worst.version} of"
                 f" {worst.aggregate_id!r}: {worst.reason}",
                 where=store,
                 suggestion="if store.url or store.table names another store than the one that"

@@ -432,5 +432,5 @@ def _assert_order(decision: Decision, known: Known) -> None:
         raise StateError(
             "publish.order_violated",
             "a batch would have published a version twice or out of order; nothing was published",
-            suggestion="please report this: it is a defect of eventpub",
+            suggestion="this is a bug in eventpub; please report it",
         )

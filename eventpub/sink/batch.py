@@ -194,6 +194,6 @@ def batch_of(
             f"shard {shard.number} of {shard.shards} was given records of partition"
             f" {int(foreign[0])}",
             where=f"topic {sink.topic}",
-            suggestion="this is a defect of eventpub; nothing was published",
+            suggestion="this is a bug in eventpub; nothing was published",
         )
     return Batch(by_topic, side)

@@ -145,8 +145,8 @@ def _topic(sink: config.Sink, found: Mapping[str, int], shards: int, written: Wr
             f"{sink.topic} has {counted(partitions, 'partition')}, and had {written.partitions}"
             " when it was written last: events of one aggregate will stand in two of them; `run`"
             " reads all of them back once",
-            "let consumers have read what is there before the publisher goes on, where they need"
-            " each aggregate's order",
+            "if consumers need each aggregate's order, let them catch up before you restart the"
+            " publisher",
         )
     return Check(name, "ok", f"{sink.topic}, {counted(partitions, 'partition')}")
 

@@ -329,8 +329,8 @@ def sides_left(sink: config.Sink) -> SinkError:
     """The topic is new, and what is beside it is of another one of its name."""
     return SinkError(
         "sink.side_topics_left",
-        f"{sink.topic} was never written, but its side topics have records, of a former topic of"
-        " this name: events would count as skipped or refused that were never published here",
+        f"{sink.topic} was never written to, but its side topics have records from a former topic"
+        " of this name: events never published here would count as skipped or refused",
         where=f"topic {sink.topic}",
         suggestion=f"{_delete_sides(sink)}; then start again: run creates them",
     )
@@ -363,11 +363,11 @@ def topic_remade(sink: config.Sink, found: str) -> SinkError:
     """The topic is not the one that was written; `found` is the id of the one that is there."""
     return SinkError(
         "sink.topic_recreated",
-        f"{sink.topic} is another topic than the one that this publisher has written: it was"
+        f"{sink.topic} is not the topic this publisher wrote to: it was"
         f" deleted and created again (its id is {found} now)",
         where=f"topic {sink.topic}",
-        suggestion=f"{_publish_everything(sink)}; to go on there with what was not published"
-        f' before: sink.accept_topic_id = "{found}"',
+        suggestion=f"{_publish_everything(sink)}; to continue there with what is not yet"
+        f' published: sink.accept_topic_id = "{found}"',
     )
 
 
@@ -388,7 +388,7 @@ def stalled(sink: config.Sink, error: KafkaError, seconds: float) -> SinkError:
     """The broker has ended a transaction that was open for too long."""
     return SinkError(
         "sink.transaction_expired",
-        f"this process was not running, or the broker away, for so long ({seconds:.0f} s) that the"
+        f"this process was stalled, or the broker away, for so long ({seconds:.0f} s) that the"
         f" broker has aborted the transaction; nothing was published ({says(error)})",
         where="sink.transaction_timeout",
         suggestion="nothing to do: the same is published again; if it goes on, see whether "
@@ -401,7 +401,7 @@ def topic_gone(sink: config.Sink) -> SinkError:
     """The topic that was written is not there."""
     return SinkError(
         "sink.topic_missing",
-        f"there is no topic {sink.topic} any more, to which this publisher has written",
+        f"topic {sink.topic}, which this publisher has written to, no longer exists",
         where=f"topic {sink.topic}",
         suggestion=f"{_publish_everything(sink)}; to go on in a new one with what was not published"
         f" before, create it: kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --create"

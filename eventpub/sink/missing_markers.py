@@ -68,7 +68,7 @@ def hanging(
         f"an open transaction holds {topic}[{partition}]: last stable offset {stable},"
         f" high watermark {end}, no progress for {seconds:.0f} s",
         where=f"topic {topic}",
-        suggestion="make sure that its producer does not run any more, since an abort discards its"
+        suggestion="make sure its producer is no longer running, since an abort discards its"
         f" records: {tool} find-hanging --topic {topic} --partition {partition}; then {tool}"
         f" abort --topic {topic} --partition {partition} --start-offset {stable}",
         retriable=True,

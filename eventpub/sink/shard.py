@@ -341,7 +341,7 @@ class ShardSink:
         if self.needs_replacement:
             raise SinkError(
                 "sink.fatal",
-                "the Kafka producer is not used again after an answer that leaves a doubt",
+                "the Kafka producer cannot be reused after an indefinite answer",
                 where=f"topic {self._sink.topic}",
                 suggestion="nothing to do: the shard starts again with a new one",
                 retriable=True,
@@ -443,7 +443,7 @@ class ShardSink:
         except SinkError as error:
             if error.code == "sink.other_publisher":
                 raise
-            client.log.warning("reading what stands behind the end of a fold: %s", error)
+            client.log.warning("reading past the end of a fold failed: %s", error)
             return True
         return False
 

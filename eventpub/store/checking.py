@@ -271,8 +271,8 @@ def _past(name: str, said: str, connection: Connection, layout: Layout) -> Check
     return Check(
         name,
         "wrong" if past > 2 else "warn",
-        f"{said}; rows that are inserted now say that they were created up to"
-        f" {worst / 1e6:.0f} s ago, where the publisher has read already",
+        f"{said}; new rows arrive with create_times up to"
+        f" {worst / 1e6:.0f} s old, behind what the publisher has read",
         "set store.time_zone to the zone that the writers' sessions use, or have them SET time_zone"
         " to that one",
         "store.rows_in_past",

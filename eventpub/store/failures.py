@@ -172,8 +172,8 @@ _MEANINGS = (
         "store.too_many_connections",
         "the database takes no more connections: …",
         {1040, 1203, 1226},
-        suggestion="raise max_connections or the account's limit, or close some of what "
-        "others hold; a publisher uses some three connections and two for each shard",
+        suggestion="raise max_connections or the account's limit, or close other "
+        "connections; a publisher uses about three, plus two for each shard",
         retriable=True,
     ),
     _Meaning(

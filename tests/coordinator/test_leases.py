@@ -115,7 +115,7 @@ class TestHandOver:
 class TestRunnersThatSayNothing:
     """They freeze while their connection lives; or what they wait for does not come."""
 
-    SILENT = "nothing is heard"
+    SILENT = "no message from the runner"
 
     def test_is_said_after_a_minute_and_ended_after_ten(self) -> None:
         life, lanes = streaming()

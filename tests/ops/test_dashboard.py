@@ -299,7 +299,7 @@ class TestWhatItShows:
             if check["name"] in {"publishing", "shard 0", "shard 1", "broker"}:
                 check |= {"state": "error", "message": away}
         next(c for c in played.document["checks"] if c["name"] == "recount").update(
-            state="warn", message=f"1 bucket could not be counted, fewer are next; {away}"
+            state="warn", message=f"1 bucket could not be counted, trying fewer; {away}"
         )
         next(c for c in played.document["checks"] if c["name"] == "times").update(
             state="warn", message="3 rows are of the future"

@@ -404,7 +404,7 @@ def test_a_range_in_which_nothing_lies_is_refused_whichever_end_is_given(world: 
     time.sleep(world.config.read.delay / 1e6)
     found = verify(world.config, first=parse_time(rows[-1][5]) + 1)
     assert (found.ok, found.events) == (True, 0)
-    assert "nothing that the publisher has come to" in found.notes[0]
+    assert "the publisher has not reached any event" in found.notes[0]
     state = world.config.app.state_dir / "start.json"
     state.write_text(json.dumps({"configured": "now", "position": parse_time(rows[0][5])}))
     assert refused(last=past)

@@ -92,7 +92,7 @@ def test_everything_works_with_the_least_rights(
         for version in (1, 2, 3):
             insert(cursor, "a", version)
     publisher.until_published("a", [1, 2, 3])
-    publisher.kill()
+    publisher.stop()
     for command in (["verify"], ["gaps", "list"], ["doctor"]):
         done = publisher.command(*command, "--json")
         assert done.returncode == 0, done.stdout + done.stderr

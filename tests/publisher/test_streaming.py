@@ -147,7 +147,7 @@ def test_what_a_killed_worker_has_published_counts(
 _IMPATIENT = """#!{python}
 import sys
 from eventpub.coordinator import silence
-silence.WARNED_AFTER, silence.ENDED_AFTER = 2.0, 6.0
+silence.WARNED_AFTER, silence.ENDED_AFTER = 5.0, 15.0
 from eventpub.cli import main
 sys.exit(main())
 """
@@ -170,7 +170,7 @@ def test_a_worker_that_freezes_is_ended_and_its_shard_goes_on(
         frozen = publisher.workers()
         for worker in frozen:
             worker.suspend()
-        publisher.until_said("nothing is heard of the runner of a shard")
+        publisher.until_said("no message from the runner of a shard")
         eventually(lambda: not any(worker.is_running() for worker in frozen), 60)
         publisher.until_published("steady-300", [1])
     assert publisher.stop() == 143

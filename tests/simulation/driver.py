@@ -498,7 +498,7 @@ class Driver:
             run.events.append(outcome)
 
     def _said(self, command: e.Log) -> None:
-        if "are published again" in command.text and "after" in command.facts:
+        if "may be published again" in command.text and "after" in command.facts:
             after = parse_times([command.facts["after"]]).tolist()[0]
             before = self.world.repeats_after
             self.world.repeats_after = after if before is None else min(after, before)
