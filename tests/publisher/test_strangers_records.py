@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -38,7 +39,7 @@ def test_records_of_strangers_end_no_command(
     publisher.publish_everything()  # makes the topics
     own = publisher.settings["app"]["id"].encode()
     writer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
-    headers = [
+    headers: list[Any] = [
         [("ce_source", own), ("ce_sequence", b"1" * 5000), ("ce_time", None)],
         [("ce_source", own), ("ce_sequence", b"1"), ("ce_time", None)],
         [("ce_source", b"\xff")],
