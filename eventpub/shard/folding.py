@@ -369,7 +369,7 @@ class Fold:
         context, index = self._context, self._context.index
         before: dict[str, int] = {}
         for keys in context.lookup.keys(after, max(cut.values(), default=after), context.shard):
-            old = [*self._old(keys, cut)]
+            old = [row[:3] for row in self._rows(keys, cut) if row[3]]
             known = index.known([*{a for a, *_ in old}])
             if index.undecided is not None and index.undecided[2]:
                 old = [row for row in old if not self._is_left(row[0], known, cut)]
@@ -389,13 +389,12 @@ class Fold:
         partition = admission.topic_partition(aggregate_id, self._context.shard.partitions)
         return seen.is_of_last and seen.newest >= cut[partition]
 
-    def _old(self, keys: Any, cut: Mapping[int, int]) -> Iterator[tuple[str, int, int]]:
-        """Aggregate, version and time of rows whose records may be cut."""
+    def _rows(self, keys: Any, cut: Mapping[int, int]) -> Iterator[tuple[str, int, int, bool]]:
+        """Aggregate, version and time of rows, and whether their records may be cut."""
         columns = (values(keys, name) for name in ("aggregate_id", "version", "create_time"))
         for a, version, created in zip(*columns, strict=True):
             partition = admission.topic_partition(a, self._context.shard.partitions)
-            if created <= cut.get(partition, 0):
-                yield a, version, created
+            yield a, version, created, created <= cut.get(partition, 0)
 
     def _skip_missing(
         self,
@@ -412,8 +411,8 @@ class Fold:
         above = [(a, v) for a, v in events if v - 1 > before[a] and (a, v - 1) not in events]
         there = {a: [before[a]] for a, _ in above}
         for keys in lookup.below(above, 1):
-            for a, version, _ in self._old(keys, cut):
-                there[a].append(version)
+            for a, version, _, is_old in self._rows(keys, cut):
+                there[a].append(version if is_old else version - 1)
         for a, version in sorted(above):
             missing = 1 + max(v for v in there[a] if v < version), version - 1
             ranges = index.known([a]).skipped.get(a, ())
