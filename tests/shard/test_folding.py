@@ -38,6 +38,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
         low: int = READ_TO,
         hidden_since: int | None = None,
         left: tuple[int | None, ...] = (),
+        is_again: bool = False,
     ) -> tuple[Index, Report, int]:
         oldest = {("t", partition): at for partition, at in enumerate(left)}
         monkeypatch.setattr(folding, "oldest_events", lambda *_: oldest)
@@ -65,7 +66,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
             lookup=SimpleNamespace(keys=keys),
         )
         index.note_truncated(True, newest)
-        folding.Fold(context)._decide_baseline()
+        folding.Fold(context, is_again=is_again)._decide_baseline()
         return index, context.report, counted[-1]
 
     yield decided
@@ -92,6 +93,12 @@ def test_what_was_published_long_after_shows_that_the_whole_state_is_older(decid
     newest = READ_TO + HORIZON + LONGEST_HOLD + SECOND
     index, report, _ = decide(newest)
     assert index.baseline == report.baseline == READ_TO + SECOND
+
+
+def test_who_has_read_to_the_end_before_is_not_of_an_older_state(decide: Decide) -> None:
+    """What it was told with its lease is old; rows that commit late would count as published."""
+    index, report, _ = decide(NOW + HORIZON + LONGEST_HOLD, is_again=True)
+    assert (index.baseline, report.baseline) == (None, None)
 
 
 OLDER = READ_TO + SECOND
