@@ -10,7 +10,6 @@ import pytest
 from eventpub.coordinator.failures import Failures
 from eventpub.errors import SinkError, StoreError
 
-
 NAMED: Any = SimpleNamespace(app=SimpleNamespace(id="a"), sink=SimpleNamespace(topic="t"))
 
 
