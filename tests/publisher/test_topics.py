@@ -166,7 +166,7 @@ def test_a6_a_topic_that_was_deleted_and_made_again(
     client = admin(publisher)
     results(client.delete_topics([publisher.topic.name]))
     eventually(lambda: publisher.topic.name not in client.list_topics(timeout=5).topics, 20)
-    assert "any more" in refusal(publisher, "sink.topic_missing")["message"]
+    assert "no longer exists" in refusal(publisher, "sink.topic_missing")["message"]
     assert publisher.topic.name not in client.list_topics(timeout=5).topics
 
 
