@@ -168,8 +168,8 @@ class Fold:
         return lost
 
     def _note_truncated(self, newest: int) -> None:
-        """Before the offsets move on; the position of an index that misses what was cut says
-        nothing."""
+        """Note a cut topic before the offsets move on, and drop the position of an index that has
+        missed records which were cut."""
         context, index = self._context, self._context.index
         index.note_truncated(context.sink.truncated, newest)
         offsets, known = index.offsets, context.lease.acknowledged
@@ -359,8 +359,8 @@ class Fold:
         return max(start, min(low, self._kept(unpublished))), cut
 
     def _count_as_published(self, after: int, cut: Mapping[int, int]) -> None:
-        """See `_lost_baseline`. What is missing below, or was created later, counts as skipped: it
-        is a late event where it commits yet.
+        """Mark rows of the table as published; see `_lost_baseline`. Versions that are missing below
+        them are marked as skipped: one that commits later is published as a late event.
 
         Args:
             after: the baseline, µs.
@@ -383,8 +383,8 @@ class Fold:
             self._go_on(0)
 
     def _is_left(self, aggregate_id: str, known: Known, cut: Mapping[int, int]) -> bool:
-        """Whether the last event that was read back of an aggregate is left: so would be what came
-        after it."""
+        """Whether an aggregate's last event is still on the topic: then all that was published
+        after it is, too."""
         seen = Seen.unpacked(known.times.get(aggregate_id, 0))
         partition = admission.topic_partition(aggregate_id, self._context.shard.partitions)
         return seen.is_of_last and seen.newest >= cut[partition]
@@ -402,7 +402,7 @@ class Fold:
         before: Mapping[str, int],
         cut: Mapping[int, int],
     ) -> None:
-        """What the table misses directly below events that are to count as published.
+        """Mark versions as skipped that the table lacks directly below these events.
 
         Args:
             before: the last version of each aggregate before any was counted.
