@@ -359,8 +359,8 @@ class Fold:
         return max(start, min(low, self._kept(unpublished))), cut
 
     def _count_as_published(self, after: int, cut: Mapping[int, int]) -> None:
-        """Mark rows of the table as published; see `_lost_baseline`. Versions that are missing below
-        them are marked as skipped: one that commits later is published as a late event.
+        """Mark rows of the table as published; see `_lost_baseline`. Versions that are missing
+        below them are marked as skipped: one that commits later is published as a late event.
 
         Args:
             after: the baseline, µs.
