@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from eventpub.admission import buckets
+from eventpub.channel import messages
 from eventpub.coordinator import boundary, recount
 from eventpub.index import database
 from eventpub.index import reading as index_reading
@@ -253,6 +254,8 @@ def installed() -> Iterator[None]:
         put(recovery, log=_log)
         for module in buckets, recount:
             put(module, KEPT=300)  # not a day: no schedule takes so long
+        put(recount, _MOST_HIDDEN=30 * 300)
+        put(messages, _fits=lambda value, hint: True)
         try:
             yield
         finally:

@@ -8,11 +8,12 @@ schedule always gives the same run.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from greenlet import getcurrent, greenlet
 
 from eventpub.channel import Request
 from tests.simulation.forgotten import Forgotten
@@ -134,39 +135,10 @@ class Process:
         """When it last asked the store for missing versions, by `World.moment`."""
 
 
-class _Thread:
-    """Does one worker's work after the other: to make a thread each time would cost more."""
-
-    idle: ClassVar[list[_Thread]] = []
-
-    def __init__(self) -> None:
-        self._go = threading.Lock()
-        self._go.acquire()
-        self._work: Callable[[], None]
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def begin(self, work: Callable[[], None]) -> None:
-        """`work` calls `done` last of all."""
-        self._work = work
-        self._go.release()
-
-    def done(self) -> None:
-        """It may be given other work."""
-        _Thread.idle.append(self)
-
-    def _run(self) -> None:
-        while True:
-            self._go.acquire()
-            work = self._work
-            del self._work
-            work()
-            del work  # and with it a whole world
-
-
 class Worker:
-    """A runner in a thread of its own, so that it can wait or stall anywhere, and go on later.
+    """A runner with a stack of its own, so that it can wait or stall anywhere, and go on later.
 
-    Only one thread ever runs: each hands over to another and waits.
+    Only one of them ever runs: each hands over to another and waits.
 
     Attributes:
         link: to the coordinator; a runner that has stalled and comes to wait for work has recovered
@@ -184,11 +156,7 @@ class Worker:
         self._world = world
         self._process = process
         self._work = work
-        self._go = threading.Lock()
-        self._back = threading.Lock()
-        self._go.acquire()
-        self._back.acquire()
-        self._thread: _Thread | None = None
+        self._stack: greenlet | None = None
         self.budget: int | None = None
         self.stale = False
         self.waits = False
@@ -199,12 +167,9 @@ class Worker:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # handed to the thread that waits
+        except BaseException as error:  # handed to whoever waits
             self.error = error
         self.done = True
-        assert self._thread is not None
-        self._thread.done()
-        self._back.release()
 
     def go_on(self, points: int | None = None) -> None:
         """Run it to its end, its next stall, until it waits, or past so many points."""
@@ -212,22 +177,20 @@ class Worker:
         self._world.process = self._process
         self.budget = points
         self.waits = False
-        if self._thread is None:
-            self._thread = _Thread.idle.pop() if _Thread.idle else _Thread()
-            self._thread.begin(self._run)
-        else:
-            self._go.release()
-        self._back.acquire()
+        if self._stack is None:
+            self._stack = greenlet(self._run)
+        self._stack.parent = getcurrent()
+        self._stack.switch()
         self._world.process = before
 
     def hand_over(self) -> None:
-        """Called in its own thread: let the others go on until `go_on` is called.
+        """Called on its own stack: let the others go on until `go_on` is called.
 
         Raises:
             Crash: the process was ended meanwhile.
         """
-        self._back.release()
-        self._go.acquire()
+        assert self._stack is not None
+        self._stack.parent.switch()
         if self._process.dead:
             raise Crash(whole=False)
 
@@ -239,7 +202,7 @@ class Worker:
     def end(self) -> None:
         """Kill it where it stalls or waits."""
         self._process.dead = True
-        if self._thread is None:
+        if self._stack is None:
             self.done = True
         elif not self.done:
             self.go_on()
