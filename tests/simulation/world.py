@@ -190,6 +190,7 @@ class Worker:
             Crash: the process was ended meanwhile.
         """
         assert self._stack is not None
+        assert self._stack.parent is not None
         self._stack.parent.switch()
         if self._process.dead:
             raise Crash(whole=False)
