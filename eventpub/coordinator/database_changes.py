@@ -88,10 +88,10 @@ class DatabaseChanges:
         self._ended |= dict.fromkeys(found, now)
         progress.no_longer_waited_for(result.timed_out)
         self._say_watermark(result.state)
-        seconds = self._recounting.clock_went_back(result.now)
+        seconds = self._recounting.clock_stepped(result.now, now)
         if seconds:
-            self._do(wording.clock_went_back(seconds, self._durable.position))
-        return seconds > 0
+            self._do(wording.clock_stepped(seconds, self._durable.position))
+        return seconds < 0
 
     def _meet(self, server: str) -> None:
         """Which server is read; a change is said, and everything is counted again."""

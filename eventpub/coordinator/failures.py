@@ -21,10 +21,14 @@ former run has left, does that once, and a shard that has little to publish noti
 little to publish, two publishers of one id meet once in minutes."""
 
 _ROTATED_WITHIN = 120.0
-"""Seconds in which a new password reaches its file: Kubernetes takes up to a minute and a half."""
+"""Seconds in which a new password or certificate reaches its file: Kubernetes takes up to a minute
+and a half, and others remove a file before they write it."""
 
 _PASSES_WITHIN = {
+    "config.password_file": _ROTATED_WITHIN,
+    "config.sink_property": _ROTATED_WITHIN,
     "store.auth_failed": _ROTATED_WITHIN,
+    "store.tls_failed": _ROTATED_WITHIN,
     "store.privilege_missing": _ROTATED_WITHIN,
     "store.database_missing": 60.0,
     "sink.auth_failed": _ROTATED_WITHIN,

@@ -17,15 +17,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 
 from eventpub.admission.buckets import KEPT, WIDTH, bucket_of, oldest_needed
 from eventpub.admission.rules import CLOCK_STEP
 from eventpub.coordinator.ranges import Buckets
-
-T = TypeVar("T")
 
 _FIRST_AGE = 2_000_000
 _RECOUNT_PAUSE = 2_000_000
@@ -37,12 +34,6 @@ _MOST_LATE = 60
 _MOST_HIDDEN = 30 * 86_400
 """Buckets, at most, that one transaction or one downtime may have hidden, or that the database's
 clock may have passed at once: a month."""
-
-
-def _from_both_ends(items: Sequence[T]) -> Iterator[T]:
-    """The last, the first, the last but one, the second …"""
-    for number in range(len(items)):
-        yield items[number // 2 if number % 2 else -1 - number // 2]
 
 
 def hidden_at_most(position: int) -> int:
@@ -77,6 +68,7 @@ class Recount:
         self._start = self._next = bucket_of(start + 1)
         self._former = position
         self._last_time = now
+        self._steps: list[tuple[int, int]] = []
         self._waiting: deque[int] = deque()
         self._due: list[tuple[int, int]] = []
         self._accounted: dict[int, dict[int, int]] = {}
@@ -263,7 +255,7 @@ class Recount:
         for bucket, count in rows.items():
             if count != expected.get(bucket, 0):
                 (self._mismatched if in_turn else self._late_mismatched)[bucket] = count
-            end = (bucket + 1) * WIDTH
+            end = (bucket + 1) * WIDTH + sum(by for before, by in self._steps if bucket <= before)
             age = _FIRST_AGE
             while end + age <= now:
                 age *= 2
@@ -271,8 +263,14 @@ class Recount:
             if now < last and in_turn:
                 heapq.heappush(self._due, (min(end + age, last), bucket))
 
+    def clock_went_ahead(self, now: int, by: int) -> None:
+        """What it has passed is no older for that, and is counted as long as without it."""
+        self._steps = [(bucket_of(now - by), by), *self._steps[:9]]
+        self.everything(now - by)
+
     def clock_went_back(self, now: int) -> None:
         """Count everything again, and what the clock had passed when it comes to that again."""
+        self._steps = []
         here = bucket_of(now) + 1
         self._next = min(self._next, here)
         self._waiting = deque(bucket for bucket in self._waiting if bucket < here)
@@ -302,8 +300,9 @@ class Recount:
         """
         taken: list[int] = []
         rows = 0
-        late = self._late_mismatched
-        for mismatched in sorted(self._mismatched.items()), _from_both_ends(sorted(late.items())):
+        late = sorted(self._late_mismatched.items())
+        from_both_ends = chain.from_iterable(zip(reversed(late), late, strict=True))
+        for mismatched in sorted(self._mismatched.items()), from_both_ends:
             for number, (bucket, count) in enumerate(mismatched):
                 if taken and number and rows + count > _MOST_ROWS:
                     break

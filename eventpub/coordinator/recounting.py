@@ -16,6 +16,9 @@ from eventpub.coordinator.recount import MOST_BUCKETS, Recount
 _LATE_SHARE = 0.5
 """Seconds of each second for what is counted out of turn."""
 
+_AHEAD = 10_000_000
+"""µs by which the database's clock goes ahead in one step: less is an answer that took long."""
+
 
 class Recounting:
     """Which time buckets are counted, and which differ.
@@ -38,6 +41,7 @@ class Recounting:
         self._recount = Recount(horizon, start, now, position, hidden_since)
         self._horizon = horizon
         self._last_time = now
+        self._last_at: float | None = None
         self._counting: Count | None = None
         self._at_most = MOST_BUCKETS
         """Buckets of a count: fewer after one that had no answer."""
@@ -96,14 +100,24 @@ class Recounting:
         """Count every second of the horizon again."""
         self._recount.everything(now)
 
-    def clock_went_back(self, now: int) -> float:
-        """Seconds by which the database's clock went back, and all is counted; 0: it did not."""
-        step = self._last_time - now
-        self._last_time = now
-        if step <= CLOCK_STEP:
-            return 0.0
-        self._recount.clock_went_back(now)
-        return step / 1e6
+    def clock_stepped(self, now: int, at: float) -> float:
+        """Seconds by which the database's clock went back (below 0) or ahead of the machine's; 0:
+        neither by much. What is counted is counted again, and as long as without that.
+
+        Args:
+            now: the database's time, µs.
+            at: the machine's, s, which need not show the same time.
+        """
+        step = now - self._last_time
+        passed = step if self._last_at is None else (at - self._last_at) * 1e6
+        self._last_time, self._last_at = now, at
+        if step < -CLOCK_STEP:
+            self._recount.clock_went_back(now)
+            return step / 1e6
+        if step - passed > _AHEAD:
+            self._recount.clock_went_ahead(now, int(step - passed))
+            return (step - passed) / 1e6
+        return 0.0
 
     # -- counting ---------------------------------------------------------------------------------
 

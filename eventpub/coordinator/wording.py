@@ -97,10 +97,12 @@ def another_server(before: str, now: str) -> Log:
     return warning(text, before=before, now=now)
 
 
-def clock_went_back(seconds: float, position: int) -> Log:
-    """The database's clock was set."""
+def clock_stepped(seconds: float, position: int) -> Log:
+    """The database's clock was set; back, where seconds are below 0."""
     text = "the database's clock went back: until it catches up, the recount finds new rows"
-    return warning(text, seconds=round(seconds, 3), position=format_time(position))
+    if seconds > 0:
+        text = "the database's clock went ahead: what it has passed is counted again"
+    return warning(text, seconds=abs(round(seconds, 3)), position=format_time(position))
 
 
 def first_versions_missing(aggregates: int, first_version: int) -> Log:

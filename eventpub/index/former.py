@@ -37,13 +37,11 @@ def merged(
         if said:
             moved[name] = any(said)
     moved["contents"] = all(facts is not None and facts.get("contents") for facts in former)
-    # one that has forgotten events does not say which of the others' may still commit: where the
-    # baseline is, the fold decides again, as if the index were lost
-    forgets = any((facts.get("baseline") or 0) > (baseline or 0) for facts in there)
-    moved |= {"baseline": baseline, "undecided": [forgets, 0, False]}
+    baselines = [at for facts in there if (at := facts.get("baseline")) is not None]
+    moved |= {"baseline": max(baselines, default=baseline), "undecided": [False, 0, False]}
     positions = [None if facts is None else facts.get("position") for facts in former]
     known = [position for position in positions if position is not None]
-    if known and len(known) == len(positions) and not forgets:
+    if known and len(known) == len(positions):
         moved["position"] = min(known)
     return moved | {"times": _times(there)}
 

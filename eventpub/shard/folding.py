@@ -260,6 +260,18 @@ class Fold:
             adopts=assignment.adopts,
             everywhere=everywhere,
         )
+        self._lower_baseline()
+
+    def _lower_baseline(self) -> None:
+        """What one of the former indexes has forgotten says nothing of what others have yet to
+        publish: their backlog and holds may be older."""
+        context, index, start = self._context, self._context.index, self._context.assignment.start
+        low = context.lease.low if context.lease.low > (start or 0) else index.position
+        if index.baseline is not None and low is not None:
+            settled = max(start or 0, self._settled(low))
+            if settled < index.baseline:
+                index.lower_baseline(settled)
+                context.report.repeats_after = settled
 
     def _check_topics(self) -> None:
         """Whether the topics are those that the offsets of the index belong to.
@@ -349,14 +361,18 @@ class Fold:
         start = context.assignment.start or 0
         if low <= start or self._is_of_older_state(newest):
             low = max(low, newest)
-        hidden = context.lease.hidden_since
-        unpublished = context.low(low if hidden is None else min(low, hidden))
         config, partitions = context.assignment.config, context.shard.topic_partitions()
         own = [(config.sink.topic, partition) for partition in partitions]
         app_ids = config.app.id, *config.app.former_ids
         oldest = oldest_events(config.sink, own, app_ids, lambda: self._go_on(0))
         cut = {p: low if at is None else min(low, at) for (_, p), at in oldest.items()}
-        return max(start, min(low, self._kept(unpublished))), cut
+        return max(start, min(low, self._settled(low))), cut
+
+    def _settled(self, low: int) -> int:
+        """Up to when all that was created is published or skipped, if all that was read up to `low`
+        is, but for what waits and what is hidden."""
+        hidden = self._context.lease.hidden_since
+        return self._kept(self._context.low(low if hidden is None else min(low, hidden)))
 
     def _count_as_published(self, after: int, cut: Mapping[int, int]) -> None:
         """Mark rows of the table as published; see `_lost_baseline`. Versions that are missing

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import faults, records, topics
-from eventpub.sink.missing_markers import PartitionId, read_ranges
+from eventpub.sink.missing_markers import PartitionId, iter_ranges, read_ranges
 
 Origin = Literal["own", "other_publisher", "unrecognised"]
 """Ours; of another publisher; of anybody else."""
@@ -92,7 +92,7 @@ def check_sample(sink: config.Sink, sources: Sources) -> None:
 
 
 def has_written(sink: config.Sink, sources: Sources, names: Iterable[str] = ()) -> bool:
-    """Whether records of this publisher stand at one of the ends of a partition.
+    """Whether there are records of this publisher; the ends of the partitions are read first.
 
     Args:
         names: of the topics; by default the topic of the events.
@@ -100,10 +100,12 @@ def has_written(sink: config.Sink, sources: Sources, names: Iterable[str] = ()) 
     Raises:
         SinkError: as `check_topics`: unlike a sample, this has to be known.
     """
+    first, last = _both_ends(sink, names or [sink.topic]) or ({}, {})
+    between = {place: (first[place][1], last[place][0]) for place in first}  # others write there
     return any(
         sources.origin(message, dict(message.headers() or ())) == "own"
-        for ranges in _both_ends(sink, names or [sink.topic])
-        for message in read_ranges(sink, ranges, committed=True, few=True)
+        for ranges in (first, last, between)
+        for message in iter_ranges(sink, ranges, committed=True, few=ranges is not between)
     )
 
 

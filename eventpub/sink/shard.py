@@ -58,8 +58,6 @@ class PublishedBatch:
 
     events: int
     next_offsets: dict[PartitionId, int]
-    produce_seconds: float
-    commit_seconds: float
     written: dict[PartitionId, Written] = field(default_factory=dict)
     lost: int = 0
 
@@ -348,12 +346,11 @@ class ShardSink:
             )
         content = Content(events, late, gaps, dead, diverted, now)
         if content.is_empty:
-            return PublishedBatch(0, {}, 0.0, 0.0)
+            return PublishedBatch(0, {})
 
-        started = time.perf_counter()
         reduced = self._caution.reduces_dead
         batch = batch_of(self._sink, self._app_id, self._shard, content, reduced=reduced)
-        produced, committed = self._transactions.run(batch, crash_point, self._check_offsets)
+        self._transactions.run(batch, crash_point, self._check_offsets)
         lost = len(batch.refused) + sum(len(r.failed) for r in batch.reports.values())
         written = {
             place: (reports.first.offset(), reports.last.offset() + 1)
@@ -369,8 +366,6 @@ class ShardSink:
         return PublishedBatch(
             events=len(events) - lost,
             next_offsets=next_offsets,
-            produce_seconds=produced - started,
-            commit_seconds=committed - produced,
             written=written if self._owned.is_transactional else {},
             lost=lost,
         )

@@ -63,7 +63,6 @@ class TopicLayout:
 
     topic: str
     partitions: int
-    side_topics: tuple[str, ...]
     created: tuple[str, ...]
 
 
@@ -120,7 +119,7 @@ def check_topics(
                 if found[topic] < partitions
                 else f"delete {topic} if it is empty, and let it be created again",
             )
-    return TopicLayout(sink.topic, partitions, side, tuple(missing))
+    return TopicLayout(sink.topic, partitions, tuple(missing))
 
 
 def too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -> SinkError:

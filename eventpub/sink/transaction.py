@@ -72,10 +72,8 @@ class Transactions:
         self._causes = Causes(sink, partitions, owned, caution, self._fault)
         self._began = 0.0
 
-    def run(
-        self, batch: Batch, crash_point: CrashPoint, check: Callable[[Batch], None]
-    ) -> tuple[float, float]:
-        """One transaction; when its records were delivered, and when it was committed.
+    def run(self, batch: Batch, crash_point: CrashPoint, check: Callable[[Batch], None]) -> None:
+        """One transaction.
 
         Args:
             check: called before the commit, when all is delivered; what it raises ends it.
@@ -88,11 +86,9 @@ class Transactions:
         self._flush(batch)
         check(batch)
         crash_point("before_commit")
-        produced = time.perf_counter()
         self._commit()
         self._caution.forget()
         crash_point("after_commit")
-        return produced, time.perf_counter()
 
     def run_in_vain(self, batch: Batch) -> None:
         """One transaction that is aborted, which ends what the broker has left open of this id."""

@@ -59,6 +59,15 @@ def connect_arguments(config: Store) -> dict[str, Any]:
     Raises:
         ConfigError: config.store_url or config.password_file.
     """
+    arguments = _without_password(config)
+    password = _password(config, urlsplit(config.url.get_secret_value()).password)
+    if password is not None:
+        # bytes: PyMySQL would encode text as latin1
+        arguments["password"] = password.encode()
+    return arguments
+
+
+def _without_password(config: Store) -> dict[str, Any]:
     url = urlsplit(config.url.get_secret_value())
     timeout = max(1, round(config.connect_timeout / 1e6))
     arguments: dict[str, Any] = {
@@ -88,16 +97,12 @@ def connect_arguments(config: Store) -> dict[str, Any]:
             raise _url_error(f"has an unknown option {key}; known are {known}")
     if "ssl_ca" in arguments:  # PyMySQL would only encrypt, and trust whoever answers
         arguments.setdefault("ssl_verify_cert", True)
-    password = _password(config, url.password)
-    if password is not None:
-        # bytes: PyMySQL would encode text as latin1
-        arguments["password"] = password.encode()
     return arguments
 
 
 def display_name(config: Store) -> str:
     """`user@host:port/database`, for messages."""
-    arguments = connect_arguments(config)
+    arguments = _without_password(config)
     place = arguments.get("unix_socket") or f"{arguments['host']}:{arguments['port']}"
     return f"{arguments['user']}@{place}/{arguments['database']}"
 

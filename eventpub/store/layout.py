@@ -59,7 +59,6 @@ class Layout:
         unit: µs between two values that `create_time` can tell apart.
         zone: rules of the local time that a DATETIME holds; None for a TIMESTAMP.
         slice: a generated column with ``CRC32(aggregate_id) % 1024``; None where there is none.
-        time_index_has_slice: whether `time_index` also holds `slice`.
         ties_by_id: whether `time_index` gives rows of one `create_time` in order of `id`.
         nullable: columns (by our name) that may hold NULL.
         skips_nulls: whether rows without an identity or a version are passed over, and there may
@@ -83,7 +82,6 @@ class Layout:
     unit: int
     zone: Zone | None
     slice: str | None
-    time_index_has_slice: bool
     ties_by_id: bool
     nullable: frozenset[str]
     where: str
@@ -181,8 +179,9 @@ def discover(config: Store, connection: Connection) -> Layout:
         unit=unit_of(create_time),
         zone=None if create_time.type == "timestamp" else zone_of(config, connection),
         slice=quote(slice_column) if slice_column else None,
-        time_index_has_slice=slice_column is not None and slice_column in time_index.columns,
-        ties_by_id=id_is_primary and time_index.columns == (names["create_time"],),
+        ties_by_id=id_is_primary
+        and columns[names["id"]].type in INTEGERS
+        and time_index.columns == (names["create_time"],),
         nullable=frozenset(nullable),
         where=where,
         times_last="on update" not in create_time.extra,

@@ -99,7 +99,6 @@ def layout(**changes: Any) -> Layout:
         "unit": 1,
         "zone": None,
         "slice": None,
-        "time_index_has_slice": False,
         "ties_by_id": True,
         "nullable": frozenset(),
         "where": "table events",

@@ -458,14 +458,35 @@ def test_a_comparison_is_over_when_all_shards_have_done_it() -> None:
 
 def test_after_the_clock_went_back_everything_is_counted_again() -> None:
     counting = Counting()
-    assert counting.recounting.clock_went_back(50 * SECOND) == 0.0
+    assert counting.recounting.clock_stepped(50 * SECOND, 7.0) == 0.0
     counting.finds(counting.next())
     assert counting.next() is None
-    assert counting.recounting.clock_went_back(50 * SECOND - SECOND // 2) == 0.0, "it may drift"
+    assert counting.recounting.clock_stepped(50 * SECOND - SECOND // 2, 7.5) == 0.0, "it may drift"
     assert counting.next() is None
-    assert counting.recounting.clock_went_back(40 * SECOND) == pytest.approx(9.5)
+    assert counting.recounting.clock_stepped(40 * SECOND, 8.0) == pytest.approx(-9.5)
     assert counting.next(now=40) is not None
-    assert counting.recounting.clock_went_back(41 * SECOND) == 0.0
+    assert counting.recounting.clock_stepped(41 * SECOND, 9.0) == 0.0
+
+
+@pytest.mark.parametrize("by", [0, 9, 200, 310, 3600, 90_000])
+def test_what_commits_after_the_clock_went_ahead_is_found_within_the_horizon(by: int) -> None:
+    """A transaction that nobody sees wrote at second 9, the clock steps at 12, and it commits."""
+    horizon, position = 300 * SECOND, 1_700_000_000 * SECOND
+    for commits in (30, 250):
+        recounting = Recounting(horizon, position - 100 * SECOND, position)
+        for passed in range(1_000):
+            now = position + (passed + (by if passed >= 12 else 0)) * SECOND
+            stepped = recounting.clock_stepped(now, 5.0 + passed)
+            assert stepped == (by if passed == 12 and by > 9 else 0)
+            count = recounting.next_count(now, now - SECOND, now - SECOND, None, 0.0)
+            if count is not None:
+                rows = {b: int(b == bucket_of(position) + 9) for b in count.buckets}
+                if passed < commits:
+                    rows = dict.fromkeys(rows, 0)
+                recounting.counted(Counted(now, rows, count.expected, count.in_turn))
+            if recounting.next_comparison() is not None:
+                break
+        assert commits <= passed <= 12 + 300, f"{by}: {passed}"
 
 
 def test_a_clock_that_is_years_off_for_a_moment_costs_no_more_than_a_month(
@@ -478,7 +499,7 @@ def test_a_clock_that_is_years_off_for_a_moment_costs_no_more_than_a_month(
     for wrong in (now - 25 * year, now + 25 * year):
         recounting = Recounting(HORIZON, 0, now, now - SECOND)
         for at in (now, wrong, now + SECOND):
-            recounting.clock_went_back(at)
+            recounting.clock_stepped(at, 0.0)
             reached = max(now, wrong) if at != now else now
             count = recounting.next_count(at, reached, reached, None, 0.0)
             assert count is not None

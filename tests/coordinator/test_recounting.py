@@ -136,6 +136,15 @@ class TestRecount:
         life.waits(1.0)
         assert life.all(e.Count)
 
+    def test_that_the_clock_went_ahead_is_said(self) -> None:
+        life = begin()
+        for number in range(2):
+            life.joins(number)
+        life.polled(at(2_000))
+        life.polled(now=NOW + 600_000_000)
+        [said] = life.lines("clock went ahead")
+        assert said.facts["seconds"] == pytest.approx(600, abs=1)
+
     def test_an_index_from_elsewhere_tells_what_nobody_remembers(self) -> None:
         """progress.json is lost; copies, or the executors' disks, know how far it was."""
         life = begin(position=None, low=0)

@@ -49,7 +49,7 @@ def test_a_refused_event_is_forgotten_when_its_letter_is_out() -> None:
     """Each batch that a runner published from then on was searched for it, row by row."""
     shard = publishing(
         RecordRefusedError([1], [], "too large", "events"),
-        PublishedBatch(1, {}, 0.0, 0.0),
+        PublishedBatch(1, {}),
     )
     decision = Decision(events(1, 2))
     with pytest.raises(RecordRefusedError):

@@ -682,7 +682,7 @@ def _clocks(seed: int) -> Schedule:
     horizon = 8_000_000
     watermark = rng.choice(["auto", "auto", "off"])
     maker = _Quiet(rng, "rollback", horizon=horizon, watermark=watermark, is_down=True)
-    ahead: Step = ["clock", rng.choice([5_000_000, 20_000_000, 100_000_000])]
+    ahead: Step = ["clock", rng.choice([5_000_000, 20_000_000, 100_000_000, 600_000_000])]
     steps: list[Step] = []
     for _ in range(rng.randint(1, 3)):
         steps += maker.some(0.7, ahead) + maker.life() + maker.batches()

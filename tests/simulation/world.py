@@ -511,6 +511,7 @@ class World:
 
     def _do_time(self, micros: int) -> None:
         self.clock += micros
+        self.monotonic += micros / 1e6
 
     def _do_clock(self, micros: int) -> None:
         self.counts["clock steps"] += 1

@@ -417,7 +417,7 @@ class TestProducerIds:
             way.publish(FIRST)
             time.sleep(4)
             way.publish(SECOND)
-            assert way.told == ["sink.aborted"], "it was forgotten"
+            assert set(way.told) == {"sink.aborted"}, "it was forgotten, once or again"
             way.publish(THIRD)
             way.close()
             assert_published_once(broker.bootstrap_servers, topic_name, FIRST, SECOND, THIRD)

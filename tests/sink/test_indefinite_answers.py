@@ -107,9 +107,7 @@ def test_a_connection_cut_at_the_end_is_a_doubt_however_short_it_was(
     sink: ShardSink, cluster: MockCluster
 ) -> None:
     cluster.answer(END_TXN, (_TRANSPORT, 0))
-    published = publish(sink)
-    assert published.events == 20
-    assert published.commit_seconds < 1.0, "time alone would not show it"
+    assert publish(sink).events == 20
     assert cluster.requests(END_TXN) == 2
     assert sink.needs_replacement
 

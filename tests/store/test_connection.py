@@ -75,6 +75,7 @@ def test_the_password_of_its_own_key_or_file_wins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         connect_arguments(Store(url=url, password_file=tmp_path / "none"))
     assert caught.value.code == "config.password_file"
+    assert display_name(Store(url=url, password_file=tmp_path / "none")) == "u@h:3306/d"
 
 
 @both

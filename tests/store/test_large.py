@@ -62,7 +62,6 @@ def large(request: pytest.FixtureRequest) -> Iterator[Large]:
         layout,
         time_index="`by_time`",
         slice=None,
-        time_index_has_slice=False,
         ties_by_id=True,
     )
     yield config, {"plain": plain, "slice": layout}

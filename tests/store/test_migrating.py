@@ -37,7 +37,7 @@ def test_a_new_table_has_what_the_publisher_needs(database: FreshDatabase) -> No
     layout = EventStore.discover(config)
     assert layout.identity.is_bytewise
     assert layout.key_is_unique
-    assert layout.time_index_has_slice
+    assert layout.slice
     assert (layout.unit, layout.zone) == (1, None)
     for id in ("a", "A", "a ", "ä"):
         # an INSERT without a column list does not see the slice
@@ -70,7 +70,7 @@ def test_an_existing_table_keeps_its_columns_and_gets_what_it_lacks(
     # on the one or the other, as another test in this process has set up the log
     assert "writers wait until that is done" in "".join(capsys.readouterr()), "of a7"
     assert database.execute(described) == before
-    assert EventStore.discover(config).time_index_has_slice
+    assert EventStore.discover(config).slice
     assert migrate(config) == []
 
 
