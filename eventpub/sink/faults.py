@@ -344,19 +344,12 @@ def _delete_sides(sink: config.Sink) -> str:
     )
 
 
-def _publish_everything(sink: config.Sink) -> str:
+def _publish_everything(sink: config.Sink, which: str = "into a new one") -> str:
     return (
-        f"to publish everything since read.start into a new one: {_delete_sides(sink)}, remove"
-        ' app.state_dir and start again (where read.start = "now", set it to the time in start.json'
-        " of app.state_dir before)"
+        f"to publish everything since read.start {which}: stop the publisher,"
+        f" {_delete_sides(sink)}, remove app.state_dir and start again (where read.start ="
+        ' "now", set it to the time in start.json of app.state_dir before)'
     )
-
-
-_PUBLISH_WHAT_IS_MISSING = (
-    "to publish everything since read.start that is not on the topic: stop the publisher, remove"
-    " app.state_dir and start it again; the topic is read back first, nothing that is on it is"
-    ' repeated (where read.start = "now", set it to the time in start.json of app.state_dir before)'
-)
 
 
 def topic_remade(sink: config.Sink, found: str) -> SinkError:
@@ -380,7 +373,8 @@ def records_gone(sink: config.Sink, place: tuple[str, int], saved: int, end: int
         " end are lost (an unclean leader election, a lost disk), or the topic was deleted and"
         " created again",
         where=f"topic {topic}",
-        suggestion=_PUBLISH_WHAT_IS_MISSING,
+        suggestion=f"{_publish_everything(sink, 'that is not on the topic')}; the topic is read"
+        " back first, and nothing that is on it is repeated",
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any, Self, TypeVar
 
 import psutil
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
@@ -531,3 +533,20 @@ def _value(value: Any) -> str:
         return f"[{', '.join(map(_value, value))}]"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
+
+
+def delete_topics(publisher: Publisher, pattern: str) -> None:
+    """What `kafka-topics.sh --delete --topic` does with a pattern."""
+    admin = AdminClient({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    names = [t for t in admin.list_topics(timeout=10).topics if re.fullmatch(pattern, t)]
+    assert names
+    for future in admin.delete_topics(names).values():
+        future.result(30)
+    eventually(lambda: not {*admin.list_topics(timeout=10).topics} & {*names})
+
+
+def delete_as_proposed(publisher: Publisher, error: dict[str, Any]) -> None:
+    """The topics that an error says to delete."""
+    proposed = re.search(r"--delete --topic '(.*?)'", error["suggestion"])
+    assert proposed
+    delete_topics(publisher, proposed[1])

@@ -12,7 +12,15 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.conftest import FreshDatabase
-from tests.publisher.harness import Publisher, Topic, eventually, insert, transaction
+from tests.publisher.harness import (
+    Publisher,
+    Topic,
+    delete_as_proposed,
+    delete_topics,
+    eventually,
+    insert,
+    transaction,
+)
 
 pytestmark = pytest.mark.parametrize("database", ["mysql"], indirect=True)
 
@@ -181,9 +189,7 @@ def test_a_topic_that_was_deleted_after_a_skip_is_published_anew(
     found = [c for c in checks if c["code"] == code]
     assert [(c["status"], c["suggestion"]) for c in found] == [("wrong", error["suggestion"])]
 
-    proposed = re.search(r"--delete --topic '(.*?)'", error["suggestion"])
-    assert proposed
-    delete_topics(publisher, proposed[1])
+    delete_as_proposed(publisher, error)
     shutil.rmtree(publisher.state, ignore_errors=True)
     with transaction(database) as cursor:
         insert(cursor, "a", 2)
@@ -194,13 +200,3 @@ def test_a_topic_that_was_deleted_after_a_skip_is_published_anew(
     assert publisher.topic.versions("a") == [1, 2, 3]
     for side in (".gaps", ".dead"):
         assert Topic(publisher.topic.bootstrap_servers, publisher.topic.name + side).read() == []
-
-
-def delete_topics(publisher: Publisher, pattern: str) -> None:
-    """What `kafka-topics.sh --delete --topic` does with a pattern."""
-    admin = AdminClient({"bootstrap.servers": publisher.topic.bootstrap_servers})
-    names = [t for t in admin.list_topics(timeout=10).topics if re.fullmatch(pattern, t)]
-    assert names
-    for future in admin.delete_topics(names).values():
-        future.result(30)
-    eventually(lambda: not {*admin.list_topics(timeout=10).topics} & {*names})
