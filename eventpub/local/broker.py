@@ -6,7 +6,6 @@ import base64
 import os
 import shutil
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,8 @@ rootLogger.appenderRef.out.ref=out
 _JVM = "-XX:+UseG1GC -XX:MaxGCPauseMillis=20"
 """Unless $KAFKA_JVM_PERFORMANCE_OPTS says something else, as with Kafka's own scripts."""
 
-_CLASSES = "classes.jsa"
-"""Beside the jars: see `archive_classes`."""
+CLASSES = "classes.jsa"
+"""Beside the jars: an archive of the classes that a broker loads, where somebody has made one."""
 
 _LOGGING_3 = """\
 log4j.rootLogger=INFO, out
@@ -83,10 +82,10 @@ class Kafka(Server):
         self.node = node
         self._properties = dict(properties)
         self._version = version
-        self._jars = _jars(version, progress)
+        self._jars = jars_of(version, progress)
         self.options = os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _JVM).split()
-        if (self._jars / _CLASSES).exists():
-            self.options.append(f"-XX:SharedArchiveFile={self._jars / _CLASSES}")
+        if (self._jars / CLASSES).exists():
+            self.options.append(f"-XX:SharedArchiveFile={self._jars / CLASSES}")
         self.directory.mkdir(parents=True, exist_ok=True)
         check_space(self.directory, 200 * MIB)
 
@@ -144,26 +143,7 @@ def kafka(
     return broker
 
 
-def archive_classes(progress: Progress = STDERR) -> None:
-    """Makes an archive of the classes that a broker loads: halves the CPU time of every start.
-
-    A JVM that cannot use it, of another version perhaps, starts without.
-
-    Raises:
-        LocalError: as `kafka`.
-    """
-    file = _jars(VERSION, progress) / _CLASSES
-    if not file.exists():
-        partial = file.with_name(f"{_CLASSES}.{os.getpid()}")
-        with tempfile.TemporaryDirectory() as folder:
-            broker = Kafka(Path(folder), None, {}, progress)
-            broker.options.append(f"-XX:ArchiveClassesAtExit={partial}")
-            with broker:
-                broker.start()
-        partial.replace(file)
-
-
-def _jars(version: str, progress: Progress) -> Path:
+def jars_of(version: str, progress: Progress) -> Path:
     """The folder of this version's jars, downloaded where it is missing."""
     find_java()
 

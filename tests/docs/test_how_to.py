@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs e
 )
 
 from eventpub.local import find_java
-from eventpub.local.broker import VERSION, _jars
+from eventpub.local.broker import VERSION, jars_of
 from eventpub.local.downloads import MIB, installed, maven
 from eventpub.local.progress import STDERR, Progress
 from tests.conftest import FreshDatabase
@@ -313,7 +313,7 @@ def test_the_consumer_in_java_handles_each_event_once(
     if not compiler.exists() and not shutil.which("javac"):
         pytest.skip("no Java compiler is installed")
     (example,) = code("how-to/consume.md", "java")
-    jars = f"{_jars(VERSION, STDERR)}/*:{driver()}/*"
+    jars = f"{jars_of(VERSION, STDERR)}/*:{driver()}/*"
     program = str(compiler) if compiler.exists() else "javac"
     command = [str(java), "-cp", f"{tmp_path}:{jars}", "Billing"]
 

@@ -12,8 +12,6 @@ from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Topic, eventually, transaction
 
-both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)
-
 ODD = ["", "|", "%", "%7C", "%25|", "a|b", "a", "a ", " a", "ä", "a\u0308", "订单", "🎉", "A", "-x"]
 UUIDS = [uuid.UUID(int=n) for n in (0, 1, 1 << 127)]
 # columns, and values of each with their text
@@ -39,8 +37,11 @@ def joined(*parts: str) -> str:
     return "|".join(part.replace("%", "%25").replace("|", "%7C") for part in parts)
 
 
-@both
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("database", "shape"),
+    [*(("mysql", shape) for shape in SHAPES), ("mariadb", "VARCHAR+BINARY(16)")],
+    indirect=["database"],
+)
 def test_d8_every_command_knows_an_aggregate_by_its_key(
     database: FreshDatabase, new_publisher: NewPublisher, shape: str
 ) -> None:
@@ -77,7 +78,8 @@ def test_d8_every_command_knows_an_aggregate_by_its_key(
     gaps = publisher.answer(1, "gaps", "list", "--limit", "100")["open"]
     held = {gap["aggregate_id"] for gap in gaps}
     assert held == {*keys}
-    some = [*keys][:: len(keys) // 3 + 1]
+    some = [*keys][:: len(keys) // 2]
+    assert len(some) >= 2
     for key in some:
         done = publisher.command("trace", "--json", "--", key)
         assert done.returncode == 1, done.stdout + done.stderr
