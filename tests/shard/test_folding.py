@@ -39,6 +39,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
         hidden_since: int | None = None,
         left: tuple[int | None, ...] = (),
         is_again: bool = False,
+        forgotten: int | None = None,
     ) -> tuple[Index, Report, int]:
         oldest = {("t", partition): at for partition, at in enumerate(left)}
         monkeypatch.setattr(folding, "oldest_events", lambda *_: oldest)
@@ -65,8 +66,13 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
             low=lambda position: position,
             lookup=SimpleNamespace(keys=keys),
         )
-        index.note_truncated(True, newest)
-        folding.Fold(context, is_again=is_again)._decide_baseline()
+        fold = folding.Fold(context, is_again=is_again)
+        if forgotten is not None:
+            index.decide_baseline(forgotten)
+            fold._lower_baseline()
+        else:
+            index.note_truncated(True, newest)
+            fold._decide_baseline()
         return index, context.report, counted[-1]
 
     yield decided
@@ -127,3 +133,22 @@ def test_an_index_that_is_older_than_what_the_coordinator_knows(
     assert (index.baseline, report.baseline, upto) == (baseline, baseline, counted)
     cut = (OLDER if at is None else min(at, OLDER) for at in left)
     assert report.repeats_after == max(baseline, min(cut, default=0))
+
+
+@pytest.mark.parametrize(
+    ("low", "hidden", "kept"),
+    [
+        (READ_TO, None, READ_TO - HORIZON - LONGEST_HOLD),
+        (READ_TO - SECOND, None, READ_TO - SECOND - HORIZON - LONGEST_HOLD),
+        (READ_TO, READ_TO - 7 * SECOND, READ_TO - 7 * SECOND - HORIZON - LONGEST_HOLD),
+        (0, None, READ_TO - HORIZON - LONGEST_HOLD),  # the coordinator knows nothing
+    ],
+)
+def test_what_a_former_index_has_forgotten_is_not_what_others_have_published(
+    decide: Decide, low: int, hidden: int | None, kept: int
+) -> None:
+    """With other shards, aggregates of several indexes come together."""
+    index, report, _ = decide(0, low, hidden, forgotten=kept + SECOND)
+    assert (index.baseline, report.repeats_after) == (kept, kept)
+    index, report, _ = decide(0, low, hidden, forgotten=kept - SECOND)
+    assert (index.baseline, report.repeats_after) == (kept - SECOND, None), "it is not raised"

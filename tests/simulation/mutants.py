@@ -144,20 +144,6 @@ def trusted_ends() -> Iterator[None]:
 
 
 @contextmanager
-def saved_ends() -> Iterator[None]:
-    """What was acknowledged to a lost or older index need not be on the topic."""
-    with patch.object(StableEnds, "_reached", lambda self, place, saved: saved):
-        yield
-
-
-@contextmanager
-def kept_baseline() -> Iterator[None]:
-    """What one former index has forgotten holds for what the others have yet to publish."""
-    with patch.object(folding.Fold, "_lower_baseline", lambda _: None):
-        yield
-
-
-@contextmanager
 def no_fence() -> Iterator[None]:
     """Writers of a former number of shards are not fenced when the publisher starts.
 
@@ -546,8 +532,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         no_contents,
         no_contents_folded,
         trusted_ends,
-        saved_ends,
-        kept_baseline,
     )
 }
 """By name. What each breaks is its docstring."""

@@ -442,11 +442,15 @@ class TestFold:
         found, fold = folded(new_sink(), {})
         assert (found, fold.truncated) == (as_set(rows), False)
 
+    @pytest.mark.parametrize("known_by", ["index", "coordinator"])
     def test_a_topic_that_was_made_anew_is_an_error(
-        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink
+        self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, known_by: str
     ) -> None:
+        """Where the index is new or a copy, too."""
+        reached = {(sink_config.topic, 0): 10}
+        saved, acknowledged = (reached, {}) if known_by == "index" else ({}, reached)
         with pytest.raises(SinkError) as caught:
-            folded(new_sink(), {(sink_config.topic, 0): 10})
+            list(new_sink().fold(saved, acknowledged=acknowledged))
         assert caught.value.code == "sink.topic_recreated"
         assert caught.value.suggestion
 

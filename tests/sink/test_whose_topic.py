@@ -30,6 +30,8 @@ from eventpub.sink import (
     check_properties,
     check_topics,
     client,
+    has_written,
+    sources_of,
 )
 from eventpub.sink.records import gap_record
 from eventpub.sink.topics import list_offsets
@@ -284,6 +286,24 @@ class TestOthers:
         parts = [part for part in fold if part.kind == "gaps"]
         assert not any(part.gaps for part in parts)
         assert fold.not_ours == 5
+
+    def test_a22_what_was_written_is_found_between_the_records_of_others(
+        self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
+    ) -> None:
+        """Without state, a start at "now" left out what was committed while nobody published."""
+        producer = Producer({"bootstrap.servers": servers})
+
+        def others_write() -> None:
+            for number in range(120 * PARTITIONS):
+                producer.produce(sink.topic, b"{}", "k", number % PARTITIONS)
+            assert producer.flush(20) == 0
+
+        others_write()
+        assert not has_written(sink, sources_of(APP))
+        new_sink().publish(some_events(WHOLE, 2))
+        others_write()
+        assert has_written(sink, sources_of(APP))
+        assert not has_written(sink, sources_of("another"))
 
     def test_a22_another_publisher_is_an_error_until_it_is_explained(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
