@@ -137,11 +137,3 @@ def mask_all(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [mask_all(v) for v in value]
     return value
-
-
-def forget_all() -> None:
-    """Forget every secret; for tests."""
-    global _forms  # noqa: PLW0603
-    _lasting.clear()
-    _passing.clear()
-    _forms = None

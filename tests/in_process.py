@@ -27,9 +27,16 @@ def commands_run_in(folder: Path) -> Iterator[pytest.MonkeyPatch]:
             if name.startswith("EVENTPUB_"):
                 patch.delenv(name)
         yield patch
-    masking.forget_all()
+    forget_secrets()
     structlog.reset_defaults()
     root.handlers[:], root.filters[:] = logs[:2]
     root.setLevel(logs[2])
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+def forget_secrets() -> None:
+    """What was remembered to be masked."""
+    masking._lasting.clear()
+    masking._passing.clear()
+    masking._forms = None

@@ -9,13 +9,14 @@ from urllib.parse import quote
 import pytest
 
 from eventpub import masking
+from tests.in_process import forget_secrets
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    masking.forget_all()
+    forget_secrets()
     yield
-    masking.forget_all()
+    forget_secrets()
 
 
 def test_a_secret_is_hidden_in_each_way_of_writing_it() -> None:
