@@ -15,6 +15,7 @@ from eventpub.properties import PROTECTED_PROPERTIES
 from eventpub.settings import KEYS, CombinedConfigError, Loaded, default_of, load, shown
 from eventpub.sink import client
 from eventpub.store.connection import connect_arguments
+from tests.in_process import forget_secrets
 
 ENOUGH = {
     "app.id": "orders",
@@ -27,7 +28,7 @@ ENOUGH = {
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     yield
-    masking.forget_all()
+    forget_secrets()
 
 
 def file(text: str) -> Path:
