@@ -171,3 +171,9 @@ class Check:
     message: str
     suggestion: str | None = None
     code: str | None = None
+
+    @classmethod
+    def wrong(cls, name: str, error: EventpubError) -> Check:
+        """That of an error."""
+        message = error.message if error.where is None else f"{error.message} ({error.where})"
+        return cls(name, "wrong", message, error.suggestion, error.code)

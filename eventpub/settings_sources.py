@@ -246,17 +246,9 @@ def _add_environment(layers: Layers, environ: Mapping[str, str]) -> None:
     layers.begin(environ.get(KEYS["store.url"].variable))
     variables = {key.variable: key.name for key in KEYS.values()}
     for variable, value in sorted(environ.items()):
-        if _is_in_wrong_case(variable):
-            layers.problems.append(
-                ConfigError(
-                    "config.unknown_environment",
-                    f"the environment variable {variable} belongs to no configuration key",
-                    where=variable,
-                    suggestion=f"names are in upper case: {variable.upper()}",
-                )
-            )
-            continue
-        if not variable.startswith(PREFIX) or _is_of_others(variable, value):
+        is_in_wrong_case = _is_in_wrong_case(variable)
+        is_ours = variable.startswith(PREFIX) and not _is_of_others(variable, value)
+        if not (is_ours or is_in_wrong_case):
             continue
         origin = f"env {variable}"
         if (key := variables.get(variable)) and key in MAPS:
@@ -273,7 +265,11 @@ def _add_environment(layers: Layers, environ: Mapping[str, str]) -> None:
                     "config.unknown_environment",
                     f"the environment variable {variable} belongs to no configuration key",
                     where=variable,
-                    suggestion=f"did you mean {near}?" if near else _NAMES_OF_VARIABLES,
+                    suggestion=f"names are in upper case: {variable.upper()}"
+                    if is_in_wrong_case
+                    else f"did you mean {near}?"
+                    if near
+                    else _NAMES_OF_VARIABLES,
                 )
             )
 

@@ -445,6 +445,13 @@ def _mapped(error: OSError, path: Path) -> StateError:
             suggestion="set app.state_dir to a folder on a local disk; on NFS, mount it with locks"
             " (NFS 4, or lockd, and without nolock)",
         )
+    if error.errno == errno.ENOENT:
+        return StateError(
+            "state.not_writable",
+            f"the folder {path.parent} is gone",
+            where=str(path),
+            suggestion="put it back, or start again: the publisher then asks for what it needs",
+        )
     if error.errno in {errno.EEXIST, errno.ENOTDIR}:
         return StateError(
             "state.not_writable",

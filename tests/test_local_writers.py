@@ -191,6 +191,25 @@ def test_knows_what_was_committed_when_connections_are_killed(database: FreshDat
     assert holes(database) == {}
 
 
+def test_the_writers_of_the_demo_count_all_that_was_committed(database: FreshDatabase) -> None:
+    """The event that each aggregate gets at the end was missing."""
+    command = [sys.executable, "-m", "eventpub.local.writers", "--url", database.url]
+    done = subprocess.run(
+        [*command, "--rate", "50", "--seconds", "2"], check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["events"] == count(database)
+
+
+def test_the_writers_of_the_demo_end_where_there_is_no_table(database: FreshDatabase) -> None:
+    database.execute("DROP TABLE events")
+    command = [sys.executable, "-m", "eventpub.local.writers", "--url", database.url]
+    command += ["--rate", "50"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "events" in done.stderr
+
+
 def test_goes_on_after_the_database_was_restarted(tmp_path: Path) -> None:
     with mariadb(tmp_path, progress=Silent()) as server:
         database = FreshDatabase(server, "eventpub")

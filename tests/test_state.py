@@ -165,6 +165,18 @@ def test_a_directory_that_cannot_be_written_is_named_whatever_is_to_be_kept(tmp_
         assert str(caught.value.where).startswith(str(state.requests))
 
 
+def test_a_directory_that_was_moved_away_is_said_to_be_gone(tmp_path: Path) -> None:
+    """It said to give write access, to a folder that was not there."""
+    state = StateDir(tmp_path / "state")
+    state.keep(Request("r", "retry", "a"))
+    state.root.rename(tmp_path / "away")
+    with pytest.raises(StateError) as caught:
+        state.write(state.progress_file, {})
+    assert caught.value.code == "state.not_writable"
+    assert f"{state.root} is gone" in caught.value.message
+    assert "put it back" in str(caught.value.suggestion)
+
+
 def test_a_kept_request_is_gone_when_it_was_answered_and_not_when_it_failed(
     tmp_path: Path,
 ) -> None:

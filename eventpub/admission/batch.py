@@ -11,10 +11,9 @@ import pyarrow as pa
 from eventpub.admission.rules import CONFLICT, Counts, Rules
 from eventpub.admission.state import NO_TIME, Known, Rewritten, Seen, Versions
 
-_SECOND_ROW = (
-    f"{CONFLICT}: the table has this version more than once, and this row has another event type,"
-    " payload or metadata than the one that was published"
-)
+_SECOND_ROW = f"{CONFLICT}: %s, and this row has another event type, payload or metadata"
+_BEFORE = "another event of this version was published before"
+_BOTH = "the table has this version more than once, another row is published"
 NEVER_SEEN = np.iinfo(np.int64).min
 
 
@@ -109,10 +108,12 @@ class Batch:
         if content in contents:
             return False
         contents.add(content)
-        self.refused.append((row, _SECOND_ROW))
+        aggregate_id, version = (rows.column(n)[row].as_py() for n in ("aggregate_id", "version"))
+        was_known = (aggregate_id, version) in self.known.contents  # its row may be gone by now
+        self.refused.append((row, _SECOND_ROW % (_BEFORE if was_known else _BOTH)))
         self.counts.conflicts += 1
         created = self.rules.steady(rows.column("create_time")[row : row + 1].to_numpy())
-        self.raise_time(str(rows.column("aggregate_id")[row].as_py()), int(created[0]))
+        self.raise_time(aggregate_id, int(created[0]))
         return True
 
     def raise_time(self, aggregate_id: str, created: int) -> None:

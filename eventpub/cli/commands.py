@@ -11,7 +11,7 @@ import click
 
 from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
 from eventpub.cli.output import DONE, NO, Report
-from eventpub.words import counted
+from eventpub.words import counted, named_versions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -387,8 +387,7 @@ def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Re
     gap = given_up(loaded.config, aggregate_id)
     if gap is None:
         return _acted("skip", aggregate_id, Answer("nothing is held"), "")
-    first, last = gap
-    named = f"version {first}" if first == last else f"versions {first} to {last}"
+    named = named_versions(*gap)
     if not (later or StateDir(loaded.config.app.state_dir).is_running()):
         return _acted("skip", aggregate_id, Answer("not running"), named, gap)
     if not (yes or agrees(f"{aggregate_id}: give up {named}?")):

@@ -92,17 +92,13 @@ def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
     rows = []
     has_earlier = not all(entry["is_last"] for entry in result["letters"])
     for entry in result["letters"]:
-        published = entry["published"]
-        where = "no" if entry["is_searched"] else "not known"
-        if published is not None:
-            where = f"partition {published['partition']} offset {published['offset']}"
         row = [
             str(entry["aggregate_id"] or "-"),
             "-" if entry["version"] is None else str(entry["version"]),
             entry["created"],
             _size(entry["payload_bytes"]),
             {True: "yes", False: "no", None: "-"}[entry["in_store"]],
-            where,
+            _where(entry),
             entry["reason"],
         ]
         if has_earlier:
@@ -116,6 +112,12 @@ def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
     for note in result["notes"]:
         console.print(Text(for_people(f"note: {note}")))
     console.print(for_people(summary), markup=False)
+
+
+def _where(shown: dict[str, Any]) -> str:
+    if shown["published"] is None:
+        return "no" if shown["is_searched"] else "not known"
+    return "partition {partition}, offset {offset}".format(**shown["published"])
 
 
 def _size(payload_bytes: int | None) -> str:
@@ -164,10 +166,6 @@ def _show_one(console: Console, shown: dict[str, Any]) -> None:
 
     from eventpub.terminal import for_people
 
-    published = shown["published"]
-    where = "no" if shown["is_searched"] else "not known"
-    if published is not None:
-        where = f"partition {published['partition']}, offset {published['offset']}"
     lines = {
         "event": f"{shown['aggregate_id']}/{shown['version']}",
         "reason": shown["reason"],
@@ -175,7 +173,7 @@ def _show_one(console: Console, shown: dict[str, Any]) -> None:
         "dead letter": f"partition {shown['partition']}, offset {shown['offset']}"
         + (f" (the newest of {shown['letters']})" if shown["letters"] > 1 else ""),
         "in the store": {True: "yes", False: "no", None: "-"}[shown["in_store"]],
-        "published": where,
+        "published": _where(shown),
         "payload": f"{_size(shown['payload_bytes'])} bytes",
     }
     if shown["first_bytes"]:

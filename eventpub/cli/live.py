@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 10.0
 IDLE_LINE_SECONDS = 300.0
-ERROR_LINE_SECONDS = 60.0
+WARNING_LINE_SECONDS = 60.0
 STOPPING = "stopping; finishing open transactions. A second signal ends the process at once"
 
 COUNTERS = (
@@ -108,9 +108,8 @@ class Lines:
         self._clock = clock
         self._rate = Rate()
         self._written = float("-inf")
-        self._warned = float("-inf")
         self._done: list[int] = [0] * (len(COUNTERS) + 1)
-        self._said: dict[str, int] = {}
+        self._said: dict[str, tuple[float, int]] = {}
         self._last_error: str | None = None
         self._errors: dict[str, tuple[float, int]] = {}
         """By code: when it was said last, and how often it was met since."""
@@ -125,10 +124,10 @@ class Lines:
         self._rate.add(now, progress.published)
         for name, message in _WARNINGS.items():
             total = getattr(progress, name)
-            if total > self._said.get(name, 0) and now - self._warned >= 1.0:
-                more, self._said[name] = total - self._said.get(name, 0), total
-                self._log.warning(message, count=more, total=total)
-                self._warned = now
+            said_at, said = self._said.get(name, (float("-inf"), 0))
+            if total > said and now - said_at >= WARNING_LINE_SECONDS:
+                self._said[name] = now, total
+                self._log.warning(message, count=total - said, total=total)
         if progress.last_error and progress.last_error != self._last_error:
             self._warn_of(progress.last_error, now)
         self._last_error = progress.last_error
@@ -141,8 +140,8 @@ class Lines:
     def _warn_of(self, error: str, now: float) -> None:
         """A code once a minute: what is away is met by many, in many words."""
         code = error.partition(":")[0]
-        said_at, times = self._errors.get(code, (-ERROR_LINE_SECONDS, 0))
-        if now - said_at < ERROR_LINE_SECONDS:
+        said_at, times = self._errors.get(code, (float("-inf"), 0))
+        if now - said_at < WARNING_LINE_SECONDS:
             self._errors[code] = said_at, times + 1
             return
         self._errors[code] = now, 0

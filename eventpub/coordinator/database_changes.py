@@ -148,7 +148,7 @@ class DatabaseChanges:
         self._past_oldest = min(self._past_oldest, oldest)
         if now - self._said_of_past >= _SAID_EVERY:
             self._said_of_past = now
-            self._do(wording.rows_of_the_past(len(created), oldest, time))
+            self._do(wording.rows_of_the_past(len(created), oldest, time, self._progress.watermark))
 
     def _note_future(self, ahead: int, rows: int, now: float) -> None:
         """So many rows lie in the future, the newest so many µs."""

@@ -115,13 +115,13 @@ def first_versions_missing(aggregates: int, first_version: int) -> Log:
     return warning(text, aggregates=aggregates, first_version=first_version)
 
 
-def rows_of_the_past(rows: int, oldest: int, now: int) -> Log:
+def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str) -> Log:
     """Rows are committed that were created before the horizon."""
     text = (
-        "rows created before the horizon were only now committed; they are"
-        " published, but only the newest ids are sampled: to miss none, raise recount.horizon above"
-        " that age, or GRANT PROCESS"
-    )
+        "rows created before the horizon were only now committed; they are published, but only the"
+        " newest ids are sampled: to miss none, if writers' sessions keep another time zone, set"
+        " store.time_zone to theirs; if transactions last so long, raise recount.horizon above it"
+    ) + ", or GRANT PROCESS" * (watermark == "denied")
     seconds = round((now - oldest) / 1e6)
     facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}
     return warning(text, code="store.rows_in_past", **facts)

@@ -74,8 +74,14 @@ class Writer(threading.Thread):
                     self._write(connection, other)
                     self._append(connection, [(n, self._last[n] + 1) for n in self._touched])
                     connection.commit()
+                    self.counts["events"] += len(self._touched)
             except (pymysql.Error, OSError):
                 self._stopped.wait(0.5)
+
+    def check(self) -> None:
+        """Raises: pymysql.Error, OSError: it cannot write to the table."""
+        with closing(self._connect()) as connection:  # which ends without a commit
+            self._append(connection, [(self._names[0], 0)])
 
     def _write(self, connection: Connection[Cursor], other: Connection[Cursor]) -> None:
         due = time.monotonic()
@@ -180,6 +186,10 @@ def main(arguments: Sequence[str]) -> int:
     writers = [
         Writer(given.url, names[n::threads], given.rate / threads, stopped) for n in range(threads)
     ]
+    try:
+        writers[0].check()
+    except (pymysql.Error, OSError) as error:
+        parser.exit(1, f"the table `events` of --url cannot be written to: {error}\n")
     began = time.monotonic()
     ends = began + (given.seconds or float("inf"))
     for writer in writers:

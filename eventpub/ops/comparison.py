@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from eventpub.ops.records import (
 )
 from eventpub.ops.spill import crc32s
 from eventpub.ops.verdict import Difference, Verdict
+from eventpub.words import named_versions
 
 STORE_FIELDS = {
     "version": np.int64,
@@ -359,33 +361,37 @@ class _Comparison:
         is_held = np.isin(rows, list(waits))
         held, rows, skipped = rows[is_held], rows[~is_held], skipped[~is_held]
         notes = dict.fromkeys(rows[skipped].tolist(), "its gap was skipped")
-        notes |= {row: f"waits for version {awaited}" for row, awaited in waits.items()}
+        notes |= {row: f"waits for {awaited}" for row, awaited in waits.items()}
         for name, found in (("held", held), ("missing", rows)):
             chosen = found[self._earliest(self.store["create_time"][found])].tolist()
             examples = [self._of_store(row, notes.get(row, "not on the topic")) for row in chosen]
             self.verdict.found(name, len(found), examples)
 
-    def _waits(self, rows: Number) -> dict[int, int]:
-        """By row: the version below it that is nowhere, for which the publisher holds it."""
+    def _waits(self, rows: Number) -> dict[int, str]:
+        """By row: the versions below it that are nowhere, for which the publisher holds it."""
         store, topic = self.store, self.topic
         if len(rows) > MOST_LOOKED_UP:
             return {}
         codes, versions = store["code"][rows], store["version"][rows]
         keys = dict(zip(zip(codes.tolist(), versions.tolist(), strict=True), rows, strict=True))
         known = set()
-        for side in (store, topic):
-            own = np.isin(side["code"], codes)
-            known |= {*zip(side["code"][own].tolist(), side["version"][own].tolist(), strict=True)}
+        ends = np.where(topic["kind"] == GAP, topic["to_version"], topic["version"])
+        for code_of, highest in ((store["code"], store["version"]), (topic["code"], ends)):
+            own = np.isin(code_of, codes)
+            known |= {*zip(code_of[own].tolist(), highest[own].tolist(), strict=True)}
         before = np.array([(c, v - 1) for c, v in keys if v > self.first_version], np.int64)
         before = before.reshape(-1, 2)
         before = before[~self._in_skips(before[:, 0], before[:, 1])]
         asked = {(self.names[c], v): (c, v) for c, v in before.tolist() if (c, v) not in known}
         lacks = {asked[k] for k, is_there in self.look_up([*asked]).items() if not is_there}
-        found: dict[int, int] = {}
+        below = [(-1, -1), *sorted(known)]
+        found: dict[int, str] = {}
         for (code, version), row in sorted(keys.items()):
             is_new = self.held_since is None or store["create_time"][row] >= self.held_since
             if (code, version - 1) in lacks and is_new:
-                found[int(row)] = version - 1
+                of, there = below[bisect_left(below, (code, version - 1)) - 1]
+                first = there + 1 if of == code else version - 1
+                found[int(row)] = named_versions(first, version - 1)
             elif (follows := keys.get((code, version - 1))) in found and is_new:
                 found[int(row)] = found[int(follows)]
         return found

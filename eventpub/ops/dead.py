@@ -20,6 +20,7 @@ from eventpub.config import Config, format_time
 from eventpub.ops.asking import ask_shards
 from eventpub.ops.committed import Committed, Message, Place, offsets_at
 from eventpub.sink import records
+from eventpub.sink.folded import time_of
 from eventpub.sink.topics import list_offsets, partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
@@ -35,6 +36,8 @@ _SHOWN = (
 )  # fmt: skip
 Key = tuple[str, int]
 """Aggregate and version."""
+_Event = tuple[str | int | None, ...]
+"""The same, and time and contents where these tell rows of one version apart."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,14 @@ class Letter:
         if self.aggregate_id is None or self.version is None:
             return None
         return self.aggregate_id, self.version
+
+    @property
+    def event(self) -> _Event:
+        """Tells its row from others of its version; one that a retry may change has its key."""
+        if self.key is None:
+            return self.partition, self.offset
+        names = () if self.reason.startswith(records.REFUSED) else (records.TIME, records.CONTENT)
+        return self.aggregate_id, self.version, *(self.headers.get(name) for name in names)
 
     def to_dict(self) -> dict[str, Any]:
         """As `dead list` and the dashboard show it; JSON-serializable."""
@@ -157,13 +168,12 @@ def find(
     """
     until = time.monotonic() + timeout
     found = _read(config, only, limit, until)
-    keys = {letter.key for letter in found.newest} - {None}
-    wanted = {key for key in keys if key is not None}
+    wanted = {letter.key for letter in found.newest if letter.key is not None}
     if not wanted:
         return found
     there: Collection[Key] | None = None
     if ask_store:
-        with _store(config) as store:
+        with readable_store(config) as store:
             there = store.existing(sorted(wanted))
     since = min(_since(letter) for letter in found.newest if letter.key is not None)
     search = _search(config, wanted, since, until)
@@ -173,8 +183,8 @@ def find(
         else replace(
             letter,
             in_store=None if there is None else letter.key in there,
-            published=search.found.get(letter.key),
-            is_searched=search.is_whole or letter.key in search.found,
+            published=search.found.get(letter.event),
+            is_searched=search.is_whole or letter.event in search.found,
         )
         for letter in found.newest
     ]
@@ -232,7 +242,7 @@ def unpublished(
         StoreError, SinkError: the store or the topic cannot be read.
     """
     bound, most = (_ABOVE_ALL, _MOST_ROWS) if version is None else (version + 1, 1)
-    with _store(config) as store:
+    with readable_store(config) as store:
         keys = [r for b in store.below([(aggregate_id, bound)], most) for r in b.to_pylist()]
     rows = {row["version"]: row["create_time"] for row in keys if version in {None, row["version"]}}
     if not rows:
@@ -289,7 +299,7 @@ def _read(config: Config, only: Key | None, limit: int, until: float) -> Letters
     places: list[Place] = [(sink.dead_topic, number) for number in range(count)]
     reading = Committed(sink, dict.fromkeys(places, 0), until)
     newest: list[tuple[int, int, int, Letter]] = []
-    letters = without_key = 0
+    letters = 0
     rows: set[int] = set()  # hashes: 64 bits each are little, and enough to count by
     for chunk in reading:
         for message in chunk:
@@ -300,28 +310,20 @@ def _read(config: Config, only: Key | None, limit: int, until: float) -> Letters
             if only is not None and letter.key != only:
                 continue
             letters += 1
-            if letter.key is None:
-                without_key += 1
-            else:
-                rows.add(hash(letter.key))
+            rows.add(hash(letter.event))
             entry = (letter.timestamp, letter.partition, letter.offset, letter)
             if len(newest) < limit:
                 heapq.heappush(newest, entry)
             else:
                 heapq.heappushpop(newest, entry)
     found = _marked([e[3] for e in sorted(newest, reverse=True)])
-    return Letters(letters, len(rows) + without_key, found, not reading.unread)
+    return Letters(letters, len(rows), found, not reading.unread)
 
 
 def _marked(newest: list[Letter]) -> list[Letter]:
     """Letters, the newest first; the first of each row is its last one."""
-    seen: set[Key] = set()
-    marked = []
-    for letter in newest:
-        marked.append(replace(letter, is_last=letter.key not in seen))
-        if letter.key is not None:
-            seen.add(letter.key)
-    return marked
+    last = {letter.event: letter for letter in reversed(newest)}
+    return [replace(letter, is_last=last[letter.event] is letter) for letter in newest]
 
 
 def _letter(message: Message, headers: dict[str, bytes | None]) -> Letter:
@@ -348,21 +350,16 @@ def _letter(message: Message, headers: dict[str, bytes | None]) -> Letter:
     )
 
 
-def _store(config: Config) -> EventStore:
+def readable_store(config: Config) -> EventStore:
+    """A replica, too: what it has not applied yet is shown as what it is."""
     readable = config.store.model_copy(update={"allow_replica": True})
     return EventStore(readable, EventStore.discover(config.store))
 
 
 def _since(letter: Letter) -> int:
     """No record of the row has an earlier timestamp, ms."""
-    created = letter.headers.get(records.TIME)
-    if created is None:
-        return 0
-    try:
-        micros = records.parse_times([created])
-    except ValueError:
-        return 0
-    return min(letter.timestamp, int(records.timestamps(micros)[0]))
+    created = time_of(letter.headers.get(records.TIME, ""))
+    return min(letter.timestamp, records.timestamp(created))
 
 
 @dataclass
@@ -370,13 +367,13 @@ class _Search:
     """Events that were looked for on the topic.
 
     Attributes:
-        found: partition and offset of each that is there.
+        found: partition and offset of each that is there, by its key, and with its contents.
         searched: by partition, up to which offset.
         is_whole: whether it was read that far.
         is_cut: whether retention has removed what might have been there.
     """
 
-    found: dict[Key, tuple[int, int]]
+    found: dict[_Event, tuple[int, int]]
     searched: tuple[int, ...]
     is_whole: bool
     is_cut: bool = False
@@ -409,7 +406,9 @@ def _search(config: Config, wanted: Collection[Key], since: int, until: float) -
             sequence = headers.get(records.SEQUENCE) or b""
             key = (message.key().decode(), int(sequence) if sequence.isdigit() else -1)
             if key in wanted:
-                search.found[key] = (message.partition(), message.offset())
+                content = records.content_of_record(headers, message.value()).hex()
+                event = *key, (headers.get(records.TIME) or b"").decode(errors="replace"), content
+                search.found[key] = search.found[event] = message.partition(), message.offset()
     search.is_whole = not reading.unread
     first = list_offsets(sink, places, "earliest")
     search.is_cut = any(0 < first[place] >= starts[place] for place in places)

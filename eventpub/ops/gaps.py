@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from eventpub.admission import Hold, Shard, SkippedGap, VersionRange, in_ranges
+from eventpub.admission import Hold, Shard, SkippedGap, VersionRange
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
@@ -38,7 +38,7 @@ class Gaps:
 
     Attributes:
         open: aggregates that wait, the longest first; `open_count`: of all.
-        skipped: recorded skips, the latest first, each with whether all of its versions are still
+        skipped: recorded skips, the latest first, each with whether any of its versions is still
             missing from the topic; none where the topic cannot be read. `skipped_count`: of all.
         requests: what publishers were asked to do and have not answered, oldest first.
         unread: why the topic of skips cannot be read; None: it was.
@@ -107,7 +107,7 @@ def find(config: Config, limit: int) -> Gaps:
 
     def is_missing(gap: SkippedGap) -> bool:
         ranges = found.skipped.get(gap.aggregate_id, ())
-        return all(in_ranges(version, ranges) for version in (gap.from_version, gap.to_version))
+        return any(first <= gap.to_version and gap.from_version <= last for first, last in ranges)
 
     return Gaps(
         open=sorted(found.holds, key=lambda hold: hold.first_seen)[:limit],
@@ -221,7 +221,7 @@ def act(  # noqa: PLR0913 (options, by keyword)
     """
     state = StateDir(config.app.state_dir)
     request = Request(secrets.token_hex(8), action, aggregate_id, *(versions or ()))
-    if not _is_text(aggregate_id):
+    if aggregate_id != aggregate_id.encode(errors="replace").decode():  # a shell passes any bytes
         return Answer("nothing is held", request)
     if state.is_running():
         answers = ask_shards(state, request, timeout)
@@ -232,15 +232,6 @@ def act(  # noqa: PLR0913 (options, by keyword)
         state.keep(request)
         return Answer("kept", request)
     return Answer("no answer" if state.is_running() else "not running")
-
-
-def _is_text(name: str) -> bool:
-    """Whether an aggregate may be called so: a shell passes any bytes."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def cancel(config: Config, name: str) -> list[Request]:

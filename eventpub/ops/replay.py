@@ -256,8 +256,7 @@ def _read_back(config: Config, what: Range, partitions: int, replay_id: str, don
                 retriable=True,
             )
         time.sleep(0.1)
-    millis = int(records.timestamps(np.array([what.first], np.int64))[0])
-    starts = done.read_to or offsets_at(sink, places, millis)
+    starts = done.read_to or offsets_at(sink, places, records.timestamp(what.first))
     reading = Committed(sink, starts, time.monotonic() + _READ_BACK, ends)
     wanted = replay_id.encode()
     for chunk in reading:

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from eventpub.admission import Hold, SkippedGap, in_ranges, topic_partition
 from eventpub.config import Config
 from eventpub.errors import ConfigError
-from eventpub.ops.dead import OF_ANOTHER
+from eventpub.ops.dead import OF_ANOTHER, readable_store
 from eventpub.ops.trace_answer import Found, Stored, Trace, Traced, Verdict
 from eventpub.ops.trace_lookup import (
     Publisher,
@@ -26,11 +25,10 @@ from eventpub.ops.trace_lookup import (
     all_versions,
     ask_publisher,
     missing_of,
-    record_time,
     stored_rows,
 )
+from eventpub.sink.records import timestamp
 from eventpub.sink.topics import partition_counts
-from eventpub.store import EventStore
 from eventpub.times import format_time
 
 
@@ -61,7 +59,7 @@ def trace(
     count = partitions.get(sink.topic, 0)
     of_topic = topic_partition(aggregate_id, count) if count else None
     publisher = ask_publisher(config, aggregate_id, of_topic)
-    with EventStore(_readable(config), EventStore.discover(config.store)) as store:
+    with readable_store(config) as store:
         now = store.now()
         known = Versions(range(0) if version is None else range(version, version + 1))
         if version is None:
@@ -90,22 +88,20 @@ def trace(
             known = known.and_of(topics.by_version)
             versions = known.last(limit)
     judged = [judge(v, stored.get(v)) for v in versions]
+    notes = _notes(config, topics, publisher, count, timeout)
+    if not (stored or topics.by_version) and len(columns := config.store.columns.aggregate_id) > 1:
+        notes.append(f"an aggregate's id is {'|'.join(columns)} (in each, % is %25 and | is %7C)")
     return Trace(
         aggregate_id,
         judged,
         publisher.is_running,
         publisher.position,
-        _notes(config, topics, publisher, count, timeout),
+        notes,
         known.total,
         waits_for,
         topics.others,
         not topics.unread,
     )
-
-
-def _readable(config: Config) -> Any:
-    # what a replica has not applied yet is shown as what it is
-    return config.store.model_copy(update={"allow_replica": True})
 
 
 # -- the verdict -------------------------------------------------------------------------------
@@ -133,6 +129,8 @@ class _Judge:
             note = f"{note}; {1 + len(stored.others)} rows of one version".removeprefix("; ")
         if stored is None and any(f.topic == self._config.sink.topic for f in found):
             note = f"{note}; no row in the table".removeprefix("; ")
+        if stored is not None and (stored.create_time or 0) > self._now:
+            note = f"{note}; its create_time lies in the future".removeprefix("; ")
         return replace(traced, verdict=verdict, note=note)
 
     def misses(
@@ -159,7 +157,7 @@ class _Judge:
         events = [f for f in found if f.topic == sink.topic]
         letters = [f.reason or "" for f in found if f.topic == sink.dead_topic]
         if events and stored is not None and letters and letters[-1].startswith(OF_ANOTHER):
-            created = record_time(stored.create_time or 0)
+            created = timestamp(stored.create_time or 0)
             if stored.others or all(event.timestamp != created for event in events):
                 rows = 1 + len(stored.others)
                 return "dead", letters[-1] + (f" ({rows} rows)" if rows > 1 else "")

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from eventpub.admission import Hold, SkippedGap
 from eventpub.ops.gaps import with_times
 from eventpub.times import format_time
-from eventpub.words import counted
+from eventpub.words import counted, named_versions
 
 Verdict: TypeAlias = Literal[
     "published",
@@ -168,9 +168,7 @@ class Trace:
             of = "" if total is None else f" of {total:,}"
             text = f"the last {shown}{of} versions: {text}"
         if self.waits_for is not None:
-            first, last = self.waits_for
-            which = f"version {first}" if first == last else f"versions {first} to {last}"
-            text += f"; waits for {which}"
+            text += f"; waits for {named_versions(*self.waits_for)}"
         return f"{self.aggregate_id}: {text}"
 
     def _nothing(self) -> str:

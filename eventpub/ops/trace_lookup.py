@@ -239,7 +239,7 @@ class Search:
     def _from(self, places: list[Place], oldest: int | None) -> dict[Place, int]:
         if oldest is None:
             return dict.fromkeys(places, 0)
-        return offsets_at(self._sink, places, record_time(oldest))
+        return offsets_at(self._sink, places, records.timestamp(oldest))
 
     def _read(
         self,
@@ -312,10 +312,3 @@ class Search:
             return
         place = message.topic(), message.partition(), message.offset()
         self._topics.others.append(Found(*place, message.timestamp()[1], reason=problem))
-
-
-def record_time(create_time: int) -> int:
-    """The timestamp, ms, of the record of an event that was created then, µs."""
-    import numpy as np
-
-    return int(records.timestamps(np.array([create_time], np.int64))[0])

@@ -77,12 +77,10 @@ class Answering:
             return "skipped" if admission.in_ranges(version, skipped) else "found"
         if request.action == "retry" and skipped:
             ranges = [VersionRange(a, first, last) for first, last in skipped]
-            found = False
             while ranges:
                 rows, ranges = context.lookup.fetch(ranges, pace.CHUNK_ROWS, pace.CHUNK_BYTES)
-                found = found or rows.num_rows > 0
                 step(rows, None)
-            return "found" if found else "still missing"
+            return "still missing" if index.known([a]).skipped.get(a) else "found"
         return "nothing is held" if request.action == "skip" else "nothing is missing"
 
     def _is_larger(self, hold: admission.Hold, last: int) -> bool:

@@ -70,7 +70,7 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     try:
         found = partition_counts(sink)
     except EventpubError as error:
-        return [_wrong("broker", error)]
+        return [Check.wrong("broker", error)]
     side = [sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
     made = [Check("broker", "ok", f"reached at {sink.bootstrap_servers}")]
     made += _rights(sink, late)
@@ -95,16 +95,11 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     return made
 
 
-def _wrong(name: str, error: EventpubError) -> Check:
-    message = error.message if error.where is None else f"{error.message} ({error.where})"
-    return Check(name, "wrong", message, error.suggestion, error.code)
-
-
 def _rights(sink: config.Sink, late: bool) -> list[Check]:
     lacking = missing_rights(sink, late=late)
     if not lacking:
         return []
-    return [_wrong("rights", faults.rights_missing(sink, lacking))]
+    return [Check.wrong("rights", faults.rights_missing(sink, lacking))]
 
 
 def _missing(sink: config.Sink, name: str, topic: str, partitions: int | None) -> Check:
@@ -112,7 +107,7 @@ def _missing(sink: config.Sink, name: str, topic: str, partitions: int | None) -
         count = partitions or sink.partitions
         said = f"{topic} is not there yet; run creates it, {counted(count, 'partition')}"
         return Check(name, "ok", said)
-    return _wrong(name, topic_missing(sink, topic, partitions))
+    return Check.wrong(name, topic_missing(sink, topic, partitions))
 
 
 def _history(sink: config.Sink, sources: Sources, written: Written) -> Check:
@@ -123,7 +118,7 @@ def _history(sink: config.Sink, sources: Sources, written: Written) -> Check:
         check_written(sink, ids, written.ids, written.ends)
         check_sample(sink, sources)
     except EventpubError as error:
-        return _wrong(name, error)
+        return Check.wrong(name, error)
     id_ = f"; its id is {ids[sink.topic]}" if sink.topic in ids else ""
     return Check(name, "ok", f"nothing of another publisher at the ends of its partitions{id_}")
 
@@ -133,9 +128,9 @@ def _topic(sink: config.Sink, found: Mapping[str, int], shards: int, written: Wr
     partitions = found.get(sink.topic, sink.partitions)
     is_there = sink.topic in found
     if not is_there and any(t == sink.topic and end for (t, _), end in written.ends.items()):
-        return _wrong(name, topic_gone(sink))
+        return Check.wrong(name, topic_gone(sink))
     if shards > partitions and (is_there or sink.create_topics):
-        return _wrong(name, too_few_partitions(sink, shards, found.get(sink.topic)))
+        return Check.wrong(name, too_few_partitions(sink, shards, found.get(sink.topic)))
     if not is_there:
         return _missing(sink, name, sink.topic, None)
     if written.partitions not in {None, partitions}:
@@ -175,7 +170,7 @@ def _transactions(sink: config.Sink, app_id: str) -> Check:
     try:
         fencing.try_transactions(sink, app_id)
     except EventpubError as error:
-        return _wrong(name, error)
+        return Check.wrong(name, error)
     timeout = format_duration(sink.transaction_timeout)
     return Check(name, "ok", f"this account may use them; timeout {timeout}")
 
@@ -280,10 +275,14 @@ def replication_checks(
         made.append(Check(name, "warn", f"{', '.join(few)}: {lost}", fix))
     factor = sink.replication_factor
     factor = factor if factor > 0 else int(broker.get("default.replication.factor", wanted))
+    brokers = counted(len(cluster.brokers), "broker")
     if sink.create_topics and sink.topic not in topics and factor < wanted:
         fix = f"set sink.replication_factor = {wanted}"
         made.append(Check(name, "warn", f"{sink.topic} would be created with {lost}", fix))
-    brokers = counted(len(cluster.brokers), "broker")
+    if sink.create_topics and {sink.topic, *side} - topics.keys() and factor > len(cluster.brokers):
+        text = f"{brokers} cannot keep {factor} copies of the topics that run creates"
+        fix = f"set sink.replication_factor = {wanted}, or create the topics by yourself"
+        made.append(Check(name, "wrong", text, fix, "sink.too_few_brokers"))
     return made or [Check(name, "ok", f"as many copies as {brokers} can keep, or 3")]
 
 

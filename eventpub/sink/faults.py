@@ -8,6 +8,7 @@
 | `sink.topic_missing` | a topic is gone | waits half a minute, then stops |
 | `sink.topic_recreated` | the topic is another one, or has lost its last records | stops |
 | `sink.side_topics_left` | the topic is new, and its side topics are of a former one | stops |
+| `sink.too_few_brokers` | a topic that is created cannot have its copies | stops at the start |
 | `sink.other_publisher` | another application id has published to the topic | stops |
 | `sink.transactions_refused` | the broker does not do our transactions | stops |
 | `sink.fenced` | another publisher has the shard | fails; the coordinator counts, starts another |
@@ -296,6 +297,15 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
         )
     if code in MISSING:
         return topic_missing(sink, sink.topic)
+    if code == KafkaError.INVALID_REPLICATION_FACTOR:
+        return SinkError(
+            "sink.too_few_brokers",
+            f"the brokers cannot keep so many copies ({says(error)})",
+            where=f"sink.replication_factor = {sink.replication_factor}",
+            suggestion="set sink.replication_factor to at most the number of brokers, or create"
+            " the topics by yourself",
+            retriable=True,
+        )
     if code in _AWAY:
         caution.is_unanswered()
         return SinkError(

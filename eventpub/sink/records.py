@@ -141,7 +141,8 @@ def timestamps(micros: npt.NDArray[np.int64], limit: int = FAR_AHEAD) -> npt.NDA
     return np.maximum(limited // 1000, 1)
 
 
-def _timestamp(micros: int, limit: int) -> int:
+def timestamp(micros: int, limit: int = FAR_AHEAD) -> int:
+    """The same of one."""
     return max(1, (limit if micros > limit + _NEAR else micros) // 1000)
 
 
@@ -414,7 +415,7 @@ def gap_record(gap: SkippedGap, source: str, partitions: int, limit: int = FAR_A
         key=gap.aggregate_id,
         value=_encode(value).encode(),
         partition=topic_partition(gap.aggregate_id, partitions),
-        timestamp=_timestamp(gap.skipped_at, limit),
+        timestamp=timestamp(gap.skipped_at, limit),
         headers=[(SOURCE, source), _JSON],
     )
 
@@ -524,7 +525,7 @@ def dead_record(  # noqa: PLR0913 (options, by keyword)
             else topic_partition(row.aggregate_id, partitions)
         ),
         # a broker may have refused the time, too
-        timestamp=_timestamp(limit if reduced else row.create_time or 0, limit),
+        timestamp=timestamp(limit if reduced else row.create_time or 0, limit),
         headers=headers,
     )
 

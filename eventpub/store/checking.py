@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eventpub.config import Store, format_time
-from eventpub.errors import Check, EventpubError, StoreError
+from eventpub.errors import Check, StoreError
 from eventpub.store import server, statements
 from eventpub.store.connection import (
     Connection,
@@ -66,11 +66,11 @@ def checks(config: Store, former_server: str | None = None) -> list[Check]:
     try:
         connection = connect_for_reading(config)
     except StoreError as error:
-        return [_wrong("event store: connection", error)]
+        return [Check.wrong("event store: connection", error)]
     try:
         return list(_examine(config, connection, former_server))
     except StoreError as error:
-        return [_wrong("event store", error)]
+        return [Check.wrong("event store", error)]
     finally:
         connection.close()
 
@@ -92,7 +92,7 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
     try:
         layout = discover(config, connection)
     except StoreError as error:
-        yield _wrong("event store: table", error)
+        yield Check.wrong("event store: table", error)
         return
     yield Check("event store: table", "ok", f"{config.table}: columns, types and indexes as needed")
     yield _slices(config, connection, layout)
@@ -109,7 +109,7 @@ def _server(config: Store, connection: Connection, user: str, former_server: str
     try:
         found.require_primary(config)
     except StoreError as error:
-        return _wrong(name, error)
+        return Check.wrong(name, error)
     if found.is_replica(config):
         return Check(
             name, "warn", f"{said}; not guaranteed: {server.UNGUARDED}", "name the primary"
@@ -277,8 +277,3 @@ def _past(name: str, said: str, connection: Connection, layout: Layout) -> Check
         " to that one",
         "store.rows_in_past",
     )
-
-
-def _wrong(name: str, error: EventpubError) -> Check:
-    message = error.message if error.where is None else f"{error.message} ({error.where})"
-    return Check(name, "wrong", message, error.suggestion, error.code)

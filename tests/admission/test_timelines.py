@@ -251,6 +251,19 @@ def test_a_second_row_of_one_version_is_refused_where_the_table_allows_it() -> N
         refused = decision.refused and values(decision.refused[0], "create_time")
         assert refused == expected
         assert decision.counts.duplicates == (expected is None)
+        if decision.refused is not None:
+            assert "the table has this version more than once" in decision.refused[1][0]
+
+
+def test_a_row_of_a_version_that_was_published_may_be_the_only_one_that_the_table_has() -> None:
+    """The published row was deleted, and another one inserted."""
+    rules = Rules(contents_of=lambda some: [b"another"] * some.num_rows)
+    known = Known(last={"a": 1}, contents={("a", 1): {b"published"}})
+    decision = admission.plan(table([("a", 1, 11)]), known, rules, now=0).decide(table([]))
+    assert decision.refused is not None
+    [reason] = decision.refused[1]
+    assert "another event of this version was published before" in reason
+    assert "more than once" not in reason
 
 
 def test_a_gap_is_not_skipped_while_a_transaction_that_was_open_then_is_open() -> None:

@@ -113,6 +113,18 @@ def test_what_is_lost_is_said_at_once_and_only_once() -> None:
     assert (warnings[0]["count"], warnings[0]["total"]) == (1, 1)
 
 
+def test_transactions_that_are_not_waited_for_are_counted_once_a_minute() -> None:
+    clock = Clock()
+    lines = Lines(clock)
+    with capture_logs() as logs:
+        for second in range(125):
+            lines.see(Progress(passed=3 * second, late=second > 60))
+            clock.now += 1
+    said = [(e["count"], e["total"]) for e in logs if "read.max_wait" in e["event"]]
+    assert said == [(3, 3), (180, 183), (180, 363)]
+    assert [e["total"] for e in logs if "skipped" in e["event"]] == [1], "each has its own minute"
+
+
 def test_an_error_that_is_waited_out_is_said_once() -> None:
     lines = Lines(Clock())
     with capture_logs() as logs:

@@ -51,13 +51,22 @@ class TestWhatIsWatched:
         life.on(e.Sampled([NewRow(12, NOW), NewRow(13, old)], 0))
         assert life.all(e.Sample)[-1].above == 10, "a sample may show but some of those behind"
         life.on(e.Sampled([NewRow(11, NOW), NewRow(12, NOW), NewRow(13, old)], 0, 10))
-        assert len(life.lines("created before the horizon")) == 1
+        [line] = life.lines("created before the horizon")
+        assert "set store.time_zone" in line.text
+        assert "PROCESS" not in line.text, "the account sees all transactions"
         life.waits(1.0)
         assert life.written["newest"][:2] == [10, NOW], "until they are counted"
         assert 2_999 in counted_with(life)
         life.on(e.Sampled([NewRow(13, old)], 0))
         life.waits(1.0)
         assert life.written["newest"][0] == 13
+
+    def test_where_transactions_cannot_be_seen_the_right_to_see_them_is_named(self) -> None:
+        life, _ = streaming(newest=(10, NOW), position=at(4_000))
+        life.polled(state="denied")
+        life.waits(1.0)
+        life.on(e.Sampled([NewRow(12, NOW), NewRow(11, at(3_000))], 0, 10))
+        assert life.lines("or GRANT PROCESS")
 
     def test_where_they_keep_coming_the_publisher_stops(self) -> None:
         life, _ = streaming(newest=(10, NOW), position=at(4_000))

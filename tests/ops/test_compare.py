@@ -352,6 +352,26 @@ def test_what_waits_for_a_version_that_is_nowhere_is_held_and_not_missing() -> N
     assert verdict.ok
 
 
+@pytest.mark.parametrize(
+    ("rows", "skips", "note"),
+    [
+        ([A[0], A[3], A[4]], [], "waits for versions 2 to 3"),
+        ([A[0], A[4]], [(2, 3)], "waits for version 4"),
+        (A[1:], [], "waits for version 1"),
+        (A[3:], [], "waits for version 3"),  # what is below was not read
+    ],
+)
+def test_all_versions_that_are_waited_for_are_named(
+    rows: list[Event], skips: list[tuple[int, int]], note: str
+) -> None:
+    """It named the last one alone, where `gaps list` names the first."""
+    world = World([*rows, *B]).publish(*[r for r in rows if r.version == 1], *B)
+    for first, last in skips:
+        world.skip("a", first, last)
+    verdict = world.verify(look_up=absent)
+    assert {d.note for d in verdict.examples["held"]} == {note}
+
+
 def test_what_waits_for_nothing_is_missing() -> None:
     skipped = World([A[0], A[2]]).publish(A[0]).skip("a", 2, 2).verify(look_up=absent)
     assert found(skipped) == {"missing": [("a", 3)]}

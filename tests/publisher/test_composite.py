@@ -97,6 +97,8 @@ def test_d8_every_command_knows_an_aggregate_by_its_key(
     for key in some:
         publisher.until_published(key, [1, 3, 2])
     assert publisher.stop() == 143
+    notes = publisher.answer(1, "trace", "nobody")["notes"]
+    assert any("kind|name" in note for note in notes), "of an id that is not known at all"
     [letter] = publisher.answer(1, "dead", "list")["letters"]
     assert (letter["aggregate_id"], letter["version"]) == (dead, 0)
     assert publisher.command("verify").returncode == 0

@@ -91,6 +91,28 @@ def test_a6_a7_holds_and_skips_are_listed_and_acted_on(
     assert gaps(publisher, 0)["skipped"][0]["still_missing"] is False
 
 
+def test_a6_a_skip_of_which_a_part_has_come_is_still_missing(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database, gaps={"backoff_base": "60s"})
+    publisher.start()
+    commit(database, "a", 1, 5)
+    publisher.until_published("a", [1])
+    eventually(lambda: gaps(publisher, 1)["open"])
+    assert answer(publisher, "skip", "a", "--yes") == "skipped"
+    commit(database, "a", 2, 4)  # the first and the last of those that were given up
+    assert answer(publisher, "retry", "a") == "still missing"
+    publisher.until_published("a", [1, 5, 2, 4])
+    assert [skip["still_missing"] for skip in gaps(publisher, 0)["skipped"]] == [True]
+    assert "(1 still missing)" in publisher.command("gaps", "list").stdout
+    [traced] = publisher.answer(0, "trace", "a", "3")["versions"]
+    assert traced["verdict"] == "skipped"
+    commit(database, "a", 3)
+    assert answer(publisher, "retry", "a") in {"found", "nothing is missing"}
+    assert [skip["still_missing"] for skip in gaps(publisher, 0)["skipped"]] == [False]
+
+
 def test_a6_no_skip_while_a_transaction_that_could_fill_the_gap_is_alive(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

@@ -100,6 +100,9 @@ def test_rows_of_the_future_are_named_by_status_metrics_and_verify(
         insert_at(database, f"future-{number}", "NOW(6) + INTERVAL 1 HOUR")
     said = eventually(lambda: times_of(publisher), 20)
     assert said.startswith("store.rows_in_future: ")
+    [traced] = publisher.answer(1, "trace", "future-0")["versions"]
+    assert traced["verdict"] == "waiting"
+    assert traced["note"].endswith("; its create_time lies in the future")
     eventually(lambda: times_of(publisher).startswith("store.rows_in_future: 3 rows"), 20)
     assert publisher.stop() == 143
     notes = publisher.answer(0, "verify")["notes"]

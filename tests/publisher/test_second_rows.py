@@ -7,6 +7,7 @@ import shutil
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
@@ -196,6 +197,43 @@ def test_d9_a_table_that_lets_two_requests_store_one_version(
     )
     accounted = verdict(publisher, 0)["accounted"]
     assert (accounted["dead"], accounted["without_identity"]) == (2, 1)
+
+
+def test_d9_a_dead_letter_is_published_only_if_its_own_row_is(
+    database: FreshDatabase, new_publisher: NewPublisher
+) -> None:
+    """`dead list` took the other row of its version, which was published before, for it."""
+    create(database)
+    publisher = new_publisher(database, store={"columns": COLUMNS})
+    insert(database, ("a", 1, PLACED, 10), ("a", 2, PLACED, 9))
+    publisher.publish_everything()
+    database.execute("DELETE FROM events WHERE version = 1")
+    insert(database, ("a", 1, INVOICED, 8), ("a", 2, INVOICED, 20))
+    publisher.publish_everything()
+    insert(database, ("a", 2, "Order.Paid", 7))
+    publisher.publish_everything()
+    found = publisher.answer(1, "dead", "list")
+    listed = {(x["version"], x["published"], x["is_last"]) for x in found["letters"]}
+    assert listed == {(1, None, True), (2, None, True)}
+    assert (found["count"], found["rows"]) == (3, 3), "two of them are of one version"
+    reasons = {x["version"]: x["reason"] for x in found["letters"]}
+    assert "another event of this version was published before" in reasons[1]
+    assert "more than once" not in reasons[1]
+    assert "3 dead letters, 0 published since" in publisher.command("dead", "list").stdout
+    assert publisher.answer(0, "dead", "show", "a", "1")["published"] is None
+
+    # as where what is of a topic that was deleted is published once more
+    [letter] = [x for x in letters(publisher) if x.version == 1]
+    names = ("ce_source", "ce_type", "ce_time", "ce_sequence")
+    producer = Producer({"bootstrap.servers": publisher.topic.bootstrap_servers})
+    producer.produce(
+        publisher.topic.name,
+        letter.value,
+        letter.key,
+        headers=[(name, letter.headers[name]) for name in names],
+    )
+    assert producer.flush(30) == 0
+    assert publisher.answer(0, "dead", "show", "a", "1")["published"] is not None
 
 
 def test_d9_a_running_publisher_finds_it_by_counting(

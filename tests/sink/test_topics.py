@@ -188,6 +188,19 @@ class TestDoctor:
             "sink.topic_missing",
         )
 
+    def test_more_copies_than_brokers_are_wrong_where_topics_are_to_be_created(
+        self, servers: str, topic_name: str
+    ) -> None:
+        sink = settings(topic_name, servers).model_copy(update={"replication_factor": 3})
+        found = self.of(sink)["replication"]
+        assert (found.status, found.code) == ("wrong", "sink.too_few_brokers")
+        assert "sink.replication_factor = 1" in (found.suggestion or "")
+        error = error_of(sink)
+        assert error.code == "sink.too_few_brokers"
+        assert "number of brokers" in (error.suggestion or "")
+        check_topics(settings(topic_name, servers))
+        assert self.of(sink)["replication"].status == "ok", "they are there"
+
     def test_says_a_broker_that_is_away_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(topics, "REACH_TIMEOUT", 1.0)
         address = nobody()
