@@ -21,7 +21,8 @@ _NEXT = [
     "eventpub doctor",
     "eventpub run",
 ]
-_FIRST = "have the statement for the table run: it may copy the table, and writers wait meanwhile"
+_FIRST = "have the statement for the table run: "
+_WAIT = "it may copy the table, and writers wait meanwhile", "writers go on meanwhile (InnoDB)"
 
 
 @click.command()
@@ -96,7 +97,7 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
         "others": [{"table": c.table, "columns": dict(c.columns)} for c in written.others],
         "account": written.account,
         "notes": _notes(written),
-        "next": [_FIRST] * bool(chosen.statements) + _NEXT,
+        "next": [_FIRST + _WAIT["ADD COLUMN" not in s] for s in chosen.statements] + _NEXT,
     }
     return Report(
         "init", True, summary, result, text=lambda console: _show(console, result, summary)

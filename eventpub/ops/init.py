@@ -181,18 +181,21 @@ def _nothing(found: Proposal, table: str | None) -> StoreError:
             where="store.url",
             suggestion="name it with --table, or have `eventpub migrate --sql` print one",
         )
-    name = table or near[0][1]
-    lacking = found.lacking[name]
+    names = [table] if table else [name for size, name in near if size == near[0][0]]
+    lacking = found.lacking[names[0]]
     said = "" if table else f"no table of database {found.database} is surely an event table: "
-    said += f"no column of table {name} can be told to be {', '.join(lacking)}, by name and type"
+    said += ", ".join(
+        f"no column of table {name} looks by name and type like {', '.join(found.lacking[name])}"
+        for name in names
+    )
     if "version" in lacking:
         said += "; a table without versions (1, 2, 3, … in each aggregate) cannot be published"
     return NoTableError(
         "init.column_unknown",
         said,
-        where=f"table {name}",
-        suggestion=f"if it is the one, name its columns: --table {name} "
-        + " ".join(f"--set store.columns.{role}=…" for role in lacking),
+        where=f"table {', '.join(names)}",
+        suggestion=f"if it is the one, name its columns: --table {' or '.join(names)} "
+        + " ".join(f"--set store.columns.{role.split()[0]}=…" for role in lacking),
     )
 
 

@@ -85,24 +85,31 @@ def explain(connection: Connection, sql: str) -> list[Plan]:
 
 
 def _examine(config: Store, connection: Connection, former_server: str | None) -> Iterator[Check]:
-    arguments = connect_arguments(config)
     version = run(connection, "SELECT VERSION()")[0][0]
-    yield Check("event store: connection", "ok", f"{version}, as {arguments['user']}")
-    yield _server(config, connection, arguments["user"], former_server)
+    user = connect_arguments(config)["user"]
+    yield Check("event store: connection", "ok", f"{version}, as {user}")
+    yield _server(config, connection, former_server)
     try:
         layout = discover(config, connection)
     except StoreError as error:
+        fix = error.suggestion or ""
+        error.suggestion = fix.replace(f"'{user}'@'…'", _account(connection))
         yield Check.wrong("event store: table", error)
         return
     yield Check("event store: table", "ok", f"{config.table}: columns, types and indexes as needed")
     yield _slices(config, connection, layout)
     yield _plans(connection, layout)
     yield from row_checks(config, connection, layout)
-    yield _open_transactions(config, arguments["user"], connection)
+    yield _open_transactions(config, connection)
     yield from _clocks(config, connection, layout)
 
 
-def _server(config: Store, connection: Connection, user: str, former_server: str | None) -> Check:
+def _account(connection: Connection) -> str:
+    """The account of a connection, as GRANT takes it."""
+    return "'" + str(run(connection, "SELECT CURRENT_USER()")[0][0]).replace("@", "'@'") + "'"
+
+
+def _server(config: Store, connection: Connection, former_server: str | None) -> Check:
     name = "event store: server"
     found = server.examine(config, connection)
     said = f"{found.identity} {found.what_it_is}"
@@ -130,7 +137,7 @@ def _server(config: Store, connection: Connection, user: str, former_server: str
             name,
             "warn",
             f"{said}; this account cannot see whether it is a replica, which must not be read",
-            f"GRANT {grant} ON *.* TO {user!r}@'…'",
+            f"GRANT {grant} ON *.* TO {_account(connection)}",
         )
     return Check(name, "ok", f"{said}, no replica")
 
@@ -177,7 +184,7 @@ def _plans(connection: Connection, layout: Layout) -> Check:
     return Check(name, "ok", "windows, pages and lookups by key are index range scans")
 
 
-def _open_transactions(config: Store, user: str, connection: Connection) -> Check:
+def _open_transactions(config: Store, connection: Connection) -> Check:
     name = "event store: open transactions"
     [(engine,)] = run(
         connection,
@@ -203,7 +210,7 @@ def _open_transactions(config: Store, user: str, connection: Connection) -> Chec
             "warn",
             "this account cannot see them, so a missing version may be skipped while the "
             "transaction that writes it is still open",
-            f"GRANT PROCESS ON *.* TO {user!r}@'…'",
+            f"GRANT PROCESS ON *.* TO {_account(connection)}",
         )
     return Check(name, "ok", "visible to this account")
 

@@ -69,9 +69,10 @@ def _grant(text: str) -> str | None:
     if user is None or (table is None and database is None):
         return None
     what = table[1].replace("'", "`") if table else f"`{database[1]}`.*" if database else ""
+    also = "; or, as the server does not say whether it exists: check store.table" * bool(table)
     return (
-        f"GRANT {command[1] if command else 'SELECT'} ON {what} TO '{user[1]}'@'…'; the publisher's"
-        " account needs no more than SELECT on the event table"
+        f"GRANT {command[1] if command else 'SELECT'} ON {what} TO '{user[1]}'@'…'{also}; the"
+        " publisher's account needs no more than SELECT on the event table"
     )
 
 
@@ -112,6 +113,10 @@ def _tls_fix(number: int | None, text: str) -> str:  # noqa: PLR0911 (one case a
     return "check the files of ssl_ca, ssl_cert and ssl_key in store.url, and the server's TLS"
 
 
+_NO_PASSWORD = (
+    "no password is set: set EVENTPUB_STORE__PASSWORD, store.password or store.password_file; for"
+    " an account without one check in store.url the user and, if needed, ssl_cert and ssl_key"
+)
 _BUSY = "SHOW FULL PROCESSLIST on the server says what it does and what waits for locks"
 
 
@@ -167,6 +172,7 @@ _MEANINGS = (
         " write a new one into the file of store.password_file, which is read for each connection;"
         " one in EVENTPUB_STORE__PASSWORD, store.password or store.url needs a restart. An account"
         " that REQUIREs a certificate needs ssl_cert and ssl_key in store.url",
+        fix=lambda _, text: _NO_PASSWORD if "using password: NO" in text else None,
     ),
     _Meaning(
         "store.too_many_connections",

@@ -19,13 +19,7 @@ from eventpub.store.connection import Connection, run
 from eventpub.store.failures import error_number
 from eventpub.store.frameworks import BESIDE_ID, plain, recognise
 from eventpub.store.identity import literal
-from eventpub.store.layout import (
-    Column,
-    Index,
-    quote,
-    read_columns,
-    read_indexes,
-)
+from eventpub.store.layout import INTEGERS, OF_KEY, Column, Index, quote, read_columns, read_indexes
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 _PREFIX = 191
@@ -43,14 +37,14 @@ class Table:
     Attributes:
         name: quoted.
         longest_key: bytes that an index may have.
-        partitioned_by: the expressions by which it is partitioned.
+        partitioned_by: columns in the expressions by which it is partitioned.
     """
 
     name: str
     columns: Mapping[str, Column]
     indexes: Sequence[Index]
     longest_key: int
-    partitioned_by: str
+    partitioned_by: Sequence[str]
 
     def free(self, name: str) -> str:
         """A name that no column has."""
@@ -77,8 +71,9 @@ def read_table(config: Store, connection: Connection) -> Table:
     )
     kind = f"{rows[0][0]} {rows[0][1]}".lower()
     longest = 3_072 if kind in {"innodb dynamic", "innodb compressed"} else 767
-    by = " ".join({str(expression) for row in rows for expression in row[2:] if expression})
-    return Table(quote(config.table), columns, indexes, longest, by)
+    words = re.findall(r"\w+", " ".join(str(by or "").lower() for row in rows for by in row[2:]))
+    partitions = [name for name in columns if name.lower() in words]
+    return Table(quote(config.table), columns, indexes, longest, partitions)
 
 
 def suggestion(config: Store, connection: Connection) -> str | None:
@@ -91,18 +86,28 @@ def suggestion(config: Store, connection: Connection) -> str | None:
     wider = identity(table, connection, parts, names["version"])
     if wider != tuple(parts):
         return set_identity(wider)
-    time, addable = names["create_time"], {*recognise(own).add}
-    also = ""
+    time, addable, version = names["create_time"], {*recognise(own).add}, names["version"]
+    changes, also = [], ""
+    for name in [*parts, version]:
+        column = table.columns.get(name)
+        numbers = {"decimal", "float", "double", *(("char", "varchar") if name == version else ())}
+        if column and column.type in numbers and not column.generated_as:
+            null = "NOT " * (not column.nullable) + "NULL" + _definition(table, connection, name)[1]
+            changes.append(f"MODIFY {quote(name)} BIGINT {null}")
+            also += f"; {name} must hold whole numbers only: others are rounded, or refused"
+        elif column and (column.type in numbers or not {column.type, column.full_type} & OF_KEY):
+            return None
     if time not in own.values():
         addable.add(time)
     elif table.columns[time].type not in {"timestamp", "datetime"}:
         names["create_time"] = table.free("create_time")
         addable.add(names["create_time"])
-        also = f', and set create_time = "{names["create_time"]}" in [store.columns]'
+        also += f', and set create_time = "{names["create_time"]}" in [store.columns]'
     needless = {name for role, name in names.items() if role in {"id", "metadata"}}
     if not {*parts, *names.values()} - needless - addable <= {*own.values()}:
         return None
-    return table.alter(needed(table, connection, parts, names)) + also
+    changes += needed(table, connection, parts, names)
+    return table.alter(changes) + also if changes else None
 
 
 def needed(
@@ -150,8 +155,7 @@ def key_index(table: Table, connection: Connection, key: Sequence[str]) -> tuple
         why = f"it would have up to {longest:,} bytes, and may have {table.longest_key:,}"
         return f"ADD INDEX ({listed})", why
     listed = ", ".join(map(quote, key))
-    words = {word.lower() for word in re.findall(r"\w+", table.partitioned_by)}
-    if others := [n for n in table.columns if n.lower() in words and n not in key]:
+    if others := [n for n in table.partitioned_by if n not in key]:
         why = f"it would leave out {', '.join(others)}, by which the table is partitioned"
         return f"ADD INDEX ({listed})", why
     if twice := repeated(table, connection, key):
@@ -185,14 +189,29 @@ def identity(
 
     By a unique key, or by what rows there are; as given where neither says more.
     """
-    for name in BESIDE_ID:
-        for beside in [c for c in table.columns if plain(c) == name and c not in parts]:
-            wider = (beside, *parts, version)
-            by_key = is_unique(table, wider) and not is_unique(table, wider[1:])
-            twice = by_key or repeated(table, connection, wider[1:])
-            if twice and not repeated(table, connection, wider):
-                return (beside, *parts)
+    others = beside(table, (*parts, version))
+    if others and all({c.type, c.full_type} & OF_KEY for c in map(table.columns.get, others) if c):
+        return (*others, *parts)
+    for name in [c for n in BESIDE_ID for c in table.columns if plain(c) == n and c not in parts]:
+        wider = (name, *parts, version)
+        if repeated(table, connection, wider[1:]) and not repeated(table, connection, wider):
+            return (name, *parts)
     return tuple(parts)
+
+
+def beside(table: Table, key: Sequence[str]) -> list[str]:
+    """The columns by which a unique key tells rows of one identity and version apart, if any: not
+    those that it has for other reasons, as a time, a partition, a row's own number or id."""
+
+    def tells(name: str, of: Sequence[str]) -> bool:
+        column, is_behind = table.columns[name], of.index(name) > of.index(key[-1])
+        is_other = column.type in {"timestamp", "datetime", "date"} or name in table.partitioned_by
+        is_other |= is_unique(table, (name,)) or (is_behind and column.type in INTEGERS)
+        return name not in key and not is_other
+
+    keys = [i.columns for i in table.indexes if i.unique and {*key} < {*i.columns}]
+    wider = [[n for n in of if tells(n, of)] for of in keys if {*of} <= {*table.columns}]
+    return [] if is_unique(table, key) else min(wider, key=len, default=[])
 
 
 def set_identity(parts: Sequence[str]) -> str:
@@ -200,15 +219,15 @@ def set_identity(parts: Sequence[str]) -> str:
     return f"set aggregate_id = {json.dumps(parts, ensure_ascii=False)} in [store.columns]"
 
 
-def _definition(table: Table, connection: Connection, column: str) -> tuple[str, str] | None:
-    """A column's own definition, as the server shows it, and the comment behind it; None: an
-    account that may read only some columns is not shown it."""
+def _definition(table: Table, connection: Connection, column: str) -> tuple[str, str]:
+    """A column's own definition, as the server shows it, and the comment behind it; "": an account
+    that may read only some columns is not shown it."""
     try:
         text = str(run(connection, f"SHOW CREATE TABLE {table.name}")[0][1])
     except Exception as error:
         if error_number(error) != _DENIED:
             raise
-        return None
+        return "", ""
     lines = (line.strip().rstrip(",") for line in text.splitlines())
     start = f"{quote(column)} "
     body, mark, comment = next(line for line in lines if line.startswith(start)).partition(
@@ -218,27 +237,20 @@ def _definition(table: Table, connection: Connection, column: str) -> tuple[str,
 
 
 def not_null(table: Table, connection: Connection, columns: Sequence[str]) -> str:
-    """The statement after which columns refuse NULL, and are what they were otherwise."""
+    """The statement after which columns refuse NULL, and are what they were otherwise; but a time
+    is set by the database, and only once, where a writer does not."""
     changes = []
     for name in columns:
-        found = _definition(table, connection, name)
-        if found is None:
+        column, (body, comment) = table.columns[name], _definition(table, connection, name)
+        if column.type in {"timestamp", "datetime"}:
+            at = f"({column.precision})" if column.precision else ""
+            body = f"{column.full_type} DEFAULT CURRENT_TIMESTAMP{at}"
+        elif not body:
             return f"make {', '.join(columns)} NOT NULL (ALTER TABLE … MODIFY)"
-        body, comment = found
         body = re.sub(r" (NULL )?DEFAULT NULL| NULL(?= DEFAULT)", "", body)
         body = _TYPE.sub(r"\g<0> NOT NULL", body, count=1)
         changes.append(f"MODIFY {quote(name)} {body}{comment}")
     return table.alter(changes)
-
-
-def set_by_database(table: Table, connection: Connection, column: Column) -> str:
-    """The statement after which the database sets a time where a writer does not."""
-    _, comment = _definition(table, connection, column.name) or ("", "")
-    null = "NULL" if column.nullable else "NOT NULL"
-    at = f"CURRENT_TIMESTAMP({column.precision})" if column.precision else "CURRENT_TIMESTAMP"
-    return table.alter(
-        [f"MODIFY {quote(column.name)} {column.full_type} {null} DEFAULT {at}{comment}"]
-    )
 
 
 def number(table: Table) -> str:

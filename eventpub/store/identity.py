@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["text", "bytes", "number", "uuid", "native_uuid"]
+Kind: TypeAlias = Literal["text", "enum", "bytes", "number", "uuid", "native_uuid"]
 
 _UTF8 = {"utf8mb4", "utf8mb3", "utf8", "ascii"}
 _BYTEWISE = {"utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb3_nopad_bin", "ascii_nopad_bin"}
@@ -35,8 +35,8 @@ class IdPart:
 
     Args:
         name: of the column, quoted.
-        kind: text; bytes, which are UTF-8; a whole number; BINARY(16), read as a UUID's text; or
-            MariaDB's own UUID.
+        kind: text; ENUM, read as its text; bytes, which are UTF-8; a whole number; BINARY(16), read
+            as a UUID's text; or MariaDB's own UUID.
         charset: its character set; ``binary`` where it has none.
         collation: its collation, likewise.
         padded: a number that the server shows with leading zeros.
@@ -68,7 +68,7 @@ class IdPart:
     @property
     def utf8(self) -> str:
         """The expression whose bytes are the UTF-8 of that text."""
-        is_other = self.kind == "text" and self.charset not in _UTF8
+        is_other = self.kind in {"text", "enum"} and self.charset not in _UTF8
         return f"CONVERT({self.name} USING utf8mb4)" if is_other else self.selected
 
     def equals(self, value: str) -> str:
@@ -90,7 +90,8 @@ class IdPart:
         if self.charset != "utf8mb4":
             stored = f"CONVERT({stored} USING {self.charset})"
         condition = f"{self.name} = {stored} COLLATE {self.collation}"
-        if not self.is_bytewise or self.charset != "utf8mb4":  # what it lacks becomes "?"
+        # a character set makes "?" of what it lacks, and an ENUM takes '2' for its second value
+        if self.kind == "enum" or not self.is_bytewise or self.charset != "utf8mb4":
             condition += f" AND CAST({self.utf8} AS BINARY) = {octets}"
         return condition
 

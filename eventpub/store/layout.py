@@ -27,6 +27,7 @@ SLICES = 1024
 TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
 BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
 INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
+OF_KEY = TEXT | INTEGERS | {"enum", "varbinary", "binary(16)", "uuid"}
 
 
 def quote(name: str) -> str:
@@ -226,34 +227,24 @@ def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
             f" WHERE table_schema = DATABASE() AND table_name = {literal(config.table)}"
             " ORDER BY ordinal_position",
         )
-    return {
-        name: Column(
-            name=name,
-            type=str(_text(kind)).lower(),
-            full_type=str(_text(full)).lower(),
-            nullable=str(_text(nullable)).upper() == "YES",
-            charset=_text(charset),
-            collation=_text(collation),
+    found = {}
+    for row in rows:
+        name, kind, full, nullable, charset, collation, *others = map(_text, row)
+        precision, expression, default, extra, octets = others
+        found[str(name)] = Column(
+            name=str(name),
+            type=str(kind).lower(),
+            full_type=str(full).lower(),
+            nullable=str(nullable).upper() == "YES",
+            charset=charset,
+            collation=collation,
             precision=int(precision or 0),
-            generated_as=_text(expression) or "",
-            default=(_text(default) or "").lower(),
-            extra=(_text(extra) or "").lower(),
+            generated_as=expression or "",
+            default=(default or "").lower(),
+            extra=(extra or "").lower(),
             octets=int(octets or 8),
         )
-        for (
-            name,
-            kind,
-            full,
-            nullable,
-            charset,
-            collation,
-            precision,
-            expression,
-            default,
-            extra,
-            octets,
-        ) in rows
-    }
+    return found
 
 
 def read_indexes(config: Store, connection: Connection) -> list[Index]:
@@ -340,9 +331,8 @@ def check_types(
     Raises:
         StoreError: store.column_type
     """
-    of_key = TEXT | INTEGERS | {"varbinary", "binary(16)", "uuid"}
     for key, name, allowed in (
-        *(("aggregate_id", part, of_key) for part in parts),
+        *(("aggregate_id", part, OF_KEY) for part in parts),
         ("version", names["version"], INTEGERS),
         ("create_time", names["create_time"], {"timestamp", "datetime"}),
     ):
@@ -353,7 +343,9 @@ def check_types(
                 f"column {column.name!r} is {column.full_type}; as {key} it must be one of "
                 + ", ".join(sorted(allowed)),
                 where=where,
-                suggestion=f'map another column in [store.columns]: {key} = "…"',
+                suggestion=f'map another column in [store.columns]: {key} = "…"'
+                + f", such as `{name}_text` VARCHAR(255) AS (HEX(`{name}`)) STORED"
+                * (name in parts),
             )
 
 
@@ -365,7 +357,9 @@ def identity_of(columns: Mapping[str, Column], parts: Sequence[str]) -> Identity
             return "number"
         if column.type in {"binary", "uuid"}:
             return "uuid" if column.type == "binary" else "native_uuid"
-        return "bytes" if column.type == "varbinary" else "text"
+        return (
+            "enum" if column.type == "enum" else "bytes" if column.type == "varbinary" else "text"
+        )
 
     of = [columns[part] for part in parts]
     return Identity(

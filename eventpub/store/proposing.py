@@ -21,14 +21,8 @@ from eventpub.store import fixes
 from eventpub.store.connection import Connection, connect_for_reading, display_name, is_mariadb, run
 from eventpub.store.failures import mapped
 from eventpub.store.fixes import Table
-from eventpub.store.frameworks import (
-    BESIDE_ID,
-    holds_no_events,
-    plain,
-    rank,
-    recognise,
-)
-from eventpub.store.layout import BYTES, INTEGERS, TEXT, Column, Index, quote, read_columns
+from eventpub.store.frameworks import BESIDE_ID, holds_no_events, plain, rank, recognise
+from eventpub.store.layout import BYTES, INTEGERS, OF_KEY, TEXT, Column, Index, quote, read_columns
 from eventpub.store.versions import Versions
 
 _MOST_TABLES = 1000
@@ -36,7 +30,7 @@ _SAMPLE = 5_000
 _FEW = 20
 
 _TYPES: dict[str, set[str]] = {
-    "aggregate_id": TEXT | INTEGERS | {"varbinary", "binary(16)", "uuid"},
+    "aggregate_id": OF_KEY,
     "version": INTEGERS,
     "event_type": TEXT,
     "payload": TEXT | BYTES | {"json"},
@@ -84,7 +78,7 @@ class Proposal:
 
     Attributes:
         candidates: the likeliest first.
-        lacking: by name of each other table, which of our columns it has none for.
+        lacking: by name of each other table, which of our columns it has none for; and why.
         refused: by name of a table that looks like one, why it cannot be published.
         views: those that look like one.
     """
@@ -187,6 +181,11 @@ def _sort(
         found.lacking[name] = roles.lacking
         return
     version = roles.names["version"]
+    if "aggregate_id" not in given:
+        roles.parts = fixes.identity(table, connection, roles.parts, version)
+        if others := fixes.beside(table, (*roles.parts, version)):
+            found.lacking[name] = (f"aggregate_id (a unique key has {', '.join(others)}, too)",)
+            return
     wanted = [*roles.parts, version]
     listed = ", ".join(map(quote, wanted)) if {*wanted} <= {*table.columns} else "NULL, NULL"
     versions = Versions(run(connection, f"SELECT {listed} FROM {table.name} LIMIT {_SAMPLE}"))
@@ -221,17 +220,9 @@ def _roles(
     parts = tuple(said.pop("aggregate_id", ()))
     roles = Roles(parts, {role: (of or [""])[0] for role, of in said.items()}, given)
     if key := _key(columns, indexes, roles):
-        roles.parts, roles.names["version"], roles.by_key = *key, True
+        roles.parts, roles.names["version"], roles.by_key = key
     firsts = {index.columns[0] for index in indexes}
-    for role in (
-        "aggregate_id",
-        "version",
-        "create_time",
-        "payload",
-        "metadata",
-        "event_type",
-        "id",
-    ):
+    for role in _SUREST_FIRST:
         if role in roles.names or (role == "aggregate_id" and roles.parts):
             continue
         left = {n: c for n, c in columns.items() if n not in {*roles.parts, *roles.names.values()}}
@@ -281,8 +272,8 @@ def _only_one(role: str, columns: Mapping[str, Column]) -> str | None:
 
 def _key(
     columns: Mapping[str, Column], indexes: Sequence[Index], roles: Roles
-) -> tuple[tuple[str, ...], str] | None:
-    """The identity and the version of an index of just these columns, the best named one."""
+) -> tuple[tuple[str, ...], str, bool] | None:
+    """Identity and version of the best named index of just these columns, whether it is sure."""
     found = []
     for index in indexes:
         for version in index.columns:
@@ -298,16 +289,19 @@ def _key(
             named = rank("version", version), max(rank("aggregate_id", name) for name in parts)
             is_pair = len(parts) == 1 and columns[parts[0]].type in TEXT | {"varbinary"}
             is_clear = all(named) or (is_pair and index.unique)
-            if is_clear and all(_fits_key(columns[name]) for name in parts):
+            # before a version that stands last is the identity, whatever it is called
+            is_last = index.unique and version == index.columns[-1] and named[0] and not named[1]
+            if (is_clear or is_last) and all(_fits_key(columns[n], bool(is_last)) for n in parts):
                 fit = index.unique, all(named), sum(named), -len(parts)
-                found.append((fit, roles.parts or parts, version))
+                found.append((fit, roles.parts or parts, version, is_clear))
     return max(found)[1:] if found else None
 
 
-def _fits_key(column: Column) -> bool:
-    """Whether a column may be of the identity; of numbers only those of known names."""
+def _fits_key(column: Column, is_last: bool) -> bool:
+    """Whether a column may be of the identity; of numbers mostly only those of known names."""
     is_known = rank("aggregate_id", column.name) or plain(column.name) in BESIDE_ID
-    return _may_be(column, "aggregate_id") and bool(is_known or column.type not in INTEGERS)
+    is_clear = is_known or column.type not in INTEGERS or (is_last and not _counts_rows(column))
+    return _may_be(column, "aggregate_id") and bool(is_clear)
 
 
 def _candidate(
@@ -318,8 +312,6 @@ def _candidate(
     if "create_time" not in names:
         names["create_time"] = table.free("create_time")
         notes.append(_why_added(table))
-    if "aggregate_id" not in roles.given:
-        roles.parts = fixes.identity(table, connection, roles.parts, names["version"])
     key = (*roles.parts, names["version"])
     if twice := fixes.repeated(table, connection, key):
         notes.append(f"{twice} is there twice: the second row becomes a dead letter if it differs")

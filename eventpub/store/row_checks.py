@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from eventpub.config import Store
 from eventpub.errors import Check
 from eventpub.store import fixes, statements
-from eventpub.store.connection import Connection, run
+from eventpub.store.connection import Connection, is_mariadb, run
 from eventpub.store.fixes import Table
 from eventpub.store.identity import IdPart, literal
 from eventpub.store.layout import Layout, mapped_columns
@@ -66,6 +66,7 @@ def _identity(looked: _Looked) -> Check:
         differences = f"{', '.join(others)} or {last}" if others else last
         other = next((repr(id_) for _, id_ in equal), None)
         column = part.name.strip("`")
+        bytewise = "nopad_bin" if is_mariadb(looked.connection) else "0900_bin"
         refused = f"{column} 'a' beside {other}" if other else f"the second {column} of the two"
         return Check(
             name,
@@ -73,8 +74,7 @@ def _identity(looked: _Looked) -> Check:
             f"collation {part.collation} takes ids for equal that differ only in {differences}, "
             f"so the database refuses {refused}; "
             "eventpub publishes each row under its exact bytes, as an aggregate of its own",
-            "give the column the collation utf8mb4_0900_bin (MariaDB: utf8mb4_nopad_bin), or let "
-            "writers use one spelling",
+            f"give the column the collation utf8mb4_{bytewise}, or let writers use one spelling",
         )
     return Check(name, "ok", f"by bytes ({collations}), versions unique")
 
@@ -148,15 +148,14 @@ def _nulls(looked: _Looked) -> Check:
     rows = f"{counted(nameless, 'row')} of the newest {_NEWEST:,} without aggregate_id or version"
     if layout.skips_nulls:
         return Check(name, "ok", f"{rows}; store.without_identity passes them over")
-    said = (
-        f"{', '.join(allowed)} may be NULL: a row without create_time is never published, one"
-        f" without aggregate_id or version stops the publisher ({rows})"
-    )
-    skip = 'set store.without_identity = "skip" where such rows are no events of an aggregate'
+    said, ways = f"{', '.join(allowed)} may be NULL: a row without create_time is never read", []
     # a generated column is what its expression is
-    if nameless or any(table.columns[column].generated_as for column in allowed):
-        return Check(name, "warn", said, skip)
-    return Check(name, "warn", said, f"{fixes.not_null(table, connection, allowed)}; or {skip}")
+    if not nameless and not any(table.columns[column].generated_as for column in allowed):
+        ways.append(fixes.not_null(table, connection, allowed))
+    if allowed != [time]:
+        said += f", one without aggregate_id or version stops the publisher ({rows})"
+        ways.append('set store.without_identity = "skip" where such rows are no events of any')
+    return Check(name, "warn", said, "; or ".join(ways) or f"make {time} NOT NULL")
 
 
 def _versions(looked: _Looked) -> Check:
@@ -214,7 +213,7 @@ def _create_time(looked: _Looked) -> Check:
     name = "event store: create_time"
     column = looked.table.columns[looked.names["create_time"]]
     table, connection = looked.table, looked.connection
-    fix = None if column.generated_as else fixes.set_by_database(table, connection, column)
+    fix = None if column.generated_as else fixes.not_null(table, connection, [column.name])
     if "on update" in column.extra:
         return Check(
             name,

@@ -153,6 +153,7 @@ def test_of_several_tables_the_likeliest_is_taken_and_the_others_are_named(
     assert "--table archive" in done.stdout
     assert "GRANT SELECT ON" in done.stdout
     assert "eventpub doctor" in done.stdout
+    assert "the statement for the table" not in done.stdout
     written = tomllib.loads((tmp_path / "eventpub.toml").read_text())
     assert written["store"]["table"] == "events"
     assert "columns" not in written["store"]

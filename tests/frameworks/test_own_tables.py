@@ -370,6 +370,33 @@ def test_a_time_without_default_keeps_its_comment(database: FreshDatabase) -> No
 
 
 @both
+@pytest.mark.parametrize(
+    "time",
+    [
+        "TIMESTAMP NULL",
+        "TIMESTAMP NULL ON UPDATE CURRENT_TIMESTAMP",
+        "DATETIME(3) NULL COMMENT 'c'",
+    ],
+)
+def test_a_time_that_may_be_null_takes_one_statement(database: FreshDatabase, time: str) -> None:
+    """The statement for NOT NULL and the one for the default undid each other."""
+    config = make(database, time=time)
+    insert(database, ("a", 1))
+    database.execute("UPDATE events SET created_at = '2026-01-02 03:04:05'")
+    said = found(config)
+    statement = str(said["rows without identity or time"].suggestion)
+    assert "without_identity" not in statement
+    assert statement == said["create_time"].suggestion
+    database.execute(statement)
+    said = found(config)
+    assert {said[n].status for n in ("rows without identity or time", "create_time")} == {"ok"}
+    insert(database, ("a", 2))
+    database.execute("UPDATE events SET version = 3 WHERE version = 1")
+    rows = database.execute("SELECT CAST(created_at AS DATE) FROM events WHERE version = 3")
+    assert str(rows[0][0]) == "2026-01-02"
+
+
+@both
 def test_migrate_adds_to_a_table_what_init_would(database: FreshDatabase) -> None:
     config = make(database, ", KEY (created_at)", id_type="VARCHAR(1000) CHARACTER SET utf8mb4")
     insert(database, ("a", 1), ("b", 1))

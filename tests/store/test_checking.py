@@ -124,8 +124,20 @@ def test_an_account_with_select_alone_is_enough_and_is_told_what_it_cannot_see(
         "open transactions",
         "server",
     }
-    assert "GRANT PROCESS" in str(said["open transactions"].suggestion)
+    for name in ("open transactions", "server"):
+        grant = str(said[name].suggestion)
+        assert grant.startswith("GRANT ")
+        database.execute(grant)
     assert "secret" not in str(said)
+    said = found(Store(url=database.url_of(user, "secret")))
+    assert {check.status for check in said.values()} == {"ok"}
+    # a table that this account may not see may not be there at all
+    check = found(Store(url=database.url_of(user, "secret"), table="event"))["table"]
+    assert (check.status, check.code) == ("wrong", "store.privilege_missing")
+    grant, _, also = str(check.suggestion).partition("; ")
+    assert grant.startswith("GRANT SELECT ON ")
+    assert grant.endswith(f"`event` TO '{user}'@'%'")
+    assert also.startswith("or, as the server does not say whether it exists: check store.table")
     database.execute(f"DROP USER {user}@'%'")
 
 
@@ -190,12 +202,18 @@ def test_which_ids_a_collation_takes_for_equal(
 ) -> None:
     charset = collation.partition("_")[0]
     identity = f"VARCHAR(100) CHARACTER SET {charset} COLLATE {collation} NOT NULL"
-    check = found(create(database, aggregate_id=identity))["identity of aggregates"]
+    config = create(database, aggregate_id=identity)
+    check = found(config)["identity of aggregates"]
     if differences is None:
         assert check.status == "ok"
     else:
         assert check.status == "warn"
         assert f"differ only in {differences}" in check.message
+        # one that this server has
+        wanted = str(check.suggestion).removeprefix("give the column the collation ").split(",")[0]
+        kind = f"VARCHAR(100) CHARACTER SET utf8mb4 COLLATE {wanted}"
+        database.execute(f"ALTER TABLE events MODIFY aggregate_id {kind}")
+        assert found(config)["identity of aggregates"].status == "ok"
 
 
 @both

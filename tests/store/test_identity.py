@@ -67,6 +67,12 @@ TYPES: list[tuple[str, list[Any], list[str]]] = [
     ("INT NOT NULL", [-5, 0, 7], []),
     ("INT(6) UNSIGNED ZEROFILL NOT NULL", [0, 7, 123456], []),
     ("UUID NOT NULL", [str(SOME_UUID), str(uuid.UUID(int=1))], []),
+    (
+        f"ENUM('%', 'B', '2', 'é', 'a|b', '10', '') {LATIN1}",
+        ["%", "B", "2", "é", "a|b", "10", ""],
+        [],
+    ),
+    ("ENUM('b', 'é', '日', 'z') COLLATE utf8mb4_bin NOT NULL", ["b", "é", "日", "z"], []),
     ("BINARY(16) NOT NULL", [SOME_UUID.bytes, bytes(16)], [str(SOME_UUID), str(uuid.UUID(int=0))]),
 ]
 
@@ -100,9 +106,34 @@ def test_what_python_and_the_database_take_for_the_key_is_the_same(
     assert store.existing([(key, 1) for key in wanted]) == {(key, 1) for key in wanted}
     for key in wanted:
         assert keys(backtrack(store, [VersionRange(key, 1, 99)])) == [(key, 1)]
-    strangers = ["x", "00007", "7.0", "1e0", "a|b|c", str(SOME_UUID).upper(), "9" * 40, "日 "]
+    strangers = [
+        "x",
+        "",
+        "1",
+        "b",
+        "e",
+        "00007",
+        "7.0",
+        "1e0",
+        "a|b|c",
+        str(SOME_UUID).upper(),
+        "9" * 40,
+        "日 ",
+    ]
     strangers += [f"{joined([first])}|{stranger}" for stranger in strangers]
     assert store.existing([(key, 1) for key in strangers if key not in wanted]) == set()
+
+
+@both
+def test_a_value_that_an_enum_does_not_list_is_an_empty_one(database: FreshDatabase) -> None:
+    """Stored by a writer without strict mode, as its number 0."""
+    config = table(database, {"kind": "ENUM('x', 'y') NOT NULL"}, "UNIQUE KEY (kind, version)")
+    with database.connect(sql_mode="") as connection:
+        run(connection, "INSERT INTO events (kind, version) VALUES ('none', 1), ('y', 1), ('y', 2)")
+    store = EventStore(config, EventStore.discover(config))
+    assert sorted(keys(read(store, NOON, NOON + SECOND))) == [("", 1), ("y", 1), ("y", 2)]
+    wanted = [("", 1), ("0", 1), ("2", 1), ("none", 1), ("Y", 1), ("y", 2)]
+    assert store.existing(wanted) == {("", 1), ("y", 2)}
 
 
 ORDERS = [
@@ -113,14 +144,16 @@ ORDERS = [
     ("UNIQUE KEY u (name, version, kind), KEY by_key (kind, name, version, id)", True),
     ("KEY by_key (kind, name, version)", False),
 ]
+KINDS = [f"VARCHAR(40) {LOOSE}", f"ENUM('k1', 'k0') {LOOSE}"]
 
 
 @both
 @pytest.mark.parametrize(("key", "is_unique"), ORDERS)
+@pytest.mark.parametrize("kind", KINDS, ids=["VARCHAR", "ENUM"])
 def test_lookups_read_the_index_whatever_the_order_of_its_columns(
-    database: FreshDatabase, key: str, is_unique: bool
+    database: FreshDatabase, key: str, is_unique: bool, kind: str
 ) -> None:
-    columns = {"kind": f"VARCHAR(40) {LOOSE}", "name": f"CHAR(36) {UTF8MB3}"}
+    columns = {"kind": kind, "name": f"CHAR(36) {UTF8MB3}"}
     config = table(database, columns, key)
     insert(
         database,
