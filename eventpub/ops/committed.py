@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from eventpub import config
-from eventpub.errors import SinkError
 from eventpub.sink import client, faults
 from eventpub.sink.topics import list_offsets
 
@@ -137,11 +136,7 @@ def offsets_at(sink: config.Sink, places: Iterable[Place], millis: int) -> dict[
             if met is not None and met.code() not in faults.MOMENTARY | {KafkaError._TIMED_OUT}:
                 raise faults.fault(met, "asking for offsets", sink)
             if time.monotonic() > deadline:
-                raise _no_offsets(sink)
+                raise faults.unreachable(sink, "asking for offsets", _PATIENCE, None)
             client.renew(sink)
             time.sleep(0.1)
     return found
-
-
-def _no_offsets(sink: config.Sink) -> SinkError:
-    return faults.unreachable(sink, "asking for offsets", _PATIENCE, None)

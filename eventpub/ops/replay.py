@@ -301,7 +301,8 @@ class _RepeatedHours:
         is_first, is_second = self._passes(created)
         if not (is_first.any() or is_second.any()):
             return rows
-        was_second = self._was_second(rows)
+        keys = (key in self.second for key in _keys(rows))
+        was_second = np.fromiter(keys, bool, rows.num_rows)
         return rows.filter(pa.array(~((is_first & was_second) | (is_second & ~was_second))))
 
     def timed(self, rows: pa.Table) -> pa.Table:
@@ -328,9 +329,6 @@ class _RepeatedHours:
             is_first |= (created >= change - back) & (created < change)
             is_second |= (created >= change) & (created < change + back)
         return is_first, is_second
-
-    def _was_second(self, rows: pa.Table) -> np.ndarray:
-        return np.fromiter((key in self.second for key in _keys(rows)), bool, rows.num_rows)
 
 
 def _second_pass(config: Config, layout: Layout, what: Range) -> _RepeatedHours:

@@ -168,7 +168,8 @@ class ChecksWork:
         if isinstance(command, e.Count):
             return self._count(command)
         if isinstance(command, e.Sample):
-            rows = store.newest(*_sample(command.above))
+            above = command.above
+            rows = store.newest(SAMPLE if above is None else MOST, above)
             ahead, rows_ahead = store.ahead()
             return e.Sampled(rows, ahead, command.above, rows_ahead)
         if isinstance(command, e.MeasureLag):
@@ -189,10 +190,6 @@ class ChecksWork:
     def close(self) -> None:
         """Close the connections."""
         self._store.close()
-
-
-def _sample(above: int | None) -> tuple[int, int | None]:
-    return (SAMPLE, None) if above is None else (MOST, above)
 
 
 BROKER_CHECKS = (e.CheckTopic, e.CheckOpen)

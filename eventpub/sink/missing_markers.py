@@ -211,18 +211,6 @@ def _again(message: Any) -> records.Record:
     )
 
 
-def read_ranges(
-    sink: config.Sink,
-    ranges: Mapping[PartitionId, tuple[int, int]],
-    *,
-    committed: bool,
-    few: bool = False,
-    timeout: float = _READ_TIMEOUT,
-) -> list[Any]:
-    """As `iter_ranges`, all at once."""
-    return list(iter_ranges(sink, ranges, committed=committed, few=few, timeout=timeout))
-
-
 def iter_ranges(  # noqa: PLR0913 (options, by keyword)
     sink: config.Sink,
     ranges: Mapping[PartitionId, tuple[int, int]],

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import faults, records, topics
-from eventpub.sink.missing_markers import PartitionId, iter_ranges, read_ranges
+from eventpub.sink.missing_markers import PartitionId, iter_ranges
 
 Origin = Literal["own", "other_publisher", "unrecognised"]
 """Ours; of another publisher; of anybody else."""
@@ -168,7 +168,7 @@ def _check(
     committed: bool = True,
 ) -> None:
     try:
-        found = read_ranges(sink, ranges, committed=committed, few=True, timeout=_LONGEST)
+        found = [*iter_ranges(sink, ranges, committed=committed, few=True, timeout=_LONGEST)]
     except SinkError as error:
         if error.code != "sink.unreachable":
             raise

@@ -470,7 +470,7 @@ class EventStore:
                 batches.append(batch)
                 left_rows -= batch.num_rows
                 left_size -= batch.nbytes
-                read.update(_last_versions(batch))
+                read.update(_events(batch))  # ordered: the last version of each aggregate
                 if left_rows <= 0 or left_size <= 0:  # leaving it closes the connection
                     rest = _unread(some, read, repeats=not self._layout.key_is_unique)
                     break
@@ -630,11 +630,6 @@ def _instant_of(layout: Layout, time: object) -> int | None:
         return None
     local = np.array([time], "datetime64[us]").astype(np.int64)
     return int((layout.zone.utc(local) if layout.zone else local)[0])
-
-
-def _last_versions(batch: pa.RecordBatch) -> dict[str, int]:
-    """The last version of each aggregate, in a batch that is ordered by both."""
-    return dict(_events(batch))
 
 
 def _events(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, int]]:
