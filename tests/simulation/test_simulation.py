@@ -22,7 +22,7 @@ from tests.simulation.schedule import CRASH_POINTS, Schedule
 SCHEDULES = 500
 OF_A_KIND = 10
 """Schedules of each kind beside the general one."""
-MORE = 10
+MORE = 5
 """Times as many, which follow those, are played by `script/test --long`."""
 SHOWS_WITHIN = 500
 """Seeds of a kind that is not enabled."""
