@@ -120,7 +120,7 @@ def _heal(world: World, driver: Driver) -> int | None:
     world.broker.settle()
     newest = max((row.create_time for row in world.committed.values()), default=0)
     # an index may have got further than the driver has written down
-    world.clock = max(world.clock, newest, world.reached) + 1
+    world.act(["time", max(0, newest - world.clock, world.reached - world.clock) + 1])
     horizon = world.setup.horizon
     counted_from: int | None = world.clock - horizon + SLACK
     if not horizon:
@@ -131,7 +131,7 @@ def _heal(world: World, driver: Driver) -> int | None:
         world.act(["commit", 9])
     end = world.clock + horizon + SLACK
     age = 1_000_000
-    world.clock += world.setup.delay
+    world.act(["time", world.setup.delay])
     for _ in range(_MOST_ROUNDS):
         world.clock += 1
         if driver.batch():
@@ -139,10 +139,10 @@ def _heal(world: World, driver: Driver) -> int | None:
             continue
         due = driver.next_due
         if due is not None:
-            world.clock = max(world.clock, due)
+            world.act(["time", max(0, due - world.clock)])
         elif horizon and world.clock < end:
             age *= 2
-            world.clock = min(world.clock + age, end)
+            world.act(["time", min(age, end - world.clock)])
             driver.look()
         else:
             driver.look()
