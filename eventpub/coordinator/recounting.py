@@ -17,7 +17,7 @@ _LATE_SHARE = 0.5
 """Seconds of each second for what is counted out of turn."""
 
 _AHEAD = 10_000_000
-"""µs by which the database's clock goes ahead in one step: less is an answer that took long."""
+"""µs by which the database's clock goes ahead of the machine's before it counts as a step."""
 
 
 class Recounting:
@@ -41,7 +41,7 @@ class Recounting:
         self._recount = Recount(horizon, start, now, position, hidden_since)
         self._horizon = horizon
         self._last_time = now
-        self._last_at: float | None = None
+        self._lead: float | None = None
         self._counting: Count | None = None
         self._at_most = MOST_BUCKETS
         """Buckets of a count: fewer after one that had no answer."""
@@ -105,19 +105,22 @@ class Recounting:
         neither by much. What is counted is counted again, and as long as without that.
 
         Args:
-            now: the database's time, µs.
+            now: the database's time, µs, as it was at `at` or before.
             at: the machine's, s, which need not show the same time.
         """
-        step = now - self._last_time
-        passed = step if self._last_at is None else (at - self._last_at) * 1e6
-        self._last_time, self._last_at = now, at
+        step, lead = now - self._last_time, now - at * 1e6
+        self._last_time = now
         if step < -CLOCK_STEP:
+            self._lead = lead
             self._recount.clock_went_back(now)
             return step / 1e6
-        if step - passed > _AHEAD:
-            self._recount.clock_went_ahead(now, int(step - passed))
-            return (step - passed) / 1e6
-        return 0.0
+        # an answer that came late, or to a process that stood still, has a smaller lead for once
+        before = lead if self._lead is None else self._lead
+        self._lead = max(lead, before)
+        if lead - before <= _AHEAD:
+            return 0.0
+        self._recount.clock_went_ahead(now, int(lead - before))
+        return (lead - before) / 1e6
 
     # -- counting ---------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ def clock_stepped(seconds: float, position: int) -> Log:
     """The database's clock was set; back, where seconds are below 0."""
     text = "the database's clock went back: until it catches up, the recount finds new rows"
     if seconds > 0:
-        text = "the database's clock went ahead: what it has passed is counted again"
+        text = "the database's clock went ahead of this machine's: its seconds are counted again"
     return warning(text, seconds=abs(round(seconds, 3)), position=format_time(position))
 
 

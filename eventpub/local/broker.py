@@ -32,7 +32,7 @@ _JVM = "-XX:+UseG1GC -XX:MaxGCPauseMillis=20"
 """Unless $KAFKA_JVM_PERFORMANCE_OPTS says something else, as with Kafka's own scripts."""
 
 CLASSES = "classes.jsa"
-"""Beside the jars: an archive of the classes that a broker loads, where somebody has made one."""
+"""Beside the jars: an archive of the classes that a broker loads, where one was made."""
 
 _LOGGING_3 = """\
 log4j.rootLogger=INFO, out

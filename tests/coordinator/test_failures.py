@@ -25,7 +25,7 @@ NAMED: Any = SimpleNamespace(app=SimpleNamespace(id="a"), sink=SimpleNamespace(t
 )
 def test_what_is_taken_away_and_given_back_is_waited_out(code: str, seconds: float) -> None:
     """DROP and CREATE of a database in a restore, or of an account, ended the publisher at once; so
-    did a file that is removed before it is written anew."""
+    did a file that is removed before it is written again."""
     failures, error = Failures(NAMED), StoreError(code, "gone")
     assert failures.of_shard(0, error, 1, 0.0) is None
     assert failures.of_shard(0, error, 2, seconds - 1) is None

@@ -290,7 +290,7 @@ class TestOthers:
     def test_a22_what_was_written_is_found_between_the_records_of_others(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
     ) -> None:
-        """Without state, a start at "now" left out what was committed while nobody published."""
+        """Without state, a start at "now" left out what was committed while no publisher ran."""
         producer = Producer({"bootstrap.servers": servers})
 
         def others_write() -> None:
