@@ -106,7 +106,8 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
 
 def _account(connection: Connection) -> str:
     """The account of a connection, as GRANT takes it."""
-    return "'" + str(run(connection, "SELECT CURRENT_USER()")[0][0]).replace("@", "'@'") + "'"
+    user, _, host = str(run(connection, "SELECT CURRENT_USER()")[0][0]).rpartition("@")
+    return f"'{user}'@'{host}'"
 
 
 def _server(config: Store, connection: Connection, former_server: str | None) -> Check:
