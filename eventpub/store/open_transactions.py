@@ -85,6 +85,7 @@ class OpenTransactions:
         self.timed_out = 0
         self._ended: list[tuple[int, int]] = []
         self._first_poll: int | None = None
+        self._steady_since = 0
 
     def seen(self, at: int, transactions: Iterable[Transaction], reached: int = 0) -> None:
         """Take over a poll.
@@ -117,7 +118,7 @@ class OpenTransactions:
                 self.timed_out += 1
             after[key] = now
         if self._first_poll is None:
-            self._first_poll = at
+            self._first_poll = self._steady_since = at
             since = self._hidden_since
             if since is not None and since < reached:
                 # what was open when somebody else polled last, and has ended since
@@ -128,7 +129,7 @@ class OpenTransactions:
 
     def _clock_went_back(self, at: int) -> None:
         """What was written since then may be older than all polls before it."""
-        self.polled_at = at - SECOND
+        self.polled_at, self._steady_since = at - SECOND, at
         self._open = {
             key: replace(
                 t,
@@ -187,12 +188,12 @@ class OpenTransactions:
     def _end(self, t: Transaction, reached: int) -> None:
         """Report it where the reader may have read past what it hid.
 
-        So it has where it did not wait, and where it could not see: before the first poll, or while
-        no answer was fresh. What was written by a clock that was ahead is newer than all polls.
+        So it has where it did not wait, or could not see: before the first poll, or while no answer
+        was fresh. What a clock that was ahead, perhaps before that, has stamped is newer than polls.
         """
-        first, last = self._first_poll, self.polled_at
+        first, last = self._first_poll, self.polled_at or 0
         if t.timed_out or t.since < reached or (first is not None and t.before < first):
-            is_known = last is not None and reached <= last and not t.is_ahead
+            is_known = t.first_seen > self._steady_since and not t.is_ahead and reached <= last
             upto = t.wrote_before if is_known else max(t.wrote_before, reached)
             self._ended.append((t.since, upto))
 

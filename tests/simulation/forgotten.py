@@ -28,11 +28,14 @@ class _Moment:
         kept: everything created until then was published, but for what open transactions hid.
         cut_before: the same of what is gone from the topic, by partition.
         low: until when the coordinator knows that all was published; 0: it has lost the state.
+        uncounted: what open transactions hid and has committed by then, by `World.moment`, is told
+            by nothing but a later version: nothing is counted again; 0: it is.
     """
 
     kept: int
     cut_before: tuple[int, ...]
     low: int
+    uncounted: int
 
     def _cut(self, aggregate: int) -> int:
         return self.cut_before[aggregate % len(self.cut_before)]
@@ -68,7 +71,8 @@ class Forgotten:
         reached = max(world.reached, kept)
         before = tuple(min(reached, at) for at in cut)
         low = 0 if world.has_lost_progress else low
-        self._moments.append(_Moment(kept, before, low))
+        uncounted = 0 if setup.horizon else world.moment
+        self._moments.append(_Moment(kept, before, low, uncounted))
 
     def at_least(self, aggregate: int) -> int:
         """Up to where events of an aggregate, by its hash, were to count as published at each of
@@ -84,8 +88,12 @@ class Forgotten:
             is_hidden: whether the publisher remembers what it has seen.
         """
         is_seen = is_hidden and row is not None and bool(row.seen)
-        was_there = row is None or row.committed <= self._counted_at
-        of = (m.upto(aggregate, is_seen=is_seen, was_there=was_there) for m in self._moments)
+        committed = 0 if row is None else row.committed
+        was_there = committed <= self._counted_at
+        of = (
+            m.upto(aggregate, is_seen=is_seen and committed > m.uncounted, was_there=was_there)
+            for m in self._moments
+        )
         return max(of, default=0)
 
     def __bool__(self) -> bool:

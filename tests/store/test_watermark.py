@@ -275,6 +275,23 @@ def test_what_a_clock_that_was_ahead_wrote_is_newer_than_the_polls_that_saw_it()
     assert transactions.take_ended() == [(now, now + 99 * SECOND)]
 
 
+def test_what_was_written_before_the_clock_went_back_is_newer_than_the_polls_after_it() -> None:
+    """The clock stepped while it was open: before the first poll, or between two."""
+    now = 1_700_000_000 * SECOND
+    for first in (100, 0):
+        found = OpenTransactions(5 * SECOND)
+        found.seen(now + first * SECOND, [])
+        found.seen(now + 80 * SECOND, [Transaction(5, 1, now, modified=2)], reached=now)
+        found.seen(now + 180 * SECOND, [Transaction(5, 1, now, modified=2)], now + 79 * SECOND)
+        found.seen(now + 181 * SECOND, [], reached=now + 179 * SECOND)
+        [(_, upto)] = found.take_ended()
+        assert upto == now + (179 if first else 80) * SECOND
+    found = OpenTransactions(5 * SECOND)
+    found.seen(now + 80 * SECOND, [Transaction(5, 1, now, modified=2)])
+    found.seen(now + 181 * SECOND, [], reached=now + 179 * SECOND)
+    assert found.take_ended() == [(now, now + 179 * SECOND)]
+
+
 def test_what_was_open_for_days_is_reported_whole_by_who_polls_anew() -> None:
     """A connection is lost, and the transaction ends before the next one's first poll."""
     day = 86_400
