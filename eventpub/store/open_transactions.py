@@ -189,7 +189,7 @@ class OpenTransactions:
         """Report it where the reader may have read past what it hid.
 
         So it has where it did not wait, or could not see: before the first poll, or while no answer
-        was fresh. What a clock that was ahead, perhaps before that, has stamped is newer than polls.
+        was fresh. What a clock that was ahead, even before that, has stamped is newer than polls.
         """
         first, last = self._first_poll, self.polled_at or 0
         if t.timed_out or t.since < reached or (first is not None and t.before < first):

@@ -126,7 +126,8 @@ def test_while_the_broker_hangs_nobody_waits_for_what_is_read(
         began = time.monotonic()
         database.execute("ALTER TABLE events ADD COLUMN note INT NULL, ALGORITHM=INSTANT")
         commit(database, "a", 2)
-        assert time.monotonic() - began < 2
+        # it would wait for as long as the broker hangs; a loaded machine takes some seconds, too
+        assert time.monotonic() - began < 30
     finally:
         kafka_server.resume()
     publisher.until_published("a", [1, 2], 120)
