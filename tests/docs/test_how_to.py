@@ -249,15 +249,16 @@ def prints(
     command: list[str],
     folder: Path,
     lines: int,
+    remembered: Callable[[], bool],
     *,
     of: Callable[[list[str]], list[str]] = lambda printed: printed,
 ) -> list[str]:
-    """What a program that goes on for ever prints until there are so many lines `of` it."""
+    """What a consumer prints until there are so many lines `of` it, and all is `remembered`."""
     out = folder / "out"
     with out.open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder)
     try:
-        eventually(lambda: len(of(out.read_text().splitlines())) >= lines, 60)
+        eventually(lambda: len(of(out.read_text().splitlines())) >= lines and remembered(), 60)
     finally:
         process.kill()
         process.wait()
@@ -265,15 +266,27 @@ def prints(
 
 
 @pytest.fixture
-def offsets(database: FreshDatabase) -> None:
-    """The table of the consumers of docs/how-to/consume.md."""
+def remembered(database: FreshDatabase, publisher: Publisher) -> Callable[[], bool]:
+    """The table of docs/how-to/consume.md: whether it has the last record's offset.
+
+    What a consumer has printed it commits only then.
+    """
     (statement,) = code("how-to/consume.md", "sql")
     database.execute(statement.strip().removesuffix(";"))
 
+    def is_remembered() -> bool:
+        last = publisher.topic.read()[-1]
+        found = database.execute("SELECT part, last_offset FROM billing_offsets")
+        return (last.partition, last.offset) in found
 
-@pytest.mark.usefixtures("offsets")
+    return is_remembered
+
+
 def test_the_consumer_in_python_handles_each_event_once(
-    database: FreshDatabase, publisher: Publisher, tmp_path: Path
+    database: FreshDatabase,
+    publisher: Publisher,
+    tmp_path: Path,
+    remembered: Callable[[], bool],
 ) -> None:
     (example,) = code("how-to/consume.md", "python")
     program = tmp_path / "billing.py"
@@ -281,13 +294,13 @@ def test_the_consumer_in_python_handles_each_event_once(
     commit(database, "a", 1, 2, 3)
     publisher.publish_everything()
     program.write_text(ours(example, publisher, database, "first"))
-    found = prints(command, tmp_path, 3)
+    found = prints(command, tmp_path, 3, remembered)
     assert found == [f"a {version} happened b'{{}}'" for version in (1, 2, 3)]
     commit(database, "a", 4)
     publisher.publish_everything()
     # as if it had ended before it committed to Kafka what is in the database
     program.write_text(ours(example, publisher, database, "second"))
-    assert prints(command, tmp_path, 1) == ["a 4 happened b'{}'"]
+    assert prints(command, tmp_path, 1, remembered) == ["a 4 happened b'{}'"]
 
 
 def driver() -> Path:
@@ -304,9 +317,11 @@ def driver() -> Path:
     return installed(name, needs=20 * MIB, progress=STDERR, build=build)
 
 
-@pytest.mark.usefixtures("offsets")
 def test_the_consumer_in_java_handles_each_event_once(
-    database: FreshDatabase, publisher: Publisher, tmp_path: Path
+    database: FreshDatabase,
+    publisher: Publisher,
+    tmp_path: Path,
+    remembered: Callable[[], bool],
 ) -> None:
     java = Path(find_java())
     compiler = java.with_name("javac")
@@ -324,7 +339,7 @@ def test_the_consumer_in_java_handles_each_event_once(
         def found(printed: list[str]) -> list[str]:
             return [line for line in printed if line.endswith("happened")]
 
-        return found(prints(command, tmp_path, lines, of=found))
+        return found(prints(command, tmp_path, lines, remembered, of=found))
 
     commit(database, "a", 1, 2, 3)
     publisher.publish_everything()
