@@ -16,6 +16,7 @@ import pymysql.err
 
 from eventpub.errors import StoreError
 
+HOST = "'…' (for … its host in mysql.user)"
 _LOST = {1053, 1077, 1079, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2055, 3169, 4031}
 
 
@@ -34,18 +35,14 @@ def mapped(where: str | None = None) -> Iterator[None]:
 
 def error_number(error: BaseException) -> int | None:
     """The server's (or the client library's) number of an error, as the manual lists it."""
-    original = getattr(error, "orig", None)
-    if isinstance(original, BaseException):
-        error = original
+    error = getattr(error, "orig", None) or error  # SQLAlchemy's around PyMySQL's
     number = error.args[0] if error.args else None
     return number if isinstance(number, int) else None
 
 
 def store_error(error: BaseException, where: str | None = None) -> StoreError:
     """The `StoreError` of a library's error: code, retriable or not, how to fix it."""
-    original = getattr(error, "orig", None)
-    if isinstance(original, BaseException):
-        error = original
+    error = getattr(error, "orig", None) or error  # SQLAlchemy's around PyMySQL's
     number = error_number(error)
     text = str(error) or type(error).__name__
     if len(error.args) > 1 and not isinstance(error, OSError):
@@ -71,7 +68,7 @@ def _grant(text: str) -> str | None:
     what = table[1].replace("'", "`") if table else f"`{database[1]}`.*" if database else ""
     also = "; or, as the server does not say whether it exists: check store.table" * bool(table)
     return (
-        f"GRANT {command[1] if command else 'SELECT'} ON {what} TO '{user[1]}'@'…'{also}; the"
+        f"GRANT {command[1] if command else 'SELECT'} ON {what} TO '{user[1]}'@{HOST}{also}; the"
         " publisher's account needs no more than SELECT on the event table"
     )
 

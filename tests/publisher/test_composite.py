@@ -13,6 +13,7 @@ from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Topic, eventually, transaction
 
 ODD = ["", "|", "%", "%7C", "%25|", "a|b", "a", "a ", " a", "ä", "a\u0308", "订单", "🎉", "A", "-x"]
+NAMES = [v for v in ODD if not v.endswith(" ")]  # an ENUM's values end in no space
 UUIDS = [uuid.UUID(int=n) for n in (0, 1, 1 << 127)]
 # columns, and values of each with their text
 SHAPES: dict[str, tuple[str, str, list[tuple[Any, str]], list[tuple[Any, str]]]] = {
@@ -28,7 +29,12 @@ SHAPES: dict[str, tuple[str, str, list[tuple[Any, str]], list[tuple[Any, str]]]]
         [(v, v) for v in ODD],
         [(v.bytes, str(v)) for v in UUIDS],
     ),
-    "INT+VARCHAR": ("INT", "VARCHAR(60)", [(n, str(n)) for n in (-5, 0, 7)], [(v, v) for v in ODD]),
+    "INT+ENUM": (
+        "INT",
+        f"ENUM({', '.join(repr(v) for v in NAMES)})",
+        [(n, str(n)) for n in (-5, 0, 7)],
+        [(v, v) for v in NAMES],
+    ),
 }
 
 
