@@ -272,6 +272,8 @@ class Broker:
             self._world.counts["commits that became aborts"] += 1
             owner.ending.outcome = "aborted"
             owner.epoch += 1  # a transaction that is aborted for its age costs its producer the id
+            if self._world.counts["commits that became aborts"] >= 3:  # as two publishers would
+                self._world.may_refuse.add("sink.fenced")
 
     def settle(self) -> None:
         """Time passes: all markers are written, and other producers go on."""

@@ -129,7 +129,8 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             found = not row.late
         elif counted_from is None:
             # of a version that was written anew, no later one shows that it is missing
-            found = not skipped and not (row.late and (key in world.undone or key in world.second))
+            found = not (skipped or _is_below_forgotten(world, key))
+            found = found and not (row.late and (key in world.undone or key in world.second))
         else:
             found = row.sought or not row.late or row.create_time > counted_from
         if not found:
