@@ -152,10 +152,6 @@ class Facts:
             facts["baseline"] = baseline
         self._write(new_batch(), facts)
 
-    def lower_baseline(self, to: int) -> None:
-        """Fewer events count as published."""
-        self._write(new_batch(), {"baseline": to})
-
     def note_chunk_bytes(self, size: int | None) -> None:
         """Remember it for whoever has the shard next; None: there is no need to any more."""
         if size != self.chunk_bytes:

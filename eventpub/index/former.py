@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from eventpub.index.values import MISSING_MARKERS, Partition, flat_of, nested_of
@@ -14,6 +14,7 @@ def merged(
     former: Sequence[Mapping[str, Any] | None],
     own: Collection[Partition],
     baseline: int | None,
+    settled: Callable[[int | None, int], int],
 ) -> dict[str, Any]:
     """The facts of an index that takes over what all of these know of its shard.
 
@@ -21,6 +22,8 @@ def merged(
         former: the facts of each; None: it is gone, and what it knew is read back from the topic.
         own: partitions that are the shard's.
         baseline: of a new index.
+        settled: asked where some have forgotten more than others, with the position and the highest
+            baseline: up to when all of them have published everything, µs.
     """
     there = [facts for facts in former if facts is not None]
     moved: dict[str, Any] = {}
@@ -37,12 +40,15 @@ def merged(
         if said:
             moved[name] = any(said)
     moved["contents"] = all(facts is not None and facts.get("contents") for facts in former)
-    baselines = [at for facts in there if (at := facts.get("baseline")) is not None]
-    moved |= {"baseline": max(baselines, default=baseline), "undecided": [False, 0, False]}
     positions = [None if facts is None else facts.get("position") for facts in former]
     known = [position for position in positions if position is not None]
     if known and len(known) == len(positions):
         moved["position"] = min(known)
+    of_each = [facts.get("baseline") or baseline or 0 for facts in there] or [baseline or 0]
+    lowest, highest = min(of_each), max(of_each)
+    if lowest < highest:
+        highest = max(lowest, min(highest, settled(moved.get("position"), highest)))
+    moved |= {"baseline": highest or None, "undecided": [False, 0, False]}
     return moved | {"times": _times(there)}
 
 

@@ -187,6 +187,7 @@ class Index(Facts):
         partitions: Iterable[Partition],
         baseline: int | None,
         *,
+        settled: Callable[[int | None, int], int],
         adopts: Callable[[Mapping[str, Any]], bool],
         everywhere: bool = False,
     ) -> None:
@@ -200,6 +201,7 @@ class Index(Facts):
             belongs: whether an aggregate is this shard's.
             partitions: those that are this shard's; with `everywhere`, all.
             baseline: as in `begin`.
+            settled: as of `merged`.
             adopts: says of the identity of a former index whether it may be taken over.
             everywhere: see `reads_everywhere`.
 
@@ -207,7 +209,7 @@ class Index(Facts):
             StateError: index.newer_format, state.foreign, ….
         """
         former = [self._copy(directory, belongs, adopts) for directory in directories]
-        facts = merged(former, set(partitions), baseline)
+        facts = merged(former, set(partitions), baseline, settled)
         self._write(new_batch(), facts | {"everywhere": everywhere})
 
     def _copy(

@@ -257,21 +257,20 @@ class Fold:
             lambda aggregate_id: admission.topic_partition(aggregate_id, partitions) in own,
             every if everywhere else context.own_places(),
             assignment.start,
+            settled=self._settled_by_all,
             adopts=assignment.adopts,
             everywhere=everywhere,
         )
-        self._lower_baseline()
 
-    def _lower_baseline(self) -> None:
+    def _settled_by_all(self, position: int | None, highest: int) -> int:
         """What one of the former indexes has forgotten says nothing of what others have yet to
-        publish: their backlog and holds may be older."""
-        context, index, start = self._context, self._context.index, self._context.assignment.start
-        low = context.lease.low if context.lease.low > (start or 0) else index.position
-        if index.baseline is not None and low is not None:
-            settled = max(start or 0, self._settled(low))
-            if settled < index.baseline:
-                index.lower_baseline(settled)
-                context.report.repeats_after = settled
+        publish: their backlog and holds may be older. See `Index.move_from`."""
+        context, start = self._context, self._context.assignment.start or 0
+        low = context.lease.low if context.lease.low > start else position
+        settled = max(start, 0 if low is None else self._settled(low))
+        if settled < highest:
+            context.report.repeats_after = settled
+        return settled
 
     def _check_topics(self) -> None:
         """Whether the topics are those that the offsets of the index belong to.
@@ -384,15 +383,20 @@ class Fold:
         """
         context, index = self._context, self._context.index
         before: dict[str, int] = {}
+        none, was_read = (
+            context.rules.first_version - 1,
+            bool(index.undecided and index.undecided[2]),
+        )
         for keys in context.lookup.keys(after, max(cut.values(), default=after), context.shard):
             old = [row[:3] for row in self._rows(keys, cut) if row[3]]
             known = index.known([*{a for a, *_ in old}])
-            if index.undecided is not None and index.undecided[2]:
-                old = [row for row in old if not self._is_left(row[0], known, cut)]
-            if old:
-                for a, *_ in old:
-                    before.setdefault(a, known.last.get(a, context.rules.first_version - 1))
-                self._skip_missing({(a, v) for a, v, _ in old}, before, cut)
+            last = {a: known.last.get(a, none) for a, *_ in old}
+            left = {a for a in last if was_read and self._is_left(a, known, cut)}
+            for a, at in last.items():
+                before.setdefault(a, none if a in left else at)
+            there = {(a, v) for a, v, _ in old if a not in left or v <= last[a]}
+            self._skip_missing(there, before, cut)
+            if old := [row for row in old if row[0] not in left]:
                 ids, versions, times = zip(*old, strict=True)
                 part = Folded("late", {}, [*ids], np.array(versions), np.array(times))
                 self._take_events(part, context.now, None)

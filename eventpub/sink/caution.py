@@ -53,10 +53,3 @@ _by_owner: dict[tuple[str, str], Caution] = {}
 def caution_of(owner: tuple[str, str]) -> Caution:
     """Of an owner: bootstrap servers and transactional id."""
     return _by_owner.setdefault(owner, Caution())
-
-
-def forget_all() -> None:
-    """As a process that begins."""
-    global _unanswered_at  # noqa: PLW0603
-    _by_owner.clear()
-    _unanswered_at = float("-inf")

@@ -33,7 +33,10 @@ def move(index: Index, *arguments: Any, everywhere: bool = False) -> None:
     def adopts(found: Any) -> bool:
         return bool(found["app"] == IDENTITY["app"])
 
-    index.move_from(*arguments, adopts=adopts, everywhere=everywhere)
+    def settled(_: int | None, highest: int) -> int:
+        return highest - 10
+
+    index.move_from(*arguments, settled=settled, adopts=adopts, everywhere=everywhere)
 
 
 def fold(index: Index, last: dict[str, int], *arguments: Any, **more: Any) -> None:
@@ -371,15 +374,19 @@ def test_indexes_of_another_number_of_shards_are_moved_aggregate_by_aggregate(
         assert (index.position, index.baseline) == (60, 40)
 
 
-def test_a4_what_one_of_them_has_forgotten_stays_so(tmp_path: Path) -> None:
-    """No more than that: the first fold lowers it where others have not published as much."""
+@pytest.mark.parametrize(("of_each", "of_all"), [((55, 55), 55), ((30, 55), 45), ((50, 55), 50)])
+def test_a4_what_all_of_them_have_forgotten_stays_so(
+    tmp_path: Path, of_each: tuple[int, int], of_all: int
+) -> None:
+    """What one has, only as far as the others have published what was created until then."""
     fill(tmp_path / "0", ["a"], 70, {("t", 0): 10})
     fill(tmp_path / "1", ["c"], 60, {("t", 1): 11})
-    with Index(tmp_path / "1", IDENTITY) as index:
-        index.decide_baseline(55)
+    for number, baseline in enumerate(of_each):
+        with Index(tmp_path / str(number), IDENTITY) as index:
+            index.decide_baseline(baseline)
     with Index(tmp_path / "new", IDENTITY) as index:
         move(index, [tmp_path / "0", tmp_path / "1"], lambda _: True, [("t", 0), ("t", 1)], 40)
-        assert (index.baseline, index.position, index.undecided) == (55, 60, (False, 0, False))
+        assert (index.baseline, index.position, index.undecided) == (of_all, 60, (False, 0, False))
         assert index.known(["a", "c"]).last == {"a": 5, "c": 5}
 
 

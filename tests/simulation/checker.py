@@ -156,6 +156,9 @@ def _is_said_to_repeat(world: World, row: Row | None, before: Message, again: Me
     if row is None or cut_at is None or cut_at >= again.number or after is None:
         return False
     least = world.forgotten.at_least(crc(row.aggregate_id))
+    if world.has_lost_progress and world.counts["rescales"]:
+        # of several shards that have forgotten differently, nobody knows what was read when
+        least = 0
     # where nobody knows what another executor has published, what was late comes again, too
     return row.create_time > max(after, least) or (row.late and world.has_lost_progress)
 
@@ -246,7 +249,9 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
         )
         of_version = {row.payload for row in world.rows_of(key)}
         is_unknown = key in _forgotten_skips(world) or _was_cut(world, message)
-        is_unknown |= any(row.is_ahead for row in rows) and _is_below_forgotten(world, key)
+        # what counts as skipped below it, only the executor knows that has decided so
+        is_elsewhere = world.setup.executors > 1 or any(row.is_ahead for row in rows)
+        is_unknown |= is_elsewhere and _is_below_forgotten(world, key)
         if CONFLICT in _reason(message) and is_unknown:
             world.counts["taken for another event after a cut"] += 1
             continue

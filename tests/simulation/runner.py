@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from eventpub.shard import pace
-from eventpub.sink import caution
+from tests import cautions
 from tests.simulation.broker import Broker
 from tests.simulation.checker import ViolationError, check
 from tests.simulation.damage import damage
@@ -53,7 +53,7 @@ def run(schedule: Schedule) -> Outcome:
     world.goes_on = driver.goes_on
     world.end_driver = driver.stop
     pace.CHUNK_ROWS = setup.chunk_rows  # as it was, when `installed` ends
-    caution.forget_all()
+    cautions.forget_all()
     kind, text = None, ""
     try:
         for step in schedule.steps:

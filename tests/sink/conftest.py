@@ -13,7 +13,8 @@ from eventpub import config
 from eventpub.local import Kafka, kafka
 from eventpub.local.processes import free_port
 from eventpub.private_apis import bulk
-from eventpub.sink import ShardSink, caution
+from eventpub.sink import ShardSink
+from tests import cautions
 from tests.sink.helpers import APP, WHOLE
 from tests.sink.proxy import Proxy
 
@@ -112,4 +113,4 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_unanswered() -> None:
     """What other tests have left without an answer fences nobody here."""
-    caution.forget_all()
+    cautions.forget_all()

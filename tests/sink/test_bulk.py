@@ -21,6 +21,7 @@ from eventpub.private_apis import SWITCHES, bulk
 from eventpub.private_apis.bulk import Bulk, bulk_of
 from eventpub.sink import RecordRefusedError, ShardSink, caution, check_topics
 from eventpub.sink.records import event_columns, fixed_events, have_fixed_headers, partitions_of
+from tests import cautions
 from tests.sink.helpers import (
     APP,
     CREATED,
@@ -172,7 +173,7 @@ def unknown_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def sink(kafka_server: Kafka, topic_name: str) -> config.Sink:
     made = settings(topic_name, kafka_server.bootstrap_servers)
     check_topics(made)
-    caution.forget_all()  # what failed in other tests
+    cautions.forget_all()  # what failed in other tests
     return made
 
 

@@ -20,10 +20,10 @@ from eventpub.sink import (
     RecordRefusedError,
     ShardSink,
     batch,
-    caution,
     fencing,
     transaction,
 )
+from tests import cautions
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings, some_events
 from tests.sink.mock_cluster import (
     ADD_PARTITIONS,
@@ -45,7 +45,7 @@ _TRANSPORT = KafkaError._TRANSPORT
 
 @pytest.fixture
 def cluster() -> Iterator[MockCluster]:
-    caution.forget_all()  # what other tests have met
+    cautions.forget_all()  # what other tests have met
     made = MockCluster({TOPIC: PARTITIONS})
     yield made
     made.close()
