@@ -1,4 +1,4 @@
-// The page of a running publisher: asks /status once a second, /gaps every five, /recorded seldom.
+// The page of a running publisher: asks /status once a second, /gaps and /recorded after changes.
 //
 // All that a server says is put in as text. Tables need no library; charts need d3.
 "use strict";
@@ -383,13 +383,20 @@ function silent(error) {
   $("pause").disabled = true;
 }
 
+let listed = { count: null, at: -Infinity };
+
+// Soon after one was opened or closed, else seldom.
 async function watchGaps() {
-  try {
-    if (!document.hidden) await loadGaps();
-  } catch (error) {
-    say("gaps-note", `Not known: ${visible(error.message)}`);
+  const count = last?.holds_open, now = Date.now();
+  if (!document.hidden && (count !== listed.count || now - listed.at > GAPS_EVERY)) {
+    listed = { count, at: now };
+    try {
+      await loadGaps();
+    } catch (error) {
+      say("gaps-note", `Not known: ${visible(error.message)}`);
+    }
   }
-  setTimeout(watchGaps, GAPS_EVERY);
+  setTimeout(watchGaps, STATUS_EVERY / 2);
 }
 
 async function loadGaps() {
