@@ -429,10 +429,12 @@ class Fold:
         """
         index, lookup = self._context.index, self._context.lookup
         above = [(a, v) for a, v in events if v - 1 > before[a] and (a, v - 1) not in events]
-        there = {a: [before[a]] for a, _ in above}
-        for keys in lookup.below(above, 1):
-            for a, version, _, is_old in self._rows(keys, cut):
-                there[a].append(version if is_old else version - 1)
+        there, below = {a: [before[a]] for a, _ in above}, above
+        while below:  # what is there and does not count is missing as well
+            found = [row for keys in lookup.below(below, 1) for row in self._rows(keys, cut)]
+            below = [(a, version) for a, version, _, is_old in found if not is_old]
+            for a, version, _, is_old in found:
+                there[a] += [version] * is_old
         for a, version in sorted(above):
             missing = 1 + max(v for v in there[a] if v < version), version - 1
             ranges = index.known([a]).skipped.get(a, ())
