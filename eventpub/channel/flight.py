@@ -126,11 +126,9 @@ class FlightLane(Lane):
         self._is_closed = False
 
     def send(self, message: Lease | Work) -> None:
-        """As there."""
         self._sent.put(message)
 
     def close(self) -> None:
-        """As there."""
         self._is_closed = True
         self._sent.put(None)
 
@@ -403,11 +401,9 @@ class FlightLink(Link):
             raise
 
     def wake(self) -> None:
-        """As there."""
         self._came.put(None)
 
     def send(self, message: FromRunner) -> None:
-        """As there."""
         data = encode(message)
         try:
             with self._writing:
@@ -418,14 +414,12 @@ class FlightLink(Link):
             raise disconnected(_words(error)) from error
 
     def confirm(self) -> None:
-        """As there."""
         body = {"shard": self._hello.shard, "lease": self._lease}
         if not ask(self._address, "confirm", body)["current"]:
             raise superseded(self._hello.shard)
 
     @property
     def is_stopping(self) -> bool:
-        """As there."""
         return self._is_stopping
 
     def close(self) -> None:

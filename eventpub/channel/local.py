@@ -40,13 +40,11 @@ class LocalLane(Lane):
         self.is_stopping = False
 
     def send(self, message: Lease | Work) -> None:
-        """As there."""
         if isinstance(message, Stop):
             self.is_stopping = True
         self.sent.put(message)
 
     def close(self) -> None:
-        """As there."""
         self.is_closed = True
         self.sent.put(None)
 
@@ -80,23 +78,19 @@ class LocalLink(Link):
         return found
 
     def wake(self) -> None:
-        """As there."""
         self._lane.sent.put(_WAKE)
 
     def send(self, message: FromRunner) -> None:
-        """As there."""
         if self._lane.is_closed and not isinstance(message, Farewell):
             raise disconnected("it was closed")
         self._post(Received(self._lane, message))
 
     def confirm(self) -> None:
-        """As there."""
         if not self._is_current(self._lane.shard, self._lease):
             raise superseded(self._lane.shard)
 
     @property
     def is_stopping(self) -> bool:
-        """As there."""
         return self._lane.is_stopping or self._lane.is_closed
 
     def lose(self) -> None:

@@ -27,12 +27,10 @@ class BucketCounts:
         return {NUMBER.unpack(key[1:])[0]: _ROWS.unpack(value)[0] for key, value in found}
 
     def of(self, bucket: int) -> int:
-        """Of one."""
         found = self._db.get(b"c" + NUMBER.pack(bucket))
         return 0 if found is None else int(_ROWS.unpack(found)[0])
 
     def put(self, batch: Any, bucket: int, rows: int) -> None:
-        """Set one."""
         batch.put(b"c" + NUMBER.pack(bucket), _ROWS.pack(rows))
 
     def delete_since(self, batch: Any, first: int) -> None:
@@ -41,7 +39,6 @@ class BucketCounts:
             batch.delete(b"c" + NUMBER.pack(bucket))
 
     def prune(self, batch: Any, forget_below: int) -> None:
-        """Delete buckets."""
         since = self._pruned_below  # what was deleted before is not passed over again
         if forget_below <= since:
             return

@@ -76,6 +76,12 @@ class Facts:
         return self._facts.get("baseline")
 
     @property
+    def forgotten(self) -> list[int]:
+        """Where they differed, the baselines of the indexes that this one has taken over, in their
+        order, until `decide_baseline`."""
+        return list(self._facts.get("forgotten", ()))
+
+    @property
     def dead_run(self) -> int:
         """How many dead letters were written since the last event that was published."""
         return int(self._facts.get("dead_run", 0))
@@ -147,7 +153,7 @@ class Facts:
 
     def decide_baseline(self, baseline: int | None) -> None:
         """That fold has ended. `baseline`: see the property; None: it stays as it is."""
-        facts: dict[str, Any] = {"undecided": None}
+        facts: dict[str, Any] = {"undecided": None, "forgotten": []}
         if baseline is not None:
             facts["baseline"] = baseline
         self._write(new_batch(), facts)

@@ -44,10 +44,11 @@ def merged(
     known = [position for position in positions if position is not None]
     if known and len(known) == len(positions):
         moved["position"] = min(known)
-    of_each = [facts.get("baseline") or baseline or 0 for facts in there] or [baseline or 0]
-    lowest, highest = min(of_each), max(of_each)
+    of_each = [(facts or {}).get("baseline") or baseline or 0 for facts in former]
+    lowest, highest = min(of_each, default=baseline or 0), max(of_each, default=baseline or 0)
     if lowest < highest:
         highest = max(lowest, min(highest, settled(moved.get("position"), highest)))
+        moved["forgotten"] = of_each
     moved |= {"baseline": highest or None, "undecided": [False, 0, False]}
     return moved | {"times": _times(there)}
 

@@ -43,7 +43,6 @@ class Threads(Placement):
         self._is_current = is_current
 
     def start(self, assignment: Assignment, shard: int, attempt: int) -> None:
-        """As there."""
         threading.Thread(
             target=self._run,
             args=(assignment, shard, attempt),

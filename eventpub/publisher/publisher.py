@@ -111,7 +111,6 @@ class Publisher:
         self._stopped_by: int | None = None
 
     def run(self) -> Progress:
-        """As the function."""
         self._state.lock()
         restore = self._catch_signals()
         mask = os.umask(0o077)  # of all that this process and its children make

@@ -35,7 +35,6 @@ class Assignment:
     accepts_topic: bool = False
 
     def adopts(self, identity: Mapping[str, Any]) -> bool:
-        """As the function."""
         return adopts(self.config, identity, accepts_topic=self.accepts_topic)
 
     def shard(self, number: int) -> Shard:

@@ -7,7 +7,7 @@ owner, a transaction whose answer was lost, another machine. Normally there is n
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +268,7 @@ class Fold:
         context, start = self._context, self._context.assignment.start or 0
         low = context.lease.low if context.lease.low > start else position
         settled = max(start, 0 if low is None else self._settled(low))
-        if settled < highest:
+        if settled < highest and context.lease.former_indexes:
             context.report.repeats_after = settled
         return settled
 
@@ -316,6 +316,7 @@ class Fold:
         if index.undecided is None:
             return
         truncated, newest, _ = index.undecided
+        self._count_forgotten(index.forgotten)
         baseline, known_to, low = None, index.position, context.lease.low
         is_older = known_to is None or known_to < low
         if truncated and (is_older or self._is_of_older_state(newest)):
@@ -330,6 +331,14 @@ class Fold:
             horizon = context.assignment.config.recount.horizon
             context.report.repeats_after = context.low(known_to) - horizon
         index.decide_baseline(baseline)
+
+    def _count_forgotten(self, of_each: Sequence[int]) -> None:
+        """What one of the former shards has forgotten stays so, up to its baseline; see
+        `_settled_by_all`. With another number of partitions nobody knows what was whose."""
+        if of_each and not self._context.lease.former_indexes:
+            own = self._context.shard.topic_partitions()
+            cut = {partition: of_each[partition % len(of_each)] for partition in own}
+            self._count_as_published(self._context.index.baseline or 0, cut)
 
     def _lost_baseline(self, newest: int) -> tuple[int, dict[int, int]]:
         """What counts as published when both index and topic have forgotten it.
@@ -395,7 +404,7 @@ class Fold:
             for a, at in last.items():
                 before.setdefault(a, none if a in left else at)
             there = {(a, v) for a, v, _ in old if a not in left or v <= last[a]}
-            self._skip_missing(there, before, cut)
+            self._skip_missing(there, before, cut, left)
             if old := [row for row in old if row[0] not in left]:
                 ids, versions, times = zip(*old, strict=True)
                 part = Folded("late", {}, [*ids], np.array(versions), np.array(times))
@@ -421,20 +430,22 @@ class Fold:
         events: Collection[tuple[str, int]],
         before: Mapping[str, int],
         cut: Mapping[int, int],
+        left: Collection[str],
     ) -> None:
         """Mark versions as skipped that the table lacks directly below these events.
 
         Args:
             before: the last version of each aggregate before any was counted.
+            left: those of which all rows up to the last version were published.
         """
         index, lookup = self._context.index, self._context.lookup
         above = [(a, v) for a, v in events if v - 1 > before[a] and (a, v - 1) not in events]
         there, below = {a: [before[a]] for a, _ in above}, above
         while below:  # what is there and does not count is missing as well
             found = [row for keys in lookup.below(below, 1) for row in self._rows(keys, cut)]
-            below = [(a, version) for a, version, _, is_old in found if not is_old]
-            for a, version, _, is_old in found:
-                there[a] += [version] * is_old
+            below = [(a, v) for a, v, _, is_old in found if not (is_old or a in left)]
+            for a, version in {(a, v) for a, v, *_ in found} - {*below}:
+                there[a].append(version)
         for a, version in sorted(above):
             missing = 1 + max(v for v in there[a] if v < version), version - 1
             ranges = index.known([a]).skipped.get(a, ())

@@ -83,7 +83,6 @@ class Spark(Placement):
             self._thread.join(timeout)
 
     def start(self, assignment: Assignment, shard: int, attempt: int) -> None:
-        """As there."""
         threading.Thread(
             target=self._job,
             args=(assignment, shard, attempt),

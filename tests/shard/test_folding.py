@@ -40,6 +40,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
         left: tuple[int | None, ...] = (),
         is_again: bool = False,
         forgotten: int | None = None,
+        former_indexes: tuple[str, ...] = (),
     ) -> tuple[Index, Report, int]:
         oldest = {("t", partition): at for partition, at in enumerate(left)}
         monkeypatch.setattr(folding, "oldest_events", lambda *_: oldest)
@@ -57,7 +58,14 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
         )
         context: Any = SimpleNamespace(
             index=index,
-            lease=Lease(1, low=low, position=low, acknowledged=KNOWN, hidden_since=hidden_since),
+            lease=Lease(
+                1,
+                low=low,
+                position=low,
+                acknowledged=KNOWN,
+                hidden_since=hidden_since,
+                former_indexes=former_indexes,
+            ),
             assignment=SimpleNamespace(config=settings, start=None),
             rules=SimpleNamespace(longest_hold=LONGEST_HOLD, first_version=1),
             shard=Shard(0, 1, 2),
@@ -148,6 +156,9 @@ def test_what_a_former_index_has_forgotten_is_not_what_others_have_published(
 ) -> None:
     """With other shards, aggregates of several indexes come together."""
     index, report, _ = decide(0, low, hidden, forgotten=kept + SECOND)
+    assert (index.baseline, report.repeats_after) == (kept, None)
+    # with other partitions, too: nobody knows whose was what one of them has forgotten
+    index, report, _ = decide(0, low, hidden, forgotten=kept + SECOND, former_indexes=("0", "1"))
     assert (index.baseline, report.repeats_after) == (kept, kept)
     index, report, _ = decide(0, low, hidden, forgotten=kept - SECOND)
     assert (index.baseline, report.repeats_after) == (kept, None), "nothing is repeated"

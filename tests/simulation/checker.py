@@ -156,9 +156,6 @@ def _is_said_to_repeat(world: World, row: Row | None, before: Message, again: Me
     if row is None or cut_at is None or cut_at >= again.number or after is None:
         return False
     least = world.forgotten.at_least(crc(row.aggregate_id))
-    if world.has_lost_progress and world.counts["rescales"]:
-        # of several shards that have forgotten differently, nobody knows what was read when
-        least = 0
     # where nobody knows what another executor has published, what was late comes again, too
     return row.create_time > max(after, least) or (row.late and world.has_lost_progress)
 
