@@ -174,7 +174,8 @@ class OpenTransactions:
             before = min(self.polled_at, started) if went_back else self.polled_at
             if found.statement is not None:
                 before = found.statement if found.is_waiting else min(before, found.statement)
-            since = before
+            # where nobody has looked for a while, the clock may have gone back and ahead again
+            since = before if at - self.polled_at <= SECOND else min(before, started)
         return replace(
             found,
             started=started,

@@ -66,9 +66,11 @@ class Forgotten:
         waits = setup.horizon + setup.backoff_base * ((1 << setup.max_backoff) - 1)
         cut = [_oldest(broker, p, world.reached) for p in range(broker.partitions)]
         kept = min(world.reached, world.clock) - waits
+        reached = world.reached
         if world.has_lost_progress:  # then it is told by the newest event that is left
-            kept = max(kept, _newest(broker, world.clock) - waits)
-        reached = max(world.reached, kept)
+            reached = max(reached, newest := _newest(broker, world.clock))
+            kept = max(kept, newest - waits)
+        reached = max(reached, kept)
         before = tuple(min(reached, at) for at in cut)
         low = 0 if world.has_lost_progress else low
         uncounted = 0 if setup.horizon else world.moment

@@ -311,6 +311,18 @@ def test_what_has_begun_since_the_clock_went_back_hides_what_is_as_old_as_it() -
     assert after == 80 * SECOND
 
 
+@pytest.mark.parametrize(("pause", "since"), [(10, 95), (1, 100)])
+def test_while_nobody_looked_the_clock_may_have_gone_back_and_ahead_again(
+    pause: int, since: int
+) -> None:
+    """Else one that began before the last poll, and did not show in it, has only read till then."""
+    found = OpenTransactions(5 * SECOND)
+    found.seen(100 * SECOND, [])
+    found.seen((100 + pause) * SECOND, [tx(1, started=95)], reached=99 * SECOND)
+    assert found.hidden_since == since * SECOND
+    assert found.upto == 100 * SECOND
+
+
 def test_a_session_that_sets_its_own_time_hides_nothing_for_longer_than_a_day() -> None:
     """MySQL counts a statement's age from `SET timestamp`, as a replay of a binary log has it."""
     now = 1_700_000_000 * SECOND
