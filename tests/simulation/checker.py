@@ -248,8 +248,10 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
         )
         of_version = {row.payload for row in world.rows_of(key)}
         is_unknown = key in _forgotten_skips(world) or _was_cut(world, message)
-        # what counts as skipped below it, only the executor knows that has decided so
+        # what counts as skipped below it, only the executor knows that has decided so, and below
+        # what counts as baseline nobody
         is_elsewhere = world.setup.executors > 1 or any(row.is_ahead for row in rows)
+        is_elsewhere = is_elsewhere or world.has_lost_progress
         is_unknown |= is_elsewhere and _is_below_forgotten(world, key)
         if CONFLICT in _reason(message) and is_unknown:
             world.counts["taken for another event after a cut"] += 1
