@@ -116,10 +116,9 @@ def check(world: World, start: int, counted_from: int | None) -> None:
             if not any(other.payload in seen for other in world.rows_of(key)):
                 raise ViolationError("lost", f"each row of {key} is a dead letter")
             continue
-        # what counts as skipped below an event, one executor knows
-        is_elsewhere = row.is_ahead or world.setup.executors > 1
-        is_below = is_elsewhere and _is_below_forgotten(world, key)
-        if is_below or ((row.late or world.has_lost_progress) and _is_forgotten(world, row)):
+        if _is_unknown_below(world, key) or (
+            (row.late or world.has_lost_progress) and _is_forgotten(world, row)
+        ):
             world.counts["forgotten by topic and index"] += 1
             continue
         if world.setup.late == "drop" and (skipped or _is_below_forgotten(world, key)):
@@ -173,6 +172,17 @@ def _is_below_forgotten(world: World, key: tuple[str, int]) -> bool:
     """Whether a version above it may count as published, and what is missing there as skipped."""
     above = (row for (a, v), row in world.committed.items() if a == key[0] and v > key[1])
     return any(_is_forgotten(world, row) for row in above)
+
+
+def _is_unknown_below(world: World, key: tuple[str, int]) -> bool:
+    """Whether it may be missing there, and who publishes it may not know that it is skipped.
+
+    One executor knows what counts as skipped; nobody does below a baseline, where the state was
+    lost, and below what is of the future.
+    """
+    is_ahead = any(row.is_ahead for row in [*world.rows_of(key), *world.undone.get(key, ())])
+    is_unknown = is_ahead or world.setup.executors > 1 or world.has_lost_progress
+    return is_unknown and _is_below_forgotten(world, key)
 
 
 class Order:
@@ -248,11 +258,7 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
         )
         of_version = {row.payload for row in world.rows_of(key)}
         is_unknown = key in _forgotten_skips(world) or _was_cut(world, message)
-        # what counts as skipped below it, only the executor knows that has decided so, and below
-        # what counts as baseline nobody
-        is_elsewhere = world.setup.executors > 1 or any(row.is_ahead for row in rows)
-        is_elsewhere = is_elsewhere or world.has_lost_progress
-        is_unknown |= is_elsewhere and _is_below_forgotten(world, key)
+        is_unknown |= _is_unknown_below(world, key)
         if CONFLICT in _reason(message) and is_unknown:
             world.counts["taken for another event after a cut"] += 1
             continue
