@@ -77,7 +77,7 @@ class Recount:
         self._late = Buckets()
         self._noted_meanwhile = Buckets()
         self._unfinished: set[int] = set()
-        self._in_part: set[int] = set()
+        self._in_part: dict[int, int] = {}
         self._counted_at: dict[int, int] = {}
         if position is not None:
             self._next = max(self._start, bucket_of(min(now, position)) + 1)
@@ -207,9 +207,10 @@ class Recount:
         end = min(bucket_of(position if reached is None else reached), aged) + 1
         self._waiting.extend(range(max(self._next, oldest, end - _MOST_HIDDEN), end))
         self._next = max(self._next, end)
-        for bucket in [b for b in self._in_part if (b + 1) * WIDTH <= position]:
-            self._in_part.discard(bucket)
-            heapq.heappush(self._due, (0, bucket))
+        for bucket, upto in [*self._in_part.items()]:
+            if position > upto and not self._was_just_counted(bucket, now):
+                del self._in_part[bucket]
+                heapq.heappush(self._due, (0, bucket))
         while self._waiting and self._waiting[0] <= min(bucket_of(position), aged):
             bucket = self._waiting.popleft()
             heapq.heappush(self._due, ((bucket + 1) * WIDTH + _FIRST_AGE, bucket))
@@ -238,10 +239,10 @@ class Recount:
             expected: as of `ask`.
             in_turn: these were `due`, and are again.
             upto: what is above it was not counted, µs: a bucket that goes on there is counted again
-                when all shards have read it; None: all was counted.
+                when shards have read further; None: all was counted.
         """
         if upto is not None:
-            self._in_part |= {bucket for bucket in rows if (bucket + 1) * WIDTH > upto}
+            self._in_part |= {bucket: upto for bucket in rows if (bucket + 1) * WIDTH > upto}
         for bucket in rows:
             # what came after a running comparison has read them is counted when that has ended, and
             # what was noted since they were asked for may have come after they were counted

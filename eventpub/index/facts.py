@@ -108,7 +108,6 @@ class Facts:
     # -- writes ----------------------------------------------------------------------------------
 
     def note_contents(self, are_kept: bool) -> None:
-        """See `has_contents`."""
         if are_kept != self.has_contents:
             self._write(new_batch(), {"contents": are_kept})
 

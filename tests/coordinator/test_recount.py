@@ -199,18 +199,21 @@ def test_a_start_that_finds_the_clock_behind_counts_a_day() -> None:
     assert recount.uncounted_since == (now - day) * SECOND
 
 
-def test_a_bucket_that_was_counted_in_part_is_counted_when_all_of_it_is_read() -> None:
-    """Also beyond the horizon: its rows were read long ago, and are published one by one."""
+def test_a_bucket_that_was_counted_in_part_is_counted_when_more_of_it_is_read() -> None:
+    """Also beyond the horizon, and where nothing comes any more that would lead out of it."""
     recount = Recount(HORIZON, start=0)
     recount.due(1000 * SECOND, 998 * SECOND, reached=1100 * SECOND)
     position = 999 * SECOND + SECOND // 2
     assert 999 in recount.due(1200 * SECOND, position)
     rows = {999: 0}
     recount.counted(1200 * SECOND, rows, recount.ask(rows), upto=position)
-    assert recount.due(1201 * SECOND, position) == []
-    assert 999 in recount.due(1202 * SECOND, 1000 * SECOND)
-    recount.counted(1202 * SECOND, rows, recount.ask(rows), upto=1000 * SECOND)
-    assert recount.due(1203 * SECOND, 1000 * SECOND) == []
+    assert recount.due(1203 * SECOND, position) == []
+    assert 999 in recount.due(1203 * SECOND, position + 1)
+    recount.counted(1203 * SECOND, rows, recount.ask(rows), upto=position + 1)
+    assert recount.due(1204 * SECOND, 1000 * SECOND) == [], "counted a second ago"
+    assert 999 in recount.due(1205 * SECOND, 1000 * SECOND)
+    recount.counted(1205 * SECOND, rows, recount.ask(rows), upto=1000 * SECOND)
+    assert recount.due(1208 * SECOND, 1000 * SECOND) == []
 
 
 def test_a_new_start_counts_at_once_what_is_young() -> None:

@@ -177,12 +177,10 @@ def _is_below_forgotten(world: World, key: tuple[str, int]) -> bool:
 def _is_unknown_below(world: World, key: tuple[str, int]) -> bool:
     """Whether it may be missing there, and who publishes it may not know that it is skipped.
 
-    One executor knows what counts as skipped; nobody does below a baseline, where the state was
-    lost, and below what is of the future.
+    One executor knows what counts as skipped, and nobody does below what is of the future.
     """
     is_ahead = any(row.is_ahead for row in [*world.rows_of(key), *world.undone.get(key, ())])
-    is_unknown = is_ahead or world.setup.executors > 1 or world.has_lost_progress
-    return is_unknown and _is_below_forgotten(world, key)
+    return (is_ahead or world.setup.executors > 1) and _is_below_forgotten(world, key)
 
 
 class Order:
@@ -259,8 +257,16 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
         of_version = {row.payload for row in world.rows_of(key)}
         is_unknown = key in _forgotten_skips(world) or _was_cut(world, message)
         is_unknown |= _is_unknown_below(world, key)
-        if CONFLICT in _reason(message) and is_unknown:
+        # where the state was lost, nobody knows what is missing below a baseline
+        older = [
+            v
+            for (a, v), r in world.committed.items()
+            if a == key[0] and r.create_time <= world.forgotten.baseline
+        ]
+        is_below = world.has_lost_progress and max(older, default=0) > key[1]
+        if CONFLICT in _reason(message) and (is_unknown or is_below):
             world.counts["taken for another event after a cut"] += 1
+            found |= {key} if is_below else set()
             continue
         if len(of_version) > 1 and message.value() in of_version and CONFLICT in _reason(message):
             continue

@@ -76,6 +76,11 @@ class Forgotten:
         uncounted = 0 if setup.horizon else world.moment
         self._moments.append(_Moment(kept, before, low, uncounted))
 
+    @property
+    def baseline(self) -> int:
+        """Up to where events may count as published, whatever the table has, µs; 0: none may."""
+        return max((m.kept for m in self._moments), default=0)
+
     def at_least(self, aggregate: int) -> int:
         """Up to where events of an aggregate, by its hash, were to count as published at each of
         them, µs."""
