@@ -183,6 +183,17 @@ def _is_unknown_below(world: World, key: tuple[str, int]) -> bool:
     return (is_ahead or world.setup.executors > 1) and _is_below_forgotten(world, key)
 
 
+def _is_below_baseline(world: World, letter: Message) -> bool:
+    """Whether a version above it is baseline, and nothing is left of its aggregate: then nobody
+    knows what is missing there."""
+    aggregate_id, version = _key(world, letter)
+    of_it = (row for (a, v), row in world.committed.items() if a == aggregate_id and v > version)
+    before = (m for m in _messages(world, TOPIC) if m.number < letter.number and m.cut_at is None)
+    return any(row.create_time <= world.forgotten.baseline for row in of_it) and not any(
+        _key(world, message)[0] == aggregate_id for message in before
+    )
+
+
 class Order:
     """Of the events of each aggregate that are not marked as late."""
 
@@ -257,13 +268,7 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
         of_version = {row.payload for row in world.rows_of(key)}
         is_unknown = key in _forgotten_skips(world) or _was_cut(world, message)
         is_unknown |= _is_unknown_below(world, key)
-        # where the state was lost, nobody knows what is missing below a baseline
-        older = [
-            v
-            for (a, v), r in world.committed.items()
-            if a == key[0] and r.create_time <= world.forgotten.baseline
-        ]
-        is_below = world.has_lost_progress and max(older, default=0) > key[1]
+        is_below = world.has_lost_progress and _is_below_baseline(world, message)
         if CONFLICT in _reason(message) and (is_unknown or is_below):
             world.counts["taken for another event after a cut"] += 1
             found |= {key} if is_below else set()
