@@ -392,20 +392,18 @@ class Fold:
         """
         context, index = self._context, self._context.index
         before: dict[str, int] = {}
-        none, was_read = (
-            context.rules.first_version - 1,
-            bool(index.undecided and index.undecided[2]),
-        )
+        left: dict[str, int] = {}
+        none = context.rules.first_version - 1
         for keys in context.lookup.keys(after, max(cut.values(), default=after), context.shard):
             old = [row[:3] for row in self._rows(keys, cut) if row[3]]
             known = index.known([*{a for a, *_ in old}])
-            last = {a: known.last.get(a, none) for a, *_ in old}
-            left = {a for a in last if was_read and self._is_left(a, known, cut)}
-            for a, at in last.items():
-                before.setdefault(a, none if a in left else at)
-            there = {(a, v) for a, v, _ in old if a not in left or v <= last[a]}
-            self._skip_missing(there, before, cut, left)
-            if old := [row for row in old if row[0] not in left]:
+            for a in {a for a, *_ in old} - before.keys():
+                before[a] = known.last.get(a, none)
+                if index.undecided and index.undecided[2] and self._is_left(a, known, cut):
+                    left[a], before[a] = before[a], none
+            old = [(a, v, at) for a, v, at in old if v <= left.get(a, v)]
+            self._skip_missing({(a, v) for a, v, _ in old}, before, cut, left)
+            if old := [row for row in old if row[1] != left.get(row[0])]:
                 ids, versions, times = zip(*old, strict=True)
                 part = Folded("late", {}, [*ids], np.array(versions), np.array(times))
                 self._take_events(part, context.now, None)
