@@ -268,8 +268,8 @@ class Coordinator:
             self._windows.begin(shard, now)
             shard.compare(comparison, now)
 
-    def _lease(self, number: int) -> Lease:
-        return self._durable.lease(number, self._recounting.uncounted_since)
+    def _lease(self, shard: Shard) -> Lease:
+        return self._durable.lease(shard, self._recounting.uncounted_since)
 
     def _pause(self, event: e.PauseAsked, now: float) -> None:
         if event.is_paused == self.is_paused == self._is_written_paused and not self._pauses:

@@ -134,16 +134,16 @@ class DurableState:
             return (last.low, last.position) if last.holds else None
         return None if begin.position is None else (begin.low, begin.position)
 
-    def lease(self, number: int, uncounted_since: int | None) -> Lease:
-        """A lease that is given now.
+    def lease(self, shard: Shard, uncounted_since: int | None) -> Lease:
+        """The next lease of a shard; what others have yet to publish says nothing of its own.
 
         Args:
             uncounted_since: as of `channel.Lease`.
         """
         return Lease(
-            number,
+            shard.lease + 1,
             hidden_since=self._unpublished_since(uncounted_since),
-            low=self.low,
+            low=self.low if shard.report is None else max(self.low, shard.report.low),
             position=self.position,
             acknowledged=dict(self.acknowledged),
             is_placed=self.is_placed,

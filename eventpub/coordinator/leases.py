@@ -72,7 +72,7 @@ class Leases:
         granted = [shard for shard in self._shards if shard.is_free(now)]
         for shard in granted:
             self._silence.heard(shard.number, now)
-            shard.grant(make(shard.lease + 1), now)
+            shard.grant(make(shard), now)
         return granted
 
     def start_runners(self, now: float) -> None:

@@ -34,7 +34,7 @@ _LONGEST_WAIT = 10.0
 """Seconds until a runner that has failed is started again, twice as many each time: as long as
 librdkafka waits, at most, before it connects again."""
 
-MakeLease: TypeAlias = Callable[[int], Lease]
+MakeLease: TypeAlias = Callable[["Shard"], Lease]
 """The lease of a number, as things are now."""
 
 
