@@ -274,7 +274,7 @@ def _dead(world: World, start: int) -> set[tuple[str, int]]:
         is_below = world.has_lost_progress and _is_below_baseline(world, message)
         if CONFLICT in _reason(message) and (is_unknown or is_below):
             world.counts["taken for another event after a cut"] += 1
-            found |= {key} if is_below else set()
+            found |= {key} if is_below and not is_unknown else set()
             continue
         if len(of_version) > 1 and message.value() in of_version and CONFLICT in _reason(message):
             continue
