@@ -36,8 +36,8 @@ class Lease:
 
     Attributes:
         number: of the lease; it grows.
-        low: the position, or just before the oldest hold; a shard without an index reads from
-            there, minus the horizon.
+        low: the shard's position, or just before its oldest hold; of all shards until it has
+            reported. Without an index it reads from there, minus the horizon.
         position: up to where all shards have accounted for everything.
         acknowledged: next offsets up to which shards have ever reported to be.
         is_placed: whether all that is on the topic was written with this number of partitions.

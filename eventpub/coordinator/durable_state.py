@@ -135,7 +135,7 @@ class DurableState:
         return None if begin.position is None else (begin.low, begin.position)
 
     def lease(self, shard: Shard, uncounted_since: int | None) -> Lease:
-        """The next lease of a shard; what others have yet to publish says nothing of its own.
+        """The next lease of a shard, with its own `low` where it has reported one.
 
         Args:
             uncounted_since: as of `channel.Lease`.

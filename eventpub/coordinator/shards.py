@@ -35,7 +35,7 @@ _LONGEST_WAIT = 10.0
 librdkafka waits, at most, before it connects again."""
 
 MakeLease: TypeAlias = Callable[["Shard"], Lease]
-"""The lease of a number, as things are now."""
+"""The next lease of a shard, as things are now."""
 
 
 @dataclass

@@ -263,8 +263,10 @@ class Fold:
         )
 
     def _settled_by_all(self, position: int | None, highest: int) -> int:
-        """What one of the former indexes has forgotten says nothing of what others have yet to
-        publish: their backlog and holds may be older. See `Index.move_from`."""
+        """Up to when all former shards have published everything, µs: as of `Index.move_from`.
+
+        One shard's baseline says nothing of the backlog and the holds of the others.
+        """
         context, start = self._context, self._context.assignment.start or 0
         low = context.lease.low if context.lease.low > start else position
         settled = max(start, 0 if low is None else self._settled(low))
@@ -333,8 +335,10 @@ class Fold:
         index.decide_baseline(baseline)
 
     def _count_forgotten(self, of_each: Sequence[int]) -> None:
-        """What one of the former shards has forgotten stays so, up to its baseline; see
-        `_settled_by_all`. With another number of partitions nobody knows what was whose."""
+        """Count as published what each former shard's baseline covers and the merged one does not.
+
+        With another number of partitions it is not known which shard had which aggregate.
+        """
         if of_each and not self._context.lease.former_indexes:
             own = self._context.shard.topic_partitions()
             cut = {partition: of_each[partition % len(of_each)] for partition in own}
@@ -392,12 +396,12 @@ class Fold:
         """
         context, index = self._context, self._context.index
         before: dict[str, int] = {}
-        left: dict[str, int] = {}
+        left: dict[str, int] = {}  # the last version of those whose last record is on the topic
         none = context.rules.first_version - 1
         for keys in context.lookup.keys(after, max(cut.values(), default=after), context.shard):
             old = [row[:3] for row in self._rows(keys, cut) if row[3]]
-            known = index.known([*{a for a, *_ in old}])
-            for a in {a for a, *_ in old} - before.keys():
+            known = index.known([*(ids := {a for a, *_ in old})])
+            for a in ids - before.keys():
                 before[a] = known.last.get(a, none)
                 if index.undecided and index.undecided[2] and self._is_left(a, known, cut):
                     left[a], before[a] = before[a], none

@@ -95,12 +95,10 @@ class Fold(Iterator[Folded]):
 
     @property
     def not_ours(self) -> int:
-        """As of `Decoder`."""
         return self._decoder.not_ours
 
     @property
     def misplaced(self) -> int:
-        """As of `Decoder`."""
         return self._decoder.misplaced
 
     def __next__(self) -> Folded:

@@ -22,7 +22,7 @@ from eventpub.store.connection import (
     run_named,
 )
 from eventpub.store.events import newest_ids, newest_time
-from eventpub.store.failures import HOST, error_number
+from eventpub.store.failures import UNKNOWN_HOST, error_number
 from eventpub.store.fixes import read_table
 from eventpub.store.identity import literal
 from eventpub.store.layout import Layout, discover, mapped_columns, quote
@@ -92,7 +92,7 @@ def _examine(config: Store, connection: Connection, former_server: str | None) -
     try:
         layout = discover(config, connection)
     except StoreError as error:
-        fixed = (error.suggestion or "").replace(f"'{user}'@{HOST}", _account(connection))
+        fixed = (error.suggestion or "").replace(f"'{user}'@{UNKNOWN_HOST}", _account(connection))
         error.suggestion = fixed
         yield Check.wrong("event store: table", error)
         return

@@ -16,7 +16,7 @@ import pymysql.err
 
 from eventpub.errors import StoreError
 
-HOST = "'…' (for … its host in mysql.user)"
+UNKNOWN_HOST = "'…' (replace … with the account's host, as mysql.user has it)"
 _LOST = {1053, 1077, 1079, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2055, 3169, 4031}
 
 
@@ -68,8 +68,8 @@ def _grant(text: str) -> str | None:
     what = table[1].replace("'", "`") if table else f"`{database[1]}`.*" if database else ""
     also = "; or, as the server does not say whether it exists: check store.table" * bool(table)
     return (
-        f"GRANT {command[1] if command else 'SELECT'} ON {what} TO '{user[1]}'@{HOST}{also}; the"
-        " publisher's account needs no more than SELECT on the event table"
+        f"GRANT {command[1] if command else 'SELECT'} ON {what} TO '{user[1]}'@{UNKNOWN_HOST}"
+        f"{also}; the publisher's account needs no more than SELECT on the event table"
     )
 
 

@@ -174,7 +174,7 @@ class OpenTransactions:
             before = min(self.polled_at, started) if went_back else self.polled_at
             if found.statement is not None:
                 before = found.statement if found.is_waiting else min(before, found.statement)
-            # where nobody has looked for a while, the clock may have gone back and ahead again
+            # after a pause between polls: the clock may have gone back and ahead again meanwhile
             since = before if at - self.polled_at <= SECOND else min(before, started)
         return replace(
             found,
@@ -190,7 +190,7 @@ class OpenTransactions:
         """Report it where the reader may have read past what it hid.
 
         So it has where it did not wait, or could not see: before the first poll, or while no answer
-        was fresh. What a clock that was ahead, even before that, has stamped is newer than polls.
+        was fresh. Rows that were stamped before the clock went back may be newer than every poll.
         """
         first, last = self._first_poll, self.polled_at or 0
         if t.timed_out or t.since < reached or (first is not None and t.before < first):

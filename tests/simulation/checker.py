@@ -178,17 +178,17 @@ def _is_below_forgotten(world: World, key: tuple[str, int]) -> bool:
 
 
 def _is_unknown_below(world: World, key: tuple[str, int]) -> bool:
-    """Whether it may be missing there, and who publishes it may not know that it is skipped.
+    """Whether it may be missing there, and the publisher may not know that it is skipped.
 
-    One executor knows what counts as skipped, and nobody does below what is of the future.
+    One executor knows what counts as skipped, and none does below rows of the future.
     """
     is_ahead = any(row.is_ahead for row in [*world.rows_of(key), *world.undone.get(key, ())])
     return (is_ahead or world.setup.executors > 1) and _is_below_forgotten(world, key)
 
 
 def _is_below_baseline(world: World, letter: Message) -> bool:
-    """Whether a version above it is baseline, and nothing is left of its aggregate: then nobody
-    knows what is missing there."""
+    """Whether a version above it is baseline, and nothing is left of its aggregate: then what
+    is missing there is not known."""
     aggregate_id, version = _key(world, letter)
     of_it = (row for (a, v), row in world.committed.items() if a == aggregate_id and v > version)
     before = (m for m in _messages(world, TOPIC) if m.number < letter.number and m.cut_at is None)
