@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from eventpub.index.database import NUMBER, Database
+from eventpub.index.database import NUMBER, Database, Overlay
 
 _ROWS = struct.Struct("<q")
 
@@ -17,7 +17,7 @@ class BucketCounts:
         database: of the index.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database | Overlay) -> None:
         self._db = database
         self._pruned_below = 0
 

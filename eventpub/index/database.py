@@ -15,7 +15,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,9 +33,8 @@ _MARKED_EVERY = 1 << 20
 """Bytes between two marks: fewer than RocksDB keeps in one file."""
 
 
-def new_batch() -> Any:
-    """Of writes that belong together."""
-    return WriteBatch(raw_mode=True)
+Changes = Mapping[bytes, bytes | None]
+"""New values by key; None: the key is deleted."""
 
 
 class Database:
@@ -87,6 +86,21 @@ class Database:
         except Exception as error:
             raise mapped(error, self.directory) from error
 
+    @staticmethod
+    def new_batch() -> Any:
+        """An empty batch of writes that belong together, for `write`."""
+        return WriteBatch(raw_mode=True)
+
+    def apply(self, changes: Changes) -> None:
+        """Write changes, all of them or none."""
+        batch = self.new_batch()
+        for key, value in changes.items():
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        self.write(batch)
+
     def write(self, batch: Any) -> None:
         """All of it or nothing."""
         size = self._since_mark + batch.size_in_bytes()
@@ -121,6 +135,68 @@ class Database:
     def items(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """As `items_of`."""
         return items_of(self._db, prefix, self.directory, start)
+
+
+class _Batch(dict[bytes, bytes | None]):
+    """A batch that is kept in memory."""
+
+    put = dict.__setitem__
+
+    def delete(self, key: bytes) -> None:
+        self[key] = None
+
+
+class Overlay:
+    """A database with changes that are kept in memory until `flush`: a reader sees them at once.
+
+    Args:
+        database: below.
+    """
+
+    new_batch = _Batch
+
+    def __init__(self, database: Database) -> None:
+        self._below = database
+        self.directory = database.directory
+        self.changes = _Batch()
+        self.close, self.copy_to = database.close, database.copy_to
+
+    @property
+    def size(self) -> int:
+        """As of `Database`."""
+        return self._below.size
+
+    def write(self, batch: Changes) -> None:
+        """Keep changes in memory."""
+        self.changes.update(batch)
+
+    def flush(self) -> None:
+        """Write all changes to the database, at once."""
+        self._below.apply(self.changes)
+        self.changes.clear()
+
+    def get(self, keys: Any) -> Any:
+        """As of `Database`."""
+        if isinstance(keys, bytes):
+            return self.changes[keys] if keys in self.changes else self._below.get(keys)
+        if not self.changes:
+            return self._below.get(keys)
+        missing = [key for key in keys if key not in self.changes]
+        below = dict(zip(missing, self._below.get(missing), strict=True)) if missing else {}
+        return [below[key] if key in below else self.changes[key] for key in keys]
+
+    def get_all(self, prefix: bytes, aggregate_ids: list[str]) -> list[bytes | None]:
+        """As of `Database`."""
+        return list(self.get([prefix + a.encode() for a in aggregate_ids])) if aggregate_ids else []
+
+    def items(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """As of `Database`."""
+        found: dict[bytes, bytes | None] = dict(self._below.items(prefix, start))
+        first = prefix + start
+        found |= {k: v for k, v in self.changes.items() if k.startswith(prefix) and k >= first}
+        for key in sorted(found):
+            if (value := found[key]) is not None:
+                yield key, value
 
 
 def items_of(

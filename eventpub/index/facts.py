@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from eventpub.index.database import Database, new_batch
+from eventpub.index.database import Database, Overlay
 from eventpub.index.values import MISSING_MARKERS, Offsets, Partition, flat_of, nested_of
 
 _TIMES_SETTLE = 86_400_000_000
@@ -29,7 +29,7 @@ class Facts:
         database: of the index.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database | Overlay) -> None:
         self._db = database
         self._facts: dict[str, Any] = {
             key[1:].decode(): json.loads(value) for key, value in database.items(b"m")
@@ -109,7 +109,7 @@ class Facts:
 
     def note_contents(self, are_kept: bool) -> None:
         if are_kept != self.has_contents:
-            self._write(new_batch(), {"contents": are_kept})
+            self._write(self._db.new_batch(), {"contents": are_kept})
 
     def begin(self, baseline: int | None, *, everywhere: bool = False) -> None:
         """Write the first facts of a new index; `baseline` as in `Known`, `everywhere` as there.
@@ -118,7 +118,7 @@ class Facts:
         """
         facts: dict[str, Any] = {"baseline": baseline, "offsets": {}, "times": NO_TIMES}
         facts["everywhere"] = everywhere
-        self._write(new_batch(), facts | {"undecided": [False, 0, True]})
+        self._write(self._db.new_batch(), facts | {"undecided": [False, 0, True]})
 
     def keep_times(self, read_as: str, now: int) -> None:
         """What is known of times before this was not kept by this way of reading them.
@@ -133,12 +133,12 @@ class Facts:
         since = times["since"]
         if times["read_as"] is not None:  # what was read before may be read at another time now
             since = now + _TIMES_SETTLE
-        self._write(new_batch(), {"times": {"read_as": read_as, "since": since}})
+        self._write(self._db.new_batch(), {"times": {"read_as": read_as, "since": since}})
 
     def forget_times(self, now: int) -> None:
         """Rows may have been published of which nothing is known any more."""
         times = {**self._facts["times"], "since": now}
-        self._write(new_batch(), {"times": times})
+        self._write(self._db.new_batch(), {"times": times})
 
     def note_truncated(self, truncated: bool, newest: int) -> None:
         """What a fold has met so far, before its offsets move on; see `undecided`."""
@@ -148,23 +148,23 @@ class Facts:
         if before is not None:
             now = (truncated or before[0], max(newest, before[1]), before[2])
             if now != before:
-                self._write(new_batch(), {"undecided": [*now]})
+                self._write(self._db.new_batch(), {"undecided": [*now]})
 
     def decide_baseline(self, baseline: int | None) -> None:
         """That fold has ended. `baseline`: see the property; None: it stays as it is."""
         facts: dict[str, Any] = {"undecided": None, "forgotten": []}
         if baseline is not None:
             facts["baseline"] = baseline
-        self._write(new_batch(), facts)
+        self._write(self._db.new_batch(), facts)
 
     def note_chunk_bytes(self, size: int | None) -> None:
         """Remember it for whoever has the shard next; None: there is no need to any more."""
         if size != self.chunk_bytes:
-            self._write(new_batch(), {"chunk_bytes": size})
+            self._write(self._db.new_batch(), {"chunk_bytes": size})
 
     def moved_to(self, offsets: Mapping[Partition, int]) -> None:
         """Note how far a fold has read where it found nothing to take over."""
-        self._write(new_batch(), self._moved(offsets))
+        self._write(self._db.new_batch(), self._moved(offsets))
 
     def note_topics(self, ids: Mapping[str, str], made_again: Collection[str]) -> None:
         """Remember the topics' ids; of those that were made again no offset means anything."""
@@ -172,7 +172,7 @@ class Facts:
         for name in ("offsets", "written", MISSING_MARKERS):
             kept = {t: p for t, p in self._facts.get(name, {}).items() if t not in made_again}
             facts[name] = kept
-        self._write(new_batch(), facts)
+        self._write(self._db.new_batch(), facts)
 
     def has_read_everywhere(self, own: Collection[Partition]) -> None:
         """From now on its own partitions are enough."""
@@ -180,12 +180,12 @@ class Facts:
         for name, ranges in (("written", self.written), (MISSING_MARKERS, self.missing_markers)):
             facts[name] = nested_of({p: r for p, r in ranges.items() if p in own})
         facts["offsets"] = nested_of({p: at for p, at in self.offsets.items() if p in own})
-        self._write(new_batch(), facts)
+        self._write(self._db.new_batch(), facts)
 
     def note_missing_markers(self, written: Mapping[Partition, Range]) -> None:
         """These ranges, published and known here, have turned out to be not visible."""
         missing_markers = nested_of({**self.missing_markers, **written})
-        self._write(new_batch(), {MISSING_MARKERS: missing_markers})
+        self._write(self._db.new_batch(), {MISSING_MARKERS: missing_markers})
 
     def restored(self) -> None:
         """What missed a marker is visible now: there or behind, from where it is folded again."""
@@ -194,7 +194,7 @@ class Facts:
             p: first for p, (first, _) in self.missing_markers.items() if before.get(p, 0) > first
         }
         facts = self._moved(starts)
-        self._write(new_batch(), facts | {MISSING_MARKERS: {}})
+        self._write(self._db.new_batch(), facts | {MISSING_MARKERS: {}})
 
     def _moved(
         self,

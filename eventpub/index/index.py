@@ -40,7 +40,14 @@ from eventpub.admission import (
 from eventpub.admission.buckets import WIDTH, bucket_of
 from eventpub.errors import StateError
 from eventpub.index.bucket_counts import BucketCounts
-from eventpub.index.database import Database, checked_marks, items_of, new_batch, read_only
+from eventpub.index.database import (
+    Changes,
+    Database,
+    Overlay,
+    checked_marks,
+    items_of,
+    read_only,
+)
 from eventpub.index.facts import Facts, Range
 from eventpub.index.former import merged
 from eventpub.index.holds import Holds
@@ -70,6 +77,9 @@ class Index(Facts):
             where the application was renamed.
         lock_timeout: seconds to wait while another process has it open: a worker that was killed
             may need a moment to be gone.
+        redo: where batches have journals: called with the last batch that the index contains, it
+            yields the changes of the batches that follow. Writes are then kept in memory until
+            `flush`, since the index must not contain a batch whose journal does not exist.
 
     Attributes:
         counts: how many rows of each time bucket were accounted for; see `record`.
@@ -86,12 +96,17 @@ class Index(Facts):
         *,
         adopts: Callable[[Mapping[str, Any]], bool] = lambda _: False,
         lock_timeout: float = 10.0,
+        redo: Callable[[int | None], Iterable[Changes]] | None = None,
     ) -> None:
         self.directory = directory
         self._recent = Recent()
-        database = Database(directory, lock_timeout)
+        below = Database(directory, lock_timeout)
+        database = below if redo is None else Overlay(below)
         try:
             require_known_format(database.items(IDENTITY), directory)
+            if redo is not None:
+                for changes in redo(_batch_of(below)):
+                    below.apply(changes)
             super().__init__(database)
             self.counts = BucketCounts(database)
             self.holds = Holds()
@@ -115,7 +130,7 @@ class Index(Facts):
         if found != required:
             if not adopts(found):
                 raise of_another(found, required, self.directory)
-            self._write(new_batch(), {"identity": required})
+            self._write(self._db.new_batch(), {"identity": required})
 
     def __enter__(self) -> Index:
         return self
@@ -134,6 +149,17 @@ class Index(Facts):
             StateError: index.disk_full, ….
         """
         self._db.copy_to(folder)
+
+    def end_batch(self, number: int) -> Changes:
+        """Note that all of a batch is contained; the changes since `redo`, for the journal."""
+        self._write(self._db.new_batch(), {"batch": number})
+        assert isinstance(self._db, Overlay)
+        return self._db.changes
+
+    def flush(self) -> None:
+        """Write the changes, whose journal exists now."""
+        assert isinstance(self._db, Overlay)
+        self._db.flush()
 
     def pending(self, most: int, about: Sequence[str]) -> Pending:
         """As `glance`, of the open index."""
@@ -210,7 +236,7 @@ class Index(Facts):
         """
         former = [self._copy(directory, belongs, adopts) for directory in directories]
         facts = merged(former, set(partitions), baseline, settled)
-        self._write(new_batch(), facts | {"everywhere": everywhere})
+        self._write(self._db.new_batch(), facts | {"everywhere": everywhere})
 
     def _copy(
         self,
@@ -235,7 +261,7 @@ class Index(Facts):
                 found = facts.get("identity", {})
                 if facts and not adopts(found):
                     raise of_another(found, self._facts["identity"], directory)
-                batch, size = new_batch(), 0
+                batch, size = self._db.new_batch(), 0
                 for key, value in items_of(former, b"", directory):
                     if (at := _AGGREGATE_AT.get(key[:1])) and belongs(key[at:].decode()):
                         batch.put(key, value)
@@ -244,7 +270,7 @@ class Index(Facts):
                             self.holds.load(key[1:].decode(), value)
                     if size >= _MOVED_AT_ONCE:
                         self._db.write(batch)
-                        batch, size = new_batch(), 0
+                        batch, size = self._db.new_batch(), 0
                 self._db.write(batch)
         except StateError as error:
             if error.code != "index.corrupt" or error.where != str(directory):
@@ -278,7 +304,7 @@ class Index(Facts):
             counted: rows of each time bucket that were accounted for since the last call.
             forget_below: buckets of smaller numbers are not needed any more.
         """
-        batch = new_batch()
+        batch = self._db.new_batch()
         if counted and forget_below is not None:
             self.counts.prune(batch, forget_below)
         for bucket, more in (counted or {}).items():
@@ -317,7 +343,7 @@ class Index(Facts):
             rows: per bucket.
             forget_below: buckets of smaller numbers are not needed any more.
         """
-        batch = new_batch()
+        batch = self._db.new_batch()
         for bucket, count in rows.items():
             self.counts.put(batch, bucket, count)
         self.counts.prune(batch, forget_below)
@@ -332,20 +358,20 @@ class Index(Facts):
         """
         if self.position is not None:
             first = 0 if by is None else bucket_of(self.position - by)
-            batch = new_batch()
+            batch = self._db.new_batch()
             self.counts.delete_since(batch, first)
             self._write(batch, {"position": None if by is None else first * WIDTH})
 
     def note_skipped(self, aggregate_id: str, ranges: Sequence[tuple[int, int]]) -> None:
         """Change which versions of an aggregate are published as late events if they turn up."""
-        batch = new_batch()
+        batch = self._db.new_batch()
         self._put_skipped(batch, {aggregate_id: list(ranges)})
         self._write(batch, {"skips": True})
 
     def note_dead_run(self, run: int) -> None:
         """How many dead letters came in a row; see `dead_run`."""
         if run != self.dead_run:
-            self._write(new_batch(), {"dead_run": run})
+            self._write(self._db.new_batch(), {"dead_run": run})
 
     def fold_events(  # noqa: PLR0913 (all that one write batch changes)
         self,
@@ -452,7 +478,7 @@ class Index(Facts):
         rewritten: Mapping[str, Rewritten] | None = None,
         contents: Mapping[tuple[str, int], set[bytes]] | None = None,
     ) -> None:
-        batch = new_batch()
+        batch = self._db.new_batch()
         self._add_contents(batch, contents or {})
         if refused:
             known = self.known(list(refused)).refused
@@ -487,7 +513,7 @@ class Index(Facts):
             for hold in self.holds.due_after(latest)
         }
         if anew:
-            batch = new_batch()
+            batch = self._db.new_batch()
             self._put_holds(batch, anew)
             self._write(batch, {})
 
@@ -510,7 +536,7 @@ class Index(Facts):
 
     def add_contents(self, contents: Mapping[tuple[str, int], set[bytes]]) -> None:
         """Take over contents of versions that are known."""
-        batch = new_batch()
+        batch = self._db.new_batch()
         self._add_contents(batch, contents)
         self._write(batch, {})
 
@@ -532,6 +558,11 @@ class Index(Facts):
         for aggregate_id, of in rewritten.items():
             value = json.dumps([of.since, of.last, of.decided]).encode()
             batch.put(b"x" + aggregate_id.encode(), value)
+
+
+def _batch_of(database: Database) -> int | None:
+    found = database.get(b"mbatch")
+    return None if found is None else int(json.loads(found))
 
 
 def _of_version(event: tuple[str, int]) -> str:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from eventpub.admission.buckets import WIDTH, oldest_needed
+from eventpub.admission import SkippedGap
+from eventpub.admission.buckets import oldest_needed
 from eventpub.admission.rules import CLOCK_STEP
-from eventpub.channel import Lease, Report
+from eventpub.channel import Lease, Report, Window
 from eventpub.channel.histogram import LATENCY_BOUNDS
 from eventpub.channel.lane import Link
+from eventpub.index import Index
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.own_index import IndexCopies, open_index, require_going_on
 from eventpub.shard.pace import Pace
-from eventpub.sink import ShardSink
+from eventpub.sink import DeadRow, PublishedBatch, ShardSink
+from eventpub.sink.producing import CrashPoint, no_crash
 from eventpub.store import EventStore
 
-_COUNTED_LATE = 10_000_000
+COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
 
 
@@ -29,28 +33,52 @@ _INDEX_SIZE_EVERY = 10.0
 """Seconds between two looks at how large the index is."""
 
 
+class StepSink(Protocol):
+    """Where a step publishes."""
+
+    @property
+    def needs_replacement(self) -> bool:
+        """Whether it must not be used again."""
+
+    def publish(  # noqa: PLR0913 (options, by keyword)
+        self,
+        events: pa.Table,
+        *,
+        late: npt.NDArray[np.bool_] | None = None,
+        gaps: Sequence[SkippedGap] = (),
+        dead: Sequence[DeadRow] = (),
+        diverted: pa.Table | None = None,
+        now: int | None = None,
+        crash_point: CrashPoint = no_crash,
+    ) -> PublishedBatch:
+        """As of `ShardSink.publish`."""
+
+    def check_between(self) -> None:
+        """As of `ShardSink.check_between`."""
+
+
 class ShardContext:
-    """A context manager: whatever is open is closed at its end.
+    """What a shard's step works with. A context manager: whatever is open is closed at its end.
 
     Args:
+        assignment: of all shards.
+        number: the shard's.
 
     Attributes:
+        index, sink: the shard's.
+        reader, lookup: two connections to the store: windows, and everything else.
         report: what the next report will say.
         now: the database's time, as it was asked last, µs.
         open_since, hidden_since, uncounted_since: as of the last `Window`.
+        is_stopping: whether the step is to end early.
     """
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        number: int,
-        lease: Lease,
-        link: Link,
-    ) -> None:
-        config = assignment.config
+    index: Index
+    sink: StepSink
+    is_stopping = False
+
+    def __init__(self, assignment: Assignment, number: int) -> None:
         self.assignment = assignment
-        self.lease = lease
-        self.link = link
         self.shard = assignment.shard(number)
         self.rules = assignment.rules()
         self.report = Report(number)
@@ -60,50 +88,38 @@ class ShardContext:
         self._passed_over = 0
         self.open_since: int | None = 0  # before the first window nobody knows: no gap is skipped
         self.hidden_since: int | None = None
-        self.uncounted_since = lease.uncounted_since
+        self.uncounted_since: int | None = None
         self._open = ExitStack()
-        self._copies = IndexCopies(assignment, self.shard, link)
-        self.sink = self._new_sink()
-        try:
-            self.report.copied_from = self._copies.find(lease)
-            index = open_index(assignment, self.shard, self.report)
-            self.index = self._open.enter_context(index)
-            self.pace = Pace(config.sink.transaction_timeout / 1e6, self.index.chunk_bytes)
-            self.reader = self._open.enter_context(EventStore(config.store, assignment.layout))
-            self.lookup = self._open.enter_context(EventStore(config.store, assignment.layout))
-        except BaseException:
-            self.close()
-            raise
 
-    def __enter__(self) -> ShardContext:
+    def _begin(self, index: Index) -> None:
+        config, layout = self.assignment.config, self.assignment.layout
+        self.index = self._open.enter_context(index)
+        self.pace = Pace(config.sink.transaction_timeout / 1e6, self.index.chunk_bytes)
+        self.reader = self._open.enter_context(EventStore(config.store, layout))
+        self.lookup = self._open.enter_context(EventStore(config.store, layout))
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Let go of everything; an open transaction is aborted by the next owner."""
-        self.sink.close()
+        """Let go of everything."""
         self._open.close()
 
-    @property
-    def keeps_copies(self) -> bool:
-        """Whether copies of the index are kept."""
-        return self._copies.are_kept
+    def require_going_on(self) -> None:
+        """Called again and again by what may take long.
 
-    def keep_copy(self) -> None:
-        """Keep a copy of the index, where one is due."""
-        self._copies.keep(self.index)
+        Raises:
+            StateError: run.stopping
+        """
 
-    def _new_sink(self) -> ShardSink:
-        config = self.assignment.config
-        return ShardSink(config.sink, config.app.id, self.shard, config.app.former_ids)
-
-    def replace_sink(self) -> None:
-        """A new producer after an answer that leaves a doubt; fold before it publishes."""
-        self.report.replaced += 1
-        self.sink.close()
-        self.sink = self._new_sink()
+    def take_bounds(self, window: Window) -> None:
+        """Take over what a window says of open transactions."""
+        self.open_since = window.open_since
+        self.hidden_since = window.hidden_since
+        self.uncounted_since = window.uncounted_since
 
     def look_at_clock(self) -> int:
         """The database's time, µs; also `now` from then on.
@@ -144,19 +160,6 @@ class ShardContext:
             seconds = self.report.seconds
             seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - start
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the runner is to leave."""
-        return self.link.is_stopping
-
-    def require_going_on(self) -> None:
-        """Called again and again by what may take long.
-
-        Raises:
-            StateError: run.stopping
-        """
-        require_going_on(self.link)
-
     def own_places(self) -> set[tuple[str, int]]:
         """The partitions of all topics that only this shard writes."""
         topics, own = self.assignment.config.sink.topics, self.shard.topic_partitions()
@@ -164,7 +167,7 @@ class ShardContext:
 
     def oldest_bucket(self) -> int:
         """The first whose number of rows may still be of use."""
-        horizon = self.assignment.config.recount.horizon + _COUNTED_LATE
+        horizon = self.assignment.config.recount.horizon + COUNTED_LATE
         return oldest_needed(self.now, horizon, self.hidden_since, self.uncounted_since)
 
     def low(self, position: int) -> int:
@@ -172,12 +175,18 @@ class ShardContext:
         oldest = self.index.holds.oldest()
         return position if oldest is None else min(position, oldest - 1)
 
+    @property
+    def _unread(self) -> tuple[int, int]:
+        """Position and `low` of an index that has read nothing, µs."""
+        start = self.assignment.start or 0
+        return start, start
+
     def take_report(self) -> Report:
         """What happened since the last one, and what is pending."""
         report, index = self.report, self.index
         holds, known_to = index.holds, index.position
         if known_to is None:  # a new index has yet to read what it does not know
-            report.position, report.low = self.lease.position, self.lease.low
+            report.position, report.low = self._unread
         else:
             report.position, report.low = known_to, self.low(known_to)
         passed_over = self.reader.without_identity
@@ -200,31 +209,65 @@ class ShardContext:
         return report
 
 
-class Accounted:
-    """Rows that windows have shown, until the index has them with its position.
+class LeasedContext(ShardContext):
+    """A shard that publishes to Kafka while a lease lasts.
 
     Args:
-        horizon: of the recount, µs; 0: nothing is counted.
+        assignment: of all shards.
+        number: the shard's.
+        lease: the right to publish it.
+        link: to the coordinator.
     """
 
-    def __init__(self, horizon: int) -> None:
-        self._horizon = horizon
-        self._times: npt.NDArray[np.int64] = np.empty(0, np.int64)
+    sink: ShardSink
 
-    def add(self, times: npt.NDArray[np.int64], since: int) -> None:
-        """Note the times, in order, of rows that were read; those up to `since` do not count."""
-        if self._horizon and times[-1] > since:
-            self._times = np.append(self._times, times[times > since])
+    def __init__(self, assignment: Assignment, number: int, lease: Lease, link: Link) -> None:
+        super().__init__(assignment, number)
+        self.lease = lease
+        self.link = link
+        self.uncounted_since = lease.uncounted_since
+        self._copies = IndexCopies(assignment, self.shard, link)
+        self.sink = self._new_sink()
+        try:
+            self.report.copied_from = self._copies.find(lease)
+            self._begin(open_index(assignment, self.shard, self.report))
+        except BaseException:
+            self.close()
+            raise
 
-    def forget(self) -> None:
-        """What the index does not have yet is read, and shown, again."""
-        self._times = self._times[:0]
+    def close(self) -> None:
+        """Let go of everything; an open transaction is aborted by the next owner."""
+        self.sink.close()
+        super().close()
 
-    def take(self, position: int | None) -> Counter[int]:
-        """Rows per time bucket up to a position that are accounted for with it."""
-        if position is None or not len(self._times):
-            return Counter()
-        ready = self._times <= position
-        counted = Counter(((self._times[ready] - 1) // WIDTH).tolist())
-        self._times = self._times[~ready]
-        return counted
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether copies of the index are kept."""
+        return self._copies.are_kept
+
+    def keep_copy(self) -> None:
+        """Keep a copy of the index, where one is due."""
+        self._copies.keep(self.index)
+
+    def _new_sink(self) -> ShardSink:
+        config = self.assignment.config
+        return ShardSink(config.sink, config.app.id, self.shard, config.app.former_ids)
+
+    def replace_sink(self) -> None:
+        """A new producer after an answer that leaves a doubt; fold before it publishes."""
+        self.report.replaced += 1
+        self.sink.close()
+        self.sink = self._new_sink()
+
+    @property
+    def is_stopping(self) -> bool:  # type: ignore[override]
+        """Whether the runner is to leave."""
+        return self.link.is_stopping
+
+    def require_going_on(self) -> None:
+        """As of `ShardContext`."""
+        require_going_on(self.link)
+
+    @property
+    def _unread(self) -> tuple[int, int]:
+        return self.lease.position, self.lease.low

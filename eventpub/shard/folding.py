@@ -19,7 +19,7 @@ from eventpub.channel import Folding
 from eventpub.errors import SinkError, StateError
 from eventpub.failpoint import failpoint
 from eventpub.shard.assignment import index_folder
-from eventpub.shard.context import ShardContext
+from eventpub.shard.context import LeasedContext
 from eventpub.shard.jumps import Jumps
 from eventpub.sink import (
     Folded,
@@ -47,7 +47,7 @@ class Fold:
         is_again: the lease is older than what the index knows, which was read to its end before.
     """
 
-    def __init__(self, context: ShardContext, *, is_again: bool = False) -> None:
+    def __init__(self, context: LeasedContext, *, is_again: bool = False) -> None:
         self._context = context
         self._is_again = is_again
         self._reads_all = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -21,9 +21,9 @@ from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
 from eventpub.errors import SinkError, StateError
 from eventpub.failpoint import failpoint
 from eventpub.shard import pace
-from eventpub.shard.context import Accounted, ShardContext
+from eventpub.shard.accounted import Accounted
+from eventpub.shard.context import ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
-from eventpub.shard.folding import Fold
 from eventpub.shard.hold_shard import at_first_row, with_unpublished
 from eventpub.shard.pace import rows_within
 from eventpub.sink import PublishedBatch, RecordRefusedError
@@ -64,9 +64,14 @@ class Publishing:
     Args:
         context: of the shard, folded.
         accounted: rows that windows have shown.
+        renew_sink: replaces a sink that must not be used again, and brings the index up to what is
+            visible then.
     """
 
-    def __init__(self, context: ShardContext, accounted: Accounted) -> None:
+    def __init__(
+        self, context: ShardContext, accounted: Accounted, renew_sink: Callable[[], None]
+    ) -> None:
+        self._renew_sink = renew_sink
         config = context.assignment.config
         self._context = context
         self._accounted = accounted
@@ -99,8 +104,7 @@ class Publishing:
         begin = redos = 0
         while True:
             if context.sink.needs_replacement:
-                context.replace_sink()
-                Fold(context, is_again=True).run()
+                self._renew_sink()
             end = begin + rows_within(rows, begin, context.pace.size)
             part, upto = rows.slice(begin, end - begin), position
             if end < rows.num_rows and position is not None:

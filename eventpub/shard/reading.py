@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from eventpub.channel import Comparison, Request, Stop, Window, Work
 from eventpub.shard import pace
-from eventpub.shard.context import ShardContext
+from eventpub.shard.context import LeasedContext
 from eventpub.shard.pace import portions
 from eventpub.shard.prefetch import Prefetch, read_ahead
 
@@ -43,7 +43,7 @@ class Reading:
         context: of the shard; its `reader` belongs to this.
     """
 
-    def __init__(self, context: ShardContext) -> None:
+    def __init__(self, context: LeasedContext) -> None:
         self._context = context
         self._last: Window | None = None
         self._unhandled: deque[Comparison | Request | Stop] = deque()

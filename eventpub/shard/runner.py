@@ -19,14 +19,12 @@ from eventpub.channel.lane import Link
 from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.failpoint import failpoint
 from eventpub.index import set_aside
-from eventpub.shard.answering import Answering
 from eventpub.shard.assignment import Assignment
-from eventpub.shard.comparing import Comparing
-from eventpub.shard.context import _COUNTED_LATE, Accounted, ShardContext
+from eventpub.shard.context import LeasedContext
 from eventpub.shard.folding import Fold
 from eventpub.shard.prefetch import Prefetch
-from eventpub.shard.publishing import HoldsInTurn, Publishing
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
+from eventpub.shard.step import Step
 from eventpub.sink import topic_gone
 
 log = logging.getLogger("eventpub.shard")
@@ -86,7 +84,7 @@ def _serve(assignment: Assignment, number: int, lease: Lease, link: Link) -> Non
     while True:
         runner: Runner | None = None
         try:
-            with ShardContext(assignment, number, lease, link) as context:
+            with LeasedContext(assignment, number, lease, link) as context:
                 context.report.rebuilt = damage or context.report.rebuilt
                 runner = Runner(context)
                 runner.run()
@@ -110,14 +108,11 @@ class Runner:
         has_begun: whether it takes work.
     """
 
-    def __init__(self, context: ShardContext) -> None:
+    def __init__(self, context: LeasedContext) -> None:
         config = context.assignment.config
         self._context = context
-        self._accounted = Accounted(config.recount.horizon)
-        self._publishing = Publishing(context, self._accounted)
-        self._holds = HoldsInTurn(context, self._publishing)
-        self._comparing = Comparing(context, self._publishing)
-        self._answering = Answering(context, self._publishing)
+        self._step = Step(context, self._renew_sink)
+        self._comparing = self._step.comparing
         self._reading = Reading(context)
         self._holds_shard = config.gaps.policy == "hold_shard"
         self.has_begun = False
@@ -149,6 +144,10 @@ class Runner:
         report.buckets = context.index.counts.since(context.oldest_bucket())
         self._report()
 
+    def _renew_sink(self) -> None:
+        self._context.replace_sink()
+        Fold(self._context, is_again=True).run()
+
     def _read_on(self) -> bool:
         """Publish what windows show, and do what else comes.
 
@@ -157,17 +156,18 @@ class Runner:
         """
         context, comparing = self._context, self._comparing
         had_rows = False
-        self._accounted.forget()
+        self._step.accounted.forget()
         with self._reading.prefetch() as items:
             while (item := self._next(items)) is not None:
                 if isinstance(item, Rows):
                     had_rows = True
-                    if not self._publish(item):
+                    context.take_bounds(item.window)
+                    if not self._step.rows(item.rows):
                         self._report()
                         return not context.is_stopping
                 elif isinstance(item, WindowEnd):
-                    self._take_bounds(item.window)
-                    self._holds.run(item.window.upto, had_rows=had_rows)
+                    context.take_bounds(item.window)
+                    self._step.end(item.window.upto, had_rows=had_rows)
                     context.report.done = item.window.number
                     had_rows = False
                 elif not self._do(item):
@@ -199,21 +199,6 @@ class Runner:
             return _COMPARES_EVERY
         return _COPIES_EVERY if self._context.keeps_copies else _SERVES_EVERY
 
-    def _publish(self, item: Rows) -> bool:
-        """False where the shard waits, or stops."""
-        context, window = self._context, item.window
-        self._take_bounds(window)
-        times = item.rows.column("create_time").to_numpy()
-        if len(times):
-            # what is older when it is read is counted again only where something hides there
-            horizon = context.assignment.config.recount.horizon
-            since = context.now - horizon - _COUNTED_LATE
-            if window.hidden_since is not None:
-                since = min(since, window.hidden_since)
-            self._accounted.add(times, since)
-            return self._publishing.step(item.rows, int(times[-1]) - 1)
-        return True
-
     def _wait_for_holds(self) -> bool:
         """`hold_shard`: nothing is read while an aggregate waits for a version.
 
@@ -227,8 +212,8 @@ class Runner:
         while context.index.holds and not context.is_stopping:
             work = self._reading.next()
             if isinstance(work, Window):
-                self._take_bounds(work)
-                self._holds.run(None)
+                context.take_bounds(work)
+                self._step.end(None)
                 context.report.done = work.number
             elif not self._do(work):
                 return False
@@ -243,14 +228,8 @@ class Runner:
         if isinstance(work, Comparison):
             self._comparing.begin(work)
         else:
-            self._answering.answer(work)
+            self._step.answering.answer(work)
         return True
-
-    def _take_bounds(self, window: Window) -> None:
-        context = self._context
-        context.open_since = window.open_since
-        context.hidden_since = window.hidden_since
-        context.uncounted_since = window.uncounted_since
 
     def _is_silent(self) -> bool:
         return time.monotonic() - self._reported_at > _REPORTS_EVERY

@@ -155,7 +155,7 @@ def test_no_copy_takes_the_place_of_a_damaged_index(
         def confirm(self) -> None:
             return None
 
-    monkeypatch.setattr(runner, "ShardContext", Damaged)
+    monkeypatch.setattr(runner, "LeasedContext", Damaged)
     monkeypatch.setattr(runner, "Runner", Working)
     link = Leased()
     assignment: Any = SimpleNamespace(index=lambda _: tmp_path / "index" / "0")

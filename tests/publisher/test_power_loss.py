@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from rocksdict import WriteBatch
 
 from eventpub import settings
 from eventpub.coordinator.events import StopAsked
@@ -212,7 +211,7 @@ def test_a12_an_index_of_which_a_part_in_the_middle_is_missing_is_not_believed(
     index = Index(tmp_path / "index", {})
     index.begin(None)
     for number in range(6):
-        batch = WriteBatch(raw_mode=True)
+        batch = index._db.new_batch()
         for key in range(800):
             batch.put(b"v%d-%d" % (number, key), os.urandom(5_000))
         batch.put(b"mlast", b"%d" % number)

@@ -11,7 +11,7 @@ import pytest
 
 from eventpub.admission import EVENTS, Decision, Rules
 from eventpub.config import Sink
-from eventpub.shard.context import Accounted
+from eventpub.shard.accounted import Accounted
 from eventpub.shard.dead_letters import Refusals
 from eventpub.shard.publishing import Publishing
 from eventpub.sink import PublishedBatch, RecordRefusedError
@@ -42,7 +42,7 @@ def publishing(*outcomes: PublishedBatch | Exception) -> Publishing:
         timed=lambda _: nullcontext(),
         pace=SimpleNamespace(published=lambda *_: None, is_full=False),
     )
-    return Publishing(context, Accounted(0))
+    return Publishing(context, Accounted(0), lambda: None)
 
 
 def test_a_refused_event_is_forgotten_when_its_letter_is_out() -> None:

@@ -20,9 +20,11 @@ from eventpub.channel import Comparison, Lease, Report, Request, Stop, Window, W
 from eventpub.coordinator.recount import Recount
 from eventpub.errors import SinkError
 from eventpub.shard import runner as runner_module
-from eventpub.shard.context import Accounted, ShardContext
+from eventpub.shard.accounted import Accounted
+from eventpub.shard.context import LeasedContext
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 from eventpub.shard.runner import Runner
+from eventpub.shard.step import Step
 
 SECOND = 1_000_000
 LOOK = Request("r", "retry", "a")
@@ -260,23 +262,22 @@ def test_what_is_old_when_it_is_read_is_counted_where_something_hides_there(
 ) -> None:
     """A row without a number would be compared by its key when that has ended."""
     since = None if hidden is None else hidden * SECOND
-    runner: Any = object.__new__(Runner)
-    horizon = SimpleNamespace(recount=SimpleNamespace(horizon=60 * SECOND))
-    assignment = SimpleNamespace(config=horizon)
-    runner._context = SimpleNamespace(now=1_000 * SECOND, assignment=assignment)
-    runner._accounted = Accounted(60 * SECOND)
+    step: Any = object.__new__(Step)
+    step._context, step._horizon = (
+        SimpleNamespace(now=1_000 * SECOND, hidden_since=since),
+        60 * SECOND,
+    )
+    step.accounted = Accounted(60 * SECOND)
     steps: list[int] = []
 
-    def step(rows: pa.Table, position: int) -> bool:
+    def publish(_: pa.Table, position: int) -> bool:
         steps.append(position)
         return True
 
-    runner._publishing = SimpleNamespace(step=step)
-    rows = rows_at(*(at * SECOND for at in (650, 800, 900, 950, 990)))
-    assert runner._publish(Rows(Window(1, 1_000 * SECOND, hidden_since=since), rows))
+    step._publishing = SimpleNamespace(step=publish)
+    assert step.rows(rows_at(*(at * SECOND for at in (650, 800, 900, 950, 990))))
     assert steps == [990 * SECOND - 1], "rows of the last time may follow"
-    assert runner._context.hidden_since == since
-    assert sorted(runner._accounted.take(1_000 * SECOND)) == [at - 1 for at in counted]
+    assert sorted(step.accounted.take(1_000 * SECOND)) == [at - 1 for at in counted]
 
 
 def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
@@ -290,25 +291,29 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
     context.timed = lambda _: nullcontext()
     context.keep_copy = context.take_report = lambda: None
     context.link.send = lambda _: None
+    context.take_bounds, context.hidden_since = lambda _: None, None
     runner._context, runner._reading = context, read
-    runner._accounted = Accounted(60 * SECOND)
     runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)
-    runner._holds = SimpleNamespace(run=lambda upto, **_: None)
+    shard: Any = object.__new__(Step)
+    runner._step = shard
+    shard._context, shard._horizon = context, 60 * SECOND
+    shard.accounted = Accounted(60 * SECOND)
+    shard._holds = SimpleNamespace(run=lambda upto, **_: None)
     counted: Counter[int] = Counter()
     waits = iter([True, False])
 
     def step(rows: pa.Table, position: int) -> bool:
         whole = not next(waits)
         context.index.position = position if whole else 5 * SECOND - 1
-        counted.update(runner._accounted.take(context.index.position))
+        counted.update(shard.accounted.take(context.index.position))
         return whole
 
-    runner._publishing = SimpleNamespace(step=step)
+    shard._publishing = SimpleNamespace(step=step)
     assert runner._read_on(), "it waits"
     assert counted == {0: 1}
     context.link.came.put(Stop())  # not before, or it may have come by then, and ends it at once
     assert not runner._read_on()
-    counted.update(runner._accounted.take(9 * SECOND))
+    counted.update(shard.accounted.take(9 * SECOND))
     assert counted == {0: 1, 4: 1, 5: 1}
 
 
@@ -360,7 +365,8 @@ def test_a_producer_hands_over_its_log_while_nothing_comes(
     context.keep_copy = context.take_report = lambda: None
     context.link.send = lambda _: None
     context.index.holds = {"a": None}
-    runner._context, runner._reading, runner._accounted = context, read, Accounted(0)
+    runner._context, runner._reading = context, read
+    runner._step = SimpleNamespace(accounted=Accounted(0))
     runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)
     if waits_for_a_hold:
         for _ in range(3):
@@ -373,7 +379,7 @@ def test_a_producer_hands_over_its_log_while_nothing_comes(
 
 def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept() -> None:
     now, position, horizon = 9_000 * SECOND, 5_000 * SECOND, 60 * SECOND
-    context: Any = object.__new__(ShardContext)
+    context: Any = object.__new__(LeasedContext)
     config = SimpleNamespace(recount=SimpleNamespace(horizon=horizon))
     context.assignment = SimpleNamespace(config=config)
     context.now, context.hidden_since = now, None
@@ -387,7 +393,7 @@ class TestReports:
     @pytest.fixture
     def context(self) -> Any:
         """What a shard has in its hands, as far as a report asks."""
-        context: Any = object.__new__(ShardContext)
+        context: Any = object.__new__(LeasedContext)
         context.report = Report(1)
         context.lease = Lease(1, low=50, position=70)
         context.shard = SimpleNamespace(number=1)

@@ -23,7 +23,7 @@ from eventpub.index import Index
 from eventpub.index.bucket_counts import BucketCounts
 from eventpub.index.recent import Recent
 from eventpub.publisher import prepare, recovery, workers
-from eventpub.shard import answering, folding, publishing
+from eventpub.shard import answering, folding, publishing, runner
 from eventpub.shard.answering import Answering
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.pace import Pace
@@ -108,10 +108,10 @@ def no_replacement() -> Iterator[None]:
     """After an answer that leaves a doubt, the batch is redone without reading the topic back."""
 
     class NoFold:
-        def __init__(self, context: Any) -> None:
-            self.run = context.sink.ready
+        def __init__(self, context: Any, *, is_again: bool = False) -> None:
+            self.run = context.sink.ready if is_again else folding.Fold(context).run
 
-    with patch.object(publishing, "Fold", NoFold):
+    with patch.object(runner, "Fold", NoFold):
         yield
 
 
