@@ -117,9 +117,10 @@ def _sink(config: Config) -> Iterable[Check]:
 
 def _backlog(config: Config) -> list[Check]:
     """Whether the topic keeps what is to be published next; nothing where that is unknown."""
-    from eventpub.publisher.prepare import check_backlog, start_position
+    from eventpub.publisher.prepare import check_backlog
     from eventpub.state import StateDir
     from eventpub.store import EventStore
+    from eventpub.store.positions import start_position
 
     state = StateDir(config.app.state_dir)
     try:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
 
 from eventpub.channel import PartitionId
-from eventpub.config import Config, Read, format_time
+from eventpub.config import Config, format_time
 from eventpub.coordinator.durable_state import StartState
 from eventpub.coordinator.newest import last_of
 from eventpub.errors import StateError
 from eventpub.publisher.recovery import (
-    BEGINNING,
     kept_progress,
     kept_start,
     require_known,
@@ -36,6 +34,7 @@ from eventpub.sink import (
 )
 from eventpub.state import StateDir
 from eventpub.store import EventStore, Layout
+from eventpub.store.positions import BEGINNING, start_position
 from eventpub.store.server import UNGUARDED, Server
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
@@ -261,13 +260,3 @@ def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str,
     if state.read(state.start_file) != kept:
         state.write(state.start_file, kept, lasting=True)
     return kept
-
-
-def start_position(read: Read, now: Callable[[], int]) -> int:
-    """The position before the first event, µs: events created at or before it are baseline."""
-    if read.start == "beginning":
-        return BEGINNING
-    if read.start == "now":
-        return now()
-    started = datetime.fromisoformat(read.start) - datetime(1970, 1, 1, tzinfo=UTC)
-    return started // timedelta(microseconds=1)

@@ -19,8 +19,8 @@ from eventpub.index import Summary, of_another, summary
 from eventpub.shard.assignment import adopts, identity_of
 from eventpub.sink import check_sides, oldest_events, sources_of, topic_ids, visible_ends
 from eventpub.state import StateDir
+from eventpub.store.positions import BEGINNING
 
-BEGINNING = 0
 """The position before every event: 1970."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")

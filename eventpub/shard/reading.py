@@ -128,10 +128,10 @@ class Reading:
 
     def _read(self, after: int, upto: int) -> Iterator[pa.Table]:
         context = self._context
-        return _chunks(context.reader.window(after, upto, context.shard))
+        return chunks(context.reader.window(after, upto, context.shard))
 
 
-def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Batches of rows, put together to what one transaction takes."""
     chunk: list[pa.RecordBatch] = []
     rows = size = 0

@@ -1,4 +1,4 @@
-"""Spark: the session, the leases of shards to its tasks, and a streaming source for one's own job.
+"""Spark: the data sources `eventstore` and `eventpub`, and the sessions of the publisher's tasks.
 
 What it exports is imported when it is asked for: Spark's workers start in this package and need
 none of it.
@@ -9,14 +9,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the data sources `eventstore` and `eventpub` known to a session.
+
+    Raises:
+        ConfigError: spark.speculation: Spark would run two attempts of a task at once.
+    """
+    from eventpub.errors import ConfigError
     from eventpub.spark.source import EventStoreDataSource
 
-__all__ = ["EventStoreDataSource"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "EventStoreDataSource":
-        raise AttributeError(name)
-    from eventpub.spark.source import EventStoreDataSource
-
-    return EventStoreDataSource
+    conf: Any = spark.conf
+    if str(conf.get("spark.speculation", "false")).lower() == "true":
+        raise ConfigError(
+            "spark.speculation",
+            "spark.speculation is on: two attempts of a task would publish side by side, and one of"
+            " them would fail",
+            where="spark.speculation",
+            suggestion="set spark.speculation to false",
+        )
+    spark.dataSource.register(EventStoreDataSource)

@@ -1,64 +1,51 @@
-"""The `eventstore` source for Spark Structured Streaming: for a job of one's own.
+"""The data source `eventstore`: the events of a table, complete, each once, in order per aggregate.
 
-    spark.dataSource.register(EventStoreDataSource)
-    spark.readStream.format("eventstore").option("url", "mysql+pymysql://…").load()
+    eventpub.spark.register(spark)
+    spark.readStream.format("eventstore").option("url", …).option("state", …).load()
 
-One row an event: `aggregate_id string, version bigint, event_type string, payload binary, metadata
-string, create_time timestamp`, in windows of `create_time` that end at *database now − delay*, or
-at the `page_rows`-th row while there is a backlog. Rows that commit behind the window are not seen
-by this source: the publisher finds them by their versions.
-
-Options: the keys of `[store]` (`url`, `password`, `password_file`, `table`, `first_version`,
-`time_zone`, `columns.aggregate_id` …) and of `[read]` (`start`, `delay`, `page_rows`, `watermark`,
-`max_wait`), by the names that they have in `eventpub.toml`, and `shards` (default 1), the number of
-Spark partitions; `partitions` (default: `shards`) is the number of Kafka partitions that they are
-shards of.
-
-The offset is ``{"position": µs}``: the upper bound of the last window in database time, UTC.
+A row is an event; see `rows.SCHEMA`. Options: the keys of `[store]`, `[read]`, `[gaps]` and
+`[recount]` by the names that they have in `eventpub.toml`; `state`, the location that all executors
+share; `shards` (default 1), the number of tasks of a batch; `partitions` (default: `shards`), what
+aggregates are divided into; `state_dir`, a folder on each machine for the indexes; `rows` ("events"
+or "all"); `maxRowsPerTrigger`. A batch (`spark.read`) takes `from` and `to` instead of `state`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import secrets
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import structlog
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from eventpub.admission import Shard
-from eventpub.config import Read, Store
-from eventpub.coordinator.boundary import Boundary
-from eventpub.errors import ConfigError, EventpubError
-from eventpub.publisher.prepare import start_position
-from eventpub.store import EventStore
-from eventpub.store.rows import lenient_text
+from eventpub.errors import EventpubError, StateError, StoreError
+from eventpub.spark.journal import Journals
+from eventpub.spark.options import SourceOptions, source_options
+from eventpub.spark.place import Place
+from eventpub.spark.planner import Plan, Planner
+from eventpub.spark.rows import SCHEMA, SCHEMA_OF_ALL
+from eventpub.spark.snapshots import prune
+from eventpub.spark.task import Part, Task
+from eventpub.store import EventStore, Layout
+from eventpub.store.positions import start_position
 
-ROWS = (
-    "aggregate_id string, version bigint, event_type string, payload binary, metadata string, "
-    "create_time timestamp"
-)
+_PRUNED_EVERY = 60.0
+_SAID_EVERY = 60.0
+"""Seconds between two warnings that the database does not answer."""
 
-Offset = dict[str, int]
+Offset = dict[str, Any]
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 class SourceError(RuntimeError):
     """Carries an `EventpubError` through Spark, which keeps only the text of an exception."""
-
-
-@dataclass
-class Window(InputPartition):
-    """One shard's part of a window: ``after < create_time <= upto``, in µs."""
-
-    shard: int
-    after: int
-    upto: int
 
 
 class EventStoreDataSource(DataSource):
@@ -70,84 +57,154 @@ class EventStoreDataSource(DataSource):
         return "eventstore"
 
     def schema(self) -> str:
-        """Rows of events."""
-        return ROWS
+        """Of the rows, by the option `rows`."""
+        is_all = {k.lower(): v for k, v in self.options.items()}.get("rows") == "all"
+        return SCHEMA_OF_ALL if is_all else SCHEMA
 
     def streamReader(self, schema: Any) -> EventStoreStreamReader:  # noqa: N802 (Spark's name)
         """The reader of one streaming query."""
-        return EventStoreStreamReader(dict(self.options))
+        with _errors_through_spark():
+            return EventStoreStreamReader(source_options(self.options))
 
 
 class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans windows in Spark's driver and reads them in its tasks."""
+    """Plans batches in Spark's driver, and does them in its tasks."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._store, self._read = _parse(options)
-        self._shards = int(options.get("shards", "1"))
-        self._partitions = int(options.get("partitions", str(self._shards)))
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
         self._until: int | None = None
-        self._boundary: Boundary | None = None
+        self._planner: Planner | None = None
+        self._layout: Layout | None = None
+        self._pruned_at = self._said_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
         """What a task needs, which is sent a copy of this: nothing that is open here."""
-        return self.__dict__ | {"_boundary": None}
+        return {**self.__dict__, "_planner": None}
 
-    def _now(self) -> int:
-        with EventStore(self._store, EventStore.discover(self._store)) as store:
-            return store.now()
+    # -- in the driver ----------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where a query without a checkpoint starts."""
         with _errors_through_spark():
-            return {"position": start_position(self._read, self._now)}
+            config = self._options.config
+            with EventStore(config.store, self._discovered()) as store:
+                start = start_position(config.read, store.now)
+            return Plan(secrets.token_hex(8), start=start or None, upto=start).to_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Pages of `page_rows`."""
-        return ReadMaxRows(self._read.page_rows)
+        """Windows of `maxRowsPerTrigger` rows."""
+        return ReadMaxRows(self._options.page_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Everything up to the boundary as it is now."""
-        with _errors_through_spark():
-            self._until = self._now() - self._read.delay
-
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """The end of the next window, or `start` where there are no new rows."""
-        with _errors_through_spark():
-            rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._read.page_rows
-            if self._boundary is None:
-                layout = EventStore.discover(self._store)
-                read = self._read.model_copy(update={"page_rows": rows})
-                self._boundary = Boundary(self._store, layout, read, until=self._until)
-            end = self._boundary.poll(start["position"]).end
-            return start if end is None else {"position": end}
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """One per shard, even of a window that holds nothing."""
-        return [Window(n, start["position"], end["position"]) for n in range(self._shards)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one shard's window, as Arrow batches."""
-        assert isinstance(partition, Window)
+        """Everything that was created by now."""
         with (
             _errors_through_spark(),
-            EventStore(self._store, EventStore.discover(self._store)) as store,
+            EventStore(self._options.config.store, self._discovered()) as store,
         ):
-            shard = Shard(partition.shard, self._shards, self._partitions)
-            for batch in store.window(partition.after, partition.upto, shard):
-                *others, metadata, created = batch.columns
-                times = created.cast(pa.timestamp("us", tz="UTC"))
-                # Named anew: Spark wants every column nullable.
-                yield pa.RecordBatch.from_arrays(
-                    [*others, lenient_text(metadata), times], batch.schema.names
-                )
+            self._until = store.now()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """The next batch, or `start` where there is nothing to do."""
+        del limit
+        with _errors_through_spark():
+            last = Plan.from_offset(start)
+            if self._planner is None:
+                self._planner = self._new_planner(last)
+            try:
+                plan = self._planner.next(last)
+            except StoreError as error:
+                if self._until is not None or not error.retriable:
+                    raise
+                self._say(error)
+                return start
+            return start if plan is None else plan.to_offset()
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+        """The boundary as it was polled last, for `lastProgress`."""
+        if self._planner is None or not self._planner.upper:
+            return None
+        return Plan("", upto=self._planner.upper).to_offset()
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """One for each shard."""
+        del start  # of a first batch that is repeated, it is another one than it was
+        with _errors_through_spark():
+            plan, planner = Plan.from_offset(end), self._planner
+            layout = self._discovered() if planner is None else planner.layout
+            return [Part(plan, n, layout) for n in range(self._options.config.spark.shards)]
 
     def commit(self, end: Offset) -> None:
-        """Spark has committed everything up to `end`; nothing to do."""
+        """A batch is committed: what no executor needs any more is removed now and then."""
+        if time.monotonic() - self._pruned_at < _PRUNED_EVERY:
+            return
+        self._pruned_at = time.monotonic()
+        plan, place = Plan.from_offset(end), Place(self._options.state)
+        try:
+            journals, shards = Journals(place, plan.query), self._options.config.spark.shards
+            prune(place, plan.query, journals, plan.batch, shards)
+        except StateError as error:
+            log.warning("journals were not pruned; the next time is soon", error=str(error))
 
     def stop(self) -> None:
         """Close the connections."""
-        if self._boundary is not None:
-            self._boundary.close()
+        if self._planner is not None:
+            self._planner.close()
+
+    def _new_planner(self, last: Plan) -> Planner:
+        options, place = self._options, Place(self._options.state)
+        _require_own(options, place, last.query)
+        return Planner(
+            options.config,
+            self._discovered(),
+            Journals(place, last.query),
+            options.page_rows,
+            until=self._until,
+        )
+
+    def _discovered(self) -> Layout:
+        if self._layout is None:
+            self._layout = EventStore.discover(self._options.config.store)
+        return self._layout
+
+    def _say(self, error: StoreError) -> None:
+        if time.monotonic() - self._said_at > _SAID_EVERY:
+            self._said_at = time.monotonic()
+            log.warning("waiting for the database", code=error.code, error=error.message)
+
+    # -- in a task --------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one shard's part of a batch, as Arrow batches."""
+        assert isinstance(partition, Part)
+        with _errors_through_spark():
+            yield from Task(self._options, partition).run()
+
+
+def _require_own(options: SourceOptions, place: Place, query: str) -> None:
+    """Check that the state belongs to this table and these shards; a new one is begun.
+
+    Raises:
+        StateError: state.foreign, state.not_exclusive, state.unreachable
+    """
+    name, identity = f"{query}/identity.json", options.identity
+    found = place.read(name)
+    if found is None:
+        place.require_exclusive(query)
+        if place.create(name, json.dumps(identity).encode()):
+            return
+        found = place.read(name)
+    theirs: dict[str, Any] = json.loads(found or b"{}")
+    different = [key for key in identity if theirs.get(key) != identity[key]]
+    if different:
+        key = different[0]
+        raise StateError(
+            "state.foreign",
+            f"the checkpoint and its state belong to {key} {theirs.get(key)!r}, and the option is"
+            f" {identity[key]!r}",
+            where=f"{place.location}/{name}",
+            suggestion=f"set {key} as it was; or use a new checkpoint, which reads the table from"
+            " read.start",
+        )
 
 
 @contextmanager
@@ -156,27 +213,3 @@ def _errors_through_spark() -> Iterator[None]:
         yield
     except EventpubError as error:
         raise SourceError(error.marked()) from error
-
-
-def _parse(options: Mapping[str, str]) -> tuple[Store, Read]:
-    """The sections `[store]` and `[read]` of flat options."""
-    store: dict[str, Any] = {}
-    read: dict[str, Any] = {}
-    columns: dict[str, Any] = {}
-    for key, value in options.items():
-        if key in Store.model_fields and key != "columns":
-            store[key] = value
-        elif key.startswith("columns."):
-            columns[key.removeprefix("columns.")] = value
-        elif key in Read.model_fields:
-            read[key] = value
-        elif key not in {"shards", "partitions", "path"}:
-            raise ConfigError(
-                "config.unknown_key",
-                f"the eventstore source has no option '{key}'",
-                where=f"option {key}",
-                suggestion="the options are the keys of [store] and [read]",
-            )
-    if columns:
-        store["columns"] = columns
-    return Store(**store), Read(**read)

@@ -1,109 +1,293 @@
-"""`spark.readStream.format("eventstore")` in a user's own job."""
+"""The source `eventstore`, its tasks called as Spark calls them."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import subprocess
-import sys
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from eventpub.errors import ConfigError, find_marked
-from eventpub.spark.source import EventStoreStreamReader, SourceError, Window
+from eventpub.errors import find_marked
+from eventpub.spark.options import source_options
+from eventpub.spark.source import SourceError
 from tests.conftest import FreshDatabase
-from tests.publisher.harness import create_table, insert, transaction
-
-SCHEMA = (
-    "struct<aggregate_id:string,version:bigint,event_type:string,payload:binary,"
-    "metadata:string,create_time:timestamp>"
-)
+from tests.publisher.harness import commit, create_table, insert, transaction
+from tests.spark.query import Query, events
 
 
-def run_job(database: FreshDatabase, checkpoint: Path) -> list[dict[str, Any]]:
-    """What the job prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.own_job", database.url, str(checkpoint)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "JDK_JAVA_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-@pytest.mark.long
-def test_a_job_of_ones_own_reads_pages_and_goes_on_where_it_was(
-    database: FreshDatabase, tmp_path: Path
-) -> None:
+@pytest.fixture
+def table(database: FreshDatabase) -> FreshDatabase:
+    """A database with an empty event table."""
     create_table(database)
-    with transaction(database) as cursor:
-        for version in range(1, 31):
-            insert(cursor, "a", version, b'{"n": 1}', metadata='{"tenant": "t"}')
-        cursor.connection.commit()
-    time.sleep(0.2)
-    schema, *events = run_job(database, tmp_path / "checkpoint")
-    assert schema["schema"] == SCHEMA
-    assert sorted(e["version"] for e in events) == list(range(2, 31))
-    assert len({e["batch"] for e in events}) == 3
-    assert events[0]["payload"] == '{"n": 1}'
-    with transaction(database) as cursor:
-        insert(cursor, "b", 2)
-        cursor.connection.commit()
-    time.sleep(0.2)
-    _, *events = run_job(database, tmp_path / "checkpoint")
-    assert [(e["aggregate_id"], e["version"]) for e in events] == [("b", 2)]
+    return database
 
 
-def test_an_unknown_option_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError) as refused:
-        EventStoreStreamReader({"url": "mysql+pymysql://x@y/z", "pages": "3"})
-    assert refused.value.code == "config.unknown_key"
-    assert "pages" in refused.value.message
-
-
-def test_windows_end_where_a_page_does_and_each_shard_reads_its_part(
-    database: FreshDatabase,
-) -> None:
-    create_table(database)
-    with transaction(database) as cursor:
-        for number in range(25):
-            insert(cursor, f"a-{number}", 1)
-            cursor.connection.commit()
-    time.sleep(0.1)
-    options = {"url": database.url, "delay": "0", "watermark": "off", "shards": "2"}
-    source = EventStoreStreamReader(options | {"start": "beginning"})
-    source.prepareForTriggerAvailableNow()
-    at: Any = source.initialOffset()
-    found: list[tuple[int, str]] = []
-    pages = 0
-    while (end := source.latestOffset(at, ReadMaxRows(10))) != at:
-        for window in source.partitions(at, end):
-            assert isinstance(window, Window)
-            task = pickle.loads(pickle.dumps(source))  # as Spark does for a task
-            for batch in task.read(window):
-                ids = batch.column("aggregate_id").to_pylist()
-                found += [(window.shard, aggregate_id) for aggregate_id in ids]
-        at, pages = end, pages + 1
-    source.stop()
-    assert sorted(a for _, a in found) == sorted(f"a-{n}" for n in range(25))
-    assert {shard for shard, _ in found} == {0, 1}
-    assert pages >= 3
-
-
-def test_an_error_keeps_its_code_on_its_way_through_spark() -> None:
-    source = EventStoreStreamReader({"url": "mysql+pymysql://nobody@127.0.0.1:1/none"})
-    with pytest.raises(SourceError) as failed:
-        source.latestOffset({"position": 0}, ReadMaxRows(10))
+def code_of(failed: pytest.ExceptionInfo[SourceError]) -> str:
+    """The code of the error that came through Spark."""
     error = find_marked(str(failed.value))
     assert error is not None
-    assert error.code == "store.unreachable"
-    assert error.retriable
+    return error.code
+
+
+def test_events_come_once_and_in_order_per_aggregate(table: FreshDatabase, tmp_path: Path) -> None:
+    for version in range(1, 6):
+        for number in range(10):
+            commit(table, f"a-{number}", version)
+    query = Query(table, tmp_path, shards="2", page_rows="7")
+    found = query.run()
+    assert len(query.batches) >= 7
+    assert sorted(events(found)) == sorted((f"a-{n}", v) for v in range(1, 6) for n in range(10))
+    for number in range(10):
+        assert [v for a, v in events(found) if a == f"a-{number}"] == [1, 2, 3, 4, 5]
+    assert all(len(batch) == 2 for batch in query.batches)
+    commit(table, "a-0", 6)
+    assert events(query.run()) == [("a-0", 6)]
+    assert not query.run()
+
+
+def test_a_row_has_what_the_table_has(table: FreshDatabase, tmp_path: Path) -> None:
+    commit(table, "a", 1, payload=b"\xff\x00", metadata='{"tenant": "t"}')
+    [row] = Query(table, tmp_path).run()
+    assert row["payload"] == b"\xff\x00"
+    assert row["metadata"] == '{"tenant": "t"}'
+    assert row["event_type"] == "happened"
+    assert abs(row["create_time"].timestamp() - time.time()) < 60
+    assert row["late"] is False
+
+
+def test_a_version_that_commits_late_is_waited_for(table: FreshDatabase, tmp_path: Path) -> None:
+    query = Query(table, tmp_path, watermark="off", backoff_base="1s")
+    with transaction(table) as late:
+        insert(late, "a", 1)
+        time.sleep(0.05)
+        commit(table, "a", 2)
+        commit(table, "b", 1)
+        assert events(query.run()) == [("b", 1)]
+        late.connection.commit()
+    with transaction(table) as cursor:
+        insert(cursor, "c", 1)
+        cursor.connection.commit()
+    assert events(query.run(rows=3)) == [("c", 1), ("a", 1), ("a", 2)]
+
+
+def test_a_last_event_that_commits_late_is_found_by_the_recount(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    """There is no later version that would show it."""
+    query = Query(table, tmp_path, watermark="off")
+    with transaction(table) as late:
+        insert(late, "single", 1)
+        time.sleep(0.05)
+        commit(table, "b", 1)
+        assert events(query.run()) == [("b", 1)]
+        late.connection.commit()
+    query.restart()  # what is to be counted again is known to the next driver, too
+    assert events(query.run(rows=1)) == [("single", 1)]
+    assert not query.run()
+
+
+def test_a_gap_that_is_never_filled_is_skipped_and_what_comes_then_is_late(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    query = Query(table, tmp_path, rows="all", watermark="off")
+    commit(table, "a", 1)
+    commit(table, "a", 3)
+    found = query.run(rows=3)
+    assert [(r["kind"], r["version"]) for r in found] == [("event", 1), ("skip", 2), ("event", 3)]
+    assert found[1]["reason"] == "max_backoff"
+    commit(table, "a", 2)
+    [late] = query.run()
+    assert (late["version"], late["late"]) == (2, True)
+
+
+def test_a_batch_that_is_repeated_has_the_same_rows_whatever_commits_meanwhile(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    query = Query(table, tmp_path, shards="2", rows="all", watermark="off")
+    with transaction(table) as late:
+        insert(late, "late", 1)
+        time.sleep(0.05)
+        for number in range(20):
+            commit(table, f"a-{number}", 1)
+        commit(table, "held", 2)
+        assert query.plan()
+        first = query.do()
+        late.connection.commit()
+    assert query.do() == first
+    query.restart()
+    assert query.do() == first
+    shutil.rmtree(tmp_path / "local")  # an executor on another machine
+    assert query.do() == first
+    assert ("late", 1) in events(query.run(rows=1))
+
+
+def test_the_rows_of_a_first_batch_are_the_same_after_a_restart(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    """Spark asks for the initial offset again, and gets another one."""
+    commit(table, "a", 1)
+    query = Query(table, tmp_path)
+    assert query.plan()
+    first = query.do()
+    query.restart()
+    assert query.do() == first
+    assert events(first[0]) == [("a", 1)]
+
+
+def test_another_attempt_that_has_decided_differently_makes_the_task_fail(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    commit(table, "a", 1)
+    query = Query(table, tmp_path, watermark="off")
+    assert query.plan()
+    [part] = query.parts()
+    query.options["state_dir"] = str(tmp_path / "elsewhere")
+    stalled = query.reader.read(part)
+    assert next(stalled).num_rows == 1  # as a process that was frozen
+    with transaction(table) as cursor:  # a row that commits behind the window
+        insert(cursor, "b", 1, create_time="2026-01-01 00:00:00")
+        cursor.connection.commit()
+    other = query._new_reader()
+    assert len([row for batch in other.read(part) for row in batch.to_pylist()]) == 2
+    with pytest.raises(SourceError) as failed:
+        list(stalled)
+    assert code_of(failed) == "state.other_attempt"
+    assert len(query.read(part)) == 2
+
+
+def test_an_executor_without_an_index_applies_journals(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    query = Query(table, tmp_path, shards="2")
+    for version in range(1, 4):
+        for number in range(10):
+            commit(table, f"a-{number}", version)
+        assert len(query.run()) == 10
+        shutil.rmtree(tmp_path / "local")
+    with transaction(table) as cursor:  # the whole table is read again by the recount
+        cursor.execute("SELECT 1")
+    assert not query.run(seconds=3)
+
+
+def test_a_run_that_ends_by_itself_waits_for_holds_and_the_last_count(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    commit(table, "a", 1)
+    commit(table, "a", 3)
+    query = Query(table, tmp_path, delay="200ms")
+    assert events(query.run_to_the_end()) == [("a", 1), ("a", 3)]
+
+
+def test_hold_shard_waits_with_all_events_of_the_shard(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    query = Query(table, tmp_path, policy="hold_shard", watermark="off", backoff_base="400ms")
+    commit(table, "a", 2)
+    time.sleep(0.02)
+    commit(table, "b", 1)
+    assert not query.run(seconds=0.2)
+    commit(table, "a", 1)
+    assert events(query.run(rows=3)) == [("a", 1), ("a", 2), ("b", 1)]
+
+
+def test_only_events_after_the_start_are_yielded(table: FreshDatabase, tmp_path: Path) -> None:
+    commit(table, "a", 1)
+    time.sleep(0.05)
+    query = Query(table, tmp_path, start="now")
+    assert not query.run()
+    commit(table, "a", 2)
+    commit(table, "b", 1)
+    assert events(query.run()) == [("a", 2), ("b", 1)]
+
+
+class TestRefused:
+    """What is wrong is refused by name."""
+
+    @pytest.mark.parametrize(
+        ("changed", "code", "says"),
+        [
+            ({"pages": "3"}, "config.unknown_key", "did you mean"),
+            ({"shards": "0"}, "config.invalid_value", "above 0"),
+            ({"shards": "4", "partitions": "2"}, "config.invalid_value", "at least shards"),
+            ({"rows": "some"}, "config.invalid_value", "'events' or 'all'"),
+            ({"late": "divert"}, "config.invalid_value", "column late"),
+            ({"state": "ftp://host/x"}, "config.invalid_value", "ftp"),
+            ({"delay": "soon"}, "config.invalid_value", "delay"),
+        ],
+    )
+    def test_options(
+        self, table: FreshDatabase, tmp_path: Path, changed: dict[str, str], code: str, says: str
+    ) -> None:
+        with pytest.raises(SourceError) as failed:
+            Query(table, tmp_path, **changed).run()
+        assert code_of(failed) == code
+        assert says in str(failed.value)
+
+    def test_missing_options(self) -> None:
+        for given, missing in (({}, "url"), ({"url": "mysql+pymysql://u@h/d"}, "state")):
+            with pytest.raises(Exception, match=f"needs the option '{missing}'"):
+                source_options(given)
+
+    def test_a_checkpoint_with_another_table_or_other_shards(
+        self, table: FreshDatabase, tmp_path: Path
+    ) -> None:
+        commit(table, "a", 1)
+        query = Query(table, tmp_path)
+        assert query.run()
+        create_table(table, "others")
+        for changed in ({"table": "others"}, {"shards": "2"}):
+            before = query.options
+            query.options = before | changed
+            query.restart()
+            with pytest.raises(SourceError) as failed:
+                query.run()
+            assert code_of(failed) == "state.foreign"
+            query.options = before
+        query.restart()
+        assert not query.run()
+
+    def test_a_state_that_is_gone(self, table: FreshDatabase, tmp_path: Path) -> None:
+        commit(table, "a", 1)
+        query = Query(table, tmp_path)
+        assert query.run()
+        shutil.rmtree(tmp_path / "state")
+        query.restart()
+        with pytest.raises(SourceError) as failed:
+            query.run()
+        assert code_of(failed) == "state.journal_missing"
+
+    def test_rows_that_a_repeated_batch_needs_and_that_are_gone(
+        self, table: FreshDatabase, tmp_path: Path
+    ) -> None:
+        commit(table, "a", 1)
+        query = Query(table, tmp_path)
+        assert query.plan()
+        query.do()
+        table.execute("DELETE FROM events")
+        with pytest.raises(SourceError) as failed:
+            query.do()
+        assert code_of(failed) == "store.rows_gone"
+
+    def test_a_database_that_is_away_is_waited_for(
+        self, table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commit(table, "a", 1)
+        query = Query(table, tmp_path)
+        assert query.run()
+        url: Any = query.reader._options.config.store.url
+        reader: Any = query.reader
+        planner = reader._planner
+        with monkeypatch.context() as patched:
+            patched.setattr(planner, "next", _away)
+            assert not query.plan()
+        assert url
+        commit(table, "a", 2)
+        assert events(query.run()) == [("a", 2)]
+
+
+def _away(_: Any) -> None:
+    from eventpub.errors import StoreError
+
+    raise StoreError("store.unreachable", "connection refused", retriable=True)

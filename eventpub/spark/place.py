@@ -1,0 +1,159 @@
+"""The location that all executors of a query share: a folder, or a bucket by obstore.
+
+What must hold: of several processes that create one object, one succeeds. obstore does it with a
+hard link in a folder and with a conditional request on S3, Google Cloud Storage and Azure.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import from_url
+
+from eventpub.errors import ConfigError, StateError
+
+_SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss", "https")
+
+
+class Place:
+    """Objects by name, `/` between the parts of a name.
+
+    Args:
+        location: a folder, ``s3://…``, ``gs://…`` or ``az://…``; credentials come from the
+            environment, as obstore documents.
+
+    Raises:
+        ConfigError: config.invalid_value
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        scheme = urlsplit(location).scheme if "://" in location else "file"
+        if scheme not in _SCHEMES:
+            raise ConfigError(
+                "config.invalid_value",
+                f"{scheme}:// is not supported for the state",
+                where=f"state = {location}",
+                suggestion="use a folder that every executor mounts, s3://…, gs://… or az://…",
+            )
+        self._folder: Path | None = None
+        if scheme == "file":
+            path = urlsplit(location).path if "://" in location else location
+            self._folder = Path(path).absolute()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            location = self._folder.as_uri()
+        with self._mapped():
+            self._store: Any = from_url(location.replace("s3a://", "s3://", 1))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Create an object; False where it exists.
+
+        Raises:
+            StateError: state.unreachable
+        """
+        try:
+            with self._mapped():
+                obstore.put(self._store, name, data, mode="create")
+        except AlreadyExistsError:
+            return False
+        self._make_durable(name)
+        return True
+
+    def require_exclusive(self, prefix: str) -> None:
+        """Check that the location creates an object only once.
+
+        Raises:
+            StateError: state.not_exclusive, state.unreachable
+        """
+        name = f"{prefix}/probe-{secrets.token_hex(8)}"
+        first, second = self.create(name, b""), self.create(name, b"")
+        self.delete(name)
+        if not first or second:
+            raise StateError(
+                "state.not_exclusive",
+                "the state's location lets two processes create one object, so that two tasks of a"
+                " batch could both publish it",
+                where=f"state = {self.location}",
+                suggestion="use a storage with conditional writes: S3 (or a server that answers"
+                " If-None-Match), Google Cloud Storage, Azure, or a POSIX file system with hard"
+                " links",
+            )
+
+    def read(self, name: str, length: int | None = None) -> bytes | None:
+        """An object, or its first bytes; None where there is none.
+
+        Raises:
+            StateError: state.unreachable
+        """
+        try:
+            with self._mapped():
+                if length is None:
+                    return bytes(obstore.get(self._store, name).bytes())
+                return bytes(obstore.get_range(self._store, name, start=0, length=length))
+        except FileNotFoundError:
+            return None
+
+    def names(self, prefix: str) -> Iterator[str]:
+        """The names below a prefix, in no order."""
+        with self._mapped():
+            for some in obstore.list(self._store, prefix):
+                yield from (each["path"] for each in some)
+
+    def delete(self, *names: str) -> None:
+        """Delete objects, where they exist."""
+        with self._mapped(), suppress(FileNotFoundError):
+            if names:
+                obstore.delete(self._store, list(names))
+
+    def upload(self, name: str, file: Path) -> None:
+        """Write a file to an object, whether it exists or not."""
+        with self._mapped():
+            obstore.put(self._store, name, file)
+        self._make_durable(name)
+
+    def download(self, name: str, file: Path) -> None:
+        """Write an object to a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StateError: state.unreachable
+        """
+        with self._mapped(), file.open("wb") as out:
+            for part in obstore.get(self._store, name).stream():
+                out.write(part)
+
+    def _make_durable(self, name: str) -> None:
+        """In a folder, what was written survives a power failure from here on."""
+        if self._folder is None:
+            return
+        for path in (self._folder / name, (self._folder / name).parent):
+            with suppress(FileNotFoundError):  # it was deleted already
+                number = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(number)
+                finally:
+                    os.close(number)
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except (AlreadyExistsError, FileNotFoundError):
+            raise
+        except (BaseError, OSError) as error:
+            raise StateError(
+                "state.unreachable",
+                f"the state's location cannot be used: {str(error).splitlines()[0]}",
+                where=f"state = {self.location}",
+                suggestion="check the location, its permissions and credentials: every executor"
+                " must be able to list, read, create and delete objects there",
+                retriable=True,
+            ) from error

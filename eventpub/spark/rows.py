@@ -1,0 +1,190 @@
+"""The rows that the source yields, and the sink that collects them from a shard's step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eventpub.admission import EVENTS, SkippedGap, values
+from eventpub.sink import DeadRow, PublishedBatch
+from eventpub.sink.producing import CrashPoint, no_crash
+from eventpub.sink.records import contents_of
+from eventpub.spark.journal import KEYS
+from eventpub.store.rows import lenient_text
+
+SCHEMA = (
+    "aggregate_id string, version bigint, event_type string, payload binary, metadata string, "
+    "create_time timestamp, late boolean"
+)
+"""Of the rows that the source yields."""
+
+SCHEMA_OF_ALL = f"{SCHEMA}, kind string, reason string, detail string"
+"""With `rows` = "all". `kind` is "event", "late" (where late events are diverted), "skip" or
+"dead"; `reason` is that of a skip or a dead letter, `detail` a JSON object with the rest of it."""
+
+_BATCH_ROWS = 20_000
+
+DECIDED: pa.Schema = pa.schema([*EVENTS, *(KEYS.field(n) for n in ("late", "kind", "reason"))])
+DECIDED = DECIDED.append(KEYS.field("detail"))
+
+
+class JournalSink:
+    """Collects what a step publishes, in its order; a `context.StepSink`.
+
+    Args:
+        has_contents: whether the table allows several rows of one version.
+    """
+
+    needs_replacement = False
+
+    def __init__(self, *, has_contents: bool) -> None:
+        self._has_contents = has_contents
+        self._tables: list[pa.Table] = []
+        self._keys: list[pa.Table] = []
+
+    def publish(  # noqa: PLR0913 (options, by keyword)
+        self,
+        events: pa.Table,
+        *,
+        late: npt.NDArray[np.bool_] | None = None,
+        gaps: Sequence[SkippedGap] = (),
+        dead: Sequence[DeadRow] = (),
+        diverted: pa.Table | None = None,
+        now: int | None = None,
+        crash_point: CrashPoint = no_crash,
+    ) -> PublishedBatch:
+        """Collect a part of the batch; see `ShardSink.publish`."""
+        del now
+        crash_point("before_begin")
+        for table in (
+            _skips(gaps),
+            _marked(events, late, "event"),
+            None
+            if diverted is None
+            else _marked(diverted, np.ones(diverted.num_rows, bool), "late"),
+            _dead(dead),
+        ):
+            if table is not None and table.num_rows:
+                self._tables.append(table)
+                self._keys.append(self._key(table))
+        return PublishedBatch(events.num_rows, {})
+
+    def check_between(self) -> None:
+        """Nobody else writes a journal."""
+
+    def take(self) -> list[pa.Table]:
+        """What was collected since the last call, schema `DECIDED`."""
+        taken, self._tables = self._tables, []
+        return taken
+
+    def keys(self) -> pa.Table:
+        """The keys of everything that was collected, schema `journal.KEYS`."""
+        return pa.concat_tables(self._keys) if self._keys else KEYS.empty_table()
+
+    def _key(self, table: pa.Table) -> pa.Table:
+        contents = contents_of(table) if self._has_contents else [None] * table.num_rows
+        columns = [table.column(n) for n in KEYS.names[:-1]]
+        return pa.Table.from_arrays([*columns, pa.array(contents, pa.binary())], schema=KEYS)
+
+
+def batches(tables: Sequence[pa.Table], *, all_rows: bool) -> Iterator[pa.RecordBatch]:
+    """Decided rows as the source yields them.
+
+    Args:
+        tables: schema `DECIDED`.
+        all_rows: whether skips and dead letters are yielded, too.
+    """
+    for table in tables:
+        kept = table if all_rows else table.filter(are("event", table))
+        for batch in kept.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS):
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            columns["metadata"] = lenient_text(columns["metadata"])
+            columns["create_time"] = columns["create_time"].cast(pa.timestamp("us", tz="UTC"))
+            if not all_rows:
+                for name in ("kind", "reason", "detail"):
+                    del columns[name]
+            yield pa.RecordBatch.from_arrays([*columns.values()], [*columns])
+
+
+def replayed(keys: pa.Table, rows: pa.Table) -> pa.Table:
+    """The rows of a part of a journal, in its order; schema `DECIDED`.
+
+    Args:
+        keys: schema `journal.KEYS`.
+        rows: the table's rows of these versions, schema `EVENTS`, in any order.
+
+    Raises:
+        KeyError: the table does not have a row any more; its argument is the row's key.
+    """
+    contents = values(keys, "content")
+    has_contents = any(content is not None for content in contents)
+    found = contents_of(rows) if has_contents else [None] * rows.num_rows
+    at = {key: row for row, key in enumerate(_keys(rows, found))}
+    is_skip = are("skip", keys).to_pylist()
+    places = zip(_keys(keys, contents), is_skip, strict=True)
+    taken = rows.take(pa.array([None if skip else at[key] for key, skip in places], pa.int64()))
+    taken_types: Any = taken["event_type"]
+    types: Any = pc.fill_null(taken_types, "")
+    columns = {"event_type": types, "payload": taken["payload"], "metadata": taken["metadata"]}
+    columns |= {name: keys[name] for name in KEYS.names if name != "content"}
+    return pa.Table.from_arrays([columns[name] for name in DECIDED.names], schema=DECIDED)
+
+
+def are(kind: str, table: pa.Table) -> Any:
+    """Which rows are of a kind."""
+    column: Any = table["kind"]
+    return pc.equal(column, pa.scalar(kind))
+
+
+def _keys(rows: pa.Table, contents: list[Any]) -> Iterator[tuple[Any, ...]]:
+    return zip(values(rows, "aggregate_id"), values(rows, "version"), contents, strict=True)
+
+
+def _marked(rows: pa.Table, late: npt.NDArray[np.bool_] | None, kind: str) -> pa.Table:
+    nothing = pa.nulls(rows.num_rows, pa.string())
+    marks = pa.repeat(False, rows.num_rows) if late is None else pa.array(late)
+    return _decided(rows, marks, kind, nothing, nothing)
+
+
+def _decided(rows: pa.Table, late: Any, kind: str, reasons: Any, details: Any) -> pa.Table:
+    columns = [rows.column(name) for name in EVENTS.names]
+    kinds = pa.repeat(kind, rows.num_rows)
+    return pa.Table.from_arrays([*columns, late, kinds, reasons, details], schema=DECIDED)
+
+
+def _skips(gaps: Sequence[SkippedGap]) -> pa.Table | None:
+    if not gaps:
+        return None
+    rows = pa.Table.from_pylist(
+        [
+            {
+                "aggregate_id": gap.aggregate_id,
+                "version": gap.from_version,
+                "event_type": "",
+                "create_time": gap.first_seen,
+            }
+            for gap in gaps
+        ],
+        schema=EVENTS,
+    )
+    details = pa.array([json.dumps(asdict(gap)) for gap in gaps])
+    reasons = pa.array([gap.reason for gap in gaps])
+    return _decided(rows, pa.repeat(False, len(gaps)), "skip", reasons, details)
+
+
+def _dead(dead: Sequence[DeadRow]) -> pa.Table | None:
+    if not dead:
+        return None
+    rows = pa.Table.from_pylist(
+        [{name: getattr(each, name) for name in EVENTS.names} for each in dead], schema=EVENTS
+    )
+    details = pa.array([json.dumps({"published": each.published}) for each in dead])
+    reasons = pa.array([each.reason for each in dead])
+    return _decided(rows, pa.repeat(False, len(dead)), "dead", reasons, details)
