@@ -132,9 +132,12 @@ class Causes:
             )
         refused = of_events
         topic, _, reason = refused[0]
-        return faults.RecordRefusedError(
+        refusal = faults.RecordRefusedError(
             rows=[row for t, row, _ in refused if t == self._sink.topic],
             diverted_rows=[row for t, row, _ in refused if t == self._sink.late_topic],
             reason=reason,
             topic=topic,
         )
+        for name, row, _ in refused:
+            refusal.by_topic.setdefault(name, []).append(row)
+        return refusal

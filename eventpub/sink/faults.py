@@ -111,6 +111,9 @@ class RecordRefusedError(SinkError):
         rows: indices into the events given to `publish`.
         diverted_rows: indices into its `diverted`.
         reason: what the refusal said.
+
+    Attributes:
+        by_topic: the rows of each topic.
     """
 
     def __init__(self, rows: Sequence[int], diverted_rows: Sequence[int], reason: str, topic: str):
@@ -122,6 +125,7 @@ class RecordRefusedError(SinkError):
             " message.max.bytes",
             retriable=True,
         )
+        self.by_topic: dict[str, list[int]] = {}
         self.rows = list(rows)
         self.diverted_rows = list(diverted_rows)
         self.reason = reason

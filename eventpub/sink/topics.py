@@ -440,17 +440,26 @@ def _serve(admin: Any) -> None:
         return
 
 
-def create(sink: config.Sink, topic: str, partitions: int, timeout: float = REACH_TIMEOUT) -> int:
+def create(
+    sink: config.Sink,
+    topic: str,
+    partitions: int,
+    timeout: float = REACH_TIMEOUT,
+    *,
+    is_compacted: bool = False,
+) -> int:
     """Makes a topic, unless somebody else does; its number of partitions.
 
     Raises:
         SinkError: as `check_topics`.
     """
-    _create(sink, [topic], partitions, timeout)
+    _create(sink, [topic], partitions, timeout, "compact" if is_compacted else "delete")
     return _wait_for(sink, [topic], timeout)[topic]
 
 
-def _create(sink: config.Sink, topics: list[str], partitions: int, timeout: float) -> None:
+def _create(
+    sink: config.Sink, topics: list[str], partitions: int, timeout: float, policy: str = "delete"
+) -> None:
     admin, _ = client.admin(sink)
     new = [
         NewTopic(
@@ -460,7 +469,7 @@ def _create(sink: config.Sink, topics: list[str], partitions: int, timeout: floa
             # What is published is the truth; and records carry the time of their event, so that
             # a retention by time would delete an old store's events as soon as they arrive. What
             # is not said here, a broker's own default decides.
-            config={"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"},
+            config={"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": policy},
         )
         for topic in topics
     ]

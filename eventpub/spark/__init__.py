@@ -21,6 +21,7 @@ def register(spark: SparkSession) -> None:
         ConfigError: spark.speculation: Spark would run two attempts of a task at once.
     """
     from eventpub.errors import ConfigError
+    from eventpub.spark.sink import EventpubSink
     from eventpub.spark.source import EventStoreDataSource
 
     conf: Any = spark.conf
@@ -33,3 +34,4 @@ def register(spark: SparkSession) -> None:
             suggestion="set spark.speculation to false",
         )
     spark.dataSource.register(EventStoreDataSource)
+    spark.dataSource.register(EventpubSink)

@@ -51,7 +51,9 @@ def into_sql(url: str) -> Any:
         rows = batch.select("aggregate_id", "version", "late").collect()
         engine = sa.create_engine(url)
         with engine.begin() as connection:
-            known = connection.execute(sa.text("SELECT COUNT(*) FROM batches WHERE id = :n"), {"n": number})
+            known = connection.execute(
+                sa.text("SELECT COUNT(*) FROM batches WHERE id = :n"), {"n": number}
+            )
             if not known.scalar_one():
                 connection.execute(sa.text("INSERT INTO batches VALUES (:n)"), {"n": number})
                 for at, row in enumerate(rows):

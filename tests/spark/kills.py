@@ -1,0 +1,384 @@
+"""Kills a job on the source `eventstore` again and again while events commit late, and compares.
+
+    python -m tests.spark.kills --sink parquet --kills 20 [--seed 1]
+
+Prints one line: kills by what was killed, events, and how many are lost, repeated and out of order
+in what the sink has. Exit status 1 where any are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pymysql
+from sqlalchemy import make_url
+
+ROOT = Path(__file__).parents[2]
+TABLE = """CREATE TABLE events (
+    id BIGINT AUTO_INCREMENT PRIMARY KEY, aggregate_id VARCHAR(255) NOT NULL COLLATE utf8mb4_bin,
+    version BIGINT NOT NULL, event_type VARCHAR(255) NOT NULL, payload LONGBLOB,
+    metadata JSON, create_time TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
+    UNIQUE KEY (aggregate_id, version), KEY (create_time))"""
+Event = tuple[str, int]
+
+
+def connect(url: str) -> Any:
+    """A connection, autocommit off."""
+    of = make_url(url)
+    return pymysql.connect(
+        host=of.host,
+        port=of.port or 3306,
+        user=of.username or "",
+        password=of.password or "",
+        database=of.database,
+        ssl_disabled=True,
+    )
+
+
+class Writers:
+    """Threads that append events; a part of the transactions is open for up to some seconds.
+
+    Args:
+        url: of the database.
+        threads: how many.
+        pause: seconds between two transactions of a thread.
+        longest: seconds for which a transaction may stay open.
+    """
+
+    def __init__(
+        self, url: str, threads: int = 6, pause: float = 0.02, longest: float = 4.0
+    ) -> None:
+        self._url, self._pause, self._longest = url, pause, longest
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(n,)) for n in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End them; all that was begun is committed then."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, number: int) -> None:
+        chance, connection = random.Random(number), connect(self._url)
+        versions: Counter[str] = Counter()
+        singles = 0
+        with connection, connection.cursor() as cursor:
+            while not self._stop.is_set():
+                rows = []
+                for _ in range(chance.choice([1, 1, 3, 8])):
+                    aggregate_id = f"w{number}-{chance.randrange(40)}"
+                    if chance.random() < 0.2:
+                        singles += 1
+                        aggregate_id = f"w{number}-single-{singles}"
+                    versions[aggregate_id] += 1
+                    rows.append((aggregate_id, versions[aggregate_id], "t", b"x" * 60))
+                for row in rows:
+                    cursor.execute(
+                        "INSERT INTO events (aggregate_id, version, event_type, payload)"
+                        " VALUES (%s, %s, %s, %s)",
+                        row,
+                    )
+                if chance.random() < 0.08:
+                    self._stop.wait(chance.random() * self._longest)
+                connection.commit()
+                time.sleep(self._pause * chance.random() * 2)
+
+
+class Job:
+    """The job of `tests.spark.job`, killed and started again.
+
+    Args:
+        job: its argument.
+        log: takes what it prints.
+        environment: of its process.
+    """
+
+    def __init__(self, job: dict[str, Any], log: Path, **environment: str) -> None:
+        self._job, self._log, self._environment = job, log, environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **changed: Any) -> None:
+        """Start it, with some keys changed."""
+        log = self._log.open("ab")
+        environment = {**os.environ, **self._environment, "PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.job", json.dumps(self._job | changed)],
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """By what they are: driver (Python and JVM) and workers."""
+        assert self._process is not None
+        found: dict[str, list[psutil.Process]] = {"driver": [], "worker": []}
+        with suppress(psutil.NoSuchProcess):
+            main = psutil.Process(self._process.pid)
+            for each in [main, *main.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    line = " ".join(each.cmdline())
+                    kind = (
+                        "worker"
+                        if "pyspark.daemon" in line or "eventpub.spark" in line
+                        else "driver"
+                    )
+                    found[kind].append(each)
+        return found
+
+    def kill(self, what: str, chance: random.Random) -> bool:
+        """Kill one worker, or the driver with everything; whether there was one."""
+        found = self.processes()
+        if what == "worker":
+            victims = [chance.choice(found["worker"])] if found["worker"] else []
+        else:
+            victims = [*found["driver"], *found["worker"]]
+        for each in victims:
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(signal.SIGKILL)
+        if what == "driver" and self._process is not None:
+            self._process.wait()
+        return bool(victims)
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status."""
+        assert self._process is not None
+        return self._process.wait(timeout)
+
+
+def compare(stored: list[Event], published: list[Event]) -> tuple[int, int, int]:
+    """Events that are lost, repeated and out of order."""
+    counts = Counter(published)
+    lost = sum(1 for event in stored if event not in counts)
+    repeated = sum(counts.values()) - len(counts)
+    last: dict[str, int] = {}
+    disordered = 0
+    for aggregate_id, version in published:
+        disordered += version < last.get(aggregate_id, 0)
+        last[aggregate_id] = max(version, last.get(aggregate_id, 0))
+    return lost, repeated, disordered
+
+
+def stored(url: str) -> list[Event]:
+    """All events of the table."""
+    with connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT aggregate_id, version FROM events")
+        return list(cursor.fetchall())
+
+
+# -- sinks -----------------------------------------------------------------------------------------
+
+
+def read_parquet(folder: str) -> list[Event]:
+    """The rows of Spark's file sink, as its log names the files, batch by batch."""
+    import pyarrow.parquet as pq
+
+    found: list[Event] = []
+    log = Path(folder) / "_spark_metadata"
+    names = {}
+    for file in log.iterdir():
+        number = file.name.removesuffix(".compact")
+        if number.isdigit():
+            names[int(number)] = file
+    compact = max((n for n, f in names.items() if f.name.endswith(".compact")), default=-1)
+    for number in sorted(n for n in names if n >= compact):
+        for line in names[number].read_text().splitlines()[1:]:
+            path = json.loads(line)["path"].removeprefix("file://")
+            table = pq.read_table(path, columns=["aggregate_id", "version"])
+            found += zip(*(table[n].to_pylist() for n in ("aggregate_id", "version")), strict=True)
+    return found
+
+
+def read_sql(url: str) -> list[Event]:
+    """The rows of `job.into_sql`, in the order in which they were written."""
+    with connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT aggregate_id, version FROM out_events ORDER BY batch, place")
+        return list(cursor.fetchall())
+
+
+def read_delta(folder: str) -> list[Event]:
+    """The rows of a Delta table, version by version."""
+    from deltalake import DeltaTable
+
+    table = DeltaTable(folder)
+    found: list[Event] = []
+    import pyarrow.parquet as pq
+
+    order = []
+    for number in range(table.version() + 1):
+        log = Path(folder) / "_delta_log" / f"{number:020d}.json"
+        for line in log.read_text().splitlines():
+            if "add" in (entry := json.loads(line)):
+                order.append(entry["add"]["path"])
+    for path in order:
+        rows = pq.read_table(f"{folder}/{path}", columns=["aggregate_id", "version"])
+        found += zip(*(rows[n].to_pylist() for n in ("aggregate_id", "version")), strict=True)
+    return found
+
+
+def read_kafka(servers: str, topic: str) -> list[Event]:
+    """What a read_committed consumer sees, partition by partition."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "check",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    partitions = consumer.list_topics(topic, 10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
+    found: dict[int, list[Event]] = {p: [] for p in partitions}
+    left = set(partitions)
+    while left:
+        message: Any = consumer.poll(10)
+        assert message is not None, f"no answer; unread: {left}"
+        if message.error():
+            left.discard(message.partition())
+            continue
+        headers = dict(message.headers() or ())
+        version = int(headers["ce_sequence"]) if "ce_sequence" in headers else int(message.value())
+        key = message.key().decode() if message.key() else ""
+        found[message.partition()].append((key, version))
+    consumer.close()
+    return [event for events in found.values() for event in events]
+
+
+@contextmanager
+def servers(folder: Path, *, kafka: bool) -> Iterator[tuple[str, str]]:
+    """A MySQL with the event table, and a broker: its URL and addresses."""
+    from contextlib import ExitStack
+
+    from eventpub.local import kafka as broker
+    from tests.servers.databases import mysql
+
+    with ExitStack() as stack:
+        database = stack.enter_context(mysql(folder / "mysql"))
+        with pymysql.connect(
+            host="127.0.0.1", port=make_url(database.url()).port or 0, user="root"
+        ) as connection:
+            connection.cursor().execute("CREATE DATABASE kills")
+        url = database.url(database="kills")
+        with connect(url) as connection, connection.cursor() as cursor:
+            cursor.execute(TABLE)
+            cursor.execute("CREATE TABLE batches (id BIGINT PRIMARY KEY)")
+            cursor.execute(
+                "CREATE TABLE out_events (batch BIGINT, place BIGINT, aggregate_id VARCHAR(255),"
+                " version BIGINT)"
+            )
+        address = stack.enter_context(broker(folder / "kafka")).bootstrap_servers if kafka else ""
+        yield url, address
+
+
+def job_of(
+    sink: str, url: str, address: str, folder: Path
+) -> tuple[dict[str, Any], Callable[[], list[Event]]]:
+    """The job, and what reads its sink."""
+    job: dict[str, Any] = {
+        "source": {
+            "url": url,
+            "state": str(folder / "state"),
+            "state_dir": str(folder / "local"),
+            "shards": "2",
+            "partitions": "8",
+            "delay": "300ms",
+            "watermark": "off",
+            "backoff_base": "100ms",
+        },
+        "sink": sink,
+        "checkpoint": str(folder / "checkpoint"),
+        "out": str(folder / "out"),
+        "trigger": "0 seconds",
+    }
+    if sink == "sql":
+        return job | {"out": url}, lambda: read_sql(url)
+    if sink == "eventpub":
+        options = {"id": "kills", "topic": "kills", "kafka.bootstrap.servers": address}
+        job["source"]["rows"] = "all"
+        return job | {"sink_options": options}, lambda: read_kafka(address, "kills")
+    readers = {"parquet": read_parquet, "delta": read_delta}
+    return job, lambda: readers[sink](job["out"])
+
+
+def campaign(
+    sink: str, kills: int, seed: int, folder: Path, *, driver_share: float = 0.4
+) -> dict[str, Any]:
+    """Kill a job so many times; what came of it."""
+    chance = random.Random(seed)
+    killed: Counter[str] = Counter()
+    with servers(folder, kafka=sink == "eventpub") as (url, address):
+        job, read = job_of(sink, url, address, folder)
+        running = Job(job, folder / "job.log")
+        writers = Writers(url)
+        try:
+            while sum(killed.values()) < kills:
+                if not running.is_running:
+                    running.start()
+                    deadline = time.monotonic() + 120
+                    while not running.processes()["worker"] and time.monotonic() < deadline:
+                        time.sleep(0.3)
+                time.sleep(chance.random() * 4)
+                what = "driver" if chance.random() < driver_share else "worker"
+                killed[what] += running.is_running and running.kill(what, chance)
+            if running.is_running:
+                running.kill("driver", chance)
+        finally:
+            writers.stop()
+        for _ in range(3):
+            running.start(trigger="once")
+            if running.wait(600) == 0:
+                break
+        else:
+            raise RuntimeError((folder / "job.log").read_text()[-3000:])
+        events = stored(url)
+        lost, repeated, disordered = compare(events, read())
+    return {
+        "sink": sink,
+        "kills": dict(killed),
+        "events": len(events),
+        "lost": lost,
+        "repeated": repeated,
+        "out_of_order": disordered,
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sink", default="parquet")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(given.folder or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        outcome = campaign(given.sink, given.kills, given.seed, folder)
+    print(json.dumps(outcome))
+    sys.exit(any(outcome[name] for name in ("lost", "repeated", "out_of_order")))
