@@ -198,11 +198,11 @@ def read_parquet(folder: str) -> list[Event]:
 
     found: list[Event] = []
     log = Path(folder) / "_spark_metadata"
-    names = {}
+    names: dict[int, Path] = {}
     for file in log.iterdir():
-        number = file.name.removesuffix(".compact")
-        if number.isdigit():
-            names[int(number)] = file
+        name = file.name.removesuffix(".compact")
+        if name.isdigit():
+            names[int(name)] = file
     compact = max((n for n, f in names.items() if f.name.endswith(".compact")), default=-1)
     for number in sorted(n for n in names if n >= compact):
         for line in names[number].read_text().splitlines()[1:]:
