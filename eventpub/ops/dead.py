@@ -18,9 +18,9 @@ from eventpub.admission.rules import CONFLICT
 from eventpub.channel import Request
 from eventpub.config import Config, format_time
 from eventpub.ops.asking import ask_shards
-from eventpub.ops.committed import Committed, Message, Place, offsets_at
 from eventpub.sink import records
 from eventpub.sink.folded import time_of
+from eventpub.sink.reading import Message, Place, offsets_at, read_committed
 from eventpub.sink.topics import list_offsets, partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
@@ -297,7 +297,7 @@ def _read(config: Config, only: Key | None, limit: int, until: float) -> Letters
     if not count:
         return Letters(0, 0, [], True)
     places: list[Place] = [(sink.dead_topic, number) for number in range(count)]
-    reading = Committed(sink, dict.fromkeys(places, 0), until)
+    reading = read_committed(sink, dict.fromkeys(places, 0), until)
     newest: list[tuple[int, int, int, Letter]] = []
     letters = 0
     rows: set[int] = set()  # hashes: 64 bits each are little, and enough to count by
@@ -395,7 +395,7 @@ def _search(config: Config, wanted: Collection[Key], since: int, until: float) -
     ids = {config.app.id, *config.app.former_ids}
     keys = {aggregate_id.encode() for aggregate_id, _ in wanted}
     search = _Search({}, tuple(ends[place] for place in places), False)
-    reading = Committed(sink, starts, until, ends)
+    reading = read_committed(sink, starts, until, ends)
     for chunk in reading:
         for message in chunk:
             if message.key() not in keys:

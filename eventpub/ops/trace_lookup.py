@@ -11,10 +11,10 @@ from typing import Any
 from eventpub.admission import Hold, SkippedGap, VersionRange, topic_partition
 from eventpub.config import Config
 from eventpub.ops.asking import ask_running
-from eventpub.ops.committed import Committed, Message, Place, offsets_at
 from eventpub.ops.gaps import pending
 from eventpub.ops.trace_answer import MOST_OTHERS, Found, Stored
 from eventpub.sink import records
+from eventpub.sink.reading import Message, Place, offsets_at, read_committed
 from eventpub.sink.topics import list_offsets
 from eventpub.state import StateDir
 from eventpub.store import EventStore
@@ -254,7 +254,7 @@ class Search:
                 left.discard(version)
         if not starts or (wanted is not None and not left):
             return
-        reading = Committed(self._sink, starts, self._until, ends)
+        reading = read_committed(self._sink, starts, self._until, ends)
         try:
             for chunk in reading:
                 for message in chunk:
