@@ -62,11 +62,12 @@ def _buckets(found: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def _gauge(name: str, text: str, value: Callable[[Status], Any]) -> Metric:
-    return Metric(name, "gauge", text, lambda status: [([], value(status))])
+    return Metric(f"eventpub_{name}", "gauge", text, lambda status: [([], value(status))])
 
 
 def _counter(name: str, key: str, text: str) -> Metric:
     """Args: key: of `counters` in the status."""
+    name = f"eventpub_{name}_total"
     return Metric(name, "counter", text, lambda status: [([], status["counters"].get(key, 0))])
 
 
@@ -76,12 +77,11 @@ def _by_shard(name: str, key: str, text: str) -> Metric:
     def samples(status: Status) -> Samples:
         return [([str(shard["shard"])], shard[key]) for shard in status["shards"]]
 
-    return Metric(name, "gauge", text, samples, ("shard",))
+    return Metric(f"eventpub_{name}", "gauge", text, samples, ("shard",))
 
 
 def _up(status: Status) -> Samples:
-    names = ("app", "topic", "version")
-    return [([status[name] for name in names], float(status["is_alive"]))]
+    return [([status[name] for name in _IDENTITY], float(status["is_alive"]))]
 
 
 def _health(status: Status) -> Samples:
@@ -89,126 +89,92 @@ def _health(status: Status) -> Samples:
     return [([check["name"]], numbers.get(check["state"])) for check in status["checks"]]
 
 
+_IDENTITY = ("app", "topic", "version")
 METRICS = (
-    Metric(
-        "eventpub_up",
-        "gauge",
-        "1 while the publisher works; 0: it hangs, its process answers but does nothing else",
-        _up,
-        ("app", "topic", "version"),
-    ),
+    Metric("eventpub_up", "gauge", "1 while the publisher's loop turns", _up, _IDENTITY),
     Metric(
         "eventpub_health",
         "gauge",
         "1 where a check is ok, 0.5 where it warns, 0 where it"
-        " [fails](operations.md#see-what-it-does). Checks: `database`, `boundary`, `publishing`,"
-        " `shard 0` … , `index`, `broker`",
+        " [fails](operations.md#see-what-it-does)",
         _health,
         ("check",),
     ),
-    _gauge("eventpub_paused", "1 after `eventpub pause`", lambda s: float(s["is_paused"])),
+    _gauge("paused", "1 after `eventpub pause`", lambda s: float(s["is_paused"])),
     _gauge(
-        "eventpub_lag_seconds",
+        "lag_seconds",
         "age below the boundary of the oldest event that is not published, held ones included; 0:"
         " all are. It grows while the database does not answer",
         lambda s: s["lag"]["seconds"],
     ),
     _gauge(
-        "eventpub_lag_events",
+        "lag_events",
         "events that are not read yet (at most 100,000 are counted), plus one for each aggregate"
         " that waits",
         lambda s: s["lag"]["events"],
     ),
     _gauge(
-        "eventpub_last_poll_age_seconds",
-        "seconds since the database answered a poll of the boundary, which is not polled while no"
-        " shard is published; missing until the first answer",
+        "last_poll_age_seconds",
+        "seconds since the database answered a poll of the boundary; it is not polled while no"
+        " shard is published",
         lambda s: s["poll_age_seconds"],
     ),
-    _gauge(
-        "eventpub_holds_open",
-        "aggregates that wait for a missing version",
-        lambda s: s["holds_open"],
-    ),
-    _counter("eventpub_rows_read_total", "rows_read", "rows of the event table that were read"),
-    _counter("eventpub_events_published_total", "published", "events made visible on the topic"),
+    _gauge("holds_open", "aggregates that wait for a missing version", lambda s: s["holds_open"]),
+    _counter("rows_read", "rows_read", "rows of the event table that were read"),
+    _counter("events_published", "published", "events made visible on the topic"),
+    _counter("duplicates_dropped", "duplicates", "rows read again and dropped: already published"),
+    _counter("gaps_opened", "gaps_opened", "aggregates found to miss a version"),
+    _counter("gaps_filled", "gaps_filled", "gaps whose missing versions came"),
+    _counter("gaps_skipped", "gaps_skipped", "gaps that were skipped, recorded on `<topic>.gaps`"),
+    _counter("gaps_vanished", "gaps_vanished", "gaps above which the events were deleted"),
     _counter(
-        "eventpub_duplicates_dropped_total",
-        "duplicates",
-        "rows that were read again and dropped: their events are on the topic already (after a"
-        " restart, or where windows overlap); none is published twice",
-    ),
-    _counter("eventpub_gaps_opened_total", "gaps_opened", "aggregates found to miss a version"),
-    _counter("eventpub_gaps_filled_total", "gaps_filled", "gaps whose missing versions came"),
-    _counter(
-        "eventpub_gaps_skipped_total",
-        "gaps_skipped",
-        "gaps that were skipped (one may be several versions); each is recorded on `<topic>.gaps`",
-    ),
-    _counter(
-        "eventpub_gaps_vanished_total",
-        "gaps_vanished",
-        "gaps above which the events were deleted, so that nothing waits any longer",
-    ),
-    _counter(
-        "eventpub_events_late_total",
+        "events_late",
         "late",
-        "late events: they came after their version had been skipped; without those that"
-        " `eventpub dead retry` publishes",
+        "events that came after their version had been skipped; without those of"
+        " `eventpub dead retry`",
     ),
+    _counter("events_dead", "dead", "rows that were refused, recorded on `<topic>.dead`"),
     _counter(
-        "eventpub_events_dead_total",
-        "dead",
-        "dead letters: rows that were refused, and are on `<topic>.dead`",
-    ),
-    _counter(
-        "eventpub_events_conflicting_total",
+        "events_conflicting",
         "conflicts",
         "dead letters because another event had been published under the version",
     ),
     _counter(
-        "eventpub_rows_in_past_total",
         "rows_in_past",
-        "rows that were committed with times behind what had been read by more than the horizon",
+        "rows_in_past",
+        "rows committed with times behind what had been read by more than the horizon",
     ),
     _gauge(
-        "eventpub_rows_ahead",
-        "rows whose `create_time` lies in the future: they are published when it has come; some"
-        " 10,000 are counted at most",
+        "rows_ahead",
+        "rows whose `create_time` lies in the future, published when it has come; some 10,000 are"
+        " counted at most",
         lambda s: s["lag"]["ahead_rows"],
     ),
     _counter(
-        "eventpub_rows_without_identity_total",
+        "rows_without_identity",
         "without_identity",
-        "rows without an aggregate or a version, read and passed over (`store.without_identity`)",
+        "rows without an aggregate or a version, left out (`store.without_identity`)",
     ),
+    _counter("recount_found", "recount_found", "events that only a recount has found"),
     _counter(
-        "eventpub_recount_found_total",
-        "recount_found",
-        "events that only a recount has found: they were committed late",
-    ),
-    _counter(
-        "eventpub_transactions_passed_total",
+        "transactions_passed",
         "passed",
-        "transactions that were open for longer than the boundary waits for one (`read.max_wait`)",
+        "transactions open for longer than the boundary waits for one (`read.max_wait`)",
     ),
     _counter(
-        "eventpub_log_lines_dropped_total",
         "log_lines_dropped",
-        "log lines that were not written because stderr was not drained for too long (a log driver"
-        " that blocks); publishing continues",
+        "log_lines_dropped",
+        "log lines not written because stderr was not drained for too long",
     ),
     _counter(
-        "eventpub_producers_replaced_total",
+        "producers_replaced",
         "replaced",
-        "Kafka producers replaced after a transaction that was aborted (as where a record is"
-        " refused), or whose answer left open whether it was committed",
+        "Kafka producers replaced after an abort, or an answer that left open whether it was"
+        " committed",
     ),
-    _by_shard("eventpub_shard_lag_seconds", "lag_seconds", "the lag of each shard"),
-    _by_shard("eventpub_shard_holds_open", "holds", "aggregates of each shard that wait"),
-    _by_shard(
-        "eventpub_index_bytes", "index_bytes", "what the index of each shard takes on the disk"
-    ),
+    _by_shard("shard_lag_seconds", "lag_seconds", "the lag of each shard"),
+    _by_shard("shard_holds_open", "holds", "aggregates of each shard that wait"),
+    _by_shard("index_bytes", "index_bytes", "what the index of each shard takes on the disk"),
     Metric(
         "eventpub_publish_latency_seconds",
         "histogram",
@@ -218,11 +184,8 @@ METRICS = (
     Metric(
         "eventpub_batch_seconds",
         "histogram",
-        "what each step of a transaction takes. Steps: `index` (reading and writing the index on"
-        " disk), `admit` (deciding of each row: publish, hold, skip or refuse), `backtrack`"
-        " (looking missing versions up in the database, by key), `publish` (the Kafka"
-        " transaction), others that are rare, and `read`: the wait for rows, of the database while"
-        " there are some, else for new events",
+        "what each step of a transaction takes: `read` (waiting for rows), `index` (reading and"
+        " writing the index), `admit`, `backtrack` (looking up missing versions), `publish`",
         lambda status: [([step], found) for step, found in sorted(status["steps"].items())],
         ("step",),
     ),

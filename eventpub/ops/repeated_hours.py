@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 from eventpub.admission import EVENTS, values
 from eventpub.config import Config
 from eventpub.sink import records
-from eventpub.sink.reading import Message, Place, offsets_at, read_committed
+from eventpub.sink.reading import Place, offsets_at, own_records, read_committed
 from eventpub.sink.topics import partition_counts
 from eventpub.store import Layout
 
@@ -97,27 +96,18 @@ class RepeatedHours:
             for topic in (sink.topic, sink.late_topic)
             for number in range(counts.get(topic, 0))
         ]
+        ids = {config.app.id, *config.app.former_ids}
         for change, back in changes:
-            starts = offsets_at(sink, places, change // 1000)
-            reading, passed = read_committed(sink, starts), set[Place]()
-            for chunk in reading:
-                for key, created, place in _events(config, chunk):
-                    if change <= created < change + back:
-                        hours.second.add(key)
-                    elif created >= change + back + _DAY:
-                        passed.add(place)
-                if reading.unread <= passed:
-                    reading.close()
-                    break
+            reading, passed = read_committed(sink, offsets_at(sink, places, change // 1000)), set()
+            for message, headers in own_records(reading, ids):
+                if records.TIME not in headers:
+                    continue
+                created = int(records.parse_times([headers[records.TIME].decode()])[0])
+                if change <= created < change + back:
+                    hours.second.add((message.key().decode(), int(headers[records.SEQUENCE])))
+                elif created >= change + back + _DAY:
+                    passed.add((message.topic(), message.partition()))
+                    if reading.unread <= passed:
+                        break
+            reading.close()
         return hours
-
-
-def _events(config: Config, chunk: list[Message]) -> Iterator[tuple[Key, int, Place]]:
-    """Of records of ours: which event, when it was created, and where it stands."""
-    ours = {app_id.encode() for app_id in (config.app.id, *config.app.former_ids)}
-    for message in chunk:
-        headers = dict(message.headers() or ())
-        if headers.get(records.SOURCE) in ours and records.TIME in headers:
-            key = message.key().decode(), int(headers[records.SEQUENCE])
-            created = int(records.parse_times([headers[records.TIME].decode()])[0])
-            yield key, created, (message.topic(), message.partition())

@@ -15,7 +15,7 @@ from dataclasses import replace
 from eventpub.admission import Hold, SkippedGap, in_ranges, topic_partition
 from eventpub.config import Config
 from eventpub.errors import ConfigError
-from eventpub.ops.dead import OF_ANOTHER, readable_store
+from eventpub.ops.dead import OF_ANOTHER
 from eventpub.ops.trace_answer import Found, Stored, Trace, Traced, Verdict
 from eventpub.ops.trace_lookup import (
     Publisher,
@@ -27,6 +27,7 @@ from eventpub.ops.trace_lookup import (
     missing_of,
     stored_rows,
 )
+from eventpub.ops.unpublished import readable_store
 from eventpub.sink.records import timestamp
 from eventpub.sink.topics import partition_counts
 from eventpub.times import format_time

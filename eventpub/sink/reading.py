@@ -7,7 +7,7 @@ seen, by a record or by the broker's word that there is no more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import client, faults
+from eventpub.sink import client, faults, records
 from eventpub.sink.topics import list_offsets
 
 Place: TypeAlias = tuple[str, int]
@@ -170,6 +170,24 @@ def read_committed(
     lows = list_offsets(sink, places, "earliest")
     ranges = {place: (max(at, lows[place]), ends[place]) for place, at in starts.items()}
     return Reading(sink, ranges, until=until)
+
+
+def own_records(
+    reading: Iterable[list[Message]],
+    app_ids: Collection[str],
+    keys: Collection[bytes] | None = None,
+) -> Iterator[tuple[Message, dict[str, Any]]]:
+    """Records that a publisher of these ids has written, each with its headers.
+
+    Args:
+        keys: only those with one of these.
+    """
+    for chunk in reading:
+        for message in chunk:
+            if keys is None or message.key() in keys:
+                headers = dict(message.headers() or ())
+                if records.is_ours(headers.items(), app_ids):
+                    yield message, headers
 
 
 def offsets_at(sink: config.Sink, places: Iterable[Place], millis: int) -> dict[Place, int]:
