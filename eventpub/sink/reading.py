@@ -162,14 +162,15 @@ def read_committed(
 
     Args:
         starts: first offset by place.
-        until: as of `Reading`.
+        until: as of `Reading`; where it is endless, a minute without a record is an error.
         ends: the offset after the last by place; None: the ends as they are now.
     """
     places = list(starts)
     ends = ends or list_offsets(sink, places, "latest", committed=True)
     lows = list_offsets(sink, places, "earliest")
     ranges = {place: (max(at, lows[place]), ends[place]) for place, at in starts.items()}
-    return Reading(sink, ranges, until=until)
+    patience = _READ_TIMEOUT if until == float("inf") else float("inf")
+    return Reading(sink, ranges, until=until, patience=patience)
 
 
 def own_records(
