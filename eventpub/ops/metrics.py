@@ -80,24 +80,23 @@ def _by_shard(name: str, key: str, text: str) -> Metric:
     return Metric(f"eventpub_{name}", "gauge", text, samples, ("shard",))
 
 
-def _up(status: Status) -> Samples:
-    return [([status[name] for name in _IDENTITY], float(status["is_alive"]))]
-
-
-def _health(status: Status) -> Samples:
-    numbers = {"ok": 1.0, "warn": 0.5, "error": 0.0}
-    return [([check["name"]], numbers.get(check["state"])) for check in status["checks"]]
-
-
 _IDENTITY = ("app", "topic", "version")
+_HEALTH = {"ok": 1.0, "warn": 0.5, "error": 0.0}
+
 METRICS = (
-    Metric("eventpub_up", "gauge", "1 while the publisher's loop turns", _up, _IDENTITY),
+    Metric(
+        "eventpub_up",
+        "gauge",
+        "1 while the publisher's loop turns",
+        lambda s: [([s[name] for name in _IDENTITY], float(s["is_alive"]))],
+        _IDENTITY,
+    ),
     Metric(
         "eventpub_health",
         "gauge",
         "1 where a check is ok, 0.5 where it warns, 0 where it"
         " [fails](operations.md#see-what-it-does)",
-        _health,
+        lambda s: [([check["name"]], _HEALTH.get(check["state"])) for check in s["checks"]],
         ("check",),
     ),
     _gauge("paused", "1 after `eventpub pause`", lambda s: float(s["is_paused"])),

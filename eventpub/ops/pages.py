@@ -142,12 +142,12 @@ class Site:
             "/config": ("GET", "open", lambda _: json_reply(shown(Loaded(config, {}, None)))),
             "/gaps": ("GET", "open", self._gaps),
             "/recorded": ("GET", "open", lambda _: self._lists["/recorded"].get()),
-            "/gap": ("GET", "token", self._gap),
+            "/gap": ("GET", "token", lambda asked: self._act(asked, "list")),
             "/trace": ("GET", "token", self._trace),
             "/pause": ("POST", "token", lambda asked: self._set_paused(asked, True)),
             "/resume": ("POST", "token", lambda asked: self._set_paused(asked, False)),
-            "/retry": ("POST", "token", self._retry),
-            "/skip": ("POST", "token", self._skip),
+            "/retry": ("POST", "token", lambda asked: self._act(asked, "retry")),
+            "/skip": ("POST", "token", lambda asked: self._act(asked, "skip")),
             "/request": ("POST", "local", self._request),
             "/withdraw": ("POST", "local", self._withdraw),
         }
@@ -221,11 +221,6 @@ class Site:
             return json_reply(found | {"error": not_lasting(found["error"], is_paused)}, 503)
         return json_reply(found, 503 if found["is_paused"] is None else 200)
 
-    def _gap(self, asked: Asked) -> Reply:
-        """From which version to which a skip would give up; null: nothing is missing."""
-        first, last = json.loads(self._ask(asked, "list"))["gap"] or (None, None)
-        return json_reply({"from_version": first, "to_version": last})
-
     def _trace(self, asked: Asked) -> Reply:
         """Where an event is, or each of the last versions of an aggregate; one at a time."""
         given, number = asked.parameters.get("aggregate_id", ""), asked.parameters.get("version")
@@ -239,29 +234,17 @@ class Site:
         finally:
             self._tracing.release()
 
-    def _retry(self, asked: Asked) -> Reply:
-        """An aggregate's missing version is looked for now."""
-        return json_reply({"outcome": self._ask(asked, "retry")})
-
-    def _skip(self, asked: Asked) -> Reply:
-        """An aggregate's missing versions are given up, those that are named."""
-        try:
-            given = asked.parameters
-            versions = int(given["from_version"]), int(given["to_version"])
-        except (KeyError, ValueError):
-            raise refused("it needs from_version and to_version, two numbers", 400) from None
-        return json_reply({"outcome": self._ask(asked, "skip", *versions)})
-
-    def _ask(
-        self,
-        asked: Asked,
-        action: Literal["list", "retry", "skip"],
-        first: int | None = None,
-        last: int | None = None,
-    ) -> str:
-        """What the shard of an aggregate answers."""
-        if not (aggregate_id := asked.parameters.get("aggregate_id", "")):
+    def _act(self, asked: Asked, action: Literal["list", "retry", "skip"]) -> Reply:
+        """What an aggregate's shard answers; to "list", which versions a skip would give up."""
+        given = asked.parameters
+        if not (aggregate_id := given.get("aggregate_id", "")):
             raise refused("it needs aggregate_id", 400)
+        first = last = None
+        if action == "skip":
+            try:
+                first, last = int(given["from_version"]), int(given["to_version"])
+            except (KeyError, ValueError):
+                raise refused("it needs from_version and to_version, two numbers", 400) from None
         request = Request(secrets.token_hex(8), action, aggregate_id, first, last)
         try:
             request_of(asdict(request))
@@ -270,7 +253,11 @@ class Site:
         found = self._source.ask(request, _ACT_TIMEOUT)
         if found["answers"] is None:
             raise not_done(found["error"], "the shard has not answered in time")
-        return str(next(iter(found["answers"].values())))
+        [answer] = found["answers"].values()
+        if action != "list":
+            return json_reply({"outcome": answer})
+        first, last = json.loads(answer)["gap"] or (None, None)
+        return json_reply({"from_version": first, "to_version": last})
 
     # -- what the command line asks ----------------------------------------------------------------
 
