@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 import click  # noqa: E402
 
 from eventpub.cli import eventpub  # noqa: E402
+from eventpub.ops.metrics import METRICS, Metric  # noqa: E402
 from eventpub.settings import KEYS, SECTIONS, default_of  # noqa: E402
 
 _CONFIGURATION = """\
@@ -402,7 +403,25 @@ def _contexts(context: click.Context) -> Iterator[click.Context]:
             yield from _contexts(inner)
 
 
-PAGES = {"commands.md": commands, "configuration.md": configuration, "errors.md": errors}
+def metrics() -> str:
+    """The page of metrics, with its table as the code has it."""
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    before, heading, rest = page.partition("|---|---|---|---|\n")
+    after = rest[rest.index("\n\n") :]
+    rows = [f"| `{m.name}` | {m.kind} | {_labels(m)}| {m.text} |" for m in METRICS]
+    return before + heading + "\n".join(rows) + after
+
+
+def _labels(metric: Metric) -> str:
+    return ", ".join(f"`{label}`" for label in metric.labels) + " " * bool(metric.labels)
+
+
+PAGES = {
+    "commands.md": commands,
+    "configuration.md": configuration,
+    "errors.md": errors,
+    "metrics.md": metrics,
+}
 
 if __name__ == "__main__":
     for page, write in PAGES.items():

@@ -19,7 +19,7 @@ from typing import Any
 
 from eventpub.masking import mask_all, mask_url
 
-_QUIET = ("pyspark", "alembic", "urllib3", "uvicorn.error")
+_QUIET = ("pyspark", "alembic", "urllib3")
 
 
 MOST_WAITING = 1 << 20

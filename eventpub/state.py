@@ -1,6 +1,7 @@
 """The state directory: who may use it, where the reader is, where it started.
 
-eventpub.lock   held by the running publisher; says where it is asked; marks the folder as ours
+eventpub.lock   held by the running publisher; has its process id; marks the folder as ours
+publisher.sock  where the running publisher answers commands (HTTP)
 start.json      whose state this is (application, topic, table), and where the publisher started,
                 resolved once; run.json and progress.json repeat it
 status.json     how the publisher stood, for `eventpub status` when none runs
@@ -24,10 +25,12 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,22 +55,6 @@ _LEFT_OVER = 60.0
 """Seconds after which a temporary file belongs to nobody any more."""
 
 
-@dataclass(frozen=True)
-class Running:
-    """What the lock of a running publisher says.
-
-    Attributes:
-        pid: its process.
-        location, token: as of `channel.flight.Address`; "": it is not reached yet.
-        root_certificates: the same.
-    """
-
-    pid: int
-    location: str = ""
-    token: str = ""
-    root_certificates: str | None = None
-
-
 class StateDir:
     """Paths and small files of one publisher's state.
 
@@ -78,6 +65,7 @@ class StateDir:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.lock_file = self.root / LOCK
+        self.socket_file = self.root / "publisher.sock"
         self.progress_file = self.root / "progress.json"
         self.start_file = self.root / "start.json"
         self.run_file = self.root / "run.json"
@@ -152,8 +140,7 @@ class StateDir:
                 if time.monotonic() < deadline:
                     time.sleep(0.02)
                     continue
-                found = self.running()
-                pid = "unknown" if found is None else found.pid
+                pid = (self.read(path) or {}).get("pid", "unknown")
                 raise StateError(
                     "state.locked",
                     f"another publisher (process {pid}) is running on this state directory",
@@ -164,17 +151,56 @@ class StateDir:
             except OSError as error:
                 raise _mapped(error, path) from error
         self._lock = handle
-        self.write_address(Running(os.getpid()))
-
-    def write_address(self, running: Running) -> None:
-        """Write into the lock where the publisher that holds it is asked."""
-        assert self._lock is not None
         try:
-            self._lock.truncate(0)
-            self._lock.write(json.dumps(asdict(running)))
-            self._lock.flush()
+            self.socket_file.unlink(missing_ok=True)  # of one that was killed
+            handle.truncate(0)
+            handle.write(json.dumps({"pid": os.getpid()}))
+            handle.flush()
         except OSError as error:
-            raise _mapped(error, self.lock_file) from error
+            raise _mapped(error, path) from error
+
+    def listen(self) -> socket.socket:
+        """The socket on which the publisher that holds the lock answers its own user's commands.
+
+        Raises:
+            OSError: the directory's file system takes none.
+        """
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            with self._socket_address() as address:
+                listening.bind(address)
+            self.socket_file.chmod(0o600)
+            listening.listen(64)
+        except OSError:
+            listening.close()
+            raise
+        return listening
+
+    def connect(self, timeout: float) -> socket.socket:
+        """A connection to the running publisher.
+
+        Raises:
+            OSError: none runs, or it does not answer yet.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(timeout)
+            with self._socket_address() as address:
+                connection.connect(address)
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _socket_address(self) -> Iterator[str]:
+        """The socket's path, in less than the 108 bytes that the kernel takes."""
+        folder = os.open(self.root, os.O_RDONLY)
+        try:
+            short = f"/proc/self/fd/{folder}/{self.socket_file.name}"
+            yield short if os.path.exists("/proc/self/fd") else str(self.socket_file)
+        finally:
+            os.close(folder)
 
     def beat(self) -> None:
         """Note in the lock that the publisher's loop turns; about once a second."""
@@ -187,14 +213,6 @@ class StateDir:
             return self.lock_file.stat().st_mtime
         except OSError:
             return 0.0
-
-    def running(self) -> Running | None:
-        """The publisher that has this directory, as its lock says; None: it does not say."""
-        data = self.read(self.lock_file)
-        try:
-            return None if data is None else Running(**data)
-        except TypeError:
-            return None
 
     def clear(self) -> None:
         """Throw away what belongs to a run that is over; by who holds the lock."""

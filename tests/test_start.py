@@ -11,7 +11,6 @@ import structlog.testing
 
 from eventpub.admission import EVENTS, Decision
 from eventpub.channel import Request
-from eventpub.channel.flight import Server
 from eventpub.cli.output import as_error
 from eventpub.config import App, Config, Sink, Store
 from eventpub.coordinator import events as e
@@ -22,8 +21,9 @@ from eventpub.publisher.prepare import _begin_run
 from eventpub.publisher.publisher import CommandRunner, run
 from eventpub.publisher.recovery import kept_progress
 from eventpub.publisher.workers import Worker
-from eventpub.state import Running, StateDir
+from eventpub.state import StateDir
 from tests.channel.ends import until
+from tests.ops.served import Source, running
 
 DAY = 86_400_000_000
 
@@ -132,39 +132,31 @@ class TestWhoIsAsked:
         assert ask_running(state, "status") is None
         state.lock()
         assert ask_running(state, "status") is None
-        state.write_address(Running(1, "grpc://127.0.0.1:1", "token"))
+        state.socket_file.touch()
         assert ask_running(state, "status", timeout=1.0) is None
         state.unlock()
 
-    def test_the_one_that_the_lock_names(self, state: StateDir) -> None:
-        asked: list[tuple[str, dict[str, Any]]] = []
-
-        def answer(name: str, given: dict[str, Any]) -> dict[str, Any]:
-            asked.append((name, given))
-            if name == "status":
-                return {"n": 1}
-            if given["request"]["action"] == "skip":
-                return {"answers": None, "error": failed.to_dict()}
-            return {"answers": {"0": "found", "1": None}, "error": None}
-
+    def test_the_one_that_has_the_directory(self, tmp_path: Path) -> None:
         failed = StateError("run.request_failed", "two runners have failed", where="shard 0")
+        asked: list[tuple[Request, float]] = []
 
-        server = Server("127.0.0.1", "token", lambda _: None, lambda s, n: True, answer)
-        state.lock()
-        address = server.address("127.0.0.1", "token")
-        state.write_address(Running(1, address.location, address.token))
-        try:
-            assert ask_running(state, "status") == {"n": 1}
+        class Answering(Source):
+            def ask(self, request: Request, timeout: float) -> dict[str, Any]:
+                asked.append((request, timeout))
+                if request.action == "skip":
+                    return {"answers": None, "error": failed.to_dict()}
+                return {"answers": {"0": "found", "1": None}, "error": None}
+
+        source = Answering()
+        with running(config_in(tmp_path), source) as state:
+            status = ask_running(state, "status")
             answers = ask_shards(state, Request("r1", "retry", "a"), 3.0)
             with pytest.raises(StateError) as caught:
                 ask_shards(state, Request("r2", "skip", "a", 1), 3.0)
-        finally:
-            server.end()
-            state.unlock()
+        assert status == source.found | {"is_ready": True}
         assert answers == {0: "found", 1: "None"}
         assert caught.value.to_dict() == failed.to_dict()
-        assert asked[1][1]["request"]["aggregate_id"] == "a"
-        assert asked[1][1]["timeout"] == 3.0
+        assert asked[0] == (Request("r1", "retry", "a"), 3.0)
 
 
 def test_what_ends_a_start_is_said_without_its_secrets(tmp_path: Path) -> None:

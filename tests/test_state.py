@@ -19,7 +19,7 @@ import pytest
 from eventpub.channel import Request
 from eventpub.errors import StateError
 from eventpub.publisher.publisher import Publisher
-from eventpub.state import Running, StateDir, replace_file
+from eventpub.state import StateDir, replace_file
 
 _MANY = 300
 
@@ -127,18 +127,20 @@ def test_what_cannot_be_written_is_as_it_was_before(
     assert [found.name for found in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_the_lock_says_where_its_publisher_is_asked(tmp_path: Path) -> None:
-    state, other = StateDir(tmp_path), StateDir(tmp_path)
-    assert other.running() is None
+def test_a_publisher_is_asked_over_its_socket_however_long_its_path_is(tmp_path: Path) -> None:
+    """A path of more than 107 bytes is no address of a socket."""
+    state = StateDir(tmp_path / ("x" * 120))
+    with pytest.raises(FileNotFoundError):
+        state.connect(1.0)
     state.lock()
-    assert other.running() == Running(os.getpid())
-    here = Running(os.getpid(), "grpc://127.0.0.1:1234", "token", None)
-    state.write_address(here)
-    assert other.running() == here
+    with state.listen() as listening, state.connect(1.0) as connection:
+        assert stat.S_IMODE(state.socket_file.stat().st_mode) == 0o600
+        connection.sendall(b"asked")
+        assert listening.accept()[0].recv(5) == b"asked"
     state.unlock()
-    assert not other.is_running()
-    (tmp_path / "eventpub.lock").write_text(str(os.getpid()))  # as versions before wrote it
-    assert other.running() is None
+    state.lock()
+    assert not state.socket_file.exists(), "of one that was killed"
+    state.unlock()
 
 
 def test_requests_that_wait_are_kept_in_order_until_they_are_withdrawn(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """The channel over the network, by Arrow Flight: the same on one machine and on a cluster.
 
 A runner opens one exchange (`DoExchange`): its first message is a `Hello`, then both sides send
-`messages` as the metadata of the stream; a window's rows go with it as a record batch. Small
-questions (whether a lease is still in force, what the command line asks) are actions. Each call
-carries the token of the run; without it nothing is answered. TLS where a certificate is configured.
+`messages` as the metadata of the stream; a window's rows go with it as a record batch. Whether a
+lease is still in force is asked by an action. Each call carries the token of the run; without it
+nothing is answered. TLS where a certificate is configured.
 
 gRPC does not survive a fork: a client is made in the worker, after it, and whoever serves does not
 fork.
@@ -46,7 +46,6 @@ from eventpub.channel.messages import (
     Work,
     decode,
     encode,
-    request_of,
 )
 from eventpub.errors import StateError
 
@@ -70,9 +69,6 @@ a network has forgotten says nothing to who only waits."""
 
 _LONGEST_ANSWER = 500
 """Characters of an error that a question gets for an answer: it may repeat the question."""
-
-Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Answers an action by its name and argument; raises LookupError for one that it does not know."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +152,6 @@ class Server(flight.FlightServerBase):
         token: lets one in.
         post: takes what happens.
         is_current: see `IsCurrent`.
-        answer: answers actions.
         tls: None: in the clear, for loopback and networks that are trusted.
         port: 0: any that is free.
     """
@@ -167,7 +162,6 @@ class Server(flight.FlightServerBase):
         token: str,
         post: Post,
         is_current: IsCurrent,
-        answer: Answer,
         *,
         tls: Tls | None = None,
         port: int = 0,
@@ -182,7 +176,6 @@ class Server(flight.FlightServerBase):
         self._scheme = scheme
         self._post = post
         self._is_current = is_current
-        self._answer = answer
         self._lanes: set[FlightLane] = set()
         self._guard = threading.Lock()
 
@@ -249,17 +242,12 @@ class Server(flight.FlightServerBase):
             lane.close()
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """A small question; the answer is JSON."""
+        """Whether a lease is still in force."""
         try:
+            if action.type != "confirm":
+                raise LookupError(action.type)
             given = json.loads(action.body.to_pybytes() or b"{}")
-            if not isinstance(given, dict):
-                raise MalformedError("not an object")
-            if "request" in given:
-                given["request"] = vars(request_of(given["request"]))
-            if action.type == "confirm":
-                answer = {"current": self._is_current(int(given["shard"]), int(given["lease"]))}
-            else:
-                answer = self._answer(action.type, given)
+            answer = {"current": self._is_current(int(given["shard"]), int(given["lease"]))}
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             words = repr(error)[:_LONGEST_ANSWER]
             raise flight.FlightServerError(f"not a question of this version: {words}") from error
@@ -292,20 +280,18 @@ def _options(address: Address, timeout: float | None = None) -> Any:
     return flight.FlightCallOptions(headers=headers, timeout=timeout)
 
 
-def ask(
-    address: Address, name: str, argument: dict[str, Any], timeout: float = _CALL_TIMEOUT
-) -> dict[str, Any]:
-    """Ask the coordinator.
+def is_in_force(address: Address, shard: int, lease: int) -> bool:
+    """Ask the coordinator whether a lease is.
 
     Raises:
         StateError: run.disconnected
     """
     try:
         with _client(address) as client:
-            action = flight.Action(name, json.dumps(argument).encode())
-            [result] = client.do_action(action, _options(address, timeout))
-            answer: dict[str, Any] = json.loads(result.body.to_pybytes())
-            return answer
+            body = json.dumps({"shard": shard, "lease": lease}).encode()
+            action = flight.Action("confirm", body)
+            [result] = client.do_action(action, _options(address, _CALL_TIMEOUT))
+            return bool(json.loads(result.body.to_pybytes())["current"])
     except (pa.ArrowException, OSError, ValueError) as error:
         raise disconnected(_words(error)) from error
 
@@ -395,7 +381,7 @@ class FlightLink(Link):
             if self._lease:
                 self.confirm()
             else:
-                ask(self._address, "confirm", {"shard": self._hello.shard, "lease": 0})
+                is_in_force(self._address, self._hello.shard, 0)
         except StateError:
             self._is_stopping = True
             raise
@@ -414,8 +400,7 @@ class FlightLink(Link):
             raise disconnected(_words(error)) from error
 
     def confirm(self) -> None:
-        body = {"shard": self._hello.shard, "lease": self._lease}
-        if not ask(self._address, "confirm", body)["current"]:
+        if not is_in_force(self._address, self._hello.shard, self._lease):
             raise superseded(self._hello.shard)
 
     @property

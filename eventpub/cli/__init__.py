@@ -16,8 +16,10 @@ import click
 
 from eventpub import __version__, log
 from eventpub.cli.bench import bench_command
-from eventpub.cli.commands import config, demo, doctor, gaps, migrate, run, verify
+from eventpub.cli.commands import demo, doctor, migrate, run, verify
+from eventpub.cli.config import config
 from eventpub.cli.dead import dead, publish
+from eventpub.cli.gaps import gaps
 from eventpub.cli.init import init
 from eventpub.cli.output import (
     DONE,

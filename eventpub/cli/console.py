@@ -9,10 +9,13 @@ import os
 from collections.abc import Iterable
 from typing import IO, Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.segment import Segment
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from eventpub.cli.parts import Part, Span, Table
 from eventpub.terminal import CONTROLS, escaped, for_people
 
 
@@ -46,6 +49,7 @@ class SafeConsole(Console):
 
 
 _SIZES = {"COLUMNS", "LINES"}
+_GAP = 2
 
 
 def _is_size(value: str) -> bool:
@@ -66,3 +70,46 @@ def _printable(text: Text) -> Text:
         made.append_text(text[at : found.start()]).append(escaped(found[0]))
         at = found.end()
     return made.append_text(text[at:])
+
+
+def drawn(part: Part) -> RenderableType:
+    """A part of an answer, to be printed."""
+    return _Rows(part) if isinstance(part, Table) else _text(*part.spans)
+
+
+def _text(*spans: Span) -> Text:
+    pairs = [(span, "") if isinstance(span, str) else span for span in spans]
+    return Text.assemble(*[(for_people(text), style) for text, style in pairs])
+
+
+class _Rows:
+    """A table; where it is wider than the terminal, a paragraph for each of its rows."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._rows = [[_text(cell) for cell in row] for row in table.rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it."""
+        names, title = self._table.names, self._table.title
+        columns = zip(names, *self._rows, strict=True)
+        widths = [max([len(name), *(c.cell_len for c in cells)]) for name, *cells in columns]
+        if not console.is_terminal or sum(widths) + _GAP * len(widths) <= options.max_width:
+            table = RichTable(title=title or None, title_justify="left", box=None, pad_edge=False)
+            for name in names:
+                table.add_column(name, overflow="fold")
+            for row in self._rows:
+                table.add_row(*row)
+            yield table
+            return
+        if title:
+            yield Text(title, style="italic")
+        for row in self._rows:
+            named = [
+                Text(f"{name} ").append_text(cell) if name else cell
+                for name, cell in zip(names, row, strict=True)
+                if cell.plain
+            ]
+            yield named[0]
+            if named[1:]:
+                yield Padding(Text(", ").join(named[1:]), (0, 0, 0, 2))

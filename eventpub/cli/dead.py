@@ -9,11 +9,10 @@ import click
 
 from eventpub.cli.options import Request, agrees, configured, reading_timeout, reports
 from eventpub.cli.output import Report
+from eventpub.cli.parts import Line, Part, Table, notes
 from eventpub.words import counted
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from eventpub.ops.dead import Letter
 
 _KEYS = (
@@ -58,60 +57,46 @@ def dead_list(request: Request, limit: int, timeout: float) -> Report:
         published = sum(letter.is_last and letter.published is not None for letter in found.newest)
         rows = counted(published, "row") if found.rows != found.count else f"{published:,}"
         summary += f", {rows} published since"
-    notes = _notes(found.is_whole, found.newest, loaded.config.sink.dead_topic)
-    result = {
-        "count": found.count,
-        "rows": found.rows,
-        "letters": [letter.to_dict() for letter in found.newest],
-        "notes": notes,
-    }
-    return Report(
-        "dead list",
-        not open_letters and found.is_whole,
-        summary,
-        result,
-        text=lambda console: _show_list(console, result, summary),
-    )
+    said = _notes(found.is_whole, found.newest, loaded.config.sink.dead_topic)
+    shown = [letter.to_dict() for letter in found.newest]
+    result = {"count": found.count, "rows": found.rows, "letters": shown, "notes": said}
+    parts: list[Part] = [*([_table(shown)] if shown else []), *notes(said)]
+    is_done = not open_letters and found.is_whole
+    return Report("dead list", is_done, summary, result, parts)
 
 
 def _notes(is_whole: bool, letters: list[Letter], topic: str) -> list[str]:
-    notes = []
+    found = []
     if not is_whole:
-        notes.append(f"{topic} was not read to its end; see --timeout")
+        found.append(f"{topic} was not read to its end; see --timeout")
     elif not all(letter.is_searched for letter in letters if letter.key is not None):
-        notes.append("the topic was not searched to its end: some may be published; see --timeout")
-    return notes
+        found.append("the topic was not searched to its end: some may be published; see --timeout")
+    return found
 
 
-def _show_list(console: Console, result: dict[str, Any], summary: str) -> None:
-    from rich.text import Text
-
-    from eventpub.cli.terminal import Rows
-    from eventpub.terminal import for_people
-
+def _table(letters: list[dict[str, Any]]) -> Table:
     rows = []
-    has_earlier = not all(entry["is_last"] for entry in result["letters"])
-    for entry in result["letters"]:
+    has_earlier = not all(entry["is_last"] for entry in letters)
+    for entry in letters:
         row = [
             str(entry["aggregate_id"] or "-"),
             "-" if entry["version"] is None else str(entry["version"]),
             entry["created"],
             _size(entry["payload_bytes"]),
-            {True: "yes", False: "no", None: "-"}[entry["in_store"]],
+            _IN_STORE[entry["in_store"]],
             _where(entry),
             entry["reason"],
         ]
         if has_earlier:
             row.insert(2, "last" if entry["is_last"] else "earlier")
         rows.append(row)
-    if rows:
-        names = ["aggregate id", "version", "created", "bytes", "in the store", "published"]
-        if has_earlier:
-            names.insert(2, "letter")
-        console.print(Rows((*names, "reason"), rows))
-    for note in result["notes"]:
-        console.print(Text(for_people(f"note: {note}")))
-    console.print(for_people(summary), markup=False)
+    names = ["aggregate id", "version", "created", "bytes", "in the store", "published", "reason"]
+    if has_earlier:
+        names.insert(2, "letter")
+    return Table(names, rows)
+
+
+_IN_STORE = {True: "yes", False: "no", None: "-"}
 
 
 def _where(shown: dict[str, Any]) -> str:
@@ -139,19 +124,18 @@ def dead_show(request: Request, aggregate_id: str, version: int, timeout: float)
     config = loaded.config
     with waiting(_READING, timeout):
         found = letters.find(config, only=(aggregate_id, version), limit=1, timeout=timeout)
-    notes = _notes(found.is_whole, found.newest, config.sink.dead_topic)
+    said = _notes(found.is_whole, found.newest, config.sink.dead_topic)
     name = f"{aggregate_id}/{version}"
     if not found.newest:
-        return Report("dead show", False, f"{name}: no dead letter", {"notes": notes})
+        return Report("dead show", False, f"{name}: no dead letter", {"notes": said})
     [letter] = found.newest
     shown = letter.to_dict() | {
         "letters": found.count,
         "headers": letter.headers,
         "first_bytes": _printable(letter.first_bytes),
-        "notes": notes,
+        "notes": said,
     }
-    summary = f"{name}: {letter.reason}"
-    return Report("dead show", True, summary, shown, text=lambda console: _show_one(console, shown))
+    return Report("dead show", True, f"{name}: {letter.reason}", shown, _parts_of(shown))
 
 
 def _printable(payload: bytes) -> str:
@@ -161,33 +145,22 @@ def _printable(payload: bytes) -> str:
     return "".join(c if c in plain or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
-def _show_one(console: Console, shown: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    from eventpub.terminal import for_people
-
+def _parts_of(shown: dict[str, Any]) -> list[Part]:
     lines = {
         "event": f"{shown['aggregate_id']}/{shown['version']}",
-        "reason": shown["reason"],
         "created": shown["created"],
         "dead letter": f"partition {shown['partition']}, offset {shown['offset']}"
         + (f" (the newest of {shown['letters']})" if shown["letters"] > 1 else ""),
-        "in the store": {True: "yes", False: "no", None: "-"}[shown["in_store"]],
+        "in the store": _IN_STORE[shown["in_store"]],
         "published": _where(shown),
         "payload": f"{_size(shown['payload_bytes'])} bytes",
     }
     if shown["first_bytes"]:
         lines["begins with"] = shown["first_bytes"]
-    for name, value in lines.items():
-        line = Text(f"{name:>12}  ", style="bold").append(for_people(value), style="default")
-        console.print(line)
+    parts: list[Part] = [Line((f"{name:>12}  ", "bold"), lines[name]) for name in lines]
     for name, value in shown["headers"].items():
-        line = Text("      header  ", style="dim").append(
-            for_people(f"{name}: {_printable(value.encode())}")
-        )
-        console.print(line)
-    for note in shown["notes"]:
-        console.print(Text(for_people(f"note: {note}")))
+        parts.append(Line(("      header  ", "dim"), f"{name}: {_printable(value.encode())}"))
+    return [*parts, *notes(shown["notes"])]
 
 
 _OUTCOMES = {
@@ -261,15 +234,15 @@ def publish(
     """
     loaded = request.load()
     from eventpub.cli.terminal import waiting
-    from eventpub.ops import dead as letters
+    from eventpub.ops import unpublished
 
     with waiting(_READING, timeout):
-        rows = letters.unpublished(loaded.config, aggregate_id, version, timeout=timeout)
+        rows = unpublished.unpublished(loaded.config, aggregate_id, version, timeout=timeout)
     done, outcome = 0, rows.outcome
     if not outcome:
         name = ", ".join(map(str, rows.versions[:10])) + ", …" * (len(rows.versions) > 10)
         if yes or agrees(f"{aggregate_id}: publish {counted(len(rows.versions), 'row')}: {name}?"):
-            done, outcome = letters.publish(loaded.config, aggregate_id, rows, timeout=timeout)
+            done, outcome = unpublished.publish(loaded.config, aggregate_id, rows, timeout=timeout)
         else:
             outcome = "not confirmed"
     words = _OUTCOMES.get(outcome, outcome)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ from eventpub.cli import live, verdict
 from eventpub.cli.output import Report, Stopped
 from eventpub.cli.terminal import Facts, in_place
 from eventpub.config import Config
-from eventpub.coordinator.rate import Rate
 from eventpub.terminal import can_redraw
 
 if TYPE_CHECKING:
@@ -59,8 +58,9 @@ def run_demo(*, seconds: float | None, rate: int, keep: str | None) -> Report:
         config = _config(folder, database, broker)
         _say(f"database {database.url()}   broker {broker.bootstrap_servers}")
         _say("writers commit late and sometimes roll back; Ctrl-C stops and compares")
-        view = DemoView(config, seconds)
-        with _writers(database.url(), rate, view), view.shown():
+        view = DemoView(config.sink.topic, seconds)
+        shown = in_place(view) if can_redraw() else nullcontext()
+        with _writers(database.url(), rate, view), shown:
             done = run(config, available_now=False, on_progress=view.see)
         _say("writers have stopped; the publisher publishes the rest, holds included")
         rest = run(config, available_now=True, on_progress=lambda _: None)
@@ -183,28 +183,16 @@ def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
 # --- the view
 
 
-class DemoView:
+class DemoView(live.Panel):
     """What writers and publisher are doing, side by side; ends the show when its time is over."""
 
-    def __init__(self, config: Config, seconds: float | None) -> None:
-        self._config = config
+    def __init__(self, topic: str, seconds: float | None) -> None:
+        super().__init__(f"publisher → Kafka {topic}")
         self._seconds = seconds
         self._began: float | None = None
         self._reported = 0.0
-        self._progress: Progress | None = None
-        self._rate = Rate()
-        self._on_terminal = False
-        self.written: dict[str, Any] = {}
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """A panel that stays in place on a terminal; lines elsewhere."""
         self._on_terminal = can_redraw()
-        if not self._on_terminal:
-            yield
-            return
-        with in_place(self):
-            yield
+        self.written: dict[str, Any] = {}
 
     def listen(self, lines: Iterator[str]) -> None:
         """Take the writers' reports."""
@@ -216,31 +204,36 @@ class DemoView:
 
     def see(self, progress: Progress) -> None:
         """Take the publisher's, and ask it to stop when the time is over."""
+        super().see(progress)
         now = time.monotonic()
-        self._progress = progress
-        self._rate.add(now, progress.published)
         if self._began is None and progress.published:
             self._began = now
-        over = self._began is not None and now - self._began >= (self._seconds or now)
-        if self._seconds is not None and over:
+        lasted = now - (self._began or now)
+        if self._seconds is not None and lasted >= self._seconds:
             self._seconds = None
             os.kill(os.getpid(), signal.SIGTERM)
         if not self._on_terminal and now - self._reported >= _LINE_SECONDS:
             self._reported = now
-            _say(self._line(progress, now))
+            _say(self._line(progress, lasted))
 
-    def _line(self, p: Progress, now: float) -> str:
+    def _line(self, p: Progress, lasted: float) -> str:
         return (
-            f"{now - (self._began or now):4.0f} s  written {self.written.get('events', 0):,}"
-            f"  published {p.published:,} ({self._rate.at(now):,.0f}/s)  lag {p.lag_seconds:.1f} s"
+            f"{lasted:4.0f} s  written {self.written.get('events', 0):,}"
+            f"  published {p.published:,} ({self.rate:,.0f}/s)  lag {p.lag_seconds:.1f} s"
             f"  found by key {p.backtracked:,}"
             f"  gaps found {p.gaps_opened:,} filled {p.gaps_filled:,} skipped {p.gaps_skipped:,}"
         )
 
+    def footer(self) -> str:
+        """What is left of its time."""
+        if self._seconds is None or self._began is None:
+            return "Ctrl-C stops and compares"
+        left = max(0.0, self._seconds - (time.monotonic() - self._began))
+        return f"{left:.0f} s left, Ctrl-C stops and compares"
+
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.panel import Panel
-        from rich.text import Text
 
         w = self.written
         writers = Facts(
@@ -253,19 +246,4 @@ class DemoView:
                 "never come": f"{w.get('skipped_versions', 0):,}",
             }
         )
-        if self._progress is None:
-            body: RenderableType = Text("the publisher is starting …", style="dim")
-        else:
-            body = live.facts_shown(self._progress, self._rate.at(time.monotonic()))
-        left = ""
-        stops = self._progress is not None and self._progress.stopped_by is not None
-        if self._seconds is not None and self._began is not None:
-            left = f"{max(0.0, self._seconds - (time.monotonic() - self._began)):.0f} s left, "
-        return Group(
-            Panel(writers, title="writers: MariaDB"),
-            Panel(
-                body,
-                title=f"publisher → Kafka {self._config.sink.topic}",
-                subtitle="stopping" if stops else f"{left}Ctrl-C stops and compares",
-            ),
-        )
+        return Group(Panel(writers, title="writers: MariaDB"), super().__rich__())

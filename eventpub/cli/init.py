@@ -10,10 +10,9 @@ import click
 
 from eventpub.cli.options import Request, configured, reports
 from eventpub.cli.output import Report
+from eventpub.cli.parts import Line, Part
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from eventpub.ops.init import Written
 
 _NEXT = [
@@ -99,9 +98,7 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
         "notes": _notes(written),
         "next": [_FIRST + _WAIT["ADD COLUMN" not in s] for s in chosen.statements] + _NEXT,
     }
-    return Report(
-        "init", True, summary, result, text=lambda console: _show(console, result, summary)
-    )
+    return Report("init", True, summary, result, _parts_of(result))
 
 
 def _notes(written: Written) -> list[str]:
@@ -118,29 +115,21 @@ def _named(name: str | tuple[str, ...]) -> str:
     return name if isinstance(name, str) else " and ".join(name)
 
 
-def _show(console: Console, result: dict[str, Any], summary: str) -> None:
-    from rich.text import Text
-
-    from eventpub.terminal import for_people
-
-    def line(text: str, style: str = "") -> None:
-        console.print(Text(for_people(text), style=style))
-
-    line(summary, "bold green")
-    for ours, name in result["columns"].items():
-        line(f"  {ours:>12} = {_named(name)}")
-    for note in result["notes"]:
-        line(f"note: {note}", "yellow")
+def _parts_of(result: dict[str, Any]) -> list[Part]:
+    parts: list[Part] = [
+        Line(f"{ours:>14} = {_named(name)}") for ours, name in result["columns"].items()
+    ]
+    parts += [Line((f"note: {note}", "yellow")) for note in result["notes"]]
     for other in result["others"]:
         columns = ", ".join(f"{ours} = {_named(name)}" for ours, name in other["columns"].items())
-        line(f"or is it table {other['table']} ({columns})? then: --table {other['table']} --force")
-    if result["statements"]:
-        line("for the table:", "bold")
-    for statement in result["statements"]:
-        line(f"  {statement}", "cyan")
-    line("an account for it:", "bold")
-    for statement in result["account"]:
-        line(f"  {statement}", "cyan")
-    line("next:", "bold")
-    for number, step in enumerate(result["next"], 1):
-        line(f"  {number}. {step}")
+        question = f"or is it table {other['table']} ({columns})? then:"
+        parts.append(Line(f"{question} --table {other['table']} --force"))
+    steps = [f"{number}. {step}" for number, step in enumerate(result["next"], 1)]
+    for heading, lines, style in (
+        ("for the table:", result["statements"], "cyan"),
+        ("an account for it:", result["account"], "cyan"),
+        ("next:", steps, ""),
+    ):
+        parts += [Line((heading, "bold"))] if lines else []
+        parts += [Line((f"  {line}", style)) for line in lines]
+    return parts

@@ -167,25 +167,34 @@ class Panel:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._progress: Progress | None = None
         self._rate = Rate()
         self._started = time.monotonic()
+        self.progress: Progress | None = None
 
     def see(self, progress: Progress) -> None:
         """Show these facts from the next redraw on."""
-        self._progress = progress
+        self.progress = progress
         self._rate.add(time.monotonic(), progress.published)
+
+    @property
+    def rate(self) -> float:
+        """Events a second, published in the last seconds."""
+        return self._rate.at(time.monotonic())
+
+    def footer(self) -> str:
+        """How it ends."""
+        return "Ctrl-C stops"
 
     def __rich__(self) -> RenderableType:
         from rich.panel import Panel as Frame
         from rich.text import Text
 
-        if self._progress is None:
+        if self.progress is None:
             waited = time.monotonic() - self._started
             return Frame(Text(f"starting … {waited:.0f} s"), title=self._title)
-        body = facts_shown(self._progress, self._rate.at(time.monotonic()))
-        stops = self._progress.stopped_by is not None
-        return Frame(body, title=self._title, subtitle="stopping" if stops else "Ctrl-C stops")
+        stops = self.progress.stopped_by is not None
+        body = facts_shown(self.progress, self.rate)
+        return Frame(body, title=self._title, subtitle="stopping" if stops else self.footer())
 
 
 def facts_shown(p: Progress, rate: float) -> RenderableType:

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -30,6 +30,8 @@ from eventpub.terminal import for_people
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from eventpub.cli.parts import Part
 
 DONE = 0
 NO = 1
@@ -49,7 +51,8 @@ class Report:
         ok: whether the answer is yes.
         summary: one sentence.
         result: JSON-serializable details.
-        text: writes the answer for people; None: the summary alone.
+        parts: what people see above the summary.
+        text: writes the answer for people in another way; None: parts and summary.
         status: the exit status; None: 0 or 1, by `ok`.
         error: why there is no yes, where one error says it.
     """
@@ -58,6 +61,7 @@ class Report:
     ok: bool
     summary: str
     result: dict[str, Any] = field(default_factory=dict)
+    parts: Sequence[Part] = ()
     text: Callable[[Console], None] | None = None
     status: int | None = None
     error: EventpubError | None = None
@@ -304,10 +308,14 @@ def write_text(report: Report) -> None:
     if report.exit_status > _BY_SIGNAL and not _has_reader(sys.stdout):
         _drop_rest(sys.stdout)  # the process was asked to end
     try:
-        if report.text is None:
-            sys.stdout.write(for_people(report.summary) + "\n")
-        else:
+        if report.text is not None:
             report.text(console())
+        else:
+            if report.parts:
+                from eventpub.cli.console import drawn
+
+                console().print(*map(drawn, report.parts), sep="\n")
+            sys.stdout.write(for_people(report.summary) + "\n")
         sys.stdout.flush()
     except (Stopped, KeyboardInterrupt):
         _drop_rest(sys.stdout)

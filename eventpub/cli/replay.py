@@ -14,7 +14,8 @@ from eventpub.words import counted
 
 if TYPE_CHECKING:
     from eventpub.config import Config
-    from eventpub.ops.replay import Range, Replayed
+    from eventpub.ops.replay import Replayed
+    from eventpub.ops.replay_pages import Range
 
 
 @click.command()
@@ -54,7 +55,7 @@ def replay(  # noqa: PLR0913 (flags, by keyword)
 
     first, last = _time(from_, "--from"), _time(to, "--to")
     loaded = request.load()
-    from eventpub.ops.replay import Range
+    from eventpub.ops.replay_pages import Range
 
     assert first is not None
     assert last is not None

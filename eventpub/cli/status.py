@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eventpub.cli.options import Request, configured, is_json_wanted, reports
-from eventpub.cli.output import DONE, NO, Report
+from eventpub.cli.output import Report, end_if_asked
+from eventpub.cli.parts import Part, Span, Table
 from eventpub.terminal import for_people
 from eventpub.words import counted
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from eventpub.ops.status import Standing
 
@@ -53,15 +54,8 @@ def status(request: Request, watch: bool) -> Report:
     if watch:
         return _watch(lambda: find(loaded.config))
     standing = find(loaded.config)
-    summary = _summary(standing)
-    return Report(
-        "status",
-        standing.is_well,
-        summary,
-        _result(standing),
-        text=lambda console: _show(console, standing, summary),
-        status=DONE if standing.is_well else NO,
-    )
+    parts = _parts(standing)
+    return Report("status", standing.is_well, _summary(standing), _result(standing), parts)
 
 
 def _watch(find: Callable[[], Standing]) -> Report:
@@ -69,7 +63,7 @@ def _watch(find: Callable[[], Standing]) -> Report:
 
     On a terminal in one place; elsewhere, where a pipe's reader waits for lines, the summary.
     """
-    from eventpub.cli.output import end_if_asked
+    from eventpub.cli.console import drawn
     from eventpub.cli.terminal import in_place
     from eventpub.terminal import can_redraw
 
@@ -79,7 +73,7 @@ def _watch(find: Callable[[], Standing]) -> Report:
         def __rich__(self) -> RenderableType:
             from rich.console import Group
 
-            return Group(*_parts(self.standing), _summary(self.standing))
+            return Group(*map(drawn, _parts(self.standing)), _summary(self.standing))
 
     panel = Panel()
     is_drawn = sys.stdout.isatty() and can_redraw()
@@ -155,76 +149,65 @@ def _behind(found: dict[str, Any]) -> str:
     return f"lag {found['lag']['seconds']:,.1f} s, {counted(unread, 'event')}{or_more} to read"
 
 
-def _show(console: Console, standing: Standing, summary: str) -> None:
-    for part in _parts(standing):
-        console.print(part)
-    console.print(summary, markup=False)
-
-
-def _parts(standing: Standing) -> list[RenderableType]:
-    from rich.table import Table
-    from rich.text import Text
-
-    from eventpub.cli.live import COUNTERS, LABELS
-    from eventpub.cli.terminal import Rows
-
+def _parts(standing: Standing) -> list[Part]:
     found = standing.document
     if found is None or "checks" not in found:  # the first start has failed
         return []
-    now = found["at"]
-
-    def text(value: object, style: str = "") -> Text:
-        return Text(for_people(str(value)), style=style)
-
-    head = Table.grid(padding=(0, 2))
-    head.add_column()
-    head.add_column(overflow="fold")
-    head.add_row("publisher", f"{found['app']}: {found['table']} → {found['topic']}")
-    where = f"process {found['pid']} on {found['host']}, {found['version']}"
-    head.add_row("run", f"{where}, for {_age(now - found['started_at'])}")
-    if standing.kind != "running":
-        head.add_row("kept", f"{_age(time.time() - now)} ago")
-    head.add_row("position", _time(found["position"]))
-    counters = found["counters"]
-    names = {n: LABELS.get(n, n.replace("_", " ")) for n in COUNTERS if counters.get(n)}
-    counted = [f"{counters[n]:,} {name}" for n, name in names.items()]
-    if standing.kind == "running" and "rates" in found:  # not of one of an older version
-        head.add_row("rate", f"{found['rates']['published'] or 0:,.0f} events/s")
-    head.add_row("since its start", ", ".join(counted) or "nothing published")
-    checks: list[list[str | Text]] = []
-    for check in found["checks"]:
-        last = "never" if check["last_ok"] is None else f"{_age(now - check['last_ok'])} ago"
-        checks.append(
-            [
-                check["name"],
-                text(check["state"], _STYLES[check["state"]]),
-                _age(now - check["since"]),
-                "" if check["state"] == "ok" else last,
-                text(check["message"]),
-            ]
-        )
-    shards: list[list[str | Text]] = []
-    for shard in found["shards"]:
-        error = shard["last_error"]
-        met = "" if error is None else f"{error['code']} {_age(now - error['at'])} ago"
-        met += "" if error is None else f": {error['message']}"
-        shards.append(
-            [
-                str(shard["shard"]),
-                text(shard["where"] or "-"),
-                _time(shard["position"]),
-                f"{shard['lag_seconds']:,.1f} s",
-                f"{shard['holds']:,}",
-                f"{shard['published']:,}",
-                text(met, "red" if error else ""),
-            ]
-        )
-    of_shards = ("shard", "where", "position", "lag", "holds", "published", "last error")
-    parts: list[RenderableType] = [head]
+    parts: list[Part] = [Table(("", ""), _facts(standing.kind, found))]
     if standing.kind != "stopped" or found["state"] != "stopped" or found["stopped_by"]:
         # of one that ended as it was asked to, they say what its end interrupted
-        parts.append(Rows(("check", "", "since", "last ok", ""), checks))
-    return [*parts, Rows(of_shards, shards)]
+        now = found["at"]
+        checks = [_check(check, now) for check in found["checks"]]
+        parts.append(Table(("check", "", "since", "last ok", ""), checks))
+    names = ("shard", "where", "position", "lag", "holds", "published", "last error")
+    shards = [_shard(shard, found["at"]) for shard in found["shards"]]
+    return [*parts, Table(names, shards)]
+
+
+def _facts(kind: str, found: dict[str, Any]) -> list[list[Span]]:
+    from eventpub.cli.live import COUNTERS, LABELS
+
+    now, counters = found["at"], found["counters"]
+    done = [
+        f"{counters[n]:,} {LABELS.get(n, n.replace('_', ' '))}" for n in COUNTERS if counters[n]
+    ]
+    where = f"process {found['pid']} on {found['host']}, {found['version']}"
+    facts = {
+        "publisher": f"{found['app']}: {found['table']} → {found['topic']}",
+        "run": f"{where}, for {_age(now - found['started_at'])}",
+        "kept": f"{_age(time.time() - now)} ago",
+        "position": _time(found["position"]),
+        "rate": f"{found['rates']['published'] or 0:,.0f} events/s",
+        "since its start": ", ".join(done) or "nothing published",
+    }
+    del facts["kept" if kind == "running" else "rate"]
+    return [[name, value] for name, value in facts.items()]
+
+
+def _check(check: dict[str, Any], now: float) -> list[Span]:
+    last = "never" if check["last_ok"] is None else f"{_age(now - check['last_ok'])} ago"
+    return [
+        check["name"],
+        (check["state"], _STYLES[check["state"]]),
+        _age(now - check["since"]),
+        "" if check["state"] == "ok" else last,
+        check["message"],
+    ]
+
+
+def _shard(shard: dict[str, Any], now: float) -> list[Span]:
+    error, met = shard["last_error"], ""
+    if error is not None:
+        met = f"{error['code']} {_age(now - error['at'])} ago: {error['message']}"
+    return [
+        str(shard["shard"]),
+        shard["where"] or "-",
+        _time(shard["position"]),
+        f"{shard['lag_seconds']:,.1f} s",
+        f"{shard['holds']:,}",
+        f"{shard['published']:,}",
+        (met, "red"),
+    ]
 
 
 def _time(position: int | None) -> str:

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -154,55 +154,6 @@ class Lines:
         left = (now - self._began) * (1 - done) / gained if gained > 0 else None
         estimate = "" if left is None else f", about {left:.0f} s left"
         self._log.info("%s: %.0f%%%s", doing, 100 * done, estimate)
-
-
-class Rows:
-    """A table; where it is wider than the terminal, a paragraph for each of its rows.
-
-    Args:
-        names: of the columns; "" names a column that needs none.
-        rows: their cells, as many as there are names.
-        title: above it.
-    """
-
-    def __init__(
-        self, names: Sequence[str], rows: Sequence[Sequence[str | Text]], title: str = ""
-    ) -> None:
-        from rich.text import Text
-
-        self._names = names
-        self._rows = [
-            [c if isinstance(c, Text) else Text(for_people(c)) for c in row] for row in rows
-        ]
-        self._title = title
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it."""
-        from rich.padding import Padding
-        from rich.table import Table
-        from rich.text import Text
-
-        columns = zip(self._names, *self._rows, strict=True)
-        widths = [max([len(name), *(c.cell_len for c in cells)]) for name, *cells in columns]
-        if not console.is_terminal or sum(widths) + _GAP * len(widths) <= options.max_width:
-            table = Table(title=self._title or None, title_justify="left", box=None, pad_edge=False)
-            for name in self._names:
-                table.add_column(name, overflow="fold")
-            for row in self._rows:
-                table.add_row(*row)
-            yield table
-            return
-        if self._title:
-            yield Text(self._title, style="italic")
-        for row in self._rows:
-            named = [
-                Text(f"{name} ").append_text(cell) if name else cell
-                for name, cell in zip(self._names, row, strict=True)
-                if cell.plain
-            ]
-            yield named[0]
-            if named[1:]:
-                yield Padding(Text(", ").join(named[1:]), (0, 0, 0, 2))
 
 
 class Facts:

@@ -8,10 +8,9 @@ import click
 
 from eventpub.cli.options import Request, configured, reading_timeout, reports
 from eventpub.cli.output import Report
+from eventpub.cli.parts import Part, Span, Table, notes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from eventpub.ops.trace_answer import Stored, Trace, Traced
 
 _STYLES = {
@@ -59,32 +58,18 @@ def trace(
 
     with waiting("reading the topics", timeout):
         found = tracing.trace(loaded.config, aggregate_id, version, limit=limit, timeout=timeout)
-    summary = found.summary(version)
-    return Report(
-        "trace",
-        found.ok,
-        summary,
-        found.to_dict(),
-        text=lambda console: _show(console, found, summary),
-    )
+    parts: list[Part] = [*([_table(found)] if found.versions else []), *notes(found.notes)]
+    return Report("trace", found.ok, found.summary(version), found.to_dict(), parts)
 
 
-def _show(console: Console, found: Trace, summary: str) -> None:
-    from rich.text import Text
-
-    from eventpub.cli.terminal import Rows
-    from eventpub.terminal import for_people
-
-    if found.versions:
-        rows: list[list[str | Text]] = []
-        for t in found.versions:
-            rows.append([str(t.version), Text(t.verdict, style=_STYLES[t.verdict]), *_cells(t)])
-            others = t.stored.others if t.stored else ()
-            rows += [["", "", *_of_row(other), "", ""] for other in others]
-        console.print(Rows(("version", "", "created", "type", "bytes", "where", ""), rows))
-    for note in found.notes:
-        console.print(Text(for_people(f"note: {note}")))
-    console.print(for_people(summary), markup=False)
+def _table(found: Trace) -> Table:
+    rows: list[list[Span]] = []
+    for traced in found.versions:
+        verdict = (traced.verdict, _STYLES[traced.verdict])
+        rows.append([str(traced.version), verdict, *_cells(traced)])
+        others = traced.stored.others if traced.stored else ()
+        rows += [["", "", *_of_row(other), "", ""] for other in others]
+    return Table(("version", "", "created", "type", "bytes", "where", ""), rows)
 
 
 def _cells(traced: Traced) -> list[str]:

@@ -1,35 +1,39 @@
-"""Asking the running publisher of a state directory, wherever its shards are."""
+"""Asking the running publisher of a state directory, over the socket that is in it."""
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
 from dataclasses import asdict
+from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from eventpub.channel import Request
-from eventpub.errors import StateError, from_dict
+from eventpub.errors import from_dict
 from eventpub.state import StateDir
 
 
 def ask_running(
-    state: StateDir, name: str, argument: dict[str, Any] | None = None, timeout: float = 10.0
+    state: StateDir, page: str, argument: dict[str, Any] | None = None, timeout: float = 10.0
 ) -> dict[str, Any] | None:
     """What the publisher answers; None: none is running, or it is starting, or does not answer.
 
     Args:
-        name: of an action of the channel.
+        page: of `ops.pages`, without the slash.
+        argument: what is posted to it.
         timeout: seconds.
     """
     if not state.is_running():
         return None
-    running = state.running()
-    if running is None or not running.location:
-        return None
-    from eventpub.channel.flight import Address, ask
-
-    address = Address(running.location, running.token, running.root_certificates)
+    connection = HTTPConnection("localhost")
     try:
-        return ask(address, name, argument or {}, timeout)
-    except StateError:
+        connection.sock = state.connect(timeout)
+        with closing(connection):
+            body = None if argument is None else json.dumps(argument)
+            connection.request("GET" if body is None else "POST", f"/{page}", body)
+            answer: dict[str, Any] = json.loads(connection.getresponse().read())
+            return answer
+    except (OSError, HTTPException, ValueError):
         return None
 
 

@@ -12,17 +12,19 @@ import heapq
 import json
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from eventpub.admission import Hold, Shard, SkippedGap, VersionRange
+from eventpub.admission import Hold, SkippedGap, VersionRange
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
 from eventpub.index import Pending, glance
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.ops.status import kind_without_answer
-from eventpub.sink import Fold, Scope
+from eventpub.sink import records
+from eventpub.sink.reading import own_records, read_committed
 from eventpub.sink.topics import partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore
@@ -125,12 +127,18 @@ def _recorded(config: Config, limit: int) -> tuple[list[SkippedGap], int]:
     partitions = partition_counts(config.sink).get(config.sink.gaps_topic)
     if not partitions:
         return [], 0
-    latest: list[SkippedGap] = []
+    starts = {(config.sink.gaps_topic, number): 0 for number in range(partitions)}
+    latest: list[tuple[int, int, SkippedGap]] = []
     count = 0
-    for part in Fold(Scope(config.sink, Shard(0, 1, partitions), only="gaps")):
-        count += len(part.gaps)
-        latest = heapq.nlargest(limit, [*latest, *part.gaps], key=lambda gap: gap.skipped_at)
-    return latest, count
+    ids = {config.app.id, *config.app.former_ids}
+    for message, _ in own_records(read_committed(config.sink, starts), ids):
+        with suppress(ValueError):
+            gap = records.read_gap(message.value() or b"")
+            count += 1
+            heapq.heappush(latest, (gap.skipped_at, count, gap))
+            if len(latest) > limit:
+                heapq.heappop(latest)
+    return [gap for *_, gap in sorted(latest, reverse=True)], count
 
 
 def pending(

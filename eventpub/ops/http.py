@@ -1,21 +1,29 @@
-"""The address at which a running publisher is asked over HTTP; `pages` has what it answers.
+"""Serving HTTP: at `ops.http` for browsers and Prometheus, and on a socket for the command line.
 
-Served by uvicorn in a thread of the publisher's process.
+Each connection has a thread of the publisher's process. What is answered is the business of
+`pages`. What must hold: strangers who connect and say nothing, or slowly, or nonsense, keep nobody
+out, and cost a bounded number of threads.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
+import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, Protocol
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import structlog
 
-from eventpub.channel import Request as ShardRequest
 from eventpub.config import Config
 from eventpub.errors import ConfigError
+from eventpub.ops.pages import Site, Source, sample
+from eventpub.ops.replies import Asked, Reply, line
+from eventpub.state import StateDir
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
 
@@ -23,148 +31,234 @@ HISTORY_SAMPLES = 900
 """One a second."""
 
 MOST_CONNECTIONS = 64
-"""One more closes the oldest: who connects and says nothing, or slowly, keeps nobody out, neither a
-liveness probe nor the publisher from its file descriptors."""
+"""One more closes the oldest: a liveness probe gets through, and the publisher keeps its file
+descriptors."""
+
+_IDLE = 5.0
+"""Seconds in which a client sends more of its request, or takes more of the answer."""
+
+_MOST_BODY = 64 * 1024 * 1024
+"""Bytes of a request on the local socket: ids of aggregates, as many as are asked for."""
 
 _ENDS_WITHIN = 0.3
 
 
-class Source(Protocol):
-    """What answers."""
-
-    def status(self) -> dict[str, Any]:
-        """As of `coordinator.status`."""
-
-    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """`is_paused`; None: nobody has answered. `error`: why it is not written down."""
-
-    def ask(self, request: ShardRequest, timeout: float) -> dict[str, Any]:
-        """`answers` by shard; None: there are none, because of `error` where that is not None."""
-
-
 class Pages:
-    """See the module.
+    """Serves the pages of one publisher, on both sockets.
 
     Args:
         config: the whole configuration.
         source: answers.
+        state: in whose directory the local socket is.
     """
 
-    def __init__(self, config: Config, source: Source) -> None:
+    def __init__(self, config: Config, source: Source, state: StateDir) -> None:
         self._config = config
-        self._source = source
+        self._state = state
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_SAMPLES)
-        self._socket: socket.socket | None = None
-        self._server: Any = None
-        self._thread: threading.Thread | None = None
+        self._site = Site(config, source, self._history)
+        self._local: Listener | None = None
+        self._public: Listener | None = None
 
     def begin(self) -> None:
-        """Serve, where an address is configured.
+        """Serve the command line, and others where an address is configured.
 
         Raises:
             ConfigError: `ops.http_address`: a configured address cannot be had. Where it is the
-                default one, which another publisher may have, that is only said.
+                default one, which another publisher may have, that is only logged.
         """
-        if not self._config.ops.http:
+        try:
+            self._local = Listener(self._state.listen(), self._site, is_local=True)
+        except OSError as error:
+            log.warning(
+                "commands cannot ask this publisher: its directory takes no socket",
+                socket=str(self._state.socket_file),
+                error=error.strerror or str(error),
+            )
+        address = self._config.ops.http
+        if not address:
             return
         try:
-            self._socket = _listen(self._config.ops.http)
+            self._public = Listener(_listen(address), self._site)
         except OSError as error:
-            why = error.strerror or error
+            why = error.strerror or str(error)
             if "http" in self._config.ops.model_fields_set:
                 raise ConfigError(
                     "ops.http_address",
-                    f"{self._config.ops.http} cannot be listened on: {why}",
+                    f"{address} cannot be listened on: {why}",
                     where="ops.http",
                     suggestion="another process has it: give each publisher one of its own, or"
                     " set ops.http = '' for none",
                 ) from error
             log.warning(
-                "no metrics, health and dashboard: set ops.http",
-                address=self._config.ops.http,
-                error=str(why),
+                "no metrics, health and dashboard: set ops.http", address=address, error=why
             )
             return
-        self._thread = threading.Thread(target=self._serve, name="eventpub-http", daemon=True)
-        self._thread.start()
+        log.info("metrics, health and dashboard", address=f"http://{self.address}")
 
     @property
     def address(self) -> str:
-        """Where it is served; "" where it is not."""
-        if self._socket is None:
-            return ""
-        host, port = self._socket.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    def _serve(self) -> None:
-        import uvicorn
-
-        from eventpub.ops.pages import application
-
-        app = application(self._config, self._source, self._history)
-        settings = uvicorn.Config(
-            app,
-            http=_protocol(MOST_CONNECTIONS),
-            ws="none",
-            log_config=None,
-            log_level="critical",  # strangers' malformed requests; of what fails `pages` tells
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=5,
-            h11_max_incomplete_event_size=16_384,
-        )
-        self._server = uvicorn.Server(settings)
-        try:
-            log.info("metrics, health and dashboard", address=f"http://{self.address}")
-            self._server.run(sockets=[self._socket])
-        except Exception as error:  # publishing goes on
-            log.warning("metrics, health and dashboard have ended", error=str(error))
+        """Where `ops.http` is served; "" where it is not."""
+        return "" if self._public is None else self._public.address
 
     def sample(self, status: dict[str, Any]) -> None:
-        """Keep how it stands now for the charts; called about once a second."""
-        if self._thread is not None:
+        """Keep a status for the charts; called about once a second."""
+        if self._public is not None:
             self._history.append(sample(status))
 
     def end(self) -> None:
         """Serve no more."""
-        if self._server is not None:
-            self._server.should_exit = self._server.force_exit = True
-        if self._thread is not None:
-            self._thread.join(_ENDS_WITHIN)
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.close()
+        for listener in (self._public, self._local):
+            if listener is not None:
+                listener.end()
+        self._state.socket_file.unlink(missing_ok=True)
 
 
-def _protocol(most: int) -> Any:
-    """uvicorn's own, with so many connections at most; for one server."""
-    from h11 import LocalProtocolError
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+class Listener:
+    """Answers the requests that come over one listening socket, from when it is made.
 
-    connected: dict[Any, None] = {}
+    Args:
+        listening: the socket.
+        site: answers.
+        is_local: whether who connects is the publisher's own user.
+    """
 
-    class Bounded(H11Protocol):
-        def connection_made(self, transport: Any) -> None:
-            if len(connected) >= most:
-                oldest = next(iter(connected))
-                del connected[oldest]
-                oldest.abort()
-            connected[transport] = None
-            super().connection_made(transport)
+    def __init__(self, listening: socket.socket, site: Site, *, is_local: bool = False) -> None:
+        self.site = site
+        self.is_local = is_local
+        self._listening = listening
+        self._open: dict[socket.socket, None] = {}
+        self._guard = threading.Lock()
+        self._is_over = False
+        self._accepting = threading.Thread(target=self._accept, name="eventpub-http", daemon=True)
+        self._accepting.start()
 
-        def data_received(self, data: bytes) -> None:
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        host, port = self._listening.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _accept(self) -> None:
+        while not self._is_over:
             try:
-                super().data_received(data)
-            except LocalProtocolError:  # malformed, behind what was answered
-                self.transport.abort()
+                connection, peer = self._listening.accept()
+            except OSError:  # it has ended, or the process has too many files open
+                time.sleep(0.1)
+                continue
+            with self._guard:
+                if len(self._open) >= MOST_CONNECTIONS:
+                    oldest = next(iter(self._open))
+                    del self._open[oldest]
+                    _hang_up(oldest)
+                self._open[connection] = None
+            serves = threading.Thread(
+                target=self._serve, args=(connection, peer), name="eventpub-http", daemon=True
+            )
+            try:
+                serves.start()
+            except RuntimeError:  # there are too many threads
+                self._forget(connection)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            connected.pop(self.transport, None)
-            super().connection_lost(exc)
+    def _serve(self, connection: socket.socket, peer: Any) -> None:
+        try:
+            _Handler(connection, peer or ("local",), self)  # type: ignore[arg-type]
+        except (OSError, ValueError):
+            pass  # the client is gone
+        finally:
+            self._forget(connection)
 
-    return Bounded
+    def _forget(self, connection: socket.socket) -> None:
+        with self._guard:
+            self._open.pop(connection, None)
+            connection.close()
+
+    def end(self) -> None:
+        """Accept nothing more, and close the connections."""
+        self._is_over = True
+        _hang_up(self._listening)
+        self._accepting.join(_ENDS_WITHIN)
+        self._listening.close()
+        with self._guard:
+            for connection in self._open:
+                _hang_up(connection)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection, as long as it lasts."""
+
+    protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # an answer always has a status
+    timeout = _IDLE
+    wbufsize = 64 * 1024
+    server: Listener  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        reply = self.server.site.answer(
+            Asked(
+                self.command,
+                *_parts(self.path),
+                headers={name.lower(): value for name, value in reversed(self.headers.items())},
+                client=str(self.client_address[0]),
+                is_local=self.server.is_local,
+                body=self._body(),
+                wait=self._wait,
+            )
+        )
+        self._send(reply)
+
+    do_HEAD = do_POST = do_GET  # noqa: N815 (named by the base)
+
+    def _body(self) -> bytes:
+        """Of a stranger's request it is not read: no page needs one, and it may be anything."""
+        has_body = "Transfer-Encoding" in self.headers
+        length = self.headers.get("Content-Length", "0")
+        if self.server.is_local and length.isdecimal() and int(length) <= _MOST_BODY:
+            return self.rfile.read(int(length))
+        if has_body or length != "0":
+            self.close_connection = True
+        return b""
+
+    def _wait(self, seconds: float) -> None:
+        """Let the client wait; no longer than the connection lasts."""
+        closed = select.poll()
+        closed.register(self.connection, 0)
+        closed.poll(seconds * 1000)
+
+    def _send(self, reply: Reply) -> None:
+        self.send_response_only(reply.status)
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(reply.body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base says of a malformed request; nothing of it is repeated."""
+        self.close_connection = True
+        status = {501: 405, 505: 400}.get(code, code)
+        self._send(line("not a request that is answered here", status))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing: strangers would fill the log."""
+
+
+def _parts(target: str) -> tuple[str, dict[str, str]]:
+    """Path and parameters of a request's target; of another host's an unknown path."""
+    try:
+        parts = urlsplit(target)
+        found = dict(reversed(parse_qsl(parts.query, keep_blank_values=True)))
+    except ValueError:
+        return "", {}
+    return ("" if parts.netloc else parts.path), found
 
 
 def _listen(address: str) -> socket.socket:
@@ -176,26 +270,7 @@ def _listen(address: str) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, int(port)))
         made.listen(64)
-        made.setblocking(False)
     except OSError:
         made.close()
         raise
     return made
-
-
-def sample(status: dict[str, Any]) -> dict[str, Any]:
-    """What of a status is kept for the charts: totals, from which the page takes differences."""
-    return {
-        "at": status["at"],
-        "published": status["counters"]["published"],
-        "skipped": status["counters"]["gaps_skipped"],
-        "late": status["counters"]["late"],
-        "dead": status["counters"]["dead"],
-        "holds": status["holds_open"],
-        "lag_seconds": status["lag"]["seconds"],
-        "lag_events": status["lag"]["events"],
-        "latency": status["latency"]["counts"],
-        "steps": {
-            step: [found["sum"], sum(found["counts"])] for step, found in status["steps"].items()
-        },
-    }

@@ -1,143 +1,209 @@
-"""The status as Prometheus metrics. Names and labels: docs/metrics.md."""
+"""The status as Prometheus metrics: one table, from which docs/metrics.md is generated, too."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    Metric,
 )
 from prometheus_client.registry import Collector
 
-_COUNTERS = {
-    "eventpub_rows_read": ("rows_read", "Rows of the event table that were read"),
-    "eventpub_events_published": ("published", "Events made visible on the topic"),
-    "eventpub_duplicates_dropped": (
-        "duplicates",
-        "Rows that were read again, and dropped: they are published",
+Status: TypeAlias = dict[str, Any]
+"""As of `coordinator.status`."""
+Samples: TypeAlias = list[tuple[list[str], Any]]
+"""Values of the labels, and the number, or a histogram; without a number it is left out."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: as a scrape shows it.
+        text: what it means, as Markdown.
+        samples: takes them from a status.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    samples: Callable[[Status], Samples]
+    labels: tuple[str, ...] = ()
+
+    def family(self, status: Status) -> Any:
+        """The metric as Prometheus' client knows it."""
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", self.text).replace("`", "")
+        samples = [(labels, value) for labels, value in self.samples(status) if value is not None]
+        if self.kind == "histogram":
+            histogram = HistogramMetricFamily(self.name, plain, labels=self.labels)
+            for labels, found in samples:
+                histogram.add_metric(labels, _buckets(found), found["sum"])
+            return histogram
+        kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        family: Any = kind(self.name, plain, labels=self.labels)
+        for labels, value in samples:
+            family.add_metric(labels, value)
+        return family
+
+
+def _buckets(found: dict[str, Any]) -> list[tuple[str, float]]:
+    below, buckets = 0, []
+    for bound, count in zip([*found["bounds"], "+Inf"], found["counts"], strict=True):
+        below += count
+        buckets.append((str(bound), float(below)))
+    return buckets
+
+
+def _gauge(name: str, text: str, value: Callable[[Status], Any]) -> Metric:
+    return Metric(f"eventpub_{name}", "gauge", text, lambda status: [([], value(status))])
+
+
+def _counter(name: str, key: str, text: str) -> Metric:
+    """Args: key: of `counters` in the status."""
+    name = f"eventpub_{name}_total"
+    return Metric(name, "counter", text, lambda status: [([], status["counters"].get(key, 0))])
+
+
+def _by_shard(name: str, key: str, text: str) -> Metric:
+    """Args: key: of each of `shards` in the status."""
+
+    def samples(status: Status) -> Samples:
+        return [([str(shard["shard"])], shard[key]) for shard in status["shards"]]
+
+    return Metric(f"eventpub_{name}", "gauge", text, samples, ("shard",))
+
+
+_IDENTITY = ("app", "topic", "version")
+_HEALTH = {"ok": 1.0, "warn": 0.5, "error": 0.0}
+
+METRICS = (
+    Metric(
+        "eventpub_up",
+        "gauge",
+        "1 while the publisher's loop turns",
+        lambda s: [([s[name] for name in _IDENTITY], float(s["is_alive"]))],
+        _IDENTITY,
     ),
-    "eventpub_gaps_opened": ("gaps_opened", "Gaps: aggregates found to miss a version"),
-    "eventpub_gaps_filled": ("gaps_filled", "Gaps whose missing versions came"),
-    "eventpub_gaps_skipped": ("gaps_skipped", "Gaps that were given up, recorded on <topic>.gaps"),
-    "eventpub_gaps_vanished": ("gaps_vanished", "Gaps above which the events were deleted"),
-    "eventpub_events_late": (
+    Metric(
+        "eventpub_health",
+        "gauge",
+        "1 where a check is ok, 0.5 where it warns, 0 where it"
+        " [fails](operations.md#see-what-it-does)",
+        lambda s: [([check["name"]], _HEALTH.get(check["state"])) for check in s["checks"]],
+        ("check",),
+    ),
+    _gauge("paused", "1 after `eventpub pause`", lambda s: float(s["is_paused"])),
+    _gauge(
+        "lag_seconds",
+        "age below the boundary of the oldest event that is not published, held ones included; 0:"
+        " all are. It grows while the database does not answer",
+        lambda s: s["lag"]["seconds"],
+    ),
+    _gauge(
+        "lag_events",
+        "events that are not read yet (at most 100,000 are counted), plus one for each aggregate"
+        " that waits",
+        lambda s: s["lag"]["events"],
+    ),
+    _gauge(
+        "last_poll_age_seconds",
+        "seconds since the database answered a poll of the boundary; it is not polled while no"
+        " shard is published",
+        lambda s: s["poll_age_seconds"],
+    ),
+    _gauge("holds_open", "aggregates that wait for a missing version", lambda s: s["holds_open"]),
+    _counter("rows_read", "rows_read", "rows of the event table that were read"),
+    _counter("events_published", "published", "events made visible on the topic"),
+    _counter("duplicates_dropped", "duplicates", "rows read again and dropped: already published"),
+    _counter("gaps_opened", "gaps_opened", "aggregates found to miss a version"),
+    _counter("gaps_filled", "gaps_filled", "gaps whose missing versions came"),
+    _counter("gaps_skipped", "gaps_skipped", "gaps that were skipped, recorded on `<topic>.gaps`"),
+    _counter("gaps_vanished", "gaps_vanished", "gaps above which the events were deleted"),
+    _counter(
+        "events_late",
         "late",
-        "Events that came after their gap was skipped, without those of dead retry",
+        "events that came after their version had been skipped; without those of"
+        " `eventpub dead retry`",
     ),
-    "eventpub_events_dead": ("dead", "Rows that were refused, recorded on <topic>.dead"),
-    "eventpub_events_conflicting": ("conflicts", "Dead letters that differ from what is published"),
-    "eventpub_rows_without_identity": (
+    _counter("events_dead", "dead", "rows that were refused, recorded on `<topic>.dead`"),
+    _counter(
+        "events_conflicting",
+        "conflicts",
+        "dead letters because another event had been published under the version",
+    ),
+    _counter(
+        "rows_in_past",
+        "rows_in_past",
+        "rows committed with times behind what had been read by more than the horizon",
+    ),
+    _gauge(
+        "rows_ahead",
+        "rows whose `create_time` lies in the future, published when it has come; some 10,000 are"
+        " counted at most",
+        lambda s: s["lag"]["ahead_rows"],
+    ),
+    _counter(
+        "rows_without_identity",
         "without_identity",
-        "Rows without an aggregate or a version, passed over",
+        "rows without an aggregate or a version, left out (`store.without_identity`)",
     ),
-    "eventpub_recount_found": ("recount_found", "Events that only a recount has found"),
-    "eventpub_rows_in_past": ("rows_in_past", "Rows that came with times behind what was read"),
-    "eventpub_transactions_passed": ("passed", "Transactions that were not waited for any longer"),
-    "eventpub_log_lines_dropped": (
+    _counter("recount_found", "recount_found", "events that only a recount has found"),
+    _counter(
+        "transactions_passed",
+        "passed",
+        "transactions open for longer than the boundary waits for one (`read.max_wait`)",
+    ),
+    _counter(
         "log_lines_dropped",
-        "Log lines that were not written: stderr was not drained",
+        "log_lines_dropped",
+        "log lines not written because stderr was not drained for too long",
     ),
-    "eventpub_producers_replaced": (
+    _counter(
+        "producers_replaced",
         "replaced",
-        "Producers replaced after an abort or an indefinite answer",
+        "Kafka producers replaced after an abort, or an answer that left open whether it was"
+        " committed",
     ),
-}
-"""Name without ``_total`` → name in the status, help."""
+    _by_shard("shard_lag_seconds", "lag_seconds", "the lag of each shard"),
+    _by_shard("shard_holds_open", "holds", "aggregates of each shard that wait"),
+    _by_shard("index_bytes", "index_bytes", "what the index of each shard takes on the disk"),
+    Metric(
+        "eventpub_publish_latency_seconds",
+        "histogram",
+        "from `create_time` to the commit in Kafka, of each event",
+        lambda status: [([], status["latency"])],
+    ),
+    Metric(
+        "eventpub_batch_seconds",
+        "histogram",
+        "what each step of a transaction takes: `read` (waiting for rows), `index` (reading and"
+        " writing the index), `admit`, `backtrack` (looking up missing versions), `publish`",
+        lambda status: [([step], found) for step, found in sorted(status["steps"].items())],
+        ("step",),
+    ),
+)
 
 
 class _OfStatus(Collector):
     """Asks for the status at each scrape."""
 
-    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
 
-    def collect(self) -> Iterator[Metric]:
-        yield from families(self._status())
+    def collect(self) -> Iterator[Any]:
+        status = self._status()
+        for metric in METRICS:
+            yield metric.family(status)
 
 
-def families(status: dict[str, Any]) -> Iterator[Metric]:
-    """The metrics of a status document, see `coordinator.status`."""
-    up = GaugeMetricFamily(
-        "eventpub_up", "1 while the publisher's loop turns", labels=["app", "topic", "version"]
-    )
-    up.add_metric([status["app"], status["topic"], status["version"]], float(status["is_alive"]))
-    yield up
-    for name, (key, text) in _COUNTERS.items():
-        yield CounterMetricFamily(name, text, value=status["counters"].get(key, 0))
-    for name, text, value in (
-        ("eventpub_holds_open", "Aggregates that wait for a missing version", status["holds_open"]),
-        (
-            "eventpub_lag_seconds",
-            "Age below the boundary of the oldest event that is not published; 0: none is",
-            status["lag"]["seconds"],
-        ),
-        (
-            "eventpub_lag_events",
-            "Events below the boundary that are not read yet (100000: that many or more), and"
-            " aggregates that wait for a missing version",
-            status["lag"]["events"],
-        ),
-        (
-            "eventpub_rows_ahead",
-            "Events of the future, held until their time has come (10000: that many or more)",
-            status["lag"]["ahead_rows"],
-        ),
-        ("eventpub_paused", "1 while the publisher is paused", float(status["is_paused"])),
-        (
-            "eventpub_last_poll_age_seconds",
-            "Seconds since the database answered a poll of the boundary",
-            status["poll_age_seconds"],
-        ),
-    ):
-        if value is not None:
-            yield GaugeMetricFamily(name, text, value=value)
-    yield _by_shard(status, "eventpub_shard_lag_seconds", "The lag of each shard, s", "lag_seconds")
-    yield _by_shard(
-        status, "eventpub_index_bytes", "What the index of a shard takes, bytes", "index_bytes"
-    )
-    yield _by_shard(status, "eventpub_shard_holds_open", "Aggregates of a shard that wait", "holds")
-    health = GaugeMetricFamily(
-        "eventpub_health", "1 where a check is ok, 0.5 where it warns, 0: wrong", labels=["check"]
-    )
-    for check in status["checks"]:
-        if check["state"] != "unknown":
-            health.add_metric([check["name"]], {"ok": 1.0, "warn": 0.5}.get(check["state"], 0.0))
-    yield health
-    latency = HistogramMetricFamily(
-        "eventpub_publish_latency_seconds", "From create_time to the commit in Kafka, of each event"
-    )
-    _add(latency, [], status["latency"])
-    yield latency
-    steps = HistogramMetricFamily(
-        "eventpub_batch_seconds", "What each step of a transaction takes", labels=["step"]
-    )
-    for step, found in sorted(status["steps"].items()):
-        _add(steps, [step], found)
-    yield steps
-
-
-def _by_shard(status: dict[str, Any], name: str, text: str, key: str) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=["shard"])
-    for shard in status["shards"]:
-        if shard[key] is not None:
-            family.add_metric([str(shard["shard"])], shard[key])
-    return family
-
-
-def _add(family: HistogramMetricFamily, labels: list[str], found: dict[str, Any]) -> None:
-    below, buckets = 0, []
-    for bound, count in zip([*found["bounds"], "+Inf"], found["counts"], strict=True):
-        below += count
-        buckets.append((str(bound), float(below)))
-    family.add_metric(labels, buckets, found["sum"])
-
-
-def exposition(status: Callable[[], dict[str, Any]]) -> bytes:
+def exposition(status: Callable[[], Status]) -> bytes:
     """The text that Prometheus scrapes."""
     registry = CollectorRegistry()
     registry.register(_OfStatus(status))

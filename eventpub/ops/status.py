@@ -75,8 +75,7 @@ def find(config: Config) -> Standing:
 def kind_without_answer(state: StateDir) -> str:
     """How a publisher stands that gives no answer, as of `Standing.kind`."""
     if state.is_running():
-        running = state.running()
-        return "silent" if running is not None and running.location else "starting"
+        return "silent" if state.socket_file.exists() else "starting"
     return "stopped" if state.was_used() else "never"
 
 
@@ -117,13 +116,13 @@ def pause(config: Config, *, is_paused: bool) -> Paused:
     """
     state = StateDir(config.app.state_dir)
     by = f"{_user()}@{socket.gethostname()} (eventpub {'pause' if is_paused else 'resume'})"
-    answer = ask_running(state, "pause", {"is_paused": is_paused, "by": by})
+    answer = ask_running(state, "pause" if is_paused else "resume", {"by": by})
     if answer is None and not state.is_running():
         return _keep(state, is_paused, by)
     if answer is None or answer["is_paused"] is None:
         return Paused("no answer")
-    if (error := answer.get("error")) is not None:
-        return Paused("not written", not_lasting(error, is_paused))
+    if answer["error"] is not None:
+        return Paused("not written", answer["error"])
     deadline = time.monotonic() + _PAUSED_WITHIN
     while is_paused:
         document = ask_running(state, "status", timeout=_ANSWERED_WITHIN)

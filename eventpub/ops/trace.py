@@ -15,7 +15,7 @@ from dataclasses import replace
 from eventpub.admission import Hold, SkippedGap, in_ranges, topic_partition
 from eventpub.config import Config
 from eventpub.errors import ConfigError
-from eventpub.ops.dead import OF_ANOTHER, readable_store
+from eventpub.ops.dead import OF_ANOTHER
 from eventpub.ops.trace_answer import Found, Stored, Trace, Traced, Verdict
 from eventpub.ops.trace_lookup import (
     Publisher,
@@ -27,6 +27,7 @@ from eventpub.ops.trace_lookup import (
     missing_of,
     stored_rows,
 )
+from eventpub.ops.unpublished import readable_store
 from eventpub.sink.records import timestamp
 from eventpub.sink.topics import partition_counts
 from eventpub.times import format_time
@@ -99,7 +100,6 @@ def trace(
         notes,
         known.total,
         waits_for,
-        topics.others,
         not topics.unread,
     )
 
@@ -181,12 +181,9 @@ class _Judge:
             return _held(hold, stored)
         if self._topics.unread:
             return "unknown", "the topics were not read to their ends; see --timeout"
-        return self._in_store_only(stored) if stored is not None else self._nowhere()
-
-    def _nowhere(self) -> tuple[Verdict, str]:
-        if self._topics.others:
-            return "unknown", "not in the store, and on the topics not by this publisher"
-        return "unknown", "neither in the store nor on the topics"
+        if stored is None:
+            return "unknown", "neither in the store nor on the topics"
+        return self._in_store_only(stored)
 
     def _why_invalid(self, stored: Stored) -> str:
         """What keeps a row from being published, whatever is waited for; "": nothing does."""
@@ -258,7 +255,4 @@ def _notes(
         if len(numbers) == 1:
             which = f"{topic}[{numbers[0]}] was"
         notes.append(f"{which} not read to the end within {timeout:.0f} s")
-    for other in topics.others:
-        where = f"{other.topic}[{other.partition}] offset {other.offset}"
-        notes.append(f"{where} was not written by this publisher: {other.reason}")
     return notes

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from eventpub.admission import Hold, SkippedGap
 from eventpub.ops.gaps import with_times
 from eventpub.times import format_time
-from eventpub.words import counted, named_versions
+from eventpub.words import named_versions
 
 Verdict: TypeAlias = Literal[
     "published",
@@ -31,8 +31,6 @@ is known of it, or the time did not suffice."""
 
 _ANSWERED = frozenset({"published", "late", "baseline"})
 _YEAR_3000 = 32_503_680_000_000
-MOST_OTHERS = 20
-"""Records of others that are listed."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Found:
         topic, partition, offset: where it is.
         timestamp: of the record, ms.
         is_late: whether it is marked as late.
-        reason: of a dead letter; of one that the publisher has not written, why that is known.
+        reason: of a dead letter.
     """
 
     topic: str
@@ -137,7 +135,6 @@ class Trace:
         notes: what else is to be said.
         total: how many versions there are, of which `versions` are the last; None: not known.
         waits_for: the first and the last of the versions that the aggregate waits for.
-        others: records with the aggregate's key that the publisher has not written.
         is_whole: whether the topics were read as far as was needed.
     """
 
@@ -148,7 +145,6 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     total: int | None = None
     waits_for: tuple[int, int] | None = None
-    others: list[Found] = field(default_factory=list)
     is_whole: bool = True
 
     @property
@@ -159,7 +155,10 @@ class Trace:
     def summary(self, version: int | None = None) -> str:
         """One line. Args: version: the one that was asked for; None: the last ones were."""
         if not self.versions:
-            return f"{self.aggregate_id}: {self._nothing()}"
+            nothing = "not in the store; the topics were not read to their ends"
+            if self.is_whole:
+                nothing = "nothing is known of it, in the store or on the topics"
+            return f"{self.aggregate_id}: {nothing}"
         if version is not None:
             return f"{self.aggregate_id}/{version}: {self.versions[0].verdict}"
         text = ", ".join(f"{count} {word}" for word, count in words(self.versions).items())
@@ -171,16 +170,6 @@ class Trace:
             text += f"; waits for {named_versions(*self.waits_for)}"
         return f"{self.aggregate_id}: {text}"
 
-    def _nothing(self) -> str:
-        """What is said where no version is known."""
-        if self.others:
-            count = len(self.others)
-            found = counted(count, "record") + (" or more" if count == MOST_OTHERS else "")
-            return f"not in the store; {found} of this key, not written by this publisher"
-        if not self.is_whole:
-            return "not in the store; the topics were not read to their ends"
-        return "nothing is known of it, in the store or on the topics"
-
     def to_dict(self) -> dict[str, Any]:
         """As `trace` and the dashboard show it; JSON-serializable, times are RFC 3339."""
         gap = self.waits_for
@@ -190,7 +179,6 @@ class Trace:
             "counts": words(self.versions),
             "total": self.total,
             "waits_for": gap and {"from_version": gap[0], "to_version": gap[1]},
-            "others": [place(other) for other in self.others],
             "publisher_is_running": self.is_running,
             "position": None if self.position is None else format_time(self.position),
             "notes": self.notes,

@@ -11,10 +11,10 @@ from typing import Any
 from eventpub.admission import Hold, SkippedGap, VersionRange, topic_partition
 from eventpub.config import Config
 from eventpub.ops.asking import ask_running
-from eventpub.ops.committed import Committed, Message, Place, offsets_at
 from eventpub.ops.gaps import pending
-from eventpub.ops.trace_answer import MOST_OTHERS, Found, Stored
+from eventpub.ops.trace_answer import Found, Stored
 from eventpub.sink import records
+from eventpub.sink.reading import Message, Place, offsets_at, own_records, read_committed
 from eventpub.sink.topics import list_offsets
 from eventpub.state import StateDir
 from eventpub.store import EventStore
@@ -154,7 +154,6 @@ class Topics:
 
     by_version: dict[int, list[Found]] = field(default_factory=dict)
     skips: list[SkippedGap] = field(default_factory=list)
-    others: list[Found] = field(default_factory=list)
     unread: set[Place] = field(default_factory=set)
     is_cut: bool = False
 
@@ -223,7 +222,7 @@ class Search:
 
     def look_elsewhere(self, wanted: Collection[int] | None, oldest: int | None) -> None:
         """Look where the records are if partitions were added since, if a time lay in the future or
-        was another one, or if somebody else has written them.
+        was another one.
 
         Args:
             wanted: versions; none: nothing is to be done. None: all that there are.
@@ -254,61 +253,42 @@ class Search:
                 left.discard(version)
         if not starts or (wanted is not None and not left):
             return
-        reading = Committed(self._sink, starts, self._until, ends)
+        reading = read_committed(self._sink, starts, self._until, ends)
         try:
-            for chunk in reading:
-                for message in chunk:
-                    if message.key() == self._key:
-                        self._take(message, wanted, left)
+            for message, headers in own_records(reading, self._ids, {self._key}):
+                self._take(message, headers, wanted, left)
                 if wanted is not None and not left:
                     return
         finally:
             reading.close()
         self._topics.unread |= reading.unread
 
-    def _take(self, message: Message, wanted: Collection[int] | None, left: set[int]) -> None:
-        """Note a record of the aggregate, if it is the publisher's and of a version that counts."""
-        headers = dict(message.headers() or ())
+    def _take(
+        self,
+        message: Message,
+        headers: dict[str, Any],
+        wanted: Collection[int] | None,
+        left: set[int],
+    ) -> None:
+        """Note a record of the aggregate, if it is of a version that counts."""
         sink = self._sink
-        if message.topic() == sink.gaps_topic:
-            with suppress(ValueError):
+        with suppress(KeyError, TypeError, ValueError):
+            if message.topic() == sink.gaps_topic:
                 self._topics.skips.append(records.read_gap(message.value() or b""))
-            return
-        version, problem = self._version_of(headers)
-        if wanted is not None and version is not None and version not in wanted:
-            return
-        if version is None or problem:
-            self._add_other(message, problem)
-            return
-        is_dead = message.topic() == sink.dead_topic
-        reason = headers.get(records.REASON) if is_dead else None
-        found = Found(
-            message.topic(),
-            message.partition(),
-            message.offset(),
-            message.timestamp()[1],
-            records.LATE in headers,
-            None if reason is None else reason.decode(errors="replace"),
-        )
-        self._topics.by_version.setdefault(version, []).append(found)
-        if not is_dead:
-            left.discard(version)
-
-    def _version_of(self, headers: dict[str, Any]) -> tuple[int | None, str]:
-        """A record's version, and why the publisher has not written it; "": it has."""
-        problem = ""
-        if not records.is_ours(headers.items(), self._ids):
-            source = headers.get(records.SOURCE)
-            problem = "it has no header ce_source"
-            if source is not None:
-                problem = f"its ce_source is {source.decode(errors='replace')}"
-        try:
-            return int(headers[records.SEQUENCE]), problem
-        except (KeyError, TypeError, ValueError):
-            return None, problem or "it has no header ce_sequence that is a number"
-
-    def _add_other(self, message: Message, problem: str) -> None:
-        if message.topic() == self._sink.dead_topic or len(self._topics.others) >= MOST_OTHERS:
-            return
-        place = message.topic(), message.partition(), message.offset()
-        self._topics.others.append(Found(*place, message.timestamp()[1], reason=problem))
+                return
+            version = int(headers[records.SEQUENCE])
+            if wanted is not None and version not in wanted:
+                return
+            is_dead = message.topic() == sink.dead_topic
+            reason = headers.get(records.REASON) if is_dead else None
+            found = Found(
+                message.topic(),
+                message.partition(),
+                message.offset(),
+                message.timestamp()[1],
+                records.LATE in headers,
+                None if reason is None else reason.decode(errors="replace"),
+            )
+            self._topics.by_version.setdefault(version, []).append(found)
+            if not is_dead:
+                left.discard(version)

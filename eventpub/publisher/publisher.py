@@ -19,13 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from eventpub import __version__
 from eventpub.channel import Request
-from eventpub.channel.flight import Server, Tls
 from eventpub.config import Config, format_time
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
@@ -46,7 +45,10 @@ from eventpub.publisher.workers import (
     Worker,
 )
 from eventpub.settings import check_files
-from eventpub.state import Running, StateDir
+from eventpub.state import StateDir
+
+if TYPE_CHECKING:
+    from eventpub.channel.flight import Server
 
 _SPARK_AFTER = 10.0
 """Seconds after which Spark is started for a run that ends by itself: most are over before."""
@@ -307,17 +309,12 @@ class CommandRunner:
         self._broker = Worker("eventpub-broker", broker_work.do, post)
         self._threads = Threads(post, coordinator.is_current)
         self._placement: Placement = self._threads
-        token = secrets.token_hex(16)
-        self._pages = Pages(config, self)
-        self._server = _serve(config, token, events, coordinator.is_current, self._answer)
-        self._address = self._server.address(_reached_at(config), token, _authority(config))
+        self._pages = Pages(config, self, state)
+        self._server: Server | None = None
         self._spark: Any = None
 
     def begin(self, spark_after: float) -> None:
-        """Say where it is asked, and have Spark come up."""
-        address = self._address
-        running = Running(os.getpid(), address.location, address.token, address.root_certificates)
-        self._state.write_address(running)
+        """Answer commands, and have Spark come up."""
         if self._coordinator.is_paused:
             log.warning(
                 "starting paused; run `eventpub resume` to start publishing",
@@ -327,6 +324,11 @@ class CommandRunner:
         if self._config.spark.master != "none":
             from eventpub.spark.leases import Spark
 
+            token = secrets.token_hex(16)
+            self._server = _serve(self._config, token, self._events, self._coordinator.is_current)
+            address = self._server.address(
+                _reached_at(self._config), token, _authority(self._config)
+            )
             self._spark = Spark(
                 self._config, self._state.spark_log, address, self._events.put, self._use
             )
@@ -339,7 +341,8 @@ class CommandRunner:
         if self._spark is not None:
             self._spark.end(_WORKERS_END)
         self._pages.end()
-        self._server.end()
+        if self._server is not None:
+            self._server.end()
         self._boundary.end(_WORKERS_END)
         self._checks.end(_WORKERS_END)
         self._broker.end(_WORKERS_END)
@@ -391,19 +394,6 @@ class CommandRunner:
             self._state.forget_former()
 
     # -- what others ask ---------------------------------------------------------------------------
-
-    def _answer(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Called in threads of the channel."""
-        if name == "status":
-            return self.status()
-        if name == "request":
-            return self.ask(Request(**given["request"]), float(given["timeout"]))
-        if name == "withdraw":
-            self._events.put(e.Withdrawn(str(given["id"])))
-            return {}
-        if name == "pause":
-            return self.pause(bool(given["is_paused"]), str(given.get("by", "")))
-        raise LookupError(name)
 
     def document(self, now: float) -> dict[str, Any]:
         """The status, made in the loop's thread; nothing in it changes any more.
@@ -470,6 +460,10 @@ class CommandRunner:
             self._state.write(self._state.status_file, mask_all(found))
         return found
 
+    def withdraw(self, id: str) -> None:
+        """Take back a request that waits; may be called in any thread."""
+        self._events.put(e.Withdrawn(id))
+
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         """Have shards do something; may be called in any thread.
 
@@ -508,15 +502,16 @@ def _serve(
     token: str,
     events: queue.SimpleQueue[e.Event],
     is_current: Callable[[int, int], bool],
-    answer: Callable[[str, dict[str, Any]], dict[str, Any]],
 ) -> Server:
+    from eventpub.channel.flight import Server, Tls
+
     channel = config.channel
     host = _reached_at(config)
     bound = host if host in {"127.0.0.1", "localhost", "::1"} else "0.0.0.0"
     tls = None
     if channel.certificate_file is not None and channel.key_file is not None:
         tls = Tls(_text(channel.certificate_file), _text(channel.key_file))
-    return Server(bound, token, events.put, is_current, answer, tls=tls, port=channel.port)
+    return Server(bound, token, events.put, is_current, tls=tls, port=channel.port)
 
 
 def _authority(config: Config) -> str | None:

@@ -9,7 +9,6 @@ from eventpub.sink.client import check_properties
 from eventpub.sink.faults import RecordRefusedError, topic_gone, topic_remade
 from eventpub.sink.fencing import fence_all
 from eventpub.sink.finding import has_event, oldest_events
-from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Folded
 from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.origin import (
@@ -21,7 +20,6 @@ from eventpub.sink.origin import (
     sources_of,
 )
 from eventpub.sink.records import DeadRow, Record
-from eventpub.sink.scope import Scope
 from eventpub.sink.shard import PublishedBatch, ShardSink
 from eventpub.sink.stable_ends import are_left_open
 from eventpub.sink.topic_settings import check_age
@@ -36,13 +34,11 @@ from eventpub.sink.topics import (
 
 __all__ = [
     "DeadRow",
-    "Fold",
     "Folded",
     "MissingMarkerError",
     "PublishedBatch",
     "Record",
     "RecordRefusedError",
-    "Scope",
     "ShardSink",
     "Sources",
     "TopicLayout",

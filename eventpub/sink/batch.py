@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -69,7 +69,12 @@ class Reports:
 
 @dataclass(frozen=True)
 class Events:
-    """Rows of `EVENTS` on their way to one topic, and the partition of each."""
+    """Rows of `EVENTS` on their way to one topic, and the partition of each.
+
+    Attributes:
+        limit: of the records' timestamps, µs.
+        marks: more headers of each record.
+    """
 
     rows: pa.Table | pa.RecordBatch
     app: str
@@ -77,12 +82,16 @@ class Events:
     late: npt.NDArray[np.bool_] | None
     partitions: npt.NDArray[np.int32]
     limit: int = records.FAR_AHEAD
-    """Of the records' timestamps, µs."""
+    marks: Sequence[Sequence[records.Header]] | None = None
 
     @cached_property
     def columns(self) -> records.Columns:
         """All of them, to be produced one by one."""
-        return self._columns_of(self.rows, self.late, self.partitions)
+        columns = self._columns_of(self.rows, self.late, self.partitions)
+        if self.marks is None:
+            return columns
+        headers = [[*own, *more] for own, more in zip(columns.headers, self.marks, strict=True)]
+        return replace(columns, headers=headers)
 
     def taken(self, rows: npt.NDArray[np.int64]) -> records.Columns:
         """Some of them."""
@@ -146,6 +155,7 @@ class Content:
     dead: Sequence[DeadRow] = ()
     diverted: pa.Table | None = None
     now: int | None = None
+    marks: Sequence[Sequence[records.Header]] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -173,7 +183,7 @@ def batch_of(
     limit = int(time.time() * 1e6) + AHEAD_OF_CLOCK
     limit = limit if content.now is None else min(content.now, limit)
 
-    by_topic = {sink.topic: of(content.events, content.late)}
+    by_topic = {sink.topic: replace(of(content.events, content.late), marks=content.marks)}
     diverted = content.diverted
     if diverted is not None and len(diverted):
         by_topic[sink.late_topic] = of(diverted, np.ones(len(diverted), np.bool_))

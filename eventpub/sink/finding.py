@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from eventpub import config
 from eventpub.sink import records
 from eventpub.sink.folded import time_of
-from eventpub.sink.missing_markers import MARKER_TIMEOUT, PartitionId, iter_ranges
+from eventpub.sink.missing_markers import MARKER_TIMEOUT, PartitionId
+from eventpub.sink.reading import iter_ranges
 from eventpub.sink.topics import list_offsets
 
 _FEW = 50

@@ -21,8 +21,8 @@ from eventpub.sink.missing_markers import (
     MissingMarkerError,
     PartitionId,
     Written,
-    iter_ranges,
 )
+from eventpub.sink.reading import iter_ranges
 from eventpub.sink.scope import Scope
 from eventpub.sink.stable_ends import StableEnds
 

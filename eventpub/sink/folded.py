@@ -135,10 +135,7 @@ class Decoder:
 
     def _counts(self, kind: Kind, message: Any, headers: Mapping[str, Any]) -> bool:
         """Whether this publisher has written a record."""
-        sources = self._scope.sources
-        if sources is None:
-            return True
-        origin = sources.origin(message, headers)
+        origin = self._scope.sources.origin(message, headers)
         if origin == "own":
             return True
         if origin == "other_publisher" and kind == "events":

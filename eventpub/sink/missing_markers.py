@@ -15,18 +15,16 @@ the index counts as published is visible, or about to be.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
 from eventpub import config
 from eventpub.admission import SkippedGap
 from eventpub.errors import SinkError
-from eventpub.sink import client, faults, records
+from eventpub.sink import records
+from eventpub.sink.reading import iter_ranges
 from eventpub.sink.topics import list_offsets, tail_gone
 
 PartitionId = tuple[str, int]
@@ -36,7 +34,6 @@ Written = tuple[int, int]
 
 MARKER_TIMEOUT = 2.0
 """Seconds that a marker may come after the answer that its transaction is over."""
-_READ_TIMEOUT = 60.0
 
 
 class MissingMarkerError(Exception):
@@ -209,66 +206,3 @@ def _again(message: Any) -> records.Record:
         message.timestamp()[1],
         message.headers() or [],
     )
-
-
-def iter_ranges(  # noqa: PLR0913 (options, by keyword)
-    sink: config.Sink,
-    ranges: Mapping[PartitionId, tuple[int, int]],
-    *,
-    committed: bool,
-    few: bool = False,
-    timeout: float = _READ_TIMEOUT,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Iterator[Any]:
-    """The records of each range, in the order of each partition.
-
-    Args:
-        committed: leave out what is not.
-        few: fetch little at once.
-        timeout: seconds without a record after which it gives up.
-        meanwhile: called again and again; what it raises ends the reading.
-
-    Raises:
-        SinkError: `sink.unreachable`, ….
-    """
-    unread = {place: (at, end) for place, (at, end) in ranges.items() if at < end}
-    if not unread:
-        return
-    consumer = client.consumer(sink, client.ClientLog(), committed=committed, few=few)
-    deadline = time.monotonic() + timeout
-    try:
-        consumer.assign([TopicPartition(t, p, at) for (t, p), (at, _) in unread.items()])
-        while unread:
-            meanwhile()
-            message: Any = client.call(consumer.poll, 0.1)
-            if message is None:
-                if time.monotonic() > deadline:
-                    topic, partition = min(unread)
-                    raise SinkError(
-                        "sink.unreachable",
-                        f"{topic}[{partition}] gave no records for {timeout:.0f} s",
-                        where=f"topic {topic}",
-                        retriable=True,
-                    )
-                continue
-            error, place = message.error(), (message.topic(), message.partition())
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                if place[0] is not None or error.fatal():
-                    raise faults.fault(error, "reading the topic back", sink)
-                continue
-            if place not in unread:
-                continue
-            _, end = unread[place]
-            if error is None and message.offset() < end:
-                yield message
-                deadline = time.monotonic() + timeout
-            if message.offset() >= end - (error is None):
-                del unread[place]
-                # or what is behind its range would be fetched before the others
-                consumer.pause([TopicPartition(*place)])
-    except KafkaException as exception:
-        raise faults.fault(
-            faults.kafka_error(exception), "reading the topic back", sink
-        ) from exception
-    finally:
-        consumer.close()

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import faults, records, topics
-from eventpub.sink.missing_markers import PartitionId, iter_ranges
+from eventpub.sink.missing_markers import PartitionId
+from eventpub.sink.reading import iter_ranges
 
 Origin = Literal["own", "other_publisher", "unrecognised"]
 """Ours; of another publisher; of anybody else."""

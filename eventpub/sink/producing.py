@@ -86,6 +86,7 @@ class Producing:
             not self._owned.is_transactional
             or self._owned.sends_singly
             or self._caution.reports_each
+            or events.marks is not None
         )
         if (
             one_by_one

@@ -22,8 +22,7 @@ class Scope:
     Args:
         sink: the configuration.
         shard: whose partitions are read.
-        sources: whose records count; None: whoever's.
-        only: read no other kind of topic.
+        sources: whose records count.
         everywhere: read all partitions, for what belongs to this shard's aggregates: where the
             number of partitions may have been another one when it was written.
         with_contents: say of each event what tells it from another one of its version.
@@ -31,21 +30,19 @@ class Scope:
 
     sink: config.Sink
     shard: Shard
-    sources: Sources | None = None
-    only: Kind | None = None
+    sources: Sources
     everywhere: bool = False
     with_contents: bool = False
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
         """By topic that is read."""
-        kinds: dict[str, Kind] = {
+        return {
             self.sink.topic: "events",
             self.sink.gaps_topic: "gaps",
             self.sink.dead_topic: "dead",
             self.sink.late_topic: "late",
         }
-        return {topic: kind for topic, kind in kinds.items() if self.only in {None, kind}}
 
     def kind(self, place: PartitionId) -> Kind:
         """Of the records of a partition."""

@@ -28,12 +28,12 @@ from eventpub.sink.missing_markers import (
     PartitionId,
     Written,
     hanging,
-    iter_ranges,
     lost_records,
 )
 from eventpub.sink.origin import check_between, other_publisher, sources_of
 from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.producing import CrashPoint, no_crash
+from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import DeadRow
 from eventpub.sink.scope import Scope
 from eventpub.sink.stable_ends import StandingStill
@@ -70,20 +70,23 @@ class ShardSink:
         app_id: the application's id, part of the transactional id and `ce_source`.
         shard: whose partitions this writes.
         former_ids: application ids that this publisher had before: their records count.
-
+        owner: who writes where it is not the shard's runner, for the transactional id.
     """
 
     def __init__(
-        self, sink: config.Sink, app_id: str, shard: Shard, former_ids: Sequence[str] = ()
+        self,
+        sink: config.Sink,
+        app_id: str,
+        shard: Shard,
+        former_ids: Sequence[str] = (),
+        owner: str | None = None,
     ) -> None:
         self._sink = sink
         self._app_id = app_id
         self._shard = shard
-        owner = (sink.bootstrap_servers, fencing.transactional_id(app_id, shard.number))
-        self._caution = caution_of(owner)
-        self._owned = OwnedProducer(
-            sink, app_id, shard.number, sends_singly=self._caution.sends_singly
-        )
+        name = shard.number if owner is None else owner
+        self._caution = caution_of((sink.bootstrap_servers, fencing.transactional_id(app_id, name)))
+        self._owned = OwnedProducer(sink, app_id, name, sends_singly=self._caution.sends_singly)
         self._transactions = Transactions(
             sink, app_id, shard.partitions, self._owned, self._caution
         )
@@ -111,7 +114,8 @@ class ShardSink:
     @property
     def needs_replacement(self) -> bool:
         """True when it must not be used again: close it, make a new one, fold, go on."""
-        return self._owned.needs_replacement
+        is_slow = self._owned.sends_singly and not self._caution.sends_singly
+        return self._owned.needs_replacement or is_slow
 
     def serve(self) -> None:
         """Lets the producer hand over its log lines and errors.
@@ -315,6 +319,7 @@ class ShardSink:
         dead: Sequence[DeadRow] = (),
         diverted: pa.Table | None = None,
         now: int | None = None,
+        marks: Sequence[Sequence[records.Header]] | None = None,
         crash_point: CrashPoint = no_crash,
     ) -> PublishedBatch:
         """Makes all of it visible in one transaction, in the given order.
@@ -326,6 +331,7 @@ class ShardSink:
             dead: refused rows, to ``<topic>.dead``.
             diverted: late rows of `EVENTS`, to ``<topic>.late``.
             now: the database's time, µs; no record's timestamp is later.
+            marks: more headers of each event.
             crash_point: called with the name of each step, for tests that die there.
 
         Raises:
@@ -344,7 +350,7 @@ class ShardSink:
                 suggestion="nothing to do: the shard starts again with a new one",
                 retriable=True,
             )
-        content = Content(events, late, gaps, dead, diverted, now)
+        content = Content(events, late, gaps, dead, diverted, now, marks)
         if content.is_empty:
             return PublishedBatch(0, {})
 

@@ -27,13 +27,9 @@ class Coordinator:
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[ChannelEvent] = queue.SimpleQueue()
         self.leases: set[tuple[int, int]] = set()
-        self.answer: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda name, given: given
 
     def is_current(self, shard: int, lease: int) -> bool:
         return (shard, lease) in self.leases
-
-    def answers(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        return self.answer(name, given)
 
     def next(self, kind: type[T], timeout: float = SOON) -> T:
         """The next event, which is of this kind."""
@@ -61,7 +57,6 @@ def serving(coordinator: Coordinator, **server: Any) -> Iterator[Server]:
         TOKEN,
         coordinator.events.put,
         coordinator.is_current,
-        coordinator.answers,
         **server,
     )
     try:

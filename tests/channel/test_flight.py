@@ -21,7 +21,7 @@ from pyarrow import flight
 
 from eventpub.admission import EVENTS
 from eventpub.channel import Farewell, Hello, Lease, Report, Stop, Window
-from eventpub.channel.flight import Address, FlightLink, Server, Tls, ask
+from eventpub.channel.flight import Address, FlightLink, Server, Tls, is_in_force
 from eventpub.channel.lane import Joined, Lost, Received
 from eventpub.channel.messages import encode
 from eventpub.errors import StateError
@@ -110,7 +110,7 @@ class TestWhoIsLetIn:
     ) -> None:
         stranger = Address(address.location, token)
         with pytest.raises(StateError) as error:
-            ask(stranger, "status", {})
+            is_in_force(stranger, 0, 1)
         assert error.value.code == "run.disconnected"
         assert refusal(stranger).code == "run.disconnected"
         assert coordinator.nothing_happens()
@@ -126,7 +126,7 @@ class TestWhoIsLetIn:
 
     def test_a_token_is_in_no_message_of_what_went_wrong(self, address: Address) -> None:
         with pytest.raises(StateError) as error:
-            ask(Address(address.location, "a secret of another run"), "status", {})
+            is_in_force(Address(address.location, "a secret of another run"), 0, 1)
         assert "secret" not in str(error.value)
         assert TOKEN not in str(error.value)
 
@@ -323,64 +323,6 @@ def _done(coordinator: Coordinator) -> int:
     return message.done
 
 
-class TestQuestions:
-    def test_one_is_answered_by_name(self, coordinator: Coordinator, address: Address) -> None:
-        coordinator.answer = lambda name, given: {name: given}
-        assert ask(address, "status", {"ä": [1, None]}) == {"status": {"ä": [1, None]}}
-
-    def test_one_that_nobody_knows_is_an_error_and_the_next_is_answered(
-        self, coordinator: Coordinator, address: Address
-    ) -> None:
-        def answer(name: str, given: dict[str, Any]) -> dict[str, Any]:
-            if name != "status":
-                raise LookupError(name)
-            return given
-
-        coordinator.answer = answer
-        with pytest.raises(StateError) as error:
-            ask(address, "colour", {})
-        assert error.value.code == "run.disconnected"
-        assert "not a question of this version" in str(error.value)
-        assert ask(address, "status", {"x": 1}) == {"x": 1}
-
-    def test_one_that_takes_too_long_is_given_up(
-        self, coordinator: Coordinator, address: Address
-    ) -> None:
-        goes_on = threading.Event()
-
-        def answer(name: str, given: dict[str, Any]) -> dict[str, Any]:
-            goes_on.wait(20.0)
-            return given
-
-        coordinator.answer = answer
-        began = time.monotonic()
-        try:
-            with pytest.raises(StateError) as error:
-                ask(address, "status", {}, timeout=0.3)
-        finally:
-            goes_on.set()
-        assert error.value.code == "run.disconnected"
-        assert time.monotonic() - began < 3.0
-
-    def test_runners_are_served_while_one_is_answered(
-        self, coordinator: Coordinator, address: Address
-    ) -> None:
-        goes_on = threading.Event()
-
-        def answer(name: str, given: dict[str, Any]) -> dict[str, Any]:
-            goes_on.wait(20.0)
-            return given
-
-        coordinator.answer = answer
-        asks = threading.Thread(target=ask, args=(address, "status", {}))
-        asks.start()
-        try:
-            assert is_served(address, coordinator)
-        finally:
-            goes_on.set()
-            asks.join()
-
-
 class TestTls:
     @pytest.fixture
     def authority(self, tmp_path: Path) -> Authority:
@@ -399,7 +341,7 @@ class TestTls:
             address = server.address("127.0.0.1", TOKEN, root)
             assert address.location.startswith("grpc+tls://")
             assert is_served(address, coordinator)
-            assert ask(address, "status", {"x": 1}) == {"x": 1}
+            assert not is_in_force(address, 0, 1)
 
     def test_not_with_another_authority_nor_another_name_nor_in_the_clear(
         self, coordinator: Coordinator, authority: Authority, tmp_path: Path
@@ -410,11 +352,11 @@ class TestTls:
         with serving(coordinator, tls=self.tls(authority.sign("a", ["127.0.0.1"]))) as server:
             in_the_clear = Address(f"grpc://127.0.0.1:{server.port}", TOKEN)
             for address in (server.address("127.0.0.1", TOKEN, wrong), in_the_clear):
-                assert failure(lambda: ask(address, "status", {}, timeout=5.0)).retriable  # noqa: B023
+                assert failure(lambda: is_in_force(address, 0, 1)).retriable  # noqa: B023
                 assert refusal(address).code == "run.disconnected"
         with serving(coordinator, tls=self.tls(authority.sign("b", ["other.example"]))) as server:
             address = server.address("127.0.0.1", TOKEN, right)
-            assert failure(lambda: ask(address, "status", {}, timeout=5.0)).retriable
+            assert failure(lambda: is_in_force(address, 0, 1)).retriable
         assert coordinator.nothing_happens()
 
 

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from eventpub.cli import console, parts
 from eventpub.cli.console import SafeConsole
-from eventpub.cli.terminal import Rows
 from eventpub.terminal import printable
 
 EVIL = "\x1b]0;pwned\x07\x1b[31mred\x9b2J\u202egnp\x7f"
@@ -31,8 +31,13 @@ def test_control_characters_are_escaped_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     "what",
-    [EVIL, Rows(("id", "n"), [[EVIL, "1"]]), Rows(("id",), [[EVIL]], title="held")],
-    ids=["text", "table", "titled"],
+    [
+        EVIL,
+        console.drawn(parts.Line((EVIL, "bold"))),
+        console.drawn(parts.Table(("id", "n"), [[EVIL, "1"]])),
+        console.drawn(parts.Table(("id",), [[EVIL]], title="held")),
+    ],
+    ids=["text", "line", "table", "titled"],
 )
 def test_whatever_is_drawn_is_escaped(what: RenderableType) -> None:
     assert SHOWN in drawn(what)

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from eventpub.cli.terminal import Facts, Lines, Rows
+from eventpub.cli import console
+from eventpub.cli.parts import Table
+from eventpub.cli.terminal import Facts, Lines
 from eventpub.local import Kafka
 from tests.cli.terminal import Shown, on_terminal
 from tests.cli.test_command import MAIN, _environ
@@ -81,7 +83,7 @@ def drawn(what: object, width: int, *, is_terminal: bool = True) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-ROWS = Rows(
+ROWS = Table(
     ("aggregate id", "", "created", "reason"),
     [["order-1", "held", "2026-11-25T13:08:28.532779Z", "version 2 is missing"]],
     "open",
@@ -89,15 +91,16 @@ ROWS = Rows(
 
 
 def test_a_table_that_is_too_wide_is_shown_as_paragraphs() -> None:
-    assert drawn(ROWS, 72)[1] == "aggregate id        created                      reason"
-    assert drawn(ROWS, 60) == [
+    table = console.drawn(ROWS)
+    assert drawn(table, 72)[1] == "aggregate id        created                      reason"
+    assert drawn(table, 60) == [
         "open",
         "aggregate id order-1",
         "  held, created 2026-11-25T13:08:28.532779Z, reason version",
         "  2 is missing",
     ]
-    assert drawn(ROWS, 60, is_terminal=False)[1].startswith("aggregate id ")
-    assert drawn(Rows(("shard", "position"), []), 60) == ["shard  position"]
+    assert drawn(table, 60, is_terminal=False)[1].startswith("aggregate id ")
+    assert drawn(console.drawn(Table(("shard", "position"), [])), 60) == ["shard  position"]
 
 
 def test_facts_stand_beside_each_other_as_far_as_there_is_room() -> None:

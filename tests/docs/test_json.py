@@ -49,7 +49,7 @@ def _answers(tmp_path: Path) -> Iterator[None]:
         "status.find": Standing("running", document()),
         "gaps.find": Gaps([HOLD], 1, [(SKIP, True)], 1, [request]),
         "dead.find": Letters(1, 1, [LETTER], is_whole=True),
-        "trace.trace": Trace("a", [traced], True, 1, others=[RECORD]),
+        "trace.trace": Trace("a", [traced], True, 1),
     }
     with commands_run_in(tmp_path) as patch:
         for name, value in given.items():

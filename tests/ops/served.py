@@ -8,6 +8,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import structlog
@@ -16,6 +18,7 @@ from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.log import configure
 from eventpub.ops.http import Pages
+from eventpub.state import StateDir
 from tests.ops.documents import document, hold
 from tests.publisher.harness import eventually
 
@@ -55,11 +58,33 @@ class Source:
             outcome = self.outcome
         return {"answers": None if outcome is None else {"0": outcome}, "error": None}
 
+    def withdraw(self, id: str) -> None:
+        self.done.append(id)
+
+
+@contextmanager
+def running(configuration: Config, source: Source) -> Iterator[StateDir]:
+    """A publisher with this state directory, which commands can ask."""
+    state = StateDir(configuration.app.state_dir)
+    ops = configuration.ops.model_copy(update={"http": ""})
+    pages = Pages(configuration.model_copy(update={"ops": ops}), source, state)
+    state.lock()
+    try:
+        pages.begin()
+        yield state
+    finally:
+        pages.end()
+        state.unlock()
+
 
 @contextmanager
 def serving(configuration: Config, source: Source) -> Iterator[tuple[str, int]]:
     """At this address."""
-    pages = Pages(configuration, source)
+    with TemporaryDirectory() as folder:
+        yield from _serving(Pages(configuration, source, StateDir(Path(folder))))
+
+
+def _serving(pages: Pages) -> Iterator[tuple[str, int]]:
     pages.begin()
     host, _, port = pages.address.rpartition(":")
     address = host.strip("[]"), int(port)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
 
-from eventpub.channel.flight import Server
+from eventpub.channel import Request
 from eventpub.config import App, Config, Sink, Store
 from eventpub.errors import StateError
 from eventpub.ops import gaps, status
-from eventpub.ops.pages import Acting
-from eventpub.state import Running, StateDir
+from eventpub.ops.pages import Site
+from eventpub.ops.replies import Asked
+from eventpub.state import StateDir
 from tests.ops.documents import document
+from tests.ops.served import Source, running
 
 PAUSED = StateError("run.paused", "the publisher is paused until eventpub resume")
 FAILED = StateError("run.request_failed", "two runners have failed: shard.failed: KeyError")
@@ -39,19 +36,31 @@ def config_in(state: Path) -> Config:
     )
 
 
-@contextmanager
-def publisher(config: Config, answer: dict[str, Any]) -> Iterator[None]:
-    """One runs that answers this."""
-    server = Server("127.0.0.1", "token", lambda _: None, lambda *_: True, lambda *_: answer)
-    state = StateDir(config.app.state_dir)
-    state.lock()
-    location = server.address("127.0.0.1", "token").location
-    state.write_address(Running(1, location, "token"))
-    try:
-        yield
-    finally:
-        server.end()
-        state.unlock()
+class Answering(Source):
+    """A publisher that answers this, whatever it is asked.
+
+    Attributes:
+        by: who has paused it.
+    """
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__()
+        self._answer = answer
+        self.by = ""
+
+    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
+        self.by = by
+        return self._answer
+
+    def ask(self, request: Request, timeout: float) -> dict[str, Any]:
+        return self._answer
+
+
+def ask_page(config: Config, source: Source, path: str, **parameters: str) -> tuple[int, Any]:
+    """Status and answer, to the publisher's own user."""
+    asked = Asked("POST", path, parameters, is_local=True)
+    reply = Site(config, source, deque()).answer(asked)
+    return reply.status, json.loads(reply.body)
 
 
 @pytest.mark.parametrize(("error", "code"), [(PAUSED, 409), (FAILED, 503), (None, 503)])
@@ -59,12 +68,10 @@ def test_a_page_that_acts_says_why_it_was_not_done(
     tmp_path: Path, error: StateError | None, code: int
 ) -> None:
     given = {"answers": None, "error": None if error is None else error.to_dict()}
-    source: Any = SimpleNamespace(ask=lambda *_: given)
-    answer = asyncio.run(Acting(config_in(tmp_path), source)._ask("skip", "a", 1, 1))
-    assert isinstance(answer, Response)
-    assert answer.status_code == code
-    said = json.loads(bytes(answer.body))["error"]
-    assert said == (
+    versions = {"aggregate_id": "a", "from_version": "1", "to_version": "1"}
+    status, said = ask_page(config_in(tmp_path), Answering(given), "/skip", **versions)
+    assert status == code
+    assert said["error"] == (
         f"{error.code}: {error.message}" if error else "the shard has not answered in time"
     )
 
@@ -74,27 +81,21 @@ def test_a_command_ends_with_the_error_because_of_which_it_was_not_done(
     tmp_path: Path, error: StateError
 ) -> None:
     config = config_in(tmp_path)
-    with (
-        publisher(config, {"answers": None, "error": error.to_dict()}),
-        pytest.raises(StateError) as caught,
-    ):
+    source = Answering({"answers": None, "error": error.to_dict()})
+    with running(config, source), pytest.raises(StateError) as caught:
         gaps.act(config, "retry", "a")
     assert caught.value.to_dict() == error.to_dict()
 
 
 def test_a_pause_that_was_not_written_down_is_no_success(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    answer = {"is_paused": True, "in_work": 0, "error": FULL.to_dict()}
-    with publisher(config, answer):
+    source = Answering({"is_paused": True, "in_work": 0, "error": FULL.to_dict()})
+    with running(config, source):
         found = status.pause(config, is_paused=True)
     assert (found.outcome, found.is_done) == ("not written", False)
     assert "state.disk_full" in found.error
-    source: Any = SimpleNamespace(pause=lambda *_: answer)
-    page = asyncio.run(
-        Acting(config, source)._set_paused(Request({"type": "http"}), is_paused=True)
-    )
-    assert page.status_code == 503
-    assert json.loads(bytes(page.body))["error"] == found.error
+    code, said = ask_page(config, source, "/pause")
+    assert (code, said["error"]) == (503, found.error)
 
 
 def test_a_pause_is_not_done_while_nobody_says_that_the_work_is(
@@ -106,31 +107,21 @@ def test_a_pause_is_not_done_while_nobody_says_that_the_work_is(
     monkeypatch.setattr(
         status,
         "ask_running",
-        lambda _, name, *rest, **more: {"is_paused": True} if name == "pause" else None,
+        lambda _, name, *rest, **more: (
+            {"is_paused": True, "error": None} if name == "pause" else None
+        ),
     )
-    with publisher(config, {}):
+    with running(config, Source()):
         found = status.pause(config, is_paused=True)
     assert (found.outcome, found.is_done) == ("in work", False)
 
 
 def test_whoever_pauses_is_named(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    asked: list[dict[str, Any]] = []
-
-    def answer(name: str, given: dict[str, Any]) -> dict[str, Any]:
-        asked.append(given)
-        return {"is_paused": False, "in_work": 0, "error": None}
-
-    server = Server("127.0.0.1", "token", lambda _: None, lambda *_: True, answer)
-    state = StateDir(config.app.state_dir)
-    state.lock()
-    try:
-        state.write_address(Running(1, server.address("127.0.0.1", "token").location, "token"))
+    source = Answering({"is_paused": False, "in_work": 0, "error": None})
+    with running(config, source):
         status.pause(config, is_paused=False)
-    finally:
-        server.end()
-        state.unlock()
-    assert asked[0]["by"].startswith(f"{getpass.getuser()}@")
+    assert source.by.startswith(f"{getpass.getuser()}@")
 
 
 def test_a_publisher_that_does_not_answer_is_not_well(
@@ -143,7 +134,7 @@ def test_a_publisher_that_does_not_answer_is_not_well(
     try:
         assert status.find(config).kind == "starting"
         state.write(state.status_file, document())
-        state.write_address(Running(1, "grpc://127.0.0.1:1", "token"))
+        state.socket_file.touch()
         os.utime(tmp_path / "eventpub.lock", (0, time.time() - 30))
         monkeypatch.setattr(status, "ask_running", lambda *_, **__: None)
         found = status.find(config)

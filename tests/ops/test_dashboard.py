@@ -6,7 +6,6 @@ import json
 import math
 import re
 import socket
-import threading
 import time
 import urllib.request
 from collections import deque
@@ -15,15 +14,14 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-import uvicorn
 from playwright.sync_api import Browser, Page, expect
 
 from eventpub.channel import Request
 from eventpub.config import Config
 from eventpub.errors import SinkError
 from eventpub.ops import pages
-from eventpub.ops.http import HISTORY_SAMPLES, sample
-from eventpub.ops.pages import application
+from eventpub.ops.http import HISTORY_SAMPLES, Listener
+from eventpub.ops.pages import Site, sample
 from tests.conftest import FreshDatabase
 from tests.coordinator.life import config
 from tests.ops.browser import chromium
@@ -71,7 +69,7 @@ class Played:
         }
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_SAMPLES)
         self._configuration = configuration
-        self._server: uvicorn.Server | None = None
+        self._listener: Listener | None = None
         self._port = 0
 
     def status(self) -> dict[str, Any]:
@@ -97,6 +95,9 @@ class Played:
         if self.outcome is None:
             return {"answers": None, "error": None}
         return {"answers": {"0": self.outcome}, "error": None}
+
+    def withdraw(self, id: str) -> None:
+        """Nothing waits."""
 
     def lived(self, seconds: int = 900, *, rate: float = 900.0) -> None:
         """Let the last minutes have been lively."""
@@ -129,17 +130,13 @@ class Played:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", self._port))
         self._port = listening.getsockname()[1]
-        app = application(self._configuration, self, self.history)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-        self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
-        self._thread.start()
-        eventually(lambda: self._server is not None and self._server.started, 10)
+        listening.listen()
+        self._listener = Listener(listening, Site(self._configuration, self, self.history))
 
     def end(self) -> None:
         """Be gone."""
-        assert self._server is not None
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(10)
+        assert self._listener is not None
+        self._listener.end()
 
 
 @pytest.fixture

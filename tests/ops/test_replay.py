@@ -15,8 +15,9 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from eventpub import settings
 from eventpub.config import parse_time
 from eventpub.local import Kafka
-from eventpub.ops import replay as replaying
-from eventpub.ops.replay import Range, replay
+from eventpub.ops import replay_pages
+from eventpub.ops.replay import replay
+from eventpub.ops.replay_pages import Range
 from eventpub.ops.verify import verify
 from eventpub.sink.batch import Batch
 from eventpub.sink.producing import Producing
@@ -73,7 +74,7 @@ def test_versions_ascend_and_each_is_published_once_whatever_interrupts_it(
         if random.random() < 0.9
     ]
     fill(database, rows)
-    monkeypatch.setattr(replaying, "_PAGE_ROWS", 9)
+    monkeypatch.setattr(replay_pages, "_PAGE_ROWS", 9)
     config = settings.load(publisher.config, {}, {}).config
     what = Range(BEGIN + 30 * SECOND, BEGIN + 170 * SECOND, f"{publisher.topic.name}.again")
     expected: dict[str, list[int]] = {}
@@ -245,7 +246,7 @@ def in_berlin(publisher: Publisher, database: FreshDatabase) -> list[Record]:
 def test_what_was_created_in_the_hour_that_is_lived_twice_is_published_once_and_as_it_was(
     publisher: Publisher, in_berlin: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replaying, "_PAGE_ROWS", 5)
+    monkeypatch.setattr(replay_pages, "_PAGE_ROWS", 5)
     config = settings.load(publisher.config, {}, {}).config
 
     def facts(records: list[Record]) -> list[tuple[str, int, int, bytes]]:
@@ -298,7 +299,7 @@ def test_a_page_whose_commit_is_in_doubt_is_neither_lost_nor_cut_by_an_old_commi
     """The first of two commits that the client sent arrives in the middle of the next page."""
     create_table(database)
     fill(database, [(f"a{n}", 1, n) for n in range(60)])
-    monkeypatch.setattr(replaying, "_PAGE_ROWS", 20)
+    monkeypatch.setattr(replay_pages, "_PAGE_ROWS", 20)
     with broker_with_doors(tmp_path / "kafka") as broker:
         publisher = Publisher(tmp_path / "publisher", database.url, "orders", broker.proxied)
         config = settings.load(publisher.config, {}, {}).config

@@ -201,7 +201,7 @@ class TestPages:
         for path in ("/pause", "/resume", "/retry?aggregate_id=a", "/skip?aggregate_id=a"):
             assert pages.get(path, post=True)[0] == 401
             assert pages.get(path, post=True, token="another")[0] == 401
-            assert pages.get(path)[0] == 404
+            assert pages.get(path)[0] == 405
         assert not status_of(publisher)["is_paused"]
         assert pages.get("/pause", post=True, token=TOKEN)[0] == 200
         assert status_of(publisher)["is_paused"]

@@ -25,13 +25,13 @@ from eventpub.errors import ConfigError, SinkError
 from eventpub.local import Kafka
 from eventpub.sink import (
     DeadRow,
-    Fold,
     RecordRefusedError,
     ShardSink,
     check_topics,
     fence_all,
 )
 from eventpub.sink.client import ClientLog
+from eventpub.sink.fold import Fold
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
 from tests.sink.conftest import OwnBroker

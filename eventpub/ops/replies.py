@@ -1,0 +1,180 @@
+"""A request for a page and the answer to it; and who may ask for what.
+
+A page ends a request early by raising `RefusedError`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+
+from eventpub.config import Ops
+from eventpub.masking import current, mask, mask_all
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
+
+_REFUSED_AFTER = 1.0
+"""Seconds that an answer to a wrong token takes."""
+_REFUSED_EVERY = 10.0
+"""Seconds between two log lines about wrong tokens."""
+
+_SAFE = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request.
+
+    Attributes:
+        headers: by their names in lower case.
+        client: the address that it came from.
+        is_local: it came over the publisher's own socket.
+        wait: lets the client wait for so many seconds, or until it is gone.
+    """
+
+    method: str
+    path: str
+    parameters: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    client: str = "unknown"
+    is_local: bool = False
+    body: bytes = b""
+    wait: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to one."""
+
+    status: int
+    body: bytes
+    content_type: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All but the length."""
+        return {"Content-Type": self.content_type, **_SAFE}
+
+
+def line(text: str, status: int) -> Reply:
+    """An answer for people."""
+    return Reply(status, f"{mask(text)}\n".encode(), "text/plain; charset=utf-8")
+
+
+def json_reply(data: Any, status: int = 200) -> Reply:
+    text = json.dumps(mask_all(data), ensure_ascii=False, separators=(",", ":"))
+    return Reply(status, text.encode(errors="replace"), "application/json")
+
+
+class RefusedError(Exception):
+    """Ends a request with this answer."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+
+def refused(text: str, status: int) -> RefusedError:
+    return RefusedError(json_reply({"error": text}, status))
+
+
+def no_page() -> RefusedError:
+    return refused("there is no such page", 404)
+
+
+def not_done(error: dict[str, Any] | None, silent: str) -> RefusedError:
+    """Why a request was not done.
+
+    Args:
+        error: as `EventpubError.to_dict` says it; None: nobody has answered.
+        silent: what is said then.
+    """
+    if error is None:
+        return refused(silent, 503)
+    code, text = error["code"], f"{error['code']}: {error['message']}"
+    status = 409 if code == "run.paused" else 503
+    return RefusedError(json_reply({"error": text, "code": code}, status))
+
+
+def body_of(asked: Asked) -> dict[str, Any]:
+    try:
+        given = json.loads(asked.body or b"{}")
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise refused("the body is no JSON object", 400)
+    return given
+
+
+class Guard:
+    """Who may ask for what, of those who come over `ops.http`."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._names = _names(ops.http)
+        self._token = ops.token
+        self._refused = 0
+        self._refused_at = float("-inf")
+
+    def require_own_page(self, asked: Asked) -> None:
+        """Answer no browser that shows another site's page.
+
+        On loopback, no name but this machine's own is answered: another site could let its name
+        lead to this address (DNS rebinding). Anywhere, what names another origin is refused,
+        whatever token it has; behind a proxy that changes the host, X-Forwarded-Host is what it
+        was.
+        """
+        host, origin = asked.headers.get("host", ""), asked.headers.get("origin")
+        try:
+            name = urlsplit(f"//{host}").hostname
+            site = None if origin is None else urlsplit(origin).netloc
+        except ValueError:
+            name, site = None, ""
+        if self._names is not None and name not in self._names:
+            raise RefusedError(line("this address answers to no such name", 400))
+        if site is not None and site not in {host, asked.headers.get("x-forwarded-host")}:
+            raise RefusedError(line("another site's page may not ask this one", 403))
+
+    def require_token(self, asked: Asked) -> None:
+        """Answer only who has `ops.token`."""
+        if self._token is None:
+            raise refused("actions are off: ops.token is not set", 403)
+        given = asked.headers.get("authorization", "").removeprefix("Bearer ")
+        wanted = current(self._token.get_secret_value())
+        if not hmac.compare_digest(given.encode(errors="replace"), wanted.encode()):
+            self._refuse(asked)
+            raise refused("the token is not ops.token", 401)
+
+    def _refuse(self, asked: Asked) -> None:
+        """Report a wrong token, at most every 10 s, and let whoever guesses wait."""
+        self._refused += 1
+        if time.monotonic() - self._refused_at >= _REFUSED_EVERY:
+            self._refused_at = time.monotonic()
+            log.warning(
+                "an action was refused: the token is not ops.token",
+                client=asked.client,
+                path=asked.path,
+                refused=self._refused,
+            )
+        asked.wait(_REFUSED_AFTER)
+
+
+def _names(address: str) -> set[str] | None:
+    """The names of this machine that an address answers to; None: any."""
+    host = address.rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        host = "localhost" if ip_address(host).is_loopback else host
+    return {"127.0.0.1", "::1", "localhost"} if host == "localhost" else None
