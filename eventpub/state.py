@@ -70,6 +70,7 @@ class StateDir:
         self.start_file = self.root / "start.json"
         self.run_file = self.root / "run.json"
         self.status_file = self.root / "status.json"
+        self.query_file = self.root / "query.json"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
         self.spark_scratch = self.root / "spark"

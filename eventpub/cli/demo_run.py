@@ -31,8 +31,8 @@ from eventpub.terminal import can_redraw
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from eventpub.coordinator.progress import Progress
     from eventpub.local import Database, Kafka
-    from eventpub.publisher import Progress
 
 _LINE_SECONDS = 2.0
 

@@ -23,7 +23,7 @@ from eventpub.words import counted
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from eventpub.publisher import Progress
+    from eventpub.coordinator.progress import Progress
 
 LINE_SECONDS = 10.0
 IDLE_LINE_SECONDS = 300.0

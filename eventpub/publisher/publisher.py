@@ -72,33 +72,6 @@ is."""
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
-def run(
-    config: Config,
-    *,
-    available_now: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Progress:
-    """Publish until stopped.
-
-    SIGTERM and SIGINT finish the transactions in work, then this returns (when called in the main
-    thread); a second one ends the process at once, as a kill would.
-
-    Args:
-        config: the whole configuration.
-        available_now: publish every event that was committed before the call, holds included, then
-            return.
-        on_progress: called about every second, and when something is wrong.
-
-    Returns:
-        The totals at the end.
-
-    Raises:
-        StoreError, SinkError, StateError, ConfigError: what waiting cannot fix, and anything that
-            is wrong when it starts.
-    """
-    return Publisher(config, available_now, on_progress or (lambda _: None)).run()
-
-
 class Publisher:
     """See the module; `run` is its whole life."""
 

@@ -32,9 +32,9 @@ from eventpub.failpoint import failpoint
 from eventpub.sink.batch import Batch
 from eventpub.sink.caution import caution_of
 from eventpub.sink.faults import RecordRefusedError
-from eventpub.sink.fencing import transactional_id
-from eventpub.sink.missing_markers import iter_ranges
+from eventpub.sink.fencing import fence_all, transactional_id
 from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import Record
 from eventpub.sink.topics import create, list_offsets, partition_counts
 from eventpub.sink.transaction import Transactions
@@ -131,6 +131,24 @@ class NumberedSink:
                 log.warning("batch %s is tried again: %s", numbered.batch, error.message)
                 time.sleep(pause)  # a broker that is away is waited for
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def take(self, query: str, tasks: int) -> None:
+        """Have a query own the id: whatever another one still publishes is refused or fenced.
+
+        Args:
+            tasks: at least as many as the other query may have.
+
+        Raises:
+            SinkError: as of `publish`.
+        """
+        with closing(OwnedProducer(self._sink, self._id, "owner")) as owned:
+            owned.ready()
+            caution = caution_of((self._sink.bootstrap_servers, f"{self._id}.owner"))
+            transactions = Transactions(self._sink, self._id, 1, owned, caution)
+            marker = self._marker(Numbered(query, -1, -1, ""))
+            transactions.run(Batch({}, [(self._place[0], marker)]), failpoint, lambda _: None)
+        # only now: an attempt that has begun before has read the markers, and is fenced
+        fence_all(self._sink, self._id, tasks)
 
     def _try(self, numbered: Numbered, batch: Batch) -> bool:
         number = numbered.task

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import getpass
+import pickle
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from eventpub.channel import Lease
 from eventpub.config import Config, Gaps, Read, Recount, Store
 from eventpub.errors import ConfigError
+from eventpub.spark.planner import Plan
 
 _SECTIONS: dict[str, Any] = {"store": Store, "read": Read, "gaps": Gaps, "recount": Recount}
 _OTHERS = ("shards", "partitions", "state", "state_dir", "rows", "maxRowsPerTrigger", "path")
@@ -23,6 +27,35 @@ _NAMES = {
     for key in model.model_fields
     if key != "columns"
 }
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """What the query of `eventpub run` is given beside its configuration.
+
+    Attributes:
+        query: names the checkpoint, and what its batches publish.
+        location: of the state.
+        partitions: of the topic.
+        initial: the first offset of a new checkpoint; its first batch reads the topic back.
+        lease: what is known of what was published before; see `channel.Lease`.
+    """
+
+    query: str
+    location: str
+    partitions: int
+    initial: Plan
+    lease: Lease
+
+    def packed(self, config: Config) -> str:
+        """As an option; its name must have `secret` in it, so that Spark does not show it."""
+        return base64.b64encode(pickle.dumps((self, config))).decode()
+
+    @staticmethod
+    def unpacked(option: str) -> tuple[Publisher, Config]:
+        """What `packed` made; of this process's user only."""
+        found: tuple[Publisher, Config] = pickle.loads(base64.b64decode(option))
+        return found
 
 
 @dataclass(frozen=True)
@@ -37,6 +70,7 @@ class SourceOptions:
         state_dir: on each machine, for the indexes.
         all_rows: whether skips and refused rows are yielded, too.
         page_rows: most rows of a window.
+        publisher: of the source of `eventpub run`; None: it is of a user's own job.
     """
 
     config: Config
@@ -45,6 +79,7 @@ class SourceOptions:
     state_dir: Path
     all_rows: bool
     page_rows: int
+    publisher: Publisher | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -63,22 +98,9 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     Raises:
         ConfigError: config.unknown_key, config.missing_key, config.invalid_value
     """
-    known = {name.lower(): name for name in (*_NAMES, *_OTHERS)}  # Spark gives them in lower case
-    sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
-    others: dict[str, str] = {}
-    columns: dict[str, str] = {}
-    for key, value in given.items():
-        name = known.get(key.lower())
-        if key.lower().startswith("columns."):
-            columns[key.lower().removeprefix("columns.")] = value
-        elif name is None:
-            raise _unknown(key)
-        elif name in _NAMES:
-            sections[_NAMES[name]][name] = value
-        else:
-            others[name] = value
-    if columns:
-        sections["store"]["columns"] = columns
+    if (packed := given.get("publisher_secret")) is not None:
+        return _of_publisher(*Publisher.unpacked(packed))
+    sections, others = _sorted(given)
     for required in ("url", "state"):
         if required not in sections["store"] and required not in others:
             raise ConfigError(
@@ -116,6 +138,39 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         state_dir=Path(others.get("state_dir") or _default_folder()),
         all_rows=rows == "all",
         page_rows=page_rows or config.read.page_rows,
+    )
+
+
+def _sorted(given: Mapping[str, str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The options that are keys of the configuration, by section; and the others."""
+    known = {name.lower(): name for name in (*_NAMES, *_OTHERS)}  # Spark may change their case
+    sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+    others: dict[str, str] = {}
+    columns: dict[str, str] = {}
+    for key, value in given.items():
+        name = known.get(key.lower())
+        if key.lower().startswith("columns."):
+            columns[key.lower().removeprefix("columns.")] = value
+        elif name is None:
+            raise _unknown(key)
+        elif name in _NAMES:
+            sections[_NAMES[name]][name] = value
+        else:
+            others[name] = value
+    if columns:
+        sections["store"]["columns"] = columns
+    return sections, others
+
+
+def _of_publisher(publisher: Publisher, config: Config) -> SourceOptions:
+    return SourceOptions(
+        config=config,
+        partitions=publisher.partitions,
+        state=publisher.location,
+        state_dir=config.app.state_dir.absolute(),
+        all_rows=True,
+        page_rows=config.read.page_rows,
+        publisher=publisher,
     )
 
 

@@ -8,14 +8,14 @@ driver that starts again goes on where the one before was.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import structlog
 
 from eventpub.admission.buckets import window_of
-from eventpub.channel import Comparison, Report
+from eventpub.channel import Comparison, Report, Request
 from eventpub.config import Config
 from eventpub.coordinator.boundary import Boundary, PollResult
 from eventpub.coordinator.events import Count, Counted
@@ -43,6 +43,7 @@ class Plan:
         query: identity of the query's checkpoint; journals and indexes belong to it.
         batch: number of the batch; 0: nothing is planned yet.
         start: events created at or before are not published; None: all are.
+        begin: a shard that has read nothing reads what was created after it.
         upto: events created at or before belong to this batch or to one before it.
         open_since, hidden_since, uncounted_since: as of `channel.Window`.
         unpublished_since: nothing that may be unpublished below `upto` was created at or before,
@@ -50,11 +51,13 @@ class Plan:
         compare: number of the last comparison of the recount, and its buckets if it is to be done.
         compared: whether this batch does it.
         snapshot: whether the shards keep snapshots of their indexes.
+        requests: what users ask for, by the fields of `channel.Request`.
     """
 
     query: str
     batch: int = 0
     start: int | None = None
+    begin: int = 0
     upto: int = 0
     open_since: int | None = None
     hidden_since: int | None = None
@@ -63,6 +66,7 @@ class Plan:
     comparison: int = 0
     buckets: tuple[int, ...] = ()
     snapshot: bool = False
+    requests: tuple[dict[str, Any], ...] = ()
 
     def to_offset(self) -> dict[str, Any]:
         """As Spark's offset."""
@@ -71,7 +75,7 @@ class Plan:
     @classmethod
     def from_offset(cls, offset: dict[str, Any]) -> Plan:
         """The plan that `to_offset` wrote."""
-        return cls(**offset | {"buckets": tuple(offset.get("buckets", ()))})
+        return cls(**offset | {n: tuple(offset.get(n, ())) for n in ("buckets", "requests")})
 
 
 class Planner:
@@ -83,6 +87,7 @@ class Planner:
         journals: of the query.
         page_rows: most rows of a window.
         until: nothing created after it is read, µs; None: there is no end.
+        requests: those that wait.
         clock: seconds that only grow.
     """
 
@@ -94,6 +99,7 @@ class Planner:
         page_rows: int,
         *,
         until: int | None = None,
+        requests: Callable[[], Sequence[Request]] = lambda: (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -102,6 +108,8 @@ class Planner:
         self._read = config.read.model_copy(update={"page_rows": page_rows})
         self._until = until
         self._clock = clock
+        self._requests = requests
+        self._requested: set[str] = set()
         self._store = EventStore(config.store, layout)
         self._boundary: Boundary | None = None
         self._recounting: Recounting | None = None
@@ -150,8 +158,11 @@ class Planner:
         result = self._poll(last, recounting)
         self._count(last, recounting, result)
         comparison = recounting.next_comparison()
-        if result.end is None and not result.is_due and comparison is None and last.batch:
+        requests = [r for r in self._requests() if r.id not in self._requested]
+        is_idle = result.end is None and not result.is_due and comparison is None
+        if is_idle and not requests and last.batch:
             return None
+        self._requested.update(request.id for request in requests)
         now = self._clock()
         snapshot = now >= self._snapshot_at
         if snapshot:
@@ -170,6 +181,7 @@ class Planner:
             comparison=recounting.comparison.number,
             buckets=() if comparison is None else comparison.buckets,
             snapshot=snapshot,
+            requests=tuple(asdict(request) for request in requests),
         )
 
     # -- what is known ----------------------------------------------------------------------------
@@ -187,7 +199,7 @@ class Planner:
                 self._config.recount.horizon,
                 last.start or 0,
                 self._store.now(),
-                last.upto if last.batch else None,
+                last.upto if last.batch or last.upto > (last.start or 0) else None,
                 last.unpublished_since,
             )
             self._recounting.comparison = Comparison(last.comparison)

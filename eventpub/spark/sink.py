@@ -41,6 +41,7 @@ from eventpub.sink.batch import Batch, Content, batch_of
 from eventpub.sink.numbered import Numbered, NumberedSink
 from eventpub.sink.records import Columns, DeadRow, dead_record
 from eventpub.sink.topics import check_topics, partition_counts
+from eventpub.spark.options import Publisher
 from eventpub.spark.source import SourceError
 
 _KEYS = ("create_topics", "partitions", "replication_factor", "dead_limit", "transaction_timeout")
@@ -57,12 +58,14 @@ class SinkOptions:
         sink: as of `[sink]`; the topic is that of rows that do not name one.
         has_topic: whether there is such a topic.
         after_query: the query that this one follows; "": none.
+        query: names the query; "": Spark's own id of it does.
     """
 
     id: str
     sink: Sink
     has_topic: bool
     after_query: str
+    query: str = ""
 
     @property
     def markers(self) -> str:
@@ -76,6 +79,9 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     Raises:
         ConfigError: config.unknown_key, config.missing_key, config.invalid_value
     """
+    if (packed := given.get("publisher_secret")) is not None:
+        publisher, config = Publisher.unpacked(packed)
+        return SinkOptions(config.app.id, config.sink, True, "", publisher.query)
     fields: dict[str, Any] = {}
     properties: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -191,8 +197,8 @@ class Writer(DataSourceStreamArrowWriter):
             return Published(0, False)
         with _errors_through_spark():
             rows = pa.Table.from_batches(batches).combine_chunks()
-            numbered = _numbered(rows)
             options = self._options
+            numbered = _numbered(rows, options.query)
             sink = NumberedSink(
                 options.sink, options.id, options.markers, after_query=options.after_query
             )
@@ -207,11 +213,11 @@ class Writer(DataSourceStreamArrowWriter):
         """What tasks have published stays, and is recognised when the batch is repeated."""
 
 
-def _numbered(rows: pa.Table) -> Numbered:
+def _numbered(rows: pa.Table, query: str | None) -> Numbered:
     """Which part of which batch this task has."""
     context = TaskContext.get()
     assert context is not None, "a writer runs in a task"
-    query = context.getLocalProperty("sql.streaming.queryId")
+    query = query or context.getLocalProperty("sql.streaming.queryId")
     batch = context.getLocalProperty("streaming.sql.batchId")
     if not query or batch is None:
         raise SinkError(

@@ -54,16 +54,24 @@ class Snapshots:
         thread.start()
         return thread
 
+    def keep(self, folder: Path, batch: int) -> None:
+        """Write an index that nobody has open to the location.
+
+        Raises:
+            StateError: state.unreachable
+        """
+        known = set(self._place.names(self._files))
+        files = {}
+        for file in sorted(folder.iterdir()):
+            name = f"{self._files}/{_hash(file)}"
+            if name not in known:
+                self._place.upload(name, file)
+            files[file.name] = name
+        self._place.create(f"{self._root}/{batch:012d}.json", json.dumps(files).encode())
+
     def _upload(self, folder: Path, batch: int) -> None:
         try:
-            known = set(self._place.names(self._files))
-            files = {}
-            for file in sorted(folder.iterdir()):
-                name = f"{self._files}/{_hash(file)}"
-                if name not in known:
-                    self._place.upload(name, file)
-                files[file.name] = name
-            self._place.create(f"{self._root}/{batch:012d}.json", json.dumps(files).encode())
+            self.keep(folder, batch)
         except Exception as error:
             log.warning("no snapshot of the index was kept: %s", error)
         finally:

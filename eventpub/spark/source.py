@@ -32,6 +32,7 @@ from eventpub.spark.planner import Plan, Planner
 from eventpub.spark.rows import SCHEMA, SCHEMA_OF_ALL
 from eventpub.spark.snapshots import prune
 from eventpub.spark.task import Part, Task
+from eventpub.state import StateDir
 from eventpub.store import EventStore, Layout
 from eventpub.store.positions import start_position
 
@@ -58,7 +59,8 @@ class EventStoreDataSource(DataSource):
 
     def schema(self) -> str:
         """Of the rows, by the option `rows`."""
-        is_all = {k.lower(): v for k, v in self.options.items()}.get("rows") == "all"
+        given = {k.lower(): v for k, v in self.options.items()}
+        is_all = given.get("rows") == "all" or "publisher_secret" in given
         return SCHEMA_OF_ALL if is_all else SCHEMA
 
     def streamReader(self, schema: Any) -> EventStoreStreamReader:  # noqa: N802 (Spark's name)
@@ -86,7 +88,9 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where a query without a checkpoint starts."""
         with _errors_through_spark():
-            config = self._options.config
+            config, publisher = self._options.config, self._options.publisher
+            if publisher is not None:
+                return publisher.initial.to_offset()
             with EventStore(config.store, self._discovered()) as store:
                 start = start_position(config.read, store.now)
             return Plan(secrets.token_hex(8), start=start or None, upto=start).to_offset()
@@ -153,12 +157,14 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def _new_planner(self, last: Plan) -> Planner:
         options, place = self._options, Place(self._options.state)
         _require_own(options, place, last.query)
+        state = None if options.publisher is None else StateDir(options.config.app.state_dir)
         return Planner(
             options.config,
             self._discovered(),
             Journals(place, last.query),
             options.page_rows,
             until=self._until,
+            requests=(lambda: ()) if state is None else state.kept,
         )
 
     def _discovered(self) -> Layout:

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from eventpub.admission import EVENTS, VersionRange, values
-from eventpub.channel import Comparison, Window
+from eventpub.admission import EVENTS, VersionRange, topic_partition, values
+from eventpub.channel import Comparison, Request, Window, request_of
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Index
@@ -34,6 +34,7 @@ from eventpub.spark.journal import Journal, Journals
 from eventpub.spark.options import SourceOptions
 from eventpub.spark.place import Place
 from eventpub.spark.planner import Plan
+from eventpub.spark.recovery import recover
 from eventpub.spark.rows import JournalSink, are, batches, replayed
 from eventpub.spark.snapshots import Snapshots
 from eventpub.store import EventStore, Layout
@@ -101,7 +102,7 @@ class Task:
         self._layout = part.layout
         self._place = Place(options.state)
         self._journals = Journals(self._place, part.plan.query)
-        self._folder = options.state_dir / "spark" / part.plan.query / str(part.shard)
+        self._folder = options.state_dir / "query" / part.plan.query / str(part.shard)
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """The rows of the batch.
@@ -126,12 +127,17 @@ class Task:
     def _decide(self) -> Iterator[pa.RecordBatch]:
         plan, all_rows = self._plan, self._options.all_rows
         snapshots = Snapshots(self._place, plan.query, self._number)
-        if plan.batch > 1 and not self._folder.exists():
-            snapshots.fetch(self._folder, plan.batch - 1)
         assignment = Assignment(
             self._options.config, self._layout, self._options.partitions, plan.start, run=0
         )
-        index = Index(self._folder, {"query": plan.query}, redo=self._redo)
+        publisher = self._options.publisher
+        if not self._folder.exists() and (plan.batch > 1 or publisher is not None):
+            found = snapshots.fetch(self._folder, plan.batch - 1)
+            if found is None and publisher is not None:
+                recover(assignment, self._number, publisher.lease, self._folder)
+                snapshots.keep(self._folder, 0)
+        identity = {"query": plan.query}
+        index = Index(self._folder, identity, adopts=lambda _: True, redo=self._redo)
         with SparkContextOfShard(assignment, self._number, index, plan) as context:
             failpoint("before_step")
             for _ in self._step(context):
@@ -172,7 +178,7 @@ class Task:
             raise AssertionError("a journal is never in doubt")
 
         plan, step, index = self._plan, Step(context, never), context.index
-        after = max(plan.start or 0, index.position or 0)
+        after = max(plan.start or 0, plan.begin, index.position or 0)
         had_rows = waits = False
         if self._options.config.gaps.policy == "hold_shard" and index.holds:
             step.end(None)
@@ -194,6 +200,20 @@ class Task:
             finally:
                 step.comparing.close()
             yield
+
+        for each in plan.requests:
+            request = request_of(each)
+            if self._is_for(request):
+                step.answering.answer(request)
+                yield
+
+    def _is_for(self, request: Request) -> bool:
+        """Whether this shard has the request's aggregate, or all have."""
+        options = self._options
+        if request.action == "list" and not request.aggregate_id:
+            return True
+        partition = topic_partition(request.aggregate_id, options.partitions)
+        return partition % options.config.spark.shards == self._number
 
     def _require_same(self, journal: Journal) -> None:
         head = self._journals.head(self._plan.batch, self._number)
