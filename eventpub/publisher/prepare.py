@@ -20,7 +20,7 @@ from eventpub.publisher.recovery import (
     require_own,
     start_lost,
 )
-from eventpub.shard.assignment import Assignment, identity_of
+from eventpub.shard.assignment import Assignment, identity_of, threads_of
 from eventpub.sink import (
     check_age,
     check_sample,
@@ -32,6 +32,8 @@ from eventpub.sink import (
     topic_ids,
     visible_ends,
 )
+from eventpub.sink.numbered import NumberedSink, markers_of
+from eventpub.sink.topics import partition_counts
 from eventpub.state import StateDir
 from eventpub.store import EventStore, Layout
 from eventpub.store.positions import BEGINNING, start_position
@@ -85,8 +87,12 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
     # it, and finds nobody who gives it the lease
     run = _begin_run(state, started, now)
     # whatever number of shards has run last: that it did may not have come to be remembered
+    writers = max(former, topics.partitions)
+    if config.spark.master == "none" and markers_of(config.sink) in partition_counts(config.sink):
+        markers = NumberedSink(config.sink, config.app.id, markers_of(config.sink))
+        markers.take(threads_of(run), writers)
     for app_id in (config.app.id, *config.app.former_ids):
-        fence_all(config.sink, app_id, max(former, topics.partitions))
+        fence_all(config.sink, app_id, writers)
     numbers, is_placed = _take_over(state, before, former, topics)
     if former != config.spark.shards:
         # of an earlier run with this number: what the former run knows is newer

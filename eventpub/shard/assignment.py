@@ -81,3 +81,8 @@ def adopts(config: Config, identity: Mapping[str, Any], *, accepts_topic: bool) 
 def index_folder(config: Config, shards: int, number: int) -> Path:
     """The folder of a shard's index, for any number of shards."""
     return config.app.state_dir.absolute() / "index" / f"{shards}-shards" / str(number)
+
+
+def threads_of(run: int) -> str:
+    """What a run of the engine `threads` calls itself among the owners of an id."""
+    return f"threads-{run}"

@@ -19,13 +19,14 @@ from eventpub.channel.lane import Link
 from eventpub.errors import EventpubError, StateError, words_of
 from eventpub.failpoint import failpoint
 from eventpub.index import set_aside
-from eventpub.shard.assignment import Assignment
+from eventpub.shard.assignment import Assignment, threads_of
 from eventpub.shard.context import LeasedContext
 from eventpub.shard.folding import Fold
 from eventpub.shard.prefetch import Prefetch
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 from eventpub.shard.step import Step
 from eventpub.sink import topic_gone
+from eventpub.sink.numbered import require_owner
 
 log = logging.getLogger("eventpub.shard")
 
@@ -138,6 +139,7 @@ class Runner:
         """Bring the index up to the topic, and say what it knows."""
         context = self._context
         known_to = context.index.position
+        self._require_owner()
         Fold(context).run()
         report = context.report
         report.read_before = known_to
@@ -146,7 +148,16 @@ class Runner:
 
     def _renew_sink(self) -> None:
         self._context.replace_sink()
+        self._require_owner()
         Fold(self._context, is_again=True).run()
+
+    def _require_owner(self) -> None:
+        """Stop where a publisher with the engine `spark` has taken over."""
+        assignment = self._context.assignment
+        config = assignment.config
+        if config.sink.delivery == "exactly_once":
+            self._context.sink.ready()
+            require_owner(config.sink, config.app.id, threads_of(assignment.run))
 
     def _read_on(self) -> bool:
         """Publish what windows show, and do what else comes.

@@ -85,6 +85,36 @@ class Numbered:
     digest: str
 
 
+def markers_of(sink: config.Sink) -> str:
+    """The topic of the markers."""
+    return f"{sink.topic}.batches"
+
+
+def require_owner(sink: config.Sink, id_: str, owner: str) -> None:
+    """Check that no query has taken an id over from a publisher that does without markers.
+
+    To be called when the publisher has fenced whoever published before: what takes over later
+    fences it.
+
+    Args:
+        owner: what the publisher has called itself in `NumberedSink.take`.
+
+    Raises:
+        SinkError: sink.other_query, ….
+    """
+    if markers_of(sink) not in partition_counts(sink):
+        return
+    found = NumberedSink(sink, id_, markers_of(sink)).owner()
+    if found is not None and found != owner:
+        raise SinkError(
+            "sink.other_query",
+            "a publisher with the engine spark has taken over this app.id; nothing was lost or"
+            " repeated, and this one stops",
+            where=f"app.id = {id_}, topic {sink.topic}",
+            suggestion="let only one publisher run for an app.id",
+        )
+
+
 class NumberedSink:
     """Publishes the batches of one id.
 
@@ -178,6 +208,12 @@ class NumberedSink:
             timestamp=int(time.time() * 1000),
             headers=[],
         )
+
+    def owner(self) -> str | None:
+        """The query whose marker is the last one; None: there is none."""
+        nobody = Numbered("", 1 << 62, -1, "")
+        found = self._markers(nobody)
+        return found[0][1]["query"] if found else None
 
     # -- what was published -----------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from eventpub.ops.http import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
 from eventpub.sink import fence_all
-from eventpub.sink.numbered import NumberedSink
+from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.spark.monitor import Monitor
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
@@ -88,7 +88,7 @@ class Query:
         self._session: SparkSession | None = None
         self._query: Any = None
         if is_new:
-            sink = NumberedSink(config.sink, config.app.id, f"{config.sink.topic}.batches")
+            sink = NumberedSink(config.sink, config.app.id, markers_of(config.sink))
             sink.take(self._publisher.query, prepared.assignment.partitions)
 
     def __enter__(self) -> Query:
@@ -294,7 +294,7 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
         Exception: it does not start.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf, SparkContext, accumulators
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
@@ -309,6 +309,10 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
     if SparkContext._gateway is None:
         with state.spark_log.open("ab") as out:
             gateway = launch_gateway(conf, {"stdout": out, "stderr": out})  # type: ignore[no-untyped-call]
+    # that Spark's process has gone is said by whoever needs it
+    servers: Any = (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer)
+    for server in servers:
+        server.handle_error = _say_nothing
     context = SparkContext(conf=conf, gateway=gateway)
     context.setLogLevel("WARN")
     session = SparkSession(context)
@@ -359,6 +363,10 @@ def _defaults(state: StateDir, *, is_local: bool) -> dict[str, str]:
 def _slots(given: str | None, config: Config) -> int:
     cores = (os.cpu_count() or 1) if given == "*" else int(given or 1)
     return max(cores, config.spark.shards)
+
+
+def _say_nothing(*_: object) -> None:
+    return
 
 
 def _ignoring(call: Callable[[], Any]) -> None:

@@ -38,7 +38,7 @@ from eventpub.admission import EVENTS, Shard, SkippedGap
 from eventpub.config import Sink
 from eventpub.errors import ConfigError, EventpubError, SinkError
 from eventpub.sink.batch import Batch, Content, batch_of
-from eventpub.sink.numbered import Numbered, NumberedSink
+from eventpub.sink.numbered import Numbered, NumberedSink, markers_of
 from eventpub.sink.records import Columns, DeadRow, dead_record
 from eventpub.sink.topics import check_topics, partition_counts
 from eventpub.spark.options import Publisher
@@ -66,11 +66,6 @@ class SinkOptions:
     has_topic: bool
     after_query: str
     query: str = ""
-
-    @property
-    def markers(self) -> str:
-        """The topic of markers."""
-        return f"{self.sink.topic}.batches"
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -200,7 +195,7 @@ class Writer(DataSourceStreamArrowWriter):
             options = self._options
             numbered = _numbered(rows, options.query)
             sink = NumberedSink(
-                options.sink, options.id, options.markers, after_query=options.after_query
+                options.sink, options.id, markers_of(options.sink), after_query=options.after_query
             )
             make = _EventRows if self._is_source else _PlainRows
             is_new = sink.publish(numbered, make(rows, options, sink).batch)

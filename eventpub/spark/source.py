@@ -77,7 +77,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._until: int | None = None
         self._planner: Planner | None = None
         self._layout: Layout | None = None
-        self._pruned_at = self._said_at = float("-inf")
+        self._pruned_at, self._said_at = time.monotonic(), float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
         """What a task needs, which is sent a copy of this: nothing that is open here."""
