@@ -4,7 +4,8 @@
     python -m bench.documents --write     writes them into the two pages
 
 In a page a table stands between ``<!-- bench: NAME -->`` and ``<!-- /bench -->``. NAME is a case,
-or one of `PARTS`. A test compares the pages with the results.
+whose first table it is (all are in docs/bench/index.html), or one of `PARTS`. A test compares the
+pages with the results.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def block(name: str, results: Mapping[str, Result]) -> str:
         return f"Not measured yet: `eventpub bench {case}`.\n"
     if name in PARTS:
         return f"{_conditions(result)}\n\n{_markdown(PARTS[name](result))}"
-    return f"{_conditions(result)}\n\n" + "\n".join(_markdown(one) for one in tables(result))
+    return f"{_conditions(result)}\n\n{_markdown(tables(result)[0])}"
 
 
 def decision(result: Result) -> ResultTable:
@@ -121,20 +122,15 @@ def disk(result: Result) -> ResultTable:
 
 PARTS: Mapping[str, Callable[[Result], ResultTable]] = {
     "sizing-decision": decision,
-    "sizing-rates": lambda result: tables(result)[0],
     "sizing-disk": disk,
 }
 
 
 def _conditions(result: Result) -> str:
     where = result.get("environment", {})
-    waited = where.get("waited_seconds")
     return (
-        f"`{command(result)}`, eventpub {str(where.get('git'))[:7]}, "
-        f"{str(where.get('measured_at'))[:10]}, {where.get('cores')} cores "
-        f"({where.get('cpu')}), load before: {load(result)}"
-        + (f", after a wait of {waited} s" if waited else "")
-        + "."
+        f"`{command(result)}`, {str(where.get('git'))[:7]}, "
+        f"{str(where.get('measured_at'))[:10]}, load before: {load(result)}."
     )
 
 

@@ -21,7 +21,7 @@ from tests.publisher.harness import EVENTPUB, eventually
 PAGE = ROOT / "docs" / "tutorial.md"
 NOT_HERE = r"python3 -m venv|pip install|python -m eventpub\.(local (mariadb|kafka)|spark\.jvm)"
 """What `tests/release` does, and servers and a cache that the tests share."""
-NOT_OURS = r"kafka-console-consumer\.sh|export |--isolation-level"
+NOT_OURS = r"export "
 
 
 def commands() -> Iterator[str]:
