@@ -18,9 +18,12 @@ from eventpub.channel import Lease
 from eventpub.config import Config, Gaps, Read, Recount, Store
 from eventpub.errors import ConfigError
 from eventpub.spark.planner import Plan
+from eventpub.times import parse_time
 
 _SECTIONS: dict[str, Any] = {"store": Store, "read": Read, "gaps": Gaps, "recount": Recount}
-_OTHERS = ("shards", "partitions", "state", "state_dir", "rows", "maxRowsPerTrigger", "path")
+_OTHERS = (
+    "shards", "partitions", "state", "state_dir", "rows", "maxRowsPerTrigger", "path", "from", "to",
+)  # fmt: skip
 _NAMES = {
     key: section
     for section, model in _SECTIONS.items()
@@ -71,6 +74,7 @@ class SourceOptions:
         all_rows: whether skips and refused rows are yielded, too.
         page_rows: most rows of a window.
         publisher: of the source of `eventpub run`; None: it is of a user's own job.
+        from_, to: of a batch, the first and last `create_time`, µs; None: the boundary.
     """
 
     config: Config
@@ -80,6 +84,8 @@ class SourceOptions:
     all_rows: bool
     page_rows: int
     publisher: Publisher | None = None
+    from_: int = 0
+    to: int | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -92,8 +98,11 @@ class SourceOptions:
         }
 
 
-def source_options(given: Mapping[str, str]) -> SourceOptions:
+def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> SourceOptions:
     """The options of the source `eventstore`.
+
+    Args:
+        is_stream: whether it is read as a stream, which needs a state, and not as a batch.
 
     Raises:
         ConfigError: config.unknown_key, config.missing_key, config.invalid_value
@@ -101,7 +110,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     if (packed := given.get("publisher_secret")) is not None:
         return _of_publisher(*Publisher.unpacked(packed))
     sections, others = _sorted(given)
-    for required in ("url", "state"):
+    for required in ("url", "state") if is_stream else ("url",):
         if required not in sections["store"] and required not in others:
             raise ConfigError(
                 "config.missing_key",
@@ -134,11 +143,21 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     return SourceOptions(
         config=config,
         partitions=partitions,
-        state=others["state"],
+        state=others.get("state", ""),
         state_dir=Path(others.get("state_dir") or _default_folder()),
         all_rows=rows == "all",
         page_rows=page_rows or config.read.page_rows,
+        from_=_time(others, "from") or 0,
+        to=_time(others, "to"),
     )
+
+
+def _time(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name, "")
+    try:
+        return parse_time(text) if text else None
+    except ValueError:
+        raise _invalid(name, text, "it is a time like 2026-01-31T12:00:00Z") from None
 
 
 def _sorted(given: Mapping[str, str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

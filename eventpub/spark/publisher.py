@@ -238,9 +238,9 @@ class Query:
         stopping.join(_STOPS_WITHIN)
 
     def _end_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            end_session(session, is_local=self._config.spark.master.startswith("local"))
+        self._session = None
+        if "pyspark" in sys.modules:
+            end_session(is_local=self._config.spark.master.startswith("local"))
 
     # -- what others ask --------------------------------------------------------------------------
 
@@ -320,21 +320,21 @@ def new_session(config: Config, state: StateDir) -> SparkSession:
     return session
 
 
-def end_session(session: SparkSession, *, is_local: bool) -> None:
+def end_session(*, is_local: bool) -> None:
     """End Spark; of one on this machine the process, since to stop it in order takes a second."""
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     gateway: Any = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if is_local and process is not None:
         process.kill()
         process.wait()
-        with suppress(Exception):
-            gateway.shutdown()
-        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-        type(session)._instantiatedSession = None
-    else:
-        _ignoring(session.stop)
+        _ignoring(gateway.shutdown)
+    elif SparkContext._active_spark_context is not None:
+        _ignoring(SparkContext._active_spark_context.stop)
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
 
 
 def _defaults(state: StateDir, *, is_local: bool) -> dict[str, str]:

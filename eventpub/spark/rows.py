@@ -113,6 +113,15 @@ def batches(tables: Sequence[pa.Table], *, all_rows: bool) -> Iterator[pa.Record
             yield pa.RecordBatch.from_arrays([*columns.values()], [*columns])
 
 
+def unpublished(rows: pa.Table) -> pa.Table:
+    """Rows as the table has them, schema `DECIDED`.
+
+    Args:
+        rows: schema `EVENTS`.
+    """
+    return _marked(rows, None, "event")
+
+
 def replayed(keys: pa.Table, rows: pa.Table) -> pa.Table:
     """The rows of a part of a journal, in its order; schema `DECIDED`.
 

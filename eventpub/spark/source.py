@@ -21,15 +21,21 @@ from typing import Any
 
 import pyarrow as pa
 import structlog
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from eventpub.admission import Shard
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.spark.journal import Journals
 from eventpub.spark.options import SourceOptions, source_options
 from eventpub.spark.place import Place
 from eventpub.spark.planner import Plan, Planner
-from eventpub.spark.rows import SCHEMA, SCHEMA_OF_ALL
+from eventpub.spark.rows import SCHEMA, SCHEMA_OF_ALL, batches, unpublished
 from eventpub.spark.snapshots import prune
 from eventpub.spark.task import Part, Task
 from eventpub.state import StateDir
@@ -62,6 +68,11 @@ class EventStoreDataSource(DataSource):
         given = {k.lower(): v for k, v in self.options.items()}
         is_all = given.get("rows") == "all" or "publisher_secret" in given
         return SCHEMA_OF_ALL if is_all else SCHEMA
+
+    def reader(self, schema: Any) -> EventStoreReader:
+        """The reader of a batch: what the table has of a time."""
+        with _errors_through_spark():
+            return EventStoreReader(source_options(self.options, is_stream=False))
 
     def streamReader(self, schema: Any) -> EventStoreStreamReader:  # noqa: N802 (Spark's name)
         """The reader of one streaming query."""
@@ -184,6 +195,36 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         assert isinstance(partition, Part)
         with _errors_through_spark():
             yield from Task(self._options, partition).run()
+
+
+class EventStoreReader(DataSourceReader):
+    """Reads the rows of a time as they are, in order of `create_time` within a task."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each shard, all with the same end."""
+        with _errors_through_spark():
+            config, options = self._options.config, self._options
+            layout = EventStore.discover(config.store)
+            with EventStore(config.store, layout) as store:
+                until = store.now() - config.read.delay if options.to is None else options.to
+            plan = Plan("", begin=options.from_ - 1, upto=until)
+            return [Part(plan, n, layout) for n in range(config.spark.shards)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one shard, as Arrow batches."""
+        assert isinstance(partition, Part)
+        options, plan = self._options, partition.plan
+        with (
+            _errors_through_spark(),
+            EventStore(options.config.store, partition.layout) as store,
+        ):
+            shard = Shard(partition.shard, options.config.spark.shards, options.partitions)
+            for batch in store.window(max(plan.begin, 0), plan.upto, shard):
+                rows = unpublished(pa.Table.from_batches([batch]))
+                yield from batches([rows], all_rows=options.all_rows)
 
 
 def _require_own(options: SourceOptions, place: Place, query: str) -> None:

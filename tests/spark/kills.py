@@ -102,24 +102,28 @@ class Writers:
 
 
 class Job:
-    """The job of `tests.spark.job`, killed and started again.
+    """A job, killed and started again.
 
     Args:
-        job: its argument.
+        command: of the job, by whether it is to end by itself.
         log: takes what it prints.
         environment: of its process.
     """
 
-    def __init__(self, job: dict[str, Any], log: Path, **environment: str) -> None:
-        self._job, self._log, self._environment = job, log, environment
+    def __init__(self, command: Callable[[bool], list[str]], log: Path, **environment: str) -> None:
+        self._command, self._log, self._environment = command, log, environment
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, **changed: Any) -> None:
-        """Start it, with some keys changed."""
+    def start(self, *, ends: bool = False) -> None:
+        """Start it.
+
+        Args:
+            ends: when everything up to now is published.
+        """
         log = self._log.open("ab")
         environment = {**os.environ, **self._environment, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.job", json.dumps(self._job | changed)],
+            self._command(ends),
             stdout=log,
             stderr=log,
             cwd=ROOT,
@@ -297,10 +301,15 @@ def servers(folder: Path, *, kafka: bool) -> Iterator[tuple[str, str]]:
         yield url, address
 
 
+Command = Callable[[bool], list[str]]
+
+
 def job_of(
     sink: str, url: str, address: str, folder: Path
-) -> tuple[dict[str, Any], Callable[[], list[Event]]]:
-    """The job, and what reads its sink."""
+) -> tuple[Command, Callable[[], list[Event]]]:
+    """The command of a job, and what reads its sink."""
+    if sink in {"run", "threads"}:
+        return run_of(sink, url, address, folder), lambda: read_kafka(address, "kills")
     job: dict[str, Any] = {
         "source": {
             "url": url,
@@ -314,17 +323,39 @@ def job_of(
         },
         "sink": sink,
         "checkpoint": str(folder / "checkpoint"),
-        "out": str(folder / "out"),
-        "trigger": "0 seconds",
+        "out": url if sink == "sql" else str(folder / "out"),
     }
-    if sink == "sql":
-        return job | {"out": url}, lambda: read_sql(url)
     if sink == "eventpub":
         options = {"id": "kills", "topic": "kills", "kafka.bootstrap.servers": address}
         job["source"]["rows"] = "all"
-        return job | {"sink_options": options}, lambda: read_kafka(address, "kills")
-    readers = {"parquet": read_parquet, "delta": read_delta}
-    return job, lambda: readers[sink](job["out"])
+        job |= {"sink_options": options}
+
+    def command(ends: bool) -> list[str]:
+        text = json.dumps(job | {"trigger": "once" if ends else "0 seconds"})
+        return [sys.executable, "-m", "tests.spark.job", text]
+
+    readers: dict[str, Callable[[], list[Event]]] = {
+        "sql": lambda: read_sql(url),
+        "eventpub": lambda: read_kafka(address, "kills"),
+        "parquet": lambda: read_parquet(job["out"]),
+        "delta": lambda: read_delta(job["out"]),
+    }
+    return command, readers[sink]
+
+
+def run_of(engine: str, url: str, address: str, folder: Path) -> Command:
+    """`eventpub run`; "run" is the engine spark."""
+    config = folder / "eventpub.toml"
+    master = "none" if engine == "threads" else "local[2]"
+    config.write_text(
+        f'[app]\nid = "kills"\nstate_dir = "{folder}/run"\n[store]\nurl = "{url}"\n'
+        '[read]\ndelay = "300ms"\nwatermark = "off"\n[gaps]\nbackoff_base = "100ms"\n'
+        f'[sink]\ntopic = "kills"\nbootstrap_servers = "{address}"\n'
+        f'[spark]\nmaster = "{master}"\nshards = 2\n[ops]\nhttp = ""\n'
+    )
+    program = str(Path(sys.executable).with_name("eventpub"))
+    flags = ["--config", str(config)]
+    return lambda ends: [program, "run", *(["--available-now"] if ends else []), *flags]
 
 
 def campaign(
@@ -333,9 +364,9 @@ def campaign(
     """Kill a job so many times; what came of it."""
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
-    with servers(folder, kafka=sink == "eventpub") as (url, address):
-        job, read = job_of(sink, url, address, folder)
-        running = Job(job, folder / "job.log")
+    with servers(folder, kafka=sink in {"eventpub", "run", "threads"}) as (url, address):
+        command, read = job_of(sink, url, address, folder)
+        running = Job(command, folder / "job.log")
         writers = Writers(url)
         try:
             while sum(killed.values()) < kills:
@@ -352,7 +383,7 @@ def campaign(
         finally:
             writers.stop()
         for _ in range(3):
-            running.start(trigger="once")
+            running.start(ends=True)
             if running.wait(600) == 0:
                 break
         else:

@@ -192,7 +192,9 @@ def test_markers_behind_another_tasks_open_transaction_are_waited_for(
     other.init_transactions(10)
     other.begin_transaction()
     options = sink_options(sink.options)
-    place = numbered.NumberedSink(options.sink, options.id, numbered.markers_of(options.sink))._place
+    place = numbered.NumberedSink(
+        options.sink, options.id, numbered.markers_of(options.sink)
+    )._place
     other.produce(place[0], b"{}", b"someone/0", partition=place[1])
     other.flush(10)
     sink.write(1, [event("a", 2)], task=1)

@@ -11,7 +11,7 @@ import pytest
 
 from eventpub.errors import find_marked
 from eventpub.spark.options import source_options
-from eventpub.spark.source import SourceError
+from eventpub.spark.source import EventStoreDataSource, SourceError
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import commit, create_table, insert, transaction
 from tests.spark.query import Query, events
@@ -200,6 +200,23 @@ def test_only_events_after_the_start_are_yielded(table: FreshDatabase, tmp_path:
     commit(table, "a", 2)
     commit(table, "b", 1)
     assert events(query.run()) == [("a", 2), ("b", 1)]
+
+
+def test_a_batch_has_the_rows_of_a_time(table: FreshDatabase) -> None:
+    for number, hour in enumerate((1, 2, 3), 1):
+        commit(table, "a", number, create_time=f"2026-01-01 0{hour}:00:00")
+    given = {"url": table.url, "shards": "2", "from": "2026-01-01T02:00:00Z"}
+
+    def read(**more: str) -> list[tuple[str, int]]:
+        source = EventStoreDataSource(given | more)
+        reader = source.reader(source.schema())
+        rows = [b for part in reader.partitions() for b in reader.read(part)]
+        return events([row for batch in rows for row in batch.to_pylist()])
+
+    assert read() == [("a", 2), ("a", 3)]
+    assert read(to="2026-01-01T02:30:00Z") == [("a", 2)]
+    with pytest.raises(SourceError, match="2026-01-31T12"):
+        read(to="tomorrow")
 
 
 class TestRefused:
