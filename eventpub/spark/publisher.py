@@ -12,6 +12,7 @@ import os
 import queue
 import re
 import secrets
+import shutil
 import sys
 import threading
 import time
@@ -87,6 +88,8 @@ class Query:
         self._pages = Pages(config, self, state)
         self._session: SparkSession | None = None
         self._query: Any = None
+        self._starting: threading.Thread | None = None
+        self._start_error: EventpubError | None = None
         if is_new:
             sink = NumberedSink(config.sink, config.app.id, markers_of(config.sink))
             sink.take(self._publisher.query, prepared.assignment.partitions)
@@ -137,7 +140,17 @@ class Query:
             unpublished_since=begin.hidden_since,
         )
         self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
+        if (former := known.get("query")) is not None:
+            self._forget(str(former), str(known.get("location", location)))
         return self._of(name, location, plan), True
+
+    def _forget(self, name: str, location: str) -> None:
+        """Remove what a checkpoint that is no longer used has left."""
+        shutil.rmtree(self._state.root / "query" / name, ignore_errors=True)
+        with suppress(EventpubError):
+            place = Place(location)
+            for prefix in (name, f"checkpoint/{name}"):
+                place.delete(*place.names(prefix))
 
     def _of(self, name: str, location: str, initial: Plan) -> Publisher:
         begin = self._prepared.start_state
@@ -169,11 +182,12 @@ class Query:
             now = time.monotonic()
             self._take_pauses()
             error: EventpubError | None = None
-            if self._query is None and not self._is_paused and now >= start_at:
-                try:
-                    self._start_query(lambda: stopped_by() is not None)
-                except Exception as found:
-                    error = _error_of(found)
+            if self._starting is not None:
+                if not self._starting.is_alive():
+                    self._starting, error = None, self._start_error
+            elif self._query is None and not self._is_paused and now >= start_at:
+                self._starting = threading.Thread(target=self._try_to_start, daemon=True)
+                self._starting.start()
             elif self._query is not None and not self._query.isActive:
                 error = self._why_it_ended()
                 self._query = None
@@ -205,11 +219,17 @@ class Query:
         on_progress(progress)
         return progress
 
-    def _start_query(self, stops: Callable[[], bool]) -> None:
+    def _try_to_start(self) -> None:
+        """In a thread: Spark takes its time, and a signal is seen meanwhile."""
+        self._start_error = None
+        try:
+            self._start_query()
+        except Exception as found:
+            self._start_error = _error_of(found)
+
+    def _start_query(self) -> None:
         if self._session is None:
             self._session = new_session(self._config, self._state)
-        if stops():
-            return
         packed = self._publisher.packed(self._config)
         rows = self._session.readStream.format("eventstore").option("publisher_secret", packed)
         writer = rows.load().writeStream.format("eventpub").option("publisher_secret", packed)
@@ -220,8 +240,9 @@ class Query:
         else:
             seconds = self._config.spark.trigger / 1e6
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
-        self._query = writer.start()
+        query = writer.start()
         self.monitor.started(self._session)
+        self._query = query
 
     def _why_it_ended(self) -> EventpubError | None:
         with suppress(Exception):
