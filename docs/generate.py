@@ -19,7 +19,7 @@ import click  # noqa: E402
 
 from eventpub.cli import eventpub  # noqa: E402
 from eventpub.ops.metrics import METRICS, Metric  # noqa: E402
-from eventpub.settings import KEYS, SECTIONS, default_of  # noqa: E402
+from eventpub.settings_keys import KEYS, SECTIONS  # noqa: E402
 
 _CONFIGURATION = """\
 # Configuration
@@ -64,9 +64,7 @@ guarantee (`transactional.id`, `isolation.level`, `partitioner`, a weaker `acks`
 
 On one machine take `spark.master = "none"`, as `eventpub init` writes it: the shards are threads of
 the publisher's process, without Java. Without the key it is `"local[*]"`: Spark on this machine,
-which needs Java. That is the default for those who have Spark anyway, and it stays so that a
-configuration without the key means what it always has. For several machines:
-[a cluster](how-to/cluster.md).
+which needs Java. For several machines: [a cluster](how-to/cluster.md).
 
 ## Changing a key later
 
@@ -74,7 +72,7 @@ Keys are read at the start only. With most of them: change it and restart. The o
 
 | to change | do |
 |---|---|
-| `spark.shards` | stop, change, start: the indexes are moved to the new shards, and nothing is\
+| `run.shards` | stop, change, start: the indexes are moved to the new shards, and nothing is\
  repeated |
 | `spark.master` | stop, change, start |
 | `app.id` | stop, add the old one to `app.former_ids`, start |
@@ -142,7 +140,7 @@ def configuration() -> str:
         for name, key in KEYS.items():
             if name.rpartition(".")[0] != section:
                 continue
-            default = default_of(key)
+            default = key.default
             if key.info.is_required():
                 shown = "**must be set**"
             elif key.is_map:
