@@ -44,7 +44,7 @@ def migrate(
         return _print_migration(request, dialect)
     if dialect is not None:
         raise click.UsageError("--dialect goes with --sql")
-    loaded = request.load(otherwise=_NEEDLESS_TO_MIGRATE)
+    loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE)
     from eventpub import store
 
     table = loaded.config.store.table
@@ -72,7 +72,7 @@ class _RefusedError(Exception):
 def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | None) -> Report:
     """The statements, made for what is there; without a database, those of the whole table."""
     placeholder = "mysql+pymysql://nobody@localhost/none"
-    loaded = request.load(otherwise=_NEEDLESS_TO_MIGRATE | {"store.url": placeholder})
+    loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE | {"store.url": placeholder})
     if loaded.origins.get("store.url") == "default":
         dialect = dialect or "mysql"
     from eventpub import store
@@ -91,7 +91,7 @@ def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | No
 
 @click.command()
 @reports
-@configured("app.id", "app.state_dir", *_STORE, *_SINK, "spark.shards", "ops.log")
+@configured("app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log")
 def doctor(request: Request) -> Report:
     """Check your setup and print the fix. Checks everything that `run` needs; changes nothing."""
     loaded = request.load(logging.WARNING)  # what the clients log, the checks say
@@ -153,7 +153,7 @@ def _parts_of(check: Check) -> list[Part]:
     *_SINK,
     "sink.delivery",
     "spark.master",
-    "spark.shards",
+    "run.shards",
     "ops.log",
 )
 def run(request: Request, available_now: bool) -> Report:

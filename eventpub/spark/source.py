@@ -146,7 +146,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         with _errors_through_spark():
             plan, planner = Plan.from_offset(end), self._planner
             layout = self._discovered() if planner is None else planner.layout
-            return [Part(plan, n, layout) for n in range(self._options.config.spark.shards)]
+            return [Part(plan, n, layout) for n in range(self._options.config.run.shards)]
 
     def commit(self, end: Offset) -> None:
         """A batch is committed: what no executor needs any more is removed now and then."""
@@ -155,7 +155,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._pruned_at = time.monotonic()
         plan, place = Plan.from_offset(end), Place(self._options.state)
         try:
-            journals, shards = Journals(place, plan.query), self._options.config.spark.shards
+            journals, shards = Journals(place, plan.query), self._options.config.run.shards
             prune(place, plan.query, journals, plan.batch, shards)
         except StateError as error:
             log.warning("journals were not pruned; the next time is soon", error=str(error))
@@ -211,7 +211,7 @@ class EventStoreReader(DataSourceReader):
             with EventStore(config.store, layout) as store:
                 until = store.now() - config.read.delay if options.to is None else options.to
             plan = Plan("", begin=options.from_ - 1, upto=until)
-            return [Part(plan, n, layout) for n in range(config.spark.shards)]
+            return [Part(plan, n, layout) for n in range(config.run.shards)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one shard, as Arrow batches."""
@@ -221,7 +221,7 @@ class EventStoreReader(DataSourceReader):
             _errors_through_spark(),
             EventStore(options.config.store, partition.layout) as store,
         ):
-            shard = Shard(partition.shard, options.config.spark.shards, options.partitions)
+            shard = Shard(partition.shard, options.config.run.shards, options.partitions)
             for batch in store.window(max(plan.begin, 0), plan.upto, shard):
                 rows = unpublished(pa.Table.from_batches([batch]))
                 yield from batches([rows], all_rows=options.all_rows)
