@@ -33,8 +33,6 @@ from eventpub.sink import (
     client,
     fencing,
     finding,
-    fold,
-    missing_markers,
     owned_producer,
     producing,
     shard,
@@ -42,6 +40,7 @@ from eventpub.sink import (
     topics,
     transaction,
 )
+from eventpub.sink import reading as sink_reading
 from eventpub.store import watermark as real_watermark
 from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
@@ -205,9 +204,8 @@ def installed() -> Iterator[None]:
             put(module, time=_time)
         put(bulk, bulk_of=broker.Bulk, WORTHWHILE=3)
         put(fencing, time=_time, ThreadPoolExecutor=_Pool)
-        put(fold, time=_time)
+        put(sink_reading, time=_time)
         put(stable_ends, time=_time)
-        put(missing_markers, time=_time)
         put(finding, time=_time)
         put(topics, time=_time)
         put(
