@@ -24,7 +24,8 @@ Message = Any  # its types say None where there is always a value
 
 _CHUNK = 10_000
 _CALL = 5.0
-_READ_TIMEOUT = 60.0
+READ_TIMEOUT = 60.0
+"""Seconds without a record after which a reading fails, where nothing else is said."""
 _ANSWERED_WITHIN = 20.0
 """Seconds in which a broker is to say at which offset a time begins."""
 
@@ -150,7 +151,7 @@ def iter_ranges(  # noqa: PLR0913 (options, by keyword)
     *,
     committed: bool,
     few: bool = False,
-    timeout: float = _READ_TIMEOUT,
+    timeout: float = READ_TIMEOUT,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[Message]:
     """The records of ranges one by one; see `Reading`.
@@ -183,7 +184,7 @@ def read_committed(
     ends = ends or list_offsets(sink, places, "latest", committed=True)
     lows = list_offsets(sink, places, "earliest")
     ranges = {place: (max(at, lows[place]), ends[place]) for place, at in starts.items()}
-    patience = _READ_TIMEOUT if until == float("inf") else float("inf")
+    patience = READ_TIMEOUT if until == float("inf") else float("inf")
     return Reading(sink, ranges, until=until, patience=patience)
 
 
