@@ -17,8 +17,9 @@ from eventpub.coordinator import events as e
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.index import Index
 from eventpub.ops.asking import ask_running, ask_shards
+from eventpub.publisher import run
 from eventpub.publisher.prepare import _begin_run
-from eventpub.publisher.publisher import CommandRunner, run
+from eventpub.publisher.publisher import CommandRunner
 from eventpub.publisher.recovery import kept_progress
 from eventpub.publisher.workers import Worker
 from eventpub.state import StateDir

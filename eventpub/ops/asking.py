@@ -12,6 +12,9 @@ from eventpub.channel import Request
 from eventpub.errors import from_dict
 from eventpub.state import StateDir
 
+_NOT_UNDERSTOOD = {400, 404, 405, 500}
+"""Statuses of a publisher of another version, which has no such page, or of one that is broken."""
+
 
 def ask_running(
     state: StateDir, page: str, argument: dict[str, Any] | None = None, timeout: float = 10.0
@@ -31,8 +34,9 @@ def ask_running(
         with closing(connection):
             body = None if argument is None else json.dumps(argument)
             connection.request("GET" if body is None else "POST", f"/{page}", body)
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
-            return answer
+            reply = connection.getresponse()
+            answer: dict[str, Any] = json.loads(reply.read())
+            return None if reply.status in _NOT_UNDERSTOOD else answer
     except (OSError, HTTPException, ValueError):
         return None
 

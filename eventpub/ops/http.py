@@ -111,7 +111,8 @@ class Pages:
         for listener in (self._public, self._local):
             if listener is not None:
                 listener.end()
-        self._state.socket_file.unlink(missing_ok=True)
+        with suppress(OSError):  # the directory is gone, or read-only
+            self._state.socket_file.unlink()
 
 
 class Listener:

@@ -265,8 +265,10 @@ class Site:
         given = body_of(asked)
         try:
             request, timeout = request_of(given["request"]), float(given["timeout"])
-        except (MalformedError, LookupError, TypeError, ValueError) as error:
-            raise refused(f"not a request of this version: {error}", 400) from None
+        except MalformedError as error:
+            raise refused(str(error), 400) from None
+        except (LookupError, TypeError, ValueError):
+            raise refused("it needs a request and a timeout", 400) from None
         return json_reply(self._source.ask(request, timeout))
 
     def _withdraw(self, asked: Asked) -> Reply:

@@ -19,7 +19,6 @@ from eventpub.ops.dead import OF_ANOTHER
 from eventpub.ops.trace_answer import Found, Stored, Trace, Traced, Verdict
 from eventpub.ops.trace_lookup import (
     Publisher,
-    Search,
     Topics,
     Versions,
     all_versions,
@@ -68,24 +67,22 @@ def trace(
         versions = known.last(limit)
         stored, oldest = stored_rows(store, aggregate_id, versions)
         waits_for = missing_of(store, publisher.hold)
-    topics = Topics()
+    topics = Topics(config, aggregate_id, partitions, timeout)
     judge = _Judge(config, topics, publisher, now)
     if count:
-        search = Search(config, aggregate_id, partitions, topics, timeout)
-        search.read_sides()
+        topics.read_sides()
         if version is None and versions:
             known = known.and_of(topics.by_version)
             versions = known.last(limit)
             letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]
             if oldest is not None:
                 oldest = min([oldest, *(letter.timestamp * 1000 for letter in letters)])
-        search.run(set(versions) or None, oldest)
+        topics.run(set(versions) or None, oldest)
         if versions:
-            is_asked_for = version is not None
-            lost = [v for v in versions if judge.misses(v, stored.get(v), is_asked_for, search)]
-            search.look_elsewhere(lost, oldest)
+            lost = [v for v in versions if judge.misses(v, stored.get(v), version is not None)]
+            topics.look_elsewhere(lost, oldest)
         else:
-            search.look_elsewhere(set() if topics.by_version else None, oldest)
+            topics.look_elsewhere(set() if topics.by_version else None, oldest)
             known = known.and_of(topics.by_version)
             versions = known.last(limit)
     judged = [judge(v, stored.get(v)) for v in versions]
@@ -133,9 +130,7 @@ class _Judge:
             note = f"{note}; its create_time lies in the future".removeprefix("; ")
         return replace(traced, verdict=verdict, note=note)
 
-    def misses(
-        self, version: int, stored: Stored | None, is_asked_for: bool, search: Search
-    ) -> bool:
+    def misses(self, version: int, stored: Stored | None, is_asked_for: bool) -> bool:
         """Whether a version may be on the topic and was not found where it should be."""
         traced, position = self(version, stored), self._publisher.position
         if traced.skip is not None and not traced.found:  # it may have been published since
@@ -144,7 +139,7 @@ class _Judge:
         if traced.verdict == "dead" and traced.note.startswith(OF_ANOTHER):
             return all(f.topic != self._config.sink.topic for f in traced.found)
         if traced.verdict == "dead":  # as may a row that was refused before partitions were added
-            return any(search.is_moved(f) for f in traced.found)
+            return any(self._topics.is_moved(f) for f in traced.found)
         if stored is None:
             return is_asked_for and traced.verdict == "unknown"
         is_due = position is None or (stored.create_time or 0) <= position

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from eventpub.admission import Hold, SkippedGap, VersionRange, topic_partition
@@ -148,35 +148,29 @@ def stored_rows(
 # -- the topics --------------------------------------------------------------------------------
 
 
-@dataclass
 class Topics:
-    """What the topics have of an aggregate."""
+    """What the topics have of an aggregate, as far as that was found in a limited time.
 
-    by_version: dict[int, list[Found]] = field(default_factory=dict)
-    skips: list[SkippedGap] = field(default_factory=list)
-    unread: set[Place] = field(default_factory=set)
-    is_cut: bool = False
-
-
-class Search:
-    """Looks for an aggregate's records, for a limited time."""
+    Attributes:
+        by_version: events and dead letters.
+        skips: of any of its versions.
+        unread: partitions that were not read to their ends.
+        is_cut: whether retention has removed records that might have been its own.
+    """
 
     def __init__(
-        self,
-        config: Config,
-        aggregate_id: str,
-        partitions: dict[str, int],
-        topics: Topics,
-        timeout: float,
+        self, config: Config, aggregate_id: str, partitions: dict[str, int], timeout: float
     ) -> None:
+        self.by_version: dict[int, list[Found]] = {}
+        self.skips: list[SkippedGap] = []
+        self.unread: set[Place] = set()
+        self.is_cut = False
         self._sink = config.sink
         self._ids = {config.app.id, *config.app.former_ids}
-        self._key = aggregate_id.encode()
         self._aggregate_id = aggregate_id
         self._partitions = partitions
         self._until = time.monotonic() + timeout
         self._starts: dict[Place, int] = {}
-        self._topics = topics
 
     def _own(self, topics: Iterable[str]) -> list[Place]:
         """Where the aggregate's records are by rights."""
@@ -203,7 +197,7 @@ class Search:
         sides = [self._sink.gaps_topic, self._sink.dead_topic]
         self._read(dict.fromkeys(self._all(sides), 0), None)
         own = set(self._own(sides))
-        for found in self._topics.by_version.values():
+        for found in self.by_version.values():
             found.sort(key=lambda record: (record.topic, record.partition) in own)
 
     def run(self, wanted: Collection[int] | None, oldest: int | None) -> None:
@@ -217,7 +211,7 @@ class Search:
         events = self._own([sink.topic, sink.late_topic])
         self._starts = self._from(events, oldest)
         first = list_offsets(sink, [p for p in events if p[0] == sink.topic], "earliest")
-        self._topics.is_cut = any(self._starts[p] <= low and low for p, low in first.items())
+        self.is_cut = any(self._starts[p] <= low and low for p, low in first.items())
         self._read(self._starts, wanted)
 
     def look_elsewhere(self, wanted: Collection[int] | None, oldest: int | None) -> None:
@@ -248,20 +242,20 @@ class Search:
     ) -> None:
         events = {self._sink.topic, self._sink.late_topic}
         left = set(wanted or ())
-        for version, found in self._topics.by_version.items():
+        for version, found in self.by_version.items():
             if any(f.topic in events for f in found):  # a dead letter may be published since
                 left.discard(version)
         if not starts or (wanted is not None and not left):
             return
         reading = read_committed(self._sink, starts, self._until, ends)
         try:
-            for message, headers in own_records(reading, self._ids, {self._key}):
+            for message, headers in own_records(reading, self._ids, {self._aggregate_id.encode()}):
                 self._take(message, headers, wanted, left)
                 if wanted is not None and not left:
                     return
         finally:
             reading.close()
-        self._topics.unread |= reading.unread
+        self.unread |= reading.unread
 
     def _take(
         self,
@@ -274,7 +268,7 @@ class Search:
         sink = self._sink
         with suppress(KeyError, TypeError, ValueError):
             if message.topic() == sink.gaps_topic:
-                self._topics.skips.append(records.read_gap(message.value() or b""))
+                self.skips.append(records.read_gap(message.value() or b""))
                 return
             version = int(headers[records.SEQUENCE])
             if wanted is not None and version not in wanted:
@@ -289,6 +283,6 @@ class Search:
                 records.LATE in headers,
                 None if reason is None else reason.decode(errors="replace"),
             )
-            self._topics.by_version.setdefault(version, []).append(found)
+            self.by_version.setdefault(version, []).append(found)
             if not is_dead:
                 left.discard(version)

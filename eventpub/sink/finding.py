@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import closing
 
 from eventpub import config
 from eventpub.sink import records
 from eventpub.sink.folded import time_of
 from eventpub.sink.missing_markers import MARKER_TIMEOUT, PartitionId
-from eventpub.sink.reading import iter_ranges
+from eventpub.sink.reading import READ_TIMEOUT, Reading, iter_ranges, own_records
 from eventpub.sink.topics import list_offsets
 
 _FEW = 50
@@ -51,16 +52,10 @@ def has_event(  # noqa: PLR0913 (what is looked for, and where)
         if time.monotonic() > until:
             return None
         time.sleep(0.1)
-    key, sequence = aggregate_id.encode(), str(version).encode()
-    found = iter_ranges(sink, {place: (first, end)}, committed=True, meanwhile=meanwhile)
-    for message in found:
-        if message.key() == key:
-            headers = dict(message.headers() or ())
-            if headers.get(records.SEQUENCE) == sequence and records.is_ours(
-                headers.items(), app_ids
-            ):
-                return True
-    return False
+    ranges, sequence = {place: (first, end)}, str(version).encode()
+    with closing(Reading(sink, ranges, patience=READ_TIMEOUT, meanwhile=meanwhile)) as reading:
+        found = own_records(reading, app_ids, {aggregate_id.encode()})
+        return any(headers.get(records.SEQUENCE) == sequence for _, headers in found)
 
 
 def oldest_events(

@@ -7,22 +7,17 @@ What must hold at the end: every partition was read to its high watermark, or an
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-
-from eventpub.errors import SinkError
-from eventpub.sink import client, faults
 from eventpub.sink.folded import Decoder, Folded
 from eventpub.sink.missing_markers import (
     MissingMarkerError,
     PartitionId,
     Written,
 )
-from eventpub.sink.reading import iter_ranges
+from eventpub.sink.reading import Message, Reading, iter_ranges
 from eventpub.sink.scope import Scope
 from eventpub.sink.stable_ends import StableEnds
 
@@ -119,17 +114,8 @@ class Fold(Iterator[Folded]):
         unread = self._start(behind)
         if not unread:
             return
-        sink = self._scope.sink
-        consumer = client.consumer(sink, client.ClientLog())
-        try:
-            for reading in self._in_turn(unread):
-                consumer.assign([TopicPartition(*p, self.offsets[p]) for p in reading])
-                yield from self._consume(consumer, reading)
-        except KafkaException as exception:
-            error = faults.kafka_error(exception)
-            raise faults.fault(error, "reading the topic back", sink) from exception
-        finally:
-            consumer.close()
+        for places in self._in_turn(unread):
+            yield from self._decoded(places)
 
     def _require_visible(self) -> None:
         """Check that readers see the end of what each saved offset counts as published.
@@ -185,70 +171,25 @@ class Fold(Iterator[Folded]):
         )
         return [places for places in (gaps, dead, unread - gaps - dead) if places]
 
-    def _consume(self, consumer: Consumer, reading: set[PartitionId]) -> Iterator[Folded]:
-        deadline = time.monotonic() + self._timeout
-        while reading:
-            first = client.call(consumer.poll, 0.1)
-            if first is None:
-                self._meanwhile()
-            messages: list[Any] = (
-                [] if first is None else [first, *client.call(consumer.consume, _CHUNK, 0)]
-            )
-            found, reached = self._sort(messages)
-            before = dict(self.offsets)
-            for topic, places in reached.items():
-                # Topic by topic, so that the offsets of a chunk are never ahead of what was given.
-                self.offsets.update(places)
-                if topic in found:
-                    self.records += len(found[topic])
-                    kind = self._scope.kinds[topic]
-                    yield self._decoder.decode(kind, found[topic], dict(self.offsets))
-            reading -= {p for p in reading if self.offsets[p] >= self._ends[p]}
-            if self.offsets != before:
-                deadline = time.monotonic() + self._timeout
-            elif time.monotonic() > deadline:
-                raise self._stuck(min(reading))
-
-    def _sort(
-        self, messages: list[Any]
-    ) -> tuple[dict[str, list[Any]], dict[str, dict[PartitionId, int]]]:
-        """By topic: the records to fold, and the next offsets that are reached with them."""
-        found: dict[str, list[Any]] = {}
-        reached: dict[str, dict[PartitionId, int]] = {}
-        for message in messages:
-            error = message.error()
-            topic, partition = message.topic(), message.partition()
-            if error is None:
-                if message.offset() >= self._ends[topic, partition]:
-                    continue  # written by an owner after this one, whose skips were not read
-                found.setdefault(topic, []).append(message)
-                reached.setdefault(topic, {})[topic, partition] = message.offset() + 1
-            elif error.code() == KafkaError._PARTITION_EOF:
-                # After the last record there are transaction markers, which only the position
-                # of an end-of-partition event shows.
-                end = min(message.offset(), self._ends[topic, partition])
-                reached.setdefault(topic, {})[topic, partition] = end
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                raise SinkError(
-                    "sink.offset_gone",
-                    f"retention removed records of {topic}[{partition}] while they were read",
-                    where=f"topic {topic}",
-                    suggestion="nothing to do: it is read again, from what is there; if it "
-                    "goes on, raise the topic's retention.ms",
-                    retriable=True,
-                )
-            elif topic is not None or error.fatal():
-                raise faults.fault(error, f"reading {topic}[{partition}] back", self._scope.sink)
-            # What belongs to no partition concerns a group, which is not used, or a connection,
-            # which is made again; if it is not, there is no progress.
-        return found, reached
-
-    def _stuck(self, place: PartitionId) -> SinkError:
-        topic, partition = place
-        return SinkError(
-            "sink.unreachable",
-            f"{topic}[{partition}] gave no records for {self._timeout:.0f} s at offset"
-            f" {self.offsets[place]} of {self._ends[place]}",
-            where=f"topic {topic}",
-            retriable=True,
+    def _decoded(self, places: set[PartitionId]) -> Iterator[Folded]:
+        # what lies behind the ends was written by an owner after this one, whose skips are not read
+        reading = Reading(
+            self._scope.sink,
+            {place: (self.offsets[place], self._ends[place]) for place in places},
+            patience=self._timeout,
+            meanwhile=self._meanwhile,
         )
+        with closing(reading):
+            for chunk in reading:
+                by_topic: dict[str, list[Message]] = {}
+                for message in chunk:
+                    by_topic.setdefault(message.topic(), []).append(message)
+                for topic, messages in by_topic.items():
+                    # topic by topic: the offsets of a chunk are never ahead of what was given
+                    for message in messages:
+                        self.offsets[topic, message.partition()] = message.offset() + 1
+                    self.records += len(messages)
+                    kind = self._scope.kinds[topic]
+                    yield self._decoder.decode(kind, messages, dict(self.offsets))
+        # past the markers of transactions that follow the last records
+        self.offsets |= {place: self._ends[place] for place in places}

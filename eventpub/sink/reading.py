@@ -24,7 +24,8 @@ Message = Any  # its types say None where there is always a value
 
 _CHUNK = 10_000
 _CALL = 5.0
-_READ_TIMEOUT = 60.0
+READ_TIMEOUT = 60.0
+"""Seconds without a record after which a reading fails, where nothing else is said."""
 _ANSWERED_WITHIN = 20.0
 """Seconds in which a broker is to say at which offset a time begins."""
 
@@ -86,13 +87,14 @@ class Reading(Iterator[list[Message]]):
             while self.unread and time.monotonic() < self._until:
                 self._meanwhile()
                 first = client.call(consumer.poll, 0.1)
-                more = [] if first is None else client.call(consumer.consume, _CHUNK, 0)
-                chunk = [] if first is None else self._take(consumer, [first, *more])
+                if first is None:
+                    if time.monotonic() > deadline:
+                        raise self._stuck()
+                    continue
+                chunk = self._take(consumer, [first, *client.call(consumer.consume, _CHUNK, 0)])
                 if chunk:
                     yield chunk
                     deadline = time.monotonic() + self._patience
-                elif time.monotonic() > deadline:
-                    raise self._stuck()
         except KafkaException as exception:
             error = faults.kafka_error(exception)
             raise faults.fault(error, "reading the topic", self._sink) from exception
@@ -105,6 +107,8 @@ class Reading(Iterator[list[Message]]):
         for message in messages:
             error, place = message.error(), (message.topic(), message.partition())
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    raise self._gone(place)
                 if place[0] is not None or error.fatal():
                     raise faults.fault(error, "reading the topic", self._sink)
                 continue  # of a connection, which is made again
@@ -119,6 +123,17 @@ class Reading(Iterator[list[Message]]):
         if ended:  # or what is behind their ranges would be fetched before the others
             consumer.pause([TopicPartition(*place) for place in ended])
         return taken
+
+    def _gone(self, place: Place) -> SinkError:
+        topic, partition = place
+        return SinkError(
+            "sink.offset_gone",
+            f"retention removed records of {topic}[{partition}] while they were read",
+            where=f"topic {topic}",
+            suggestion="nothing to do: it is read again, from what is there; if it goes on, raise"
+            " the topic's retention.ms",
+            retriable=True,
+        )
 
     def _stuck(self) -> SinkError:
         topic, partition = min(self.unread)
@@ -136,7 +151,7 @@ def iter_ranges(  # noqa: PLR0913 (options, by keyword)
     *,
     committed: bool,
     few: bool = False,
-    timeout: float = _READ_TIMEOUT,
+    timeout: float = READ_TIMEOUT,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[Message]:
     """The records of ranges one by one; see `Reading`.
@@ -169,7 +184,7 @@ def read_committed(
     ends = ends or list_offsets(sink, places, "latest", committed=True)
     lows = list_offsets(sink, places, "earliest")
     ranges = {place: (max(at, lows[place]), ends[place]) for place, at in starts.items()}
-    patience = _READ_TIMEOUT if until == float("inf") else float("inf")
+    patience = READ_TIMEOUT if until == float("inf") else float("inf")
     return Reading(sink, ranges, until=until, patience=patience)
 
 

@@ -7,14 +7,16 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventpub.channel import Request
+from eventpub.ops.asking import ask_running
 from eventpub.ops.http import MOST_CONNECTIONS
 from tests.coordinator.life import config
-from tests.ops.served import Source, answer, exchange, logged, serving, status_of
+from tests.ops.served import Source, answer, exchange, logged, running, serving, status_of
 from tests.publisher.harness import eventually
 
 HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -158,3 +160,23 @@ def test_another_sites_page_is_refused_whatever_token_it_has(
     with serving(CONFIG, Source()) as address:
         request = f"{PAUSE}Host: {host}\r\n{headers}Content-Length: 0\r\n\r\n".encode()
         assert status_of(exchange(address, request)) == status
+
+
+def test_the_publishers_own_user_needs_no_token_and_strangers_have_no_page_for_requests(
+    tmp_path: Path,
+) -> None:
+    source = Source()
+    own = config(
+        app={"id": "a", "state_dir": str(tmp_path)}, ops={"token": "a token of the dashboard"}
+    )
+    with running(own, source) as state:
+        assert ask_running(state, "pause", {"by": "ann"}) == {
+            "is_paused": True, "in_work": 0, "error": None,
+        }  # fmt: skip
+        assert ask_running(state, "request", {"request": {"id": "r"}, "timeout": 1}) is None
+    assert source.done == [True]
+    with serving(CONFIG, source) as address:
+        for path in ("/request", "/withdraw"):
+            asked = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+            assert status_of(exchange(address, asked.encode())) == 404
+    assert source.done == [True]

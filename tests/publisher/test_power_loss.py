@@ -130,6 +130,7 @@ def test_a12_each_file_of_the_state_is_cut(
     publisher, version = left
     state, kept = publisher.state, tmp_path / "kept"
     state.rename(kept)
+    (kept / "publisher.sock").unlink()  # of the killed one: a socket cannot be copied
     request = {"id": "kept", "action": "retry", "aggregate_id": "a-0", "version": None}
     (kept / "requests").mkdir(exist_ok=True)
     (kept / "requests" / "kept.json").write_text(json.dumps(request))

@@ -33,7 +33,10 @@ from eventpub.sink import (
     client,
     fencing,
     finding,
+<<<<<<< HEAD
     fold,
+=======
+>>>>>>> ops
     owned_producer,
     producing,
     shard,
@@ -41,7 +44,11 @@ from eventpub.sink import (
     topics,
     transaction,
 )
+<<<<<<< HEAD
 from eventpub.sink import reading as topic_reading
+=======
+from eventpub.sink import reading as sink_reading
+>>>>>>> ops
 from eventpub.store import watermark as real_watermark
 from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
@@ -205,9 +212,8 @@ def installed() -> Iterator[None]:
             put(module, time=_time)
         put(bulk, bulk_of=broker.Bulk, WORTHWHILE=3)
         put(fencing, time=_time, ThreadPoolExecutor=_Pool)
-        put(fold, time=_time)
+        put(sink_reading, time=_time)
         put(stable_ends, time=_time)
-        put(topic_reading, time=_time)
         put(finding, time=_time)
         put(topics, time=_time)
         put(
