@@ -33,10 +33,6 @@ from eventpub.sink import (
     client,
     fencing,
     finding,
-<<<<<<< HEAD
-    fold,
-=======
->>>>>>> ops
     owned_producer,
     producing,
     shard,
@@ -44,11 +40,7 @@ from eventpub.sink import (
     topics,
     transaction,
 )
-<<<<<<< HEAD
-from eventpub.sink import reading as topic_reading
-=======
 from eventpub.sink import reading as sink_reading
->>>>>>> ops
 from eventpub.store import watermark as real_watermark
 from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
