@@ -165,9 +165,9 @@ def _most_busy(cluster: Standalone, publisher: Publisher) -> psutil.Process:
 
 def _spark(master: str) -> Settings:
     return {
+        "run": {"shards": SHARDS},
         "spark": {
             "master": master,
-            "shards": SHARDS,
             "properties": {
                 "spark.executor.memory": "512m",
                 "spark.driver.host": "127.0.0.1",

@@ -122,7 +122,7 @@ def _case(name: str, text: str) -> None:
         for flag, what in (
             ("--sizes", "Numbers of rows in the table."),
             ("--aggregates", "Numbers of aggregates."),
-            ("--shards", "Values of spark.shards."),
+            ("--shards", "Values of run.shards."),
             ("--pages", "Values of read.page_rows."),
         ):
             command = click.option(flag, callback=_numbers, metavar="N,N,…", help=what)(command)

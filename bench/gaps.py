@@ -71,7 +71,7 @@ def measure(machine: Machine, given: argparse.Namespace, version: int) -> dict[s
     folder = machine.folder / name
     folder.mkdir()
     topic.create(servers, name, PARTITIONS)
-    settings = {"spark": {"shards": given.shards}}
+    settings = {"run": {"shards": given.shards}}
     phase = Phase(given.rate, given.seconds, events_per_transaction=given.transaction)
     with ExitStack() as stack:
         publisher = stack.enter_context(Publisher(folder, url, servers, name, settings))

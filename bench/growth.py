@@ -39,7 +39,7 @@ def growth(  # noqa: PLR0913 (what a case is measured with)
         sizes: rows of the store, of 100,000 aggregates; all are drained, and then `drained` more,
             `rounds` times.
         aggregates: how many the drained events belong to.
-        shards, pages: `spark.shards` and `read.page_rows`.
+        shards, pages: `run.shards` and `read.page_rows`.
         rounds: of what comes on top of each of `sizes`, by their median.
 
     Raises:
@@ -87,7 +87,7 @@ def growth(  # noqa: PLR0913 (what a case is measured with)
             "shards": number,
             **noted(
                 f"{number} shards",
-                peers.eventpub(machine, url, drained, {"spark": {"shards": number}}),
+                peers.eventpub(machine, url, drained, {"run": {"shards": number}}),
             ),
         }
         for number in shards

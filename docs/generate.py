@@ -20,7 +20,7 @@ import click  # noqa: E402
 
 from eventpub.cli import eventpub  # noqa: E402
 from eventpub.ops.metrics import METRICS, Metric  # noqa: E402
-from eventpub.settings import KEYS, SECTIONS, default_of  # noqa: E402
+from eventpub.settings_keys import KEYS, SECTIONS  # noqa: E402
 
 _CONFIGURATION = """\
 # Configuration
@@ -132,7 +132,7 @@ def configuration() -> str:
         for name, key in KEYS.items():
             if name.rpartition(".")[0] != section:
                 continue
-            default = default_of(key)
+            default = key.default
             short = name.removeprefix(f"{section}.")
             if key.info.is_required():
                 shown = f"`{short}`, **must be set**"

@@ -1,45 +1,49 @@
-"""Loading the configuration: file, then environment, then flags; later beats earlier.
+"""Loading the configuration: the file, then the environment, then flags; later beats earlier.
 
-What must hold: a name that means nothing is refused with the nearest one that does; every problem
-is reported at once; each value can be traced to where it came from; no secret appears in any
-message. Names are checked by `eventpub.settings_sources`, values by the models of
-`eventpub.config`; `eventpub.settings_problems` says what is wrong with them.
+Each source is a list of (name, value, origin), merged into one table, which the models of
+`eventpub.config` check. What must hold: a name that means nothing is refused with the nearest one
+that does; every problem is reported at once; each value can be traced to where it came from; no
+secret appears in any message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
 from eventpub import masking
-from eventpub.config import Config
-from eventpub.config_values import is_token
+from eventpub.config import Config, contradictions
 from eventpub.errors import ConfigError
-from eventpub.properties import (
-    FILE_SUFFIX,
-    is_secret_property,
-    refused_property,
-    refused_spark_property,
-)
-from eventpub.settings_problems import CombinedConfigError, invalid_token, joined, problem_of
-from eventpub.settings_sources import DEFAULT_FILE, KEYS, MAPS, SECTIONS, Key, Layers, collect
-from eventpub.times import format_duration
+from eventpub.properties import FILE_SUFFIX, is_secret_property
+from eventpub.settings_keys import KEYS, MAPS, PREFIX, SECTIONS, is_secret, meant_by, split
 
-__all__ = [
-    "KEYS",
-    "SECTIONS",
-    "CombinedConfigError",
-    "Key",
-    "Loaded",
-    "check_files",
-    "default_of",
-    "load",
-    "shown",
-]
+_DEFAULT_FILE = Path("eventpub.toml")
+_Source = Iterable[tuple[str, Any, str]]
+
+
+class CombinedConfigError(ConfigError):
+    """Several things are wrong at once; the first gives the code, `problems` has them all."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        first = problems[0]
+        super().__init__(first.code, first.message, where=first.where, suggestion=first.suggestion)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(str(p) for p in self.problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As of any error, with all of them under `problems`."""
+        return super().to_dict() | {"problems": [p.to_dict() for p in self.problems]}
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,7 @@ class Loaded:
     """A configuration and where each of its values came from.
 
     Args:
-        config: what the packages take. A password file has been read: its text is `store.password`,
-            which `masking.current` reads again.
+        config: secrets that stand in files have been read, and are read again by `masking.current`.
         origins: by key: "default", "file …", "env …" or "flag …".
         file: the file that was read, or None.
     """
@@ -79,39 +82,20 @@ def load(
         ConfigError: one problem.
         CombinedConfigError: several.
     """
-    layers, path = collect(file, overrides, environ, flags or {}, reads_file=reads_file)
-    config = _validate(layers, path or DEFAULT_FILE)
-    if layers.problems or config is None:
-        raise joined(layers.problems)
-    origins = {name: "default" for name, key in KEYS.items() if not key.is_map} | layers.origins
-    config = _with_secret(config, origins, "store", "password")
-    config = _with_secret(config, origins, "ops", "token")
-    if config.ops.token is not None and not is_token(config.ops.token.get_secret_value()):
-        raise invalid_token("ops.token_file", origins["ops.token"])
-    return Loaded(config, origins, path)
-
-
-def check_files(files: Mapping[str, str | Path | None]) -> None:
-    """Whether files can be read.
-
-    Args:
-        files: by the key that names it; None: none is named.
-
-    Raises:
-        ConfigError: config.file_unreadable
-    """
-    for key, file in files.items():
-        try:
-            if file is not None:
-                Path(file).read_bytes()
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no file name"
-            raise ConfigError(
-                "config.file_unreadable",
-                f"{file!s} cannot be read: {reason}",
-                where=key,
-                suggestion="give the publisher's user read access to it, or name another file",
-            ) from None
+    is_named = file is not None or bool(environ.get("EVENTPUB_CONFIG"))
+    named = file or Path(environ.get("EVENTPUB_CONFIG") or _DEFAULT_FILE)
+    is_read = reads_file and (is_named or named.exists())
+    flag = {key: f"--set {key}" for key in overrides} | {**(flags or {})}
+    table = _Table(named)
+    table.add((k, v, f"file {named}") for k, v in _leaves(_read_toml(named) if is_read else {}))
+    table.add(_of_environment(environ))
+    table.add((k, v, f"flag {flag[k]}") for k, v in overrides.items())
+    table.read_secret_files()
+    config = table.validated()
+    if config is None or table.problems:
+        raise CombinedConfigError(table.problems) if table.problems[1:] else table.problems[0]
+    defaults = {name: "default" for name, key in KEYS.items() if not key.is_map}
+    return Loaded(config, defaults | table.origins, named if is_read else None)
 
 
 def shown(loaded: Loaded) -> dict[str, Any]:
@@ -121,139 +105,271 @@ def shown(loaded: Loaded) -> dict[str, Any]:
         value: Any = loaded.config
         for part in name.split("."):
             value = getattr(value, part)
-        if key.is_map:
-            for prop, text in value.items():
-                of_file = f"{name}.{prop}{FILE_SUFFIX}" in loaded.origins
-                hidden = of_file or is_secret_property(prop)
-                result[f"{name}.{prop}"] = masking.MASK if hidden else masking.mask_url(text)
-        else:
-            result[name] = _shown(key, value)
+        if not key.is_map:
+            result[name] = key.as_written(value)
+            continue
+        for prop, text in value.items():
+            is_hidden = isinstance(text, masking.FileSecret) or is_secret_property(prop)
+            result[f"{name}.{prop}"] = masking.MASK if is_hidden else masking.mask_url(text)
     return result
 
 
-def _shown(key: Key, value: Any) -> Any:
-    if isinstance(value, SecretStr):
-        secret = value.get_secret_value()
-        return masking.mask_url(secret) if key.name == "store.url" else masking.MASK
-    if key.is_duration:
-        return format_duration(value)
-    if isinstance(value, tuple):
-        one = key.name == "store.columns.aggregate_id" and len(value) == 1
-        return value[0] if one else list(value)
-    return str(value) if isinstance(value, Path) else value
+def read_file(file: Path, key: str) -> str:
+    """The text of a file that a key names.
+
+    Raises:
+        ConfigError: config.file_unreadable
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            "config.file_unreadable",
+            f"{file} cannot be read: {reason}",
+            where=key,
+            suggestion="name a file that the account that runs eventpub can read",
+        ) from None
 
 
-def default_of(key: Key) -> Any:
-    """A key's default as the file would write it; None where there is none."""
-    if key.info.is_required() or key.is_map:
-        return None
-    return _shown(key, key.info.default)
+# --- sources
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    text = read_file(file, str(file))
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        is_repeated = re.match("Cannot (overwrite|declare|redefine)|Duplicate", str(error))
+        raise ConfigError(
+            "config.file_invalid",
+            f"{file} is not TOML: {error}",
+            where=str(file),
+            suggestion="the key or section of this line is there twice: remove one"
+            if is_repeated
+            else 'put text in quotes, and names with dots, too: "compression.type" = "lz4"',
+        ) from None
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables; ``compression.type = "lz4"`` without quotes is one, too."""
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and (key in SECTIONS or key in MAPS or split(key)[0] in MAPS):
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+_OF_OTHERS = re.compile(
+    r"(CONFIG|CACHE|FAILPOINT|SPARK_LOG|TEST_\w+)="
+    r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)="
+    r"|(\w+_)?PORT=(tcp|udp)://"
+)
+"""No keys: what is read elsewhere, and what Kubernetes sets for a service called "eventpub"."""
+_IN_WRONG_CASE = re.compile(rf"{PREFIX}[a-z]+__", re.IGNORECASE)
+"""Only with two underscores: `eventpub_home` may be a shell's own."""
+
+
+def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    keys = {key.variable: key for key in KEYS.values()}
+    for variable, value in sorted(environ.items()):
+        rest = variable.removeprefix(PREFIX)
+        is_ours = rest != variable and not _OF_OTHERS.match(f"{rest}={value}")
+        if not (is_ours or _IN_WRONG_CASE.match(variable)):
+            continue
+        owner, is_property, prop = variable.partition("PROPERTIES__")
+        if is_property and (key := keys.get(f"{owner}PROPERTIES")):
+            name = f"{key.name}.{prop.lower().replace('_', '.')}"
+        else:
+            name = keys[variable].name if variable in keys else variable
+        yield name, value, f"env {variable}"
 
 
 # --- values
 
 
-def _validate(layers: Layers, file: Path) -> Config | None:
-    nested: dict[str, Any] = {s: {} for s in SECTIONS if "." not in s}
-    for key, value in layers.values.items():
-        owner = next((m for m in MAPS if key.startswith(f"{m}.")), None)
-        path = [*owner.split("."), key.removeprefix(f"{owner}.")] if owner else key.split(".")
-        target = nested
-        for part in path[:-1]:
-            target = target.setdefault(part, {})
-        target[path[-1]] = value
-    try:
-        config = Config.model_validate(nested)
-    except ValidationError as e:
-        for detail in e.errors(include_url=False, include_input=False):
-            layers.problems.append(problem_of(dict(detail), layers, file))
-        return None
-    config = _with_secret_files(config, layers)
-    sink, spark = config.sink, config.spark
-    of_sink = [(n, refused_property(n, v, sink.delivery)) for n, v in sink.properties.items()]
-    of_spark = [(n, refused_spark_property(n, v)) for n, v in spark.properties.items()]
-    for section, found in (("sink", of_sink), ("spark", of_spark)):
-        for name, reason in found:
-            key = f"{section}.properties.{name}"
-            if reason is None:
-                continue
-            layers.problems.append(
-                ConfigError(
-                    "config.contradiction",
-                    f"{key} ({layers.origins[key]}) cannot be set like this: {reason}",
-                    where=key,
-                    suggestion=f"remove {name} from [{section}.properties]",
-                )
+class _Table:
+    """The values of all sources by key, the last source on top, and what is wrong with them."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.problems: list[ConfigError] = []
+
+    def add(self, source: _Source) -> None:
+        """Put a source above the others.
+
+        A password within its URL is above those of the others; `store.password` of the same source
+        is above that.
+        """
+        entries = [*source]
+        url = next((str(value) for name, value, _ in entries if name == "store.url"), "")
+        if re.match(r"[^:]*://[^/?#]*:[^/?#]*@", url):
+            for key in ("store.password", "store.password_file"):
+                self._values.pop(key, None)
+                self.origins.pop(key, None)
+        for name, value, origin in entries:
+            self._put(name, value, origin)
+
+    def _put(self, name: str, value: Any, origin: str) -> None:
+        if name in MAPS and isinstance(value, str):
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        if name in MAPS and isinstance(value, dict):
+            for key, text in _leaves(value, f"{name}."):
+                self._put(key, text, origin)
+        elif name in SECTIONS or name in MAPS:
+            self._refuse(
+                "config.invalid_value",
+                f"{name} ({origin}) is a table, not a value",
+                name,
+                fix=f"write [{name}] on a line of its own, its keys below it; in the environment,"
+                " properties are a JSON object",
             )
-    return config
-
-
-def _with_secret_files(config: Config, layers: Layers) -> Config:
-    """`"sasl.password.file"` in `[sink.properties]` as `"sasl.password"`, with the file's text.
-
-    Executors need not have the file. Whatever stands in one is taken for a secret.
-    """
-    properties: dict[str, str] = {}
-    for name, value in config.sink.properties.items():
-        if not name.endswith(FILE_SUFFIX):
-            properties[name] = value
-            continue
-        meant, key = name.removesuffix(FILE_SUFFIX), f"sink.properties.{name}"
-        try:
-            if meant in config.sink.properties:
-                raise ConfigError(
-                    "config.contradiction",
-                    f"both sink.properties.{meant} and {key} are set",
-                    where=key,
-                    suggestion="keep one of the two",
-                )
-            properties[meant] = _secret_of(Path(value), key)
-        except ConfigError as problem:
-            layers.problems.append(problem)
+        elif name in KEYS or split(name)[0] in MAPS:
+            for secret in _secrets_in(name, value):
+                masking.remember(secret)
+            self._values[name], self.origins[name] = value, origin
         else:
-            layers.origins[f"sink.properties.{meant}"] = f"file {value}"
-    sink = config.sink.model_copy(update={"properties": properties})
-    return config.model_copy(update={"sink": sink})
+            self._refuse_unknown(name, origin)
 
+    def _refuse_unknown(self, name: str, origin: str) -> None:
+        is_variable = origin.startswith("env ")
+        written = name.removeprefix(PREFIX).replace("__", ".") if is_variable else name
+        near = meant_by(written.lower())
+        if is_variable and near is not None and near in KEYS:
+            advice = f"did you mean {KEYS[near].variable}?"
+        elif is_variable:
+            advice = "unset it; names are EVENTPUB_<SECTION>__<KEY>, with two underscores between"
+        elif near is not None:
+            advice = f"did you mean {near if near in KEYS else f'[{near}]'}?"
+        else:
+            known = [key for key in KEYS if split(key)[0] == split(name)[0]] or SECTIONS
+            advice = f"known are {', '.join(known)}"
+        message = f"there is no configuration key {name} ({origin})"
+        self._refuse("config.unknown_key", message, name, fix=advice)
 
-def _with_secret(config: Config, origins: dict[str, str], section: str, name: str) -> Config:
-    """The text of `<name>_file` in the place of `<name>`: executors need not have the file."""
-    part = getattr(config, section)
-    file: Path | None = getattr(part, f"{name}_file")
-    if file is None:
+    def _refuse(self, code: str, message: str, key: str, *, fix: str) -> None:
+        self.problems.append(ConfigError(code, message, where=key, suggestion=fix))
+
+    def read_secret_files(self) -> None:
+        """Replace `store.password_file` by `store.password`, and so on.
+
+        Other machines need not have the file. Whatever stands in one is taken for a secret.
+        """
+        for key, file in [*self._values.items()]:
+            is_property = split(key)[0] == "sink.properties"
+            meant = key.removesuffix(FILE_SUFFIX if is_property else "_file")
+            if meant == key or not (is_property or meant in KEYS) or not isinstance(file, str):
+                continue
+            if file == "" and not is_property:
+                continue
+            del self._values[key]
+            if meant in self._values:
+                both = f"both {meant} and {key} are set"
+                self._refuse("config.contradiction", both, key, fix="keep one of the two")
+                continue
+            try:
+                text = read_file(Path(file), key).rstrip("\r\n")
+            except ConfigError as problem:
+                self.problems.append(problem)
+                continue
+            if not text:
+                remedy = "write the secret into it, or remove the key"
+                self._refuse("config.password_file", f"{file} is empty", key, fix=remedy)
+                continue
+            masking.remember(text)
+            secret = masking.FileSecret(text, Path(file).absolute())
+            self._values[meant] = secret if is_property else SecretStr(secret)
+            self.origins[meant] = f"file {file}"
+
+    def validated(self) -> Config | None:
+        """The values as a configuration; None: there are problems with them."""
+        nested: dict[str, Any] = {s: {} for s in SECTIONS if "." not in s}
+        for key, value in self._values.items():
+            section, name = split(key)
+            target = nested
+            for part in section.split("."):
+                target = target.setdefault(part, {})
+            target[name] = value
+        try:
+            config = Config.model_validate(nested)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False, include_input=False):
+                self._refuse_value(detail)
+            return None
+        self.problems += contradictions(config, self.origins)
         return config
-    secret = _secret_of(file, f"{section}.{name}_file")
-    origins[f"{section}.{name}"] = f"file {file}"
-    changed = part.model_copy(update={name: SecretStr(secret), f"{name}_file": None})
-    return config.model_copy(update={section: changed})
+
+    def _refuse_value(self, detail: Mapping[str, Any]) -> None:
+        """What pydantic found, in our words."""
+        names = accumulate(map(str, detail["loc"]), "{}.{}".format)
+        # the fault may be that of one name of a list
+        key = [name for name in names if name in KEYS or name in self._values][-1]
+        if detail["type"] == "missing":
+            there = "" if self._file.exists() else " (no such file)"
+            variable = KEYS[key].variable
+            self._refuse(
+                "config.missing_key",
+                f"{key} is not set; looked in {self._file}{there}, {variable} and the flags",
+                key,
+                fix=f"set it in the file, by {variable}, or by --set {key}=…",
+            )
+        else:
+            value, origin = _quoted(key, self._values.get(key)), self.origins.get(key, "default")
+            self._refuse(
+                "config.invalid_value",
+                f"{key} = {value} ({origin}) is not valid",
+                key,
+                fix=f"it must be: {_wanted(detail, key)}",
+            )
 
 
-def _secret_of(file: Path, key: str) -> str:
-    """The text of a file, without its last line end; never shown from now on.
+_WANTED = {
+    "int": "a whole number",
+    "finite": "a whole number",
+    "bool": "true or false",
+    "string": "text",
+    "string_too_short": "some text; leave the key out for the default",
+    "path": "the path of a file or folder",
+    "tuple": 'a list of names, such as ["a", "b"]',
+    "greater": "at least {ge}",
+    "less": "at most {le}",
+}
+"""What a value must be, by pydantic's name of the fault, or its first word."""
 
-    Raises:
-        ConfigError: `config.password_file`: it cannot be read, or is empty.
-    """
-    what = {"store": "password", "ops": "token"}.get(key.partition(".")[0], "secret")
-    try:
-        secret = file.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as e:
-        is_missing = isinstance(e, FileNotFoundError)
-        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
-        raise ConfigError(
-            "config.password_file",
-            f"there is no {what} file {file}"
-            if is_missing
-            else f"the {what} file {file} cannot be read: {reason}",
-            where=key,
-            suggestion=f"write the {what} into it, readable for the account that runs eventpub",
-        ) from None
-    if not secret:
-        raise ConfigError(
-            "config.password_file",
-            f"the {what} file {file} is empty",
-            where=key,
-            suggestion=f"write the {what} into it, or remove the key",
-        )
-    masking.remember(secret)
-    return masking.FileSecret(secret, file.absolute())
+
+def _wanted(detail: Mapping[str, Any], key: str) -> str:
+    kind: str = detail["type"]
+    if kind == "string_pattern_mismatch":
+        return " ".join(str(KEYS[key].info.description).split())
+    wanted = _WANTED.get(kind) or _WANTED.get(kind.partition("_")[0])
+    if wanted is None:
+        return re.sub(r"^(Value error, |Input should be )", "", detail["msg"])
+    limits = detail.get("ctx", {})
+    return wanted.format_map({k: KEYS[key].as_written(v) for k, v in limits.items()})
+
+
+def _quoted(key: str, value: Any) -> str:
+    if is_secret(key):
+        return masking.MASK
+    text = masking.mask_url(json.dumps(value, default=str, ensure_ascii=False))
+    return text if len(text) <= 120 else f"{text[:117]}…"
+
+
+def _secrets_in(key: str, value: Any) -> list[str]:
+    """What of a value must never be shown: passwords of a URL, of options of Java, or all of it."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return []
+    text = str(value)
+    named = re.findall(r"""-D([^\s=]+)=("[^"]*"|'[^']*'|\S+)""", text)
+    if key == "store.url":
+        named = re.findall(r"[?&]([^=&#]+)=([^&#]*)", text)
+        # up to the last @ of its first part, and of all: it may have special characters
+        ends = (r"[^/]*", r".*")
+        named += [("password", p) for end in ends for p in re.findall(f"://[^:/@]*:({end})@", text)]
+    elif is_secret(key):
+        return [text]
+    return [word.strip("\"'") for name, word in named if is_secret_property(name)]

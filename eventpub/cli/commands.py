@@ -91,7 +91,7 @@ def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | No
 
 @click.command()
 @reports
-@configured("app.id", "app.state_dir", *_STORE, *_SINK, "spark.shards", "ops.log")
+@configured("app.id", "app.state_dir", *_STORE, *_SINK, "run.shards", "ops.log")
 def doctor(request: Request) -> Report:
     """Check your setup and print the fix. Checks everything that `run` needs; changes nothing."""
     loaded = request.load(logging.WARNING)  # what the clients log, the checks say
@@ -153,7 +153,7 @@ def _parts_of(check: Check) -> list[Part]:
     *_SINK,
     "sink.delivery",
     "spark.master",
-    "spark.shards",
+    "run.shards",
     "ops.log",
 )
 def run(request: Request, available_now: bool) -> Report:

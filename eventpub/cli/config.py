@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,11 +32,12 @@ def config_check(request: Request) -> Report:
     from eventpub.store.connection import connect_arguments
 
     url = connect_arguments(loaded.config.store)
-    for name in ("ssl_ca", "ssl_cert", "ssl_key"):
-        settings.check_files({"store.url": url.get(name)})
+    files = [("store.url", url.get(name)) for name in ("ssl_ca", "ssl_cert", "ssl_key")]
     of_channel = ("certificate_file", "key_file", "ca_file")
-    channel = loaded.config.channel
-    settings.check_files({f"channel.{name}": getattr(channel, name) for name in of_channel})
+    files += [(f"channel.{name}", getattr(loaded.config.channel, name)) for name in of_channel]
+    for key, file in files:
+        if file is not None:
+            settings.read_file(Path(file), key)
     sink.check_properties(loaded.config.sink, loaded.config.app.id)
     where = str(loaded.file) if loaded.file else "environment and flags"
     return Report("config check", True, f"the configuration ({where}) is valid")

@@ -52,7 +52,7 @@ FLAGS: dict[str, tuple[str, str]] = {
         "--master",
         "Spark's master, such as 'local[*]'; 'none': no Spark and no Java.",
     ),
-    "spark.shards": (
+    "run.shards": (
         "--shards",
         "Number of shards, published in parallel; at most the topic's partitions.",
     ),

@@ -72,7 +72,7 @@ class Coordinator:
         do = self._commands.append
         self.seen_at = float("-inf")
         self.is_paused, self.paused_by = begin.is_paused, begin.paused_by
-        self.shards = shards = [Shard(number) for number in range(config.spark.shards)]
+        self.shards = shards = [Shard(number) for number in range(config.run.shards)]
         self.progress = progress = Progress(server=begin.server)
         self.health = Health(shards)
         self.absence = Absence(config, shards)

@@ -107,7 +107,7 @@ def _sink(config: Config) -> Iterable[Check]:
     checks = sink.checks(
         config.sink,
         config.app.id,
-        config.spark.shards,
+        config.run.shards,
         late=config.gaps.late == "divert",
         former_ids=config.app.former_ids,
         written=written,

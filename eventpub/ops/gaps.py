@@ -174,7 +174,7 @@ def _asked(state: StateDir, most: int, about: tuple[str, ...]) -> Pending | None
 def _kept(config: Config, state: StateDir, most: int, about: tuple[str, ...]) -> Pending:
     """As the indexes of this machine have it."""
     progress = state.read_progress() or {}
-    shards = progress.get("shards", config.spark.shards)
+    shards = progress.get("shards", config.run.shards)
     return _together(glance(state.shard_index(shards, n), most, about) for n in range(shards))
 
 

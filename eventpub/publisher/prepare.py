@@ -73,7 +73,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         now = store.now()
         newest = last_of(store.newest(1), now)
         start = int(started["position"])
-        before = kept_progress(state, config.spark.shards, start)
+        before = kept_progress(state, config.run.shards, start)
         check_backlog(config, store, before.get("position"), start)
     if available_now and before.get("is_paused"):
         raise StateError(
@@ -82,7 +82,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
             where=str(state.root),
             suggestion="eventpub resume",
         )
-    former = before.get("shards", config.spark.shards)
+    former = before.get("shards", config.run.shards)
     # before fencing: a runner of a former run takes its shard before that, and is fenced, or after
     # it, and finds nobody who gives it the lease
     run = _begin_run(state, started, now)
@@ -94,9 +94,9 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
     for app_id in (config.app.id, *config.app.former_ids):
         fence_all(config.sink, app_id, writers)
     numbers, is_placed = _take_over(state, before, former, topics)
-    if former != config.spark.shards:
+    if former != config.run.shards:
         # of an earlier run with this number: what the former run knows is newer
-        state.forget_shards(config.spark.shards)
+        state.forget_shards(config.run.shards)
     start_state = StartState(
         run=run,
         now=now,
@@ -108,7 +108,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         hidden_since=before.get("hidden_since"),
         acknowledged=topics.acknowledged,
         is_placed=is_placed,
-        former_shards=None if former == config.spark.shards else former,
+        former_shards=None if former == config.run.shards else former,
         former_indexes=tuple(str(folder) for folder in state.former_indexes()),
         newest=_newest(before.get("newest"), layout) or newest,
         server=before.get("server") or server.identity,
@@ -191,7 +191,7 @@ def _check_topics(config: Config, before: dict[str, Any]) -> _Topics:
     ends: dict[PartitionId, int] = {(t, p): end for t, p, end in before.get("ends", ())}
     layout = check_topics(
         config.sink,
-        shards=config.spark.shards,
+        shards=config.run.shards,
         late=config.gaps.late == "divert",
         was_written=any(t == config.sink.topic and end > 0 for (t, _), end in ends.items()),
     )

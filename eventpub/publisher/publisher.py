@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +43,7 @@ from eventpub.publisher.workers import (
     ChecksWork,
     Worker,
 )
-from eventpub.settings import check_files
+from eventpub.settings import read_file
 from eventpub.state import StateDir
 
 if TYPE_CHECKING:
@@ -483,15 +482,13 @@ def _serve(
     bound = host if host in {"127.0.0.1", "localhost", "::1"} else "0.0.0.0"
     tls = None
     if channel.certificate_file is not None and channel.key_file is not None:
-        tls = Tls(_text(channel.certificate_file), _text(channel.key_file))
+        tls = Tls(
+            read_file(channel.certificate_file, "channel.certificate_file"),
+            read_file(channel.key_file, "channel.key_file"),
+        )
     return Server(bound, token, events.put, is_current, tls=tls, port=channel.port)
 
 
 def _authority(config: Config) -> str | None:
     file = config.channel.ca_file
-    return None if file is None else _text(file)
-
-
-def _text(file: Path) -> str:
-    check_files({"channel": file})
-    return file.read_text()
+    return None if file is None else read_file(file, "channel.ca_file")

@@ -127,8 +127,8 @@ class BoundaryWork:
                 horizon=config.recount.horizon,
                 until=self._until,
                 hidden_since=command.hidden_since,
-                every=config.spark.trigger / 2e6,
-                shards=(config.spark.shards, self._partitions),
+                every=config.run.trigger / 1e6,
+                shards=(config.run.shards, self._partitions),
             )
         result = self._boundary.poll(command.after, command.next_due, with_rows=command.with_rows)
         return e.Polled(command.after, result)

@@ -39,11 +39,11 @@ class Assignment:
 
     def shard(self, number: int) -> Shard:
         """One of the shards."""
-        return Shard(number, self.config.spark.shards, self.partitions)
+        return Shard(number, self.config.run.shards, self.partitions)
 
     def index(self, number: int) -> Path:
         """The folder of a shard's index."""
-        return index_folder(self.config, self.config.spark.shards, number)
+        return index_folder(self.config, self.config.run.shards, number)
 
     def rules(self) -> admission.Rules:
         """What admission needs of the configuration."""

@@ -151,7 +151,7 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
     identity = {
         **identity_of(assignment.config),
         "partitions": assignment.partitions,
-        "shard": [shard.number, assignment.config.spark.shards],
+        "shard": [shard.number, assignment.config.run.shards],
     }
     was: dict[str, Any] = {}
 

@@ -133,15 +133,15 @@ def too_few_partitions(sink: config.Sink, shards: int, partitions: int | None) -
         return SinkError(
             "sink.partition_count",
             f"{need}; {sink.topic} is not there yet, and would be created with {sink.partitions}",
-            where="spark.shards",
-            suggestion=f"set sink.partitions to at least {shards}, or spark.shards to at most"
+            where="run.shards",
+            suggestion=f"set sink.partitions to at least {shards}, or run.shards to at most"
             f" {sink.partitions}",
         )
     return SinkError(
         "sink.partition_count",
         f"{need}; {sink.topic} has {partitions}",
-        where="spark.shards",
-        suggestion=f"set spark.shards to at most {partitions}",
+        where="run.shards",
+        suggestion=f"set run.shards to at most {partitions}",
     )
 
 

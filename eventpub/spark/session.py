@@ -142,7 +142,7 @@ def _ignored(*_: object) -> None:
 def _slots(asked: str | None, config: Config) -> int:
     """How many tasks may run at a time: those of all shards, which go on side by side."""
     cores = (os.cpu_count() or 1) if asked == "*" else int(asked or 1)
-    return max(cores, config.spark.shards)
+    return max(cores, config.run.shards)
 
 
 def _reason(error: Exception) -> str:

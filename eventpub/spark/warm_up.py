@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from eventpub.config import App, Config, Sink, Spark, Store
+from eventpub.config import App, Config, Run, Sink, Store
 from eventpub.spark.session import Session
 
 
@@ -21,7 +21,7 @@ def run_a_little(archive: Path) -> None:
             app=App(id="warm-up", state_dir=Path(folder)),
             store=Store.model_validate({"url": "mysql+pymysql://nobody@localhost/none"}),
             sink=Sink(topic="none"),
-            spark=Spark(shards=1),
+            run=Run(shards=1),
         )
         with Session(config, Path(folder) / "spark.log", archive=archive) as session:
             for shard in range(3):

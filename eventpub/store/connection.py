@@ -263,6 +263,7 @@ def _password(config: Store, in_url: str | None) -> str | None:
                 "config.password_file",
                 f"the password file cannot be read: {type(error).__name__}",
                 where=f"store.password_file = {config.password_file}",
+                suggestion="name a file that the account that runs eventpub can read",
             ) from error
     return None if in_url is None else unquote(in_url)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from docs.generate import configuration
 from eventpub.cli import main
-from eventpub.settings import KEYS
+from eventpub.settings_keys import KEYS
 from eventpub.sink.property_names import NAMES
 from tests.in_process import commands_run_in
 
@@ -54,13 +54,12 @@ delivery = "exactly_once"
 [sink.properties]
 "compression.type" = "lz4"
 
-[spark]
-master = "local[*]"
+[run]
 shards = 2
 trigger = "100ms"
 
-[index]
-max_bytes = ""
+[spark]
+master = "local[*]"
 
 [state]
 snapshots = ""
@@ -115,7 +114,6 @@ def test_the_interface_s_example_is_valid_and_all_of_its_keys_are_documented(
     [
         ("sink.kind", "sql", "'kafka'"),
         ("sink.kind", "redis", "'kafka'"),
-        ("index.max_bytes", "1GiB", "''"),
         ("sink.bootstrap_servers", "host:99999", "1 to 65535"),
         ("sink.bootstrap_servers", "host:0", "1 to 65535"),
         ("sink.bootstrap_servers", "", "host:port"),
@@ -135,7 +133,7 @@ def test_the_interface_s_example_is_valid_and_all_of_its_keys_are_documented(
         ("app.state_dir", "", "folder"),
         ("read.delay", "9" * 400 + "d", "365d"),
         ("read.start", "9999-12-31T23:59:59-10:00", "RFC 3339"),
-        ("app.former_ids", "a,b c", "A-Z"),
+        ("app.former_ids", "a,b c", "app.id"),
         ("sink.create_topics", "maybe", "true or false"),
         ("store.table", "a\0b", "NUL"),
     ],

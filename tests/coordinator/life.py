@@ -21,7 +21,7 @@ from eventpub.channel import (
     Work,
 )
 from eventpub.channel.lane import Joined, Lane, Lost, Received
-from eventpub.config import App, Config, Sink, Spark, Store
+from eventpub.config import App, Config, Run, Sink, Store
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.coordinator import Coordinator
@@ -113,7 +113,7 @@ def config(shards: int = 2, **sections: dict[str, Any]) -> Config:
         "app": App(id="orders", state_dir=Path("/nowhere")),
         "store": Store.model_validate({"url": "mysql+pymysql://u@h:1/d"}),
         "sink": Sink(topic="events"),
-        "spark": Spark(shards=shards),
+        "run": Run(shards=shards),
     }
     return Config.model_validate({**data, **sections})
 

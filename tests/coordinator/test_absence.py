@@ -9,7 +9,7 @@ from eventpub.coordinator.absence import AGAIN
 from eventpub.coordinator.status import is_ready, notable, status
 from tests.coordinator.life import Life, begin
 
-CLUSTER: dict[str, dict[str, Any]] = {"spark": {"shards": 2, "master": "spark://somewhere:7077"}}
+CLUSTER: dict[str, dict[str, Any]] = {"spark": {"master": "spark://somewhere:7077"}}
 SAID = "threads of the publisher's process publish"
 
 
@@ -79,7 +79,7 @@ def test_a_warning_does_not_make_it_less_ready() -> None:
 
 def test_nothing_is_said_where_there_is_no_cluster() -> None:
     for master in ("none", "local[*]"):
-        life = publishing_here({"spark": {"shards": 2, "master": master}})
+        life = publishing_here({"spark": {"master": master}})
         life.waits(100.0)
         assert not life.lines(SAID)
         assert check(life) == ("ok", "")

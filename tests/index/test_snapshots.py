@@ -244,7 +244,7 @@ def opens(folder: Path, topic: str, copied_from: str | None) -> tuple[bool, Any]
         app=SimpleNamespace(id="orders", former_ids=()),
         sink=SimpleNamespace(topic=topic),
         store=SimpleNamespace(full_table=OF["table"]),
-        spark=SimpleNamespace(shards=2),
+        run=SimpleNamespace(shards=2),
     )
     assignment: Any = SimpleNamespace(
         config=config,

@@ -357,6 +357,7 @@ class Publisher:
             "read": {},
             "gaps": {},
             "sink": {"topic": topic, "bootstrap_servers": bootstrap_servers, "partitions": 4},
+            "run": {},
             "spark": {"master": "none"},
             "ops": {"http": ""},
         }

@@ -66,7 +66,7 @@ def test_d8_every_command_knows_an_aggregate_by_its_key(
         database,
         store={"columns": {"id": "no", "aggregate_id": ["kind", "name"]}},
         gaps={"backoff_base": "60s"},
-        spark={"master": "none", "shards": 2},
+        run={"shards": 2},
     )
     keys = {joined(f[1], s[1]): (f[0], s[0]) for f in firsts for s in seconds}
     assert len(keys) == len(firsts) * len(seconds)

@@ -158,8 +158,8 @@ class World:
         self.database, self.broker, self.topic = database, broker, topic
         self.folder = folder
         create_table(database)
-        spark = {"shards": 1, "master": master}
-        settings = {**FAST, "spark": spark, "sink": {"partitions": PARTITIONS}}
+        own: dict[str, dict[str, Any]] = {"run": {"shards": 1}, "spark": {"master": master}}
+        settings = {**FAST, **own, "sink": {"partitions": PARTITIONS}}
         self.publisher = Publisher(
             folder / "publisher", database.url, topic, broker.proxied, settings
         )

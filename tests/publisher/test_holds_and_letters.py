@@ -172,7 +172,7 @@ def test_hold_shard_keeps_the_order_across_aggregates(
         database,
         gaps={"policy": "hold_shard", "backoff_base": "200ms", "max_backoff": 6},
         read={"watermark": "off"},
-        spark={"shards": 1},
+        run={"shards": 1},
         sink={"partitions": 1},
     )
     publisher.start()

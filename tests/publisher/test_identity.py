@@ -130,7 +130,7 @@ def test_d8_two_columns_say_whose_event_it_is(
         database,
         store={"table": "_7f1c0a5be2", "columns": OF_PROOPH},
         gaps={"backoff_base": "60s"},
-        spark={"master": "none", "shards": 2},
+        run={"shards": 2},
     )
     one, other = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
     rows = [("App.Order", one, v) for v in (1, 2, 3)] + [("App.Order", other, 1)]
@@ -209,7 +209,7 @@ def test_d8_rows_of_no_aggregate_are_counted_and_passed_over(
     database.execute(SPATIE if is_spatie else PATCHLEVEL_STREAM)
     columns: dict[str, Any] = OF_SPATIE if is_spatie else OF_PATCHLEVEL_STREAM
     store = {"table": table, "columns": columns}
-    publisher = new_publisher(database, store=store, spark={"master": "none", "shards": 2})
+    publisher = new_publisher(database, store=store, run={"shards": 2})
     names = [columns[n] for n in ("aggregate_id", "version", "event_type", "payload", "metadata")]
 
     def insert(rows: list[tuple[str | None, int | None]]) -> None:

@@ -118,7 +118,7 @@ def test_a_commit_that_becomes_an_abort_is_published_again(
     settings = {
         **FAST,
         "sink": {"partitions": 1, "transaction_timeout": "10s"},
-        "spark": {"shards": 1},
+        "run": {"shards": 1},
     }
     with Publisher(tmp_path / "publisher", database.url, "orders", server, settings) as publisher:
         publisher.start()
@@ -164,7 +164,7 @@ def test_a_copy_of_what_the_topic_has_lost_is_of_no_use(
     settings = {
         **FAST,
         "sink": {"partitions": 1},
-        "spark": {"shards": 1},
+        "run": {"shards": 1},
         "state": {"snapshots": str(copies), "snapshot_every": "1s"},
     }
     with Publisher(tmp_path / "publisher", database.url, "orders", server, settings) as publisher:

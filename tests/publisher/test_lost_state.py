@@ -110,7 +110,7 @@ def test_what_commits_late_is_not_lost_with_the_index_of_a_topic_that_was_cut(
     publisher: Publisher, database: FreshDatabase, lost: str, is_emptied: bool
 ) -> None:
     """101 of 101 events were lost, and a version was passed over without a record of it."""
-    publisher.settings["spark"]["shards"] = 2
+    publisher.settings["run"]["shards"] = 2
     publisher.settings["gaps"] = {"backoff_base": "2s", "max_backoff": 6}
     commit(database, range(1, 3))
     with transaction(database) as cursor:

@@ -66,7 +66,7 @@ def refused(publisher: Publisher) -> dict[str, Any]:
 def published(database: FreshDatabase, new_publisher: NewPublisher) -> Iterator[Publisher]:
     """20 events of 10 aggregates, and the state of the publisher of two shards."""
     create_table(database)
-    publisher = new_publisher(database, spark={"shards": 2})
+    publisher = new_publisher(database, run={"shards": 2})
     with transaction(database) as cursor:
         for number in range(20):
             insert(cursor, f"a-{number % 10}", 1 + number // 10)
@@ -99,7 +99,7 @@ def test_the_state_of_another_publisher_is_refused(
     change(publisher, database)
     is_new = change is other_topic or change is other_table  # else the topic is there
     for shards, partitions in ((2, 4), (3, 6) if is_new else (1, 4)):
-        other: dict[str, Any] = {"spark": {"shards": shards}, "sink": {"partitions": partitions}}
+        other: dict[str, Any] = {"run": {"shards": shards}, "sink": {"partitions": partitions}}
         with_state(publisher, only_index=only_index, **other)
         error = refused(publisher)
         if "sink.accept_topic_id" in error["suggestion"] or change is other_table:

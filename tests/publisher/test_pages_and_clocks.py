@@ -24,7 +24,7 @@ def test_b1_b2_ties_at_and_beyond_the_end_of_a_page(
 
     Also with columns' precision below microseconds this is what every second looks like.
     """
-    publisher = new_publisher(database, read={"page_rows": PAGE}, spark={"shards": 3})
+    publisher = new_publisher(database, read={"page_rows": PAGE}, run={"shards": 3})
     if kind == "eventpub migrate":
         assert publisher.command("migrate").returncode == 0
     else:

@@ -33,8 +33,8 @@ from tests.publisher.harness import (
 )
 
 TURNS = 2
+RUN = {"shards": SHARDS}
 SPARK = {
-    "shards": SHARDS,
     "properties": {
         "spark.executor.memory": "512m",
         "spark.driver.host": "127.0.0.1",
@@ -96,7 +96,7 @@ def test_c12_executors_of_a_local_cluster_are_killed(
 ) -> None:
     create_table(database)
     publisher = new_publisher(
-        database, spark=SPARK | {"master": "local-cluster[2,1,512]"}, channel=HERE
+        database, spark=SPARK | {"master": "local-cluster[2,1,512]"}, run=RUN, channel=HERE
     )
     publisher.start()
     assert publisher.process is not None
@@ -131,7 +131,7 @@ def test_c12_executors_and_a_worker_of_a_standalone_cluster_are_killed(
 ) -> None:
     url, workers = standalone.url, standalone.workers
     create_table(database)
-    publisher = new_publisher(database, spark=SPARK | {"master": url}, channel=HERE)
+    publisher = new_publisher(database, spark=SPARK | {"master": url}, run=RUN, channel=HERE)
     publisher.start()
     commit(database, 1)
     publisher.until_published("a-39", [1])
@@ -157,7 +157,9 @@ def test_the_lag_of_a_cluster_is_that_of_what_its_executors_have_not_published(
 ) -> None:
     """They are stopped, not ended: nothing tells the publisher but that the lag grows."""
     create_table(database)
-    publisher = new_publisher(database, spark=SPARK | {"master": standalone.url}, channel=HERE)
+    publisher = new_publisher(
+        database, spark=SPARK | {"master": standalone.url}, run=RUN, channel=HERE
+    )
     publisher.start()
     commit(database, 1)
     publisher.until_published("a-39", [1])
@@ -205,7 +207,9 @@ def test_f13_a_machine_that_is_new_to_a_shard_takes_a_copy_of_its_index(
     url, workers = apart.url, apart.workers
     create_table(database)
     state = {"snapshots": str(tmp_path / "snapshots"), "snapshot_every": "1s"}
-    publisher = new_publisher(database, spark=SPARK | {"master": url}, state=state, channel=HERE)
+    publisher = new_publisher(
+        database, spark=SPARK | {"master": url}, state=state, run=RUN, channel=HERE
+    )
     publisher.start()
     for version in range(1, 11):
         commit(database, version)

@@ -182,8 +182,8 @@ def test_d5_a_side_topic_with_another_number_of_partitions(publisher: Publisher)
 def test_d5_more_shards_than_partitions(publisher: Publisher) -> None:
     new_topics(publisher.topic.bootstrap_servers, **{publisher.topic.name: 4})
     publisher.settings["sink"]["partitions"] = 16
-    publisher.settings["spark"]["shards"] = 8
-    assert_both_say(ask(publisher), "sink.partition_count", "set spark.shards to at most 4")
+    publisher.settings["run"]["shards"] = 8
+    assert_both_say(ask(publisher), "sink.partition_count", "set run.shards to at most 4")
 
 
 def login(name: str, password: str, **more: str) -> dict[str, str]:

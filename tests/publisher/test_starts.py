@@ -209,7 +209,7 @@ def test_a_cluster_that_never_answers_is_said_while_threads_publish(
     script.write_text("#!/bin/sh\nexec sleep 600\n")
     script.chmod(0o755)
     publisher.environment["SPARK_HOME"] = str(tmp_path / "spark")
-    publisher.settings["spark"] = {"master": "spark://127.0.0.1:1", "shards": 2}
+    publisher.settings["spark"] = {"master": "spark://127.0.0.1:1"}
     publisher.settings["channel"] = {"host": "127.0.0.1"}
     with transaction(database) as cursor:
         insert(cursor, "a", 1)

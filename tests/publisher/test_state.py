@@ -212,7 +212,7 @@ def test_c9_shards_4_8_2_with_one_shard_far_behind_and_a_hold_open(
             insert(cursor, "other", 1)
             cursor.connection.commit()
 
-        publisher.settings["spark"]["shards"] = 4
+        publisher.settings["run"]["shards"] = 4
         marker = tmp_path / "behind.pid"
         publisher.start(environment={"EVENTPUB_FAILPOINT": f"before_begin:1:{marker}"})
         eventually(marker.exists, 240)
@@ -221,7 +221,7 @@ def test_c9_shards_4_8_2_with_one_shard_far_behind_and_a_hold_open(
         publisher.kill()
         assert len(compare(database, publisher.topic).missing) >= 25
 
-        publisher.settings["spark"]["shards"] = 8
+        publisher.settings["run"]["shards"] = 8
         commit(database, range(26, 31))
         publisher.start()
         publisher.until_published("a-7", list(range(1, 31)))
@@ -230,7 +230,7 @@ def test_c9_shards_4_8_2_with_one_shard_far_behind_and_a_hold_open(
         assert publisher.topic.versions("held") == []
         late.connection.commit()
 
-    publisher.settings["spark"]["shards"] = 2
+    publisher.settings["run"]["shards"] = 2
     commit(database, range(31, 33))
     publisher.publish_everything()
     differences = compare(database, publisher.topic)
@@ -241,14 +241,14 @@ def test_c9_shards_4_8_2_with_one_shard_far_behind_and_a_hold_open(
 def test_c9_what_the_index_knows_moves_with_the_shards_though_the_topic_was_emptied(
     publisher: Publisher, database: FreshDatabase
 ) -> None:
-    publisher.settings["spark"]["shards"] = 4
+    publisher.settings["run"]["shards"] = 4
     commit(database, range(1, 4))
     publisher.publish_everything()
     empty_by_retention(publisher)
-    publisher.settings["spark"]["shards"] = 2
+    publisher.settings["run"]["shards"] = 2
     commit(database, range(4, 5))
     publisher.publish_everything()
-    publisher.settings["spark"]["shards"] = 4
+    publisher.settings["run"]["shards"] = 4
     commit(database, range(5, 6))
     publisher.publish_everything()
     assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (4, 5))

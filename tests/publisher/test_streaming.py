@@ -182,8 +182,13 @@ def test_more_shards_than_cores_publish_side_by_side(
 ) -> None:
     """Each task lives as long as its lease: one that waited for another's slot had no turn."""
     shards = 2 * (os.cpu_count() or 1)
-    spark = {**SPARK, "shards": shards}
-    publisher = started(database, new_publisher, spark=spark, sink={"partitions": shards})
+    publisher = started(
+        database,
+        new_publisher,
+        run={"shards": shards},
+        spark=SPARK,
+        sink={"partitions": shards},
+    )
 
     def of_shards() -> dict[int, dict[str, object]]:
         status = ask_running(StateDir(publisher.state), "status")

@@ -111,7 +111,7 @@ def test_a4_a23_what_the_broker_refuses_stops_nobody(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
     create_table(database, time="DATETIME(6)")
-    publisher = new_publisher(database, sink={"partitions": 1}, spark={"shards": 1})
+    publisher = new_publisher(database, sink={"partitions": 1}, run={"shards": 1})
     commit(database, 1)
     published(publisher, 40)
     limit = ConfigResource("topic", publisher.topic.name)
@@ -246,7 +246,7 @@ def test_a15_partitions_are_added(database: FreshDatabase, new_publisher: NewPub
     published(publisher, 240 + len(QUIET))
     verified(publisher, 0)
     shutil.rmtree(publisher.state)
-    publisher.settings["spark"]["shards"] = 3
+    publisher.settings["run"]["shards"] = 3
     commit(database, 7)
     published(publisher, 280 + len(QUIET))
     found = verified(publisher, 1)

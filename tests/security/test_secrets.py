@@ -274,7 +274,7 @@ def test_no_secret_leaves_a_publisher_with_spark_on_this_machine(
     temporary: Path,
 ) -> None:
     ui = free_port()
-    publisher.settings["spark"] = {"master": "local[*]", "shards": 2}
+    publisher.settings["spark"] = {"master": "local[*]"}
     plant(publisher, broker, ui=ui)
     with_store_password(publisher, database.url_of(reader, STORE), "in the environment")
     planted = Planted(SECRETS)
@@ -307,7 +307,7 @@ def test_no_secret_leaves_a_publisher_with_a_cluster(
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
         }
-        spark = {"master": cluster.url, "shards": 2, "properties": properties}
+        spark = {"master": cluster.url, "properties": properties}
         publisher.settings["spark"] = spark
         publisher.settings["channel"] = {"host": "127.0.0.1"}
         plant(publisher, broker, ui=ui)

@@ -18,7 +18,8 @@ from typing import Any
 
 from eventpub.channel import Hello, Report, Request
 from eventpub.channel.lane import Lane, Lost, Received
-from eventpub.config import App, Config, Gaps, Read, Recount, Sink, Spark, Store
+from eventpub.config import App, Config, Gaps, Read, Recount, Sink, Store
+from eventpub.config import Run as RunSection
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.errors import EventpubError, StateError
@@ -71,7 +72,7 @@ def config_of(setup: Setup, shards: int) -> Config:
         ),
         recount=Recount.model_validate({"horizon": f"{setup.horizon}us"}),
         sink=Sink(topic=TOPIC),
-        spark=Spark(shards=shards),
+        run=RunSection(shards=shards),
     )
 
 

@@ -100,7 +100,7 @@ class TestCheckTopics:
     def test_shards_need_a_partition_each(self, servers: str, topic_name: str) -> None:
         sink = settings(topic_name, servers)
         error = error_of(sink, shards=PARTITIONS + 1)
-        assert (error.code, error.where) == ("sink.partition_count", "spark.shards")
+        assert (error.code, error.where) == ("sink.partition_count", "run.shards")
         assert f"created with {PARTITIONS}" in error.message
         assert f"sink.partitions to at least {PARTITIONS + 1}" in (error.suggestion or "")
         assert topic_name not in partition_counts(sink), "it is refused before it is made"

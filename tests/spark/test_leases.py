@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eventpub.channel.flight import Address
-from eventpub.config import App, Config, Sink, Store
+from eventpub.config import App, Config, Run, Sink, Store
 from eventpub.config import Spark as SparkSection
 from eventpub.coordinator import events as e
 from eventpub.errors import StateError
@@ -44,8 +44,8 @@ def coming_up(
         app=App(id="restarts", state_dir=folder),
         store=Store.model_validate({"url": "mysql+pymysql://nobody@localhost/none"}),
         sink=Sink(topic="none"),
+        run=Run(shards=1),
         spark=SparkSection(
-            shards=1,
             master=master,
             properties={
                 "spark.driver.host": "127.0.0.1",

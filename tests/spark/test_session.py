@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.config import App, Config, Sink, Spark, Store
+from eventpub.config import App, Config, Run, Sink, Store
 from eventpub.spark.session import Session
 
 
@@ -26,7 +26,7 @@ def test_a_spark_that_has_stopped_itself_is_not_alive(
         app=App(id="stopped", state_dir=tmp_path),
         store=Store.model_validate({"url": "mysql+pymysql://nobody@localhost/none"}),
         sink=Sink(topic="none"),
-        spark=Spark(shards=1),
+        run=Run(shards=1),
     )
     found: list[bool] = []
     speculates: list[str] = []
