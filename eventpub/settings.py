@@ -61,13 +61,14 @@ class Loaded:
     file: Path | None
 
 
-def load(
+def load(  # noqa: PLR0913 (one a source)
     file: Path | None,
     overrides: Mapping[str, Any],
     environ: Mapping[str, str],
     *,
     flags: Mapping[str, str] | None = None,
     reads_file: bool = True,
+    defaults: Mapping[str, str] | None = None,
 ) -> Loaded:
     """The effective configuration.
 
@@ -77,6 +78,7 @@ def load(
         environ: the environment.
         flags: by key, the name of the flag that an override came from.
         reads_file: False: there is no file yet.
+        defaults: by key, of keys that have none and that the caller does without.
 
     Raises:
         ConfigError: one problem.
@@ -87,6 +89,7 @@ def load(
     is_read = reads_file and (is_named or named.exists())
     flag = {key: f"--set {key}" for key in overrides} | {**(flags or {})}
     table = _Table(named)
+    table.add((k, v, "default") for k, v in (defaults or {}).items())
     table.add((k, v, f"file {named}") for k, v in _leaves(_read_toml(named) if is_read else {}))
     table.add(_of_environment(environ))
     table.add((k, v, f"flag {flag[k]}") for k, v in overrides.items())
@@ -162,9 +165,9 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 _OF_OTHERS = re.compile(
-    r"(CONFIG|CACHE|FAILPOINT|SPARK_LOG|TEST_\w+)="
+    rf"{PREFIX}((CONFIG|CACHE|FAILPOINT|SPARK_LOG|TEST_\w+)="
     r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)="
-    r"|(\w+_)?PORT=(tcp|udp)://"
+    r"|(\w+_)?PORT=(tcp|udp)://)"
 )
 """No keys: what is read elsewhere, and what Kubernetes sets for a service called "eventpub"."""
 _IN_WRONG_CASE = re.compile(rf"{PREFIX}[a-z]+__", re.IGNORECASE)
@@ -174,9 +177,11 @@ _IN_WRONG_CASE = re.compile(rf"{PREFIX}[a-z]+__", re.IGNORECASE)
 def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     keys = {key.variable: key for key in KEYS.values()}
     for variable, value in sorted(environ.items()):
-        rest = variable.removeprefix(PREFIX)
-        is_ours = rest != variable and not _OF_OTHERS.match(f"{rest}={value}")
-        if not (is_ours or _IN_WRONG_CASE.match(variable)):
+        if variable.startswith(PREFIX):
+            is_ours = not _OF_OTHERS.match(f"{variable}={value}")
+        else:
+            is_ours = _IN_WRONG_CASE.match(variable) is not None
+        if not is_ours:
             continue
         owner, is_property, prop = variable.partition("PROPERTIES__")
         if is_property and (key := keys.get(f"{owner}PROPERTIES")):
@@ -262,9 +267,8 @@ class _Table:
         for key, file in [*self._values.items()]:
             is_property = split(key)[0] == "sink.properties"
             meant = key.removesuffix(FILE_SUFFIX if is_property else "_file")
-            if meant == key or not (is_property or meant in KEYS) or not isinstance(file, str):
-                continue
-            if file == "" and not is_property:
+            is_named = meant != key and (is_property or (meant in KEYS and file != ""))
+            if not is_named or not isinstance(file, str):
                 continue
             del self._values[key]
             if meant in self._values:

@@ -44,7 +44,7 @@ def migrate(
         return _print_migration(request, dialect)
     if dialect is not None:
         raise click.UsageError("--dialect goes with --sql")
-    loaded = request.load(otherwise=_NEEDLESS_TO_MIGRATE)
+    loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE)
     from eventpub import store
 
     table = loaded.config.store.table
@@ -72,7 +72,7 @@ class _RefusedError(Exception):
 def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | None) -> Report:
     """The statements, made for what is there; without a database, those of the whole table."""
     placeholder = "mysql+pymysql://nobody@localhost/none"
-    loaded = request.load(otherwise=_NEEDLESS_TO_MIGRATE | {"store.url": placeholder})
+    loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE | {"store.url": placeholder})
     if loaded.origins.get("store.url") == "default":
         dialect = dialect or "mysql"
     from eventpub import store

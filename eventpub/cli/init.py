@@ -62,7 +62,7 @@ def init(request: Request, url: str | None, output: Path, force: bool) -> Report
         given["store.url"] = url
     # a file that is there already is no base for what is to be written, unless it is named
     asked = replace(request, overrides=given, reads_file=request.file is not None)
-    loaded = asked.load(otherwise={"app.id": "events", "sink.topic": "events"})
+    loaded = asked.load(defaults={"app.id": "events", "sink.topic": "events"})
 
     def stated(key: str, value: str) -> str | None:
         return None if loaded.origins[key] == "default" else value

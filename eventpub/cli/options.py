@@ -9,14 +9,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from eventpub.errors import EventpubError
     from eventpub.settings import Loaded
 
 FLAGS: dict[str, tuple[str, str]] = {
@@ -71,14 +70,13 @@ class Request:
     reads_file: bool = True
 
     def load(
-        self, level: int = logging.INFO, *, otherwise: Mapping[str, str] | None = None
+        self, level: int = logging.INFO, *, defaults: Mapping[str, str] | None = None
     ) -> Loaded:
         """The effective configuration; from here on, logs are written as it says.
 
         Args:
             level: the least severe line that is written, of `logging`.
-            otherwise: by key, values of keys that must be set and are not, where the command does
-                without; their origin is a "default".
+            defaults: by key, values of keys that must be set, where the command does without.
 
         Raises:
             ConfigError: see `eventpub.settings.load`.
@@ -86,26 +84,21 @@ class Request:
         from eventpub import log, settings
         from eventpub.errors import ConfigError
 
-        how: dict[str, Any] = {"flags": self.flags, "reads_file": self.reads_file}
         try:
-            loaded = settings.load(self.file, self.overrides, os.environ, **how)
-        except ConfigError as error:
+            loaded = settings.load(
+                self.file,
+                self.overrides,
+                os.environ,
+                flags=self.flags,
+                reads_file=self.reads_file,
+                defaults=defaults,
+            )
+        except ConfigError:
             style = self.overrides.get("ops.log") or os.environ.get("EVENTPUB_OPS__LOG", "auto")
             log.configure(style, level)
-            missing = {p.where for p in getattr(error, "problems", (error,)) if _is_missing(p)}
-            filled = {k: v for k, v in (otherwise or {}).items() if k in missing}
-            if not filled:
-                raise
-            overrides = self.overrides | filled
-            loaded = settings.load(self.file, overrides, os.environ, **how)
-            origins = {**loaded.origins, **dict.fromkeys(filled, "default")}
-            loaded = replace(loaded, origins=origins)
+            raise
         log.configure(loaded.config.ops.log, level)
         return loaded
-
-
-def _is_missing(problem: EventpubError) -> bool:
-    return problem.code == "config.missing_key"
 
 
 def configured(

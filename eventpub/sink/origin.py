@@ -75,7 +75,8 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
         f"a publisher with the app.id {name!r} has written to this topic, too:"
         f" {message.topic()}[{message.partition()}], offset {message.offset()}",
         where=f"topic {sink.topic}",
-        suggestion="give each publisher a topic of its own (sink.topic, and another app.state_dir);"
+        suggestion="a topic must be its publisher's own: give each another sink.topic and"
+        " app.state_dir;"
         f" if this publisher was called {name!r} before: app.former_ids = [{name!r}]".replace(
             "'", '"'
         ),
