@@ -93,7 +93,7 @@ class SourceOptions:
         return {
             "table": self.config.store.full_table,
             "partitions": self.partitions,
-            "shards": self.config.spark.shards,
+            "shards": self.config.run.shards,
             "first_version": self.config.store.first_version,
         }
 
@@ -133,7 +133,7 @@ def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> Sourc
                 **sections,
                 "app": {"id": "eventstore"},
                 "sink": {"topic": "journal"},
-                "spark": {"shards": shards},
+                "run": {"shards": shards},
             }
         )
     except ValidationError as error:

@@ -189,7 +189,7 @@ class Planner:
     def _begin(self, last: Plan) -> Recounting:
         """Take over what the last batch did."""
         if last.batch and self._taken != last.batch:
-            shards = range(self._config.spark.shards)
+            shards = range(self._config.run.shards)
             heads = [self._journals.head(last.batch, shard) for shard in shards]
             if any(head is None for head in heads):
                 raise _no_journal(last)
@@ -229,7 +229,7 @@ class Planner:
                 horizon=self._config.recount.horizon,
                 until=self._until,
                 hidden_since=last.unpublished_since,
-                every=self._config.spark.trigger / 2e6,
+                every=self._config.run.trigger / 1e6,
             )
         try:
             result = self._boundary.poll(last.upto, self._next_due)

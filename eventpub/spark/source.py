@@ -146,7 +146,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         with _errors_through_spark():
             plan, planner = Plan.from_offset(end), self._planner
             layout = self._discovered() if planner is None else planner.layout
-            return [Part(plan, n, layout) for n in range(self._options.config.spark.shards)]
+            return [Part(plan, n, layout) for n in range(self._options.config.run.shards)]
 
     def commit(self, end: Offset) -> None:
         """A batch is committed: what no executor needs any more is removed now and then."""
@@ -155,7 +155,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._pruned_at = time.monotonic()
         plan, place = Plan.from_offset(end), Place(self._options.state)
         try:
-            journals, shards = Journals(place, plan.query), self._options.config.spark.shards
+            journals, shards = Journals(place, plan.query), self._options.config.run.shards
             prune(place, plan.query, journals, plan.batch, shards)
         except StateError as error:
             log.warning("journals were not pruned; the next time is soon", error=str(error))
