@@ -106,7 +106,7 @@ class Monitor:
 
     @property
     def _shards(self) -> list[str]:
-        return [f"shard {number}" for number in range(self._config.spark.shards)]
+        return [f"shard {number}" for number in range(self._config.run.shards)]
 
     def close(self) -> None:
         """End the threads."""
@@ -146,7 +146,7 @@ class Monitor:
         offset = last.sources[0].endOffset
         plan = Plan.from_offset(json.loads(offset) if isinstance(offset, str) else offset)
         for batch in range(self._seen + 1, plan.batch + 1):
-            for shard in range(self._config.spark.shards):
+            for shard in range(self._config.run.shards):
                 head = self._journals.head(batch, shard)
                 if head is not None:
                     self._reported(head["report"], now)
@@ -167,7 +167,7 @@ class Monitor:
             getattr(log, line.level)(line.text, **line.facts)
         for id_, answer in report.answers.items():
             self._answered(id_, report.shard, answer)
-        if len(self._reports) == self._config.spark.shards:
+        if len(self._reports) == self._config.run.shards:
             self.progress.position = min(r.position for r in self._reports.values())
 
     def _observe(self, event: e.Event, now: float) -> None:
@@ -205,7 +205,7 @@ class Monitor:
     def remember(self) -> None:
         """Write down where the publisher is, where that has changed."""
         begin, reports = self._prepared.start_state, [*self._reports.values()]
-        is_whole = len(reports) == self._config.spark.shards
+        is_whole = len(reports) == self._config.run.shards
         start = begin.start if begin.position is None else begin.position
         what = {
             **begin.kept,
@@ -217,7 +217,7 @@ class Monitor:
             "hidden_since": self._plan.unpublished_since if is_whole else begin.hidden_since,
             "holds": self.progress.holds_open,
             "ends": [[*place, end] for place, end in begin.acknowledged.items()],
-            "shards": self._config.spark.shards,
+            "shards": self._config.run.shards,
             "partitions": begin.partitions,
             "placed": True if is_whole else begin.is_placed,
             "server": self.progress.server,
@@ -317,7 +317,7 @@ class Monitor:
                 asdict(c) | {"since": unix(c.since), "last_ok": unix(c.last_ok)}
                 for c in checks.values()
             ],
-            "shards": [self._shard(number, lag) for number in range(self._config.spark.shards)],
+            "shards": [self._shard(number, lag) for number in range(self._config.run.shards)],
         }
 
     def _shard(self, number: int, lag: float) -> dict[str, Any]:
@@ -370,7 +370,7 @@ class Monitor:
         request, answers, given = waiting
         given[shard] = answer
         is_of_all = request.action == "list" and not request.aggregate_id
-        if len(given) == (self._config.spark.shards if is_of_all else 1):
+        if len(given) == (self._config.run.shards if is_of_all else 1):
             del self._waiting[id_]
             self._state.withdraw(request)
             answers.put(given)

@@ -101,7 +101,7 @@ class Query:
         self.monitor.close()
         self._pages.end()
         with suppress(EventpubError):  # what was open when tasks were ended
-            fence_all(self._config.sink, self._config.app.id, self._config.spark.shards)
+            fence_all(self._config.sink, self._config.app.id, self._config.run.shards)
 
     # -- the checkpoint ---------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Query:
         belongs = {
             "engine": "spark",
             "location": location,
-            "shards": config.spark.shards,
+            "shards": config.run.shards,
             "partitions": begin.partitions,
             "topics": self._prepared.topics,
         }
@@ -218,7 +218,7 @@ class Query:
         if self._available_now:
             writer = writer.trigger(availableNow=True)
         else:
-            seconds = self._config.spark.trigger / 1e6
+            seconds = self._config.run.trigger / 1e6
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
         self._query = writer.start()
         self.monitor.started(self._session)
@@ -362,7 +362,7 @@ def _defaults(state: StateDir, *, is_local: bool) -> dict[str, str]:
 
 def _slots(given: str | None, config: Config) -> int:
     cores = (os.cpu_count() or 1) if given == "*" else int(given or 1)
-    return max(cores, config.spark.shards)
+    return max(cores, config.run.shards)
 
 
 def _say_nothing(*_: object) -> None:

@@ -213,7 +213,7 @@ class Task:
         if request.action == "list" and not request.aggregate_id:
             return True
         partition = topic_partition(request.aggregate_id, options.partitions)
-        return partition % options.config.spark.shards == self._number
+        return partition % options.config.run.shards == self._number
 
     def _require_same(self, journal: Journal) -> None:
         head = self._journals.head(self._plan.batch, self._number)
