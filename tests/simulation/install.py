@@ -34,7 +34,6 @@ from eventpub.sink import (
     fencing,
     finding,
     fold,
-    missing_markers,
     owned_producer,
     producing,
     shard,
@@ -42,6 +41,7 @@ from eventpub.sink import (
     topics,
     transaction,
 )
+from eventpub.sink import reading as topic_reading
 from eventpub.store import watermark as real_watermark
 from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
@@ -207,7 +207,7 @@ def installed() -> Iterator[None]:
         put(fencing, time=_time, ThreadPoolExecutor=_Pool)
         put(fold, time=_time)
         put(stable_ends, time=_time)
-        put(missing_markers, time=_time)
+        put(topic_reading, time=_time)
         put(finding, time=_time)
         put(topics, time=_time)
         put(
