@@ -211,7 +211,7 @@ class EventStoreReader(DataSourceReader):
             with EventStore(config.store, layout) as store:
                 until = store.now() - config.read.delay if options.to is None else options.to
             plan = Plan("", begin=options.from_ - 1, upto=until)
-            return [Part(plan, n, layout) for n in range(config.spark.shards)]
+            return [Part(plan, n, layout) for n in range(config.run.shards)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one shard, as Arrow batches."""
@@ -221,7 +221,7 @@ class EventStoreReader(DataSourceReader):
             _errors_through_spark(),
             EventStore(options.config.store, partition.layout) as store,
         ):
-            shard = Shard(partition.shard, options.config.spark.shards, options.partitions)
+            shard = Shard(partition.shard, options.config.run.shards, options.partitions)
             for batch in store.window(max(plan.begin, 0), plan.upto, shard):
                 rows = unpublished(pa.Table.from_batches([batch]))
                 yield from batches([rows], all_rows=options.all_rows)
