@@ -19,7 +19,6 @@ Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
 Message = Any  # its types say None where there is always a value
 
-_CHUNK = 10_000
 _CALL = 5.0
 _PATIENCE = 20.0
 """Seconds in which a broker is to say at which offset a time begins."""
@@ -33,8 +32,10 @@ class Committed(Iterator[list[Message]]):
         starts: first offset by partition.
         ends: next offset by partition, up to which is read; None: up to the end that is committed.
         until: on the clock of `time.monotonic`; then it stops.
+        chunk: records in a chunk, at most.
 
     Attributes:
+        until: as it was given; may be changed between chunks.
         unread: partitions that were not read to their end.
         read: records so far.
 
@@ -48,6 +49,8 @@ class Committed(Iterator[list[Message]]):
         starts: Mapping[Place, int],
         until: float,
         ends: Mapping[Place, int] | None = None,
+        *,
+        chunk: int = 10_000,
     ) -> None:
         if ends is None:
             ends = list_offsets(sink, list(starts), "latest", committed=True)
@@ -57,7 +60,8 @@ class Committed(Iterator[list[Message]]):
         self.unread = {place for place, at in self._starts.items() if at < self._ends[place]}
         self.read = 0
         self._sink = sink
-        self._until = until
+        self.until = until
+        self._chunk = chunk
         self._chunks = self._consume()
 
     def __next__(self) -> list[Message]:
@@ -73,11 +77,11 @@ class Committed(Iterator[list[Message]]):
         consumer = client.consumer(self._sink, client.ClientLog())
         try:
             consumer.assign([TopicPartition(*place, self._starts[place]) for place in self.unread])
-            while self.unread and time.monotonic() < self._until:
+            while self.unread and time.monotonic() < self.until:
                 first = client.call(consumer.poll, 0.1)
                 if first is None:
                     continue
-                chunk = self._take([first, *client.call(consumer.consume, _CHUNK, 0)])
+                chunk = self._take([first, *client.call(consumer.consume, self._chunk - 1, 0)])
                 if chunk:
                     yield chunk
         except KafkaException as exception:
