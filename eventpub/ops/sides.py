@@ -9,17 +9,13 @@ metadata are there as hashes. The database is in memory up to `memory_limit`, an
 
 from __future__ import annotations
 
-import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from eventpub.errors import StateError
 from eventpub.ops.records import NO_TIME, Records, hash_of_metadata, hashes
 
 if TYPE_CHECKING:
@@ -152,19 +148,3 @@ def topic_columns(records: Records) -> pa.Table:
     ids: list[Any] = records.ids.cast(pa.binary()).to_pylist()
     crc = np.fromiter(map(zlib.crc32, ids), np.uint32, len(ids))
     return pa.table({"id": records.ids, "crc": crc} | records.columns)
-
-
-@contextmanager
-def no_space_is_named() -> Iterator[None]:
-    """Raises errors of a full disk, also the database's, as `verify.no_space`."""
-    import duckdb
-
-    try:
-        yield
-    except (OSError, duckdb.IOException, duckdb.OutOfMemoryException) as error:
-        raise StateError(
-            "verify.no_space",
-            f"the rows to compare cannot be kept: {error}",
-            where=tempfile.gettempdir(),
-            suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
-        ) from error

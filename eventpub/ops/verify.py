@@ -30,10 +30,10 @@ from eventpub.ops.behind import GRACE, measure
 from eventpub.ops.committed import Place
 from eventpub.ops.comparison import MOST_LOOKED_UP, Rules, compare, differences
 from eventpub.ops.records import NO_TIME
-from eventpub.ops.sides import Sides, no_space_is_named, store_columns, topic_columns
+from eventpub.ops.sides import Sides, store_columns, topic_columns
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import KINDS, Difference, Progress, Sample, Verdict, line_of
-from eventpub.ops.verify_files import spill_folder, written
+from eventpub.ops.verify_files import no_space_is_named, spill_folder, written
 from eventpub.ops.verify_range import compared_range, state, whole_hours
 from eventpub.store import EventStore
 from eventpub.words import counted
@@ -87,7 +87,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     chosen = None if sample is None else Sample(sample)
     with (
         written(differences) as listed,
-        no_space_is_named(),
         spill_folder() as folder,
         EventStore(config.store, layout) as store,
         _without_garbage_collection(),
@@ -103,7 +102,8 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         )
         with Sides(folder, after, upto) as sides:
             run = _Run(store, reader, sides, rules=rules, sample=chosen, on_progress=on_progress)
-            verdict = run.compare(spans, wait)
+            with no_space_is_named():
+                verdict = run.compare(spans, wait)
             if listed is not None:
                 for line in _lines(sides, reader):
                     listed.write(line)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from eventpub.errors import ConfigError
+from eventpub.errors import ConfigError, StateError
 
 _OLD = 3600.0
 """Seconds after which a folder may be one that a comparison has left which was killed."""
@@ -26,18 +26,33 @@ def spill_folder() -> Iterator[Path]:
     What comparisons that were killed have left is removed as well.
 
     Raises:
-        OSError: there is no space.
+        StateError: `verify.no_space`.
     """
     for former in Path(tempfile.gettempdir()).glob("eventpub-verify-*"):
         with suppress(OSError):
             _remove_left(former)
-    with (
-        tempfile.TemporaryDirectory(prefix="eventpub-verify-", ignore_cleanup_errors=True) as name,
-        open(Path(name) / "lock", "wb") as lock,
-    ):
+    with no_space_is_named():
+        made = tempfile.TemporaryDirectory(prefix="eventpub-verify-", ignore_cleanup_errors=True)
+    with made as name, open(Path(name) / "lock", "wb") as lock:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(name)
+
+
+@contextmanager
+def no_space_is_named() -> Iterator[None]:
+    """Raises errors of files, also the database's, as `verify.no_space`."""
+    import duckdb
+
+    try:
+        yield
+    except (OSError, duckdb.IOException, duckdb.OutOfMemoryException) as error:
+        raise StateError(
+            "verify.no_space",
+            f"the rows to compare cannot be kept: {error}",
+            where=tempfile.gettempdir(),
+            suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
+        ) from error
 
 
 def _remove_left(folder: Path) -> None:

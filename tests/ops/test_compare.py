@@ -387,7 +387,19 @@ def test_what_waits_for_longer_than_any_hold_lasts_is_missing() -> None:
 
 
 def test_ids_that_look_alike_are_not_the_same() -> None:
-    ids = ["a", "A", "a ", "ä", "a\u0308", "x" * 255, "'; DROP TABLE events; --", "日本"]
+    ids = [
+        "a",
+        "A",
+        "a ",
+        "ä",
+        "a\u0308",
+        "x" * 255,
+        "\0",
+        "a\0b",
+        "a\0c",
+        "'; DROP TABLE events; --",
+        "日本",
+    ]
     events = [Event(i, v) for i in ids for v in (1, 2)]
     assert World(events).publish(*events).verify().ok
 

@@ -17,6 +17,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -25,14 +26,16 @@ from rich.console import Console
 from eventpub.admission.model import Shard
 from eventpub.cli.verdict import report, show
 from eventpub.config import Config, format_time, parse_time
-from eventpub.errors import ConfigError, SinkError
+from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
 from eventpub.ops import behind
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import KINDS, SHOWN, Progress, Sample, Verdict
 from eventpub.ops.verify import verify
+from eventpub.ops.verify_files import no_space_is_named
 from eventpub.sink import ShardSink
 from tests.conftest import FreshDatabase
+from tests.publisher.harness import eventually
 from tests.sink.helpers import events
 
 PARTITIONS = 4
@@ -68,6 +71,7 @@ class World:
         names = [topic, f"{topic}.gaps", f"{topic}.dead", f"{topic}.late"]
         for made in admin.create_topics([NewTopic(n, PARTITIONS, 1) for n in names]).values():
             made.result()
+        eventually(lambda: admin.list_topics().topics.keys() >= {*names})
 
     def append(self, *keys: tuple[str, int]) -> None:
         for aggregate_id, version in keys:
@@ -690,6 +694,18 @@ def test_a_comparison_that_was_killed_leaves_nothing(
     os.utime(killed, (time.time() - 7_200,) * 2)
     assert verify(world.config).ok
     assert list(folder.iterdir()) == []
+
+
+def test_a_lack_of_space_is_named(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.append(*EVENTS)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
+    with pytest.raises(StateError) as caught:
+        verify(world.config)
+    assert caught.value.code == "verify.no_space"
+    with pytest.raises(StateError, match="of memory"), no_space_is_named():
+        raise duckdb.OutOfMemoryException("out of memory")
 
 
 def test_what_a_reading_thread_raises_is_raised(
