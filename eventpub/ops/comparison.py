@@ -25,8 +25,8 @@ from eventpub.words import named_versions
 MOST_LOOKED_UP = 10_000
 """Events that differ and are looked up once more, at most."""
 
-_FETCHED = 10_000
-"""Rows that are taken out of the database at a time."""
+_AT_ONCE = 10_000
+"""Versions with several rows that are worked on together."""
 
 LookUp = Callable[[Sequence[tuple[str, int]]], Collection[tuple[str, int]]]
 """Which of some events are in the store now, whatever their time."""
@@ -67,20 +67,11 @@ def compare(sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> No
 def differences(sides: Sides, kind: str, most: int | None = None) -> Iterator[Difference]:
     """The earliest differences of a kind that the last comparison found; all if `most` is None."""
     limit = "" if most is None else f"LIMIT {most}"
-    found = _fetched(
-        sides,
+    found = sides.rows(
         'SELECT id, version, create_time, partition, "offset", note FROM difference'
         f" WHERE kind = '{kind}' ORDER BY create_time, id, version {limit}",
     )
     return (Difference(*row) for row in found)
-
-
-def _fetched(sides: Sides, sql: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of a statement, some at a time, beside other statements."""
-    with sides.cursor() as cursor:
-        cursor.execute(sql)
-        while rows := cursor.fetchmany(_FETCHED):
-            yield from rows
 
 
 _HASH = "hash(version, create_time, payload, type, metadata)::HUGEINT"
@@ -224,8 +215,8 @@ class _Comparison:
 
         Another one is a dead letter, or a difference.
         """
-        versions = groupby(_fetched(self._sides, _DOUBLED), itemgetter(0, 1))
-        while some := [(*key, list(rows)) for key, rows in islice(versions, _FETCHED)]:
+        versions = groupby(self._sides.rows(_DOUBLED), itemgetter(0, 1))
+        while some := [(*key, list(rows)) for key, rows in islice(versions, _AT_ONCE)]:
             found: list[tuple[str, int, int, str]] = []
             removed: list[int] = []
             for aggregate_id, version, of_version in some:

@@ -10,6 +10,7 @@ metadata are there as hashes. The database is in memory up to `memory_limit`, an
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ _MEMORY = "128MB"
 
 _THREADS = 2
 _PORTION_ROWS = 65_536
+_FETCHED = 10_000
 
 _DAY = 86_400_000_000
 """µs around the range within which records are kept: one with a wrong time is to be found."""
@@ -79,9 +81,12 @@ class Sides:
     def __exit__(self, *_: object) -> None:
         self.database.close()
 
-    def cursor(self) -> DuckDBPyConnection:
-        """A connection that is used beside the others."""
-        return _quiet(self.database.cursor())
+    def rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        """The rows of a statement, some at a time; others may run meanwhile."""
+        with _quiet(self.database.cursor()) as cursor:
+            cursor.execute(sql)
+            while rows := cursor.fetchmany(_FETCHED):
+                yield from rows
 
     def interrupt(self) -> None:
         """End what the database does for a comparison."""

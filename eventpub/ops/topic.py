@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from eventpub import config
-from eventpub.errors import SinkError
-from eventpub.ops.committed import Committed, Place, offsets_at
 from eventpub.ops.records import DEAD, DIVERTED, EVENT, GAP, Foreign, Parser, Records
 from eventpub.sink.faults import topic_missing
 from eventpub.sink.missing_markers import hanging
+from eventpub.sink.reading import Place, Reading, offsets_at
 from eventpub.sink.topics import list_offsets, partition_counts
 
 Chosen = Callable[[bytes], bool]
@@ -26,8 +25,6 @@ Chosen = Callable[[bytes], bool]
 
 _CALL_SECONDS = 8.0
 _STALL_SECONDS = 60.0
-_CHUNK = 2_000
-"""Records taken at a time: more do not stay in a core's cache."""
 _MARGIN_MS = 60_000
 """Of the time from which on a topic is read, should its timestamps not be `create_time`."""
 _FOREIGN_SHOWN = 20
@@ -77,7 +74,6 @@ class TopicReader:
         self.foreign: list[Foreign] = []
         self.foreign_count = 0
         self.records = 0
-        self._reading: Committed | None = None
 
     def spans(self) -> dict[Place, tuple[int, int]]:
         """Where each partition is read from, and its end, once no transaction is open below it.
@@ -123,24 +119,24 @@ class TopicReader:
             time.sleep(0.2)
 
     def read(
-        self, spans: Mapping[Place, tuple[int, int]], chosen: Chosen | None = None
+        self,
+        spans: Mapping[Place, tuple[int, int]],
+        chosen: Chosen | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[Records]:
         """The records of some partitions from an offset up to another, in chunks.
 
         Args:
             chosen: whose records are looked at; None: all.
+            meanwhile: called again and again; what it raises ends the reading.
 
         Raises:
-            SinkError: `sink.read_stalled`, and as `spans`.
+            SinkError: `sink.unreachable`, also where nothing comes for a minute; as `spans`.
         """
         for name, kind in self._kinds.items():
-            starts = {place: first for place, (first, _) in spans.items() if place[0] == name}
-            ends = {place: spans[place][1] for place in starts}
-            self._reading = reading = Committed(
-                self._sink, starts, time.monotonic() + _STALL_SECONDS, ends, chunk=_CHUNK
-            )
+            ranges = {place: span for place, span in spans.items() if place[0] == name}
+            reading = Reading(self._sink, ranges, patience=_STALL_SECONDS, meanwhile=meanwhile)
             for chunk in reading:
-                reading.until = time.monotonic() + _STALL_SECONDS
                 self.records += len(chunk)
                 messages = chunk
                 if chosen is not None and kind != GAP:
@@ -152,22 +148,6 @@ class TopicReader:
                     names: list[Any] = records.ids.to_pylist()
                     records = records.only([chosen(name.encode()) for name in names])
                 yield records
-            if reading.unread:
-                self._raise_stalled(*min(reading.unread))
-
-    def stop(self) -> None:
-        """Have `read`, in another thread, come to its end."""
-        if self._reading is not None:
-            self._reading.until = 0.0
-
-    def _raise_stalled(self, name: str, partition: int) -> None:
-        raise SinkError(
-            "sink.read_stalled",
-            f"nothing was read from {name}[{partition}] for {_STALL_SECONDS:.0f} s, before its end",
-            where=f"topic {name}",
-            suggestion="look at the broker's log for this partition",
-            retriable=True,
-        )
 
     def _found_foreign(self, record: Foreign) -> None:
         micros = record.timestamp * 1000

@@ -27,7 +27,6 @@ from threading import Event
 
 from eventpub.config import Config, format_time
 from eventpub.ops.behind import GRACE, measure
-from eventpub.ops.committed import Place
 from eventpub.ops.comparison import MOST_LOOKED_UP, Rules, compare, differences
 from eventpub.ops.records import NO_TIME
 from eventpub.ops.sides import Sides, store_columns, topic_columns
@@ -35,6 +34,7 @@ from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import KINDS, Difference, Progress, Sample, Verdict, line_of
 from eventpub.ops.verify_files import no_space_is_named, spill_folder, written
 from eventpub.ops.verify_range import compared_range, state, whole_hours
+from eventpub.sink.reading import Place
 from eventpub.store import EventStore
 from eventpub.words import counted
 
@@ -140,6 +140,10 @@ def _longest_hold(config: Config) -> int:
     return attempts + read.delay + read.max_wait + GRACE
 
 
+class _StoppedError(Exception):
+    """Another thread has failed, or the caller has."""
+
+
 class _Run:
     """Reads both sides and compares them, and says how far it is."""
 
@@ -198,8 +202,7 @@ class _Run:
         shard = None if self._sample is None else self._sample.shard
         begin: int | None = None
         for batch in self._store.window(sides.after, sides.upto, shard):
-            if self._stop.is_set():
-                return
+            self._check_stopped()
             side.add(store_columns(batch))
             self._rows += batch.num_rows
             at = batch.column("create_time")[-1].as_py()
@@ -211,9 +214,7 @@ class _Run:
     def _read_topic(self, spans: Mapping[Place, tuple[int, int]]) -> None:
         side, chosen = self._sides.topic, None if self._sample is None else self._sample.chooses
         offsets = sum(end - first for first, end in spans.values())
-        for records in self._reader.read(spans, chosen):
-            if self._stop.is_set():
-                return
+        for records in self._reader.read(spans, chosen, self._check_stopped):
             side.add(topic_columns(records))
             self._done["topic"] = min(1.0, self._reader.records / max(1, offsets))
         side.flush()
@@ -239,9 +240,12 @@ class _Run:
                     self._say(doing)
             except BaseException:
                 self._stop.set()
-                self._reader.stop()
                 self._sides.interrupt()
                 raise
+
+    def _check_stopped(self) -> None:
+        if self._stop.is_set():
+            raise _StoppedError
 
     def _say(self, doing: str) -> None:
         done = 0.45 * (self._done["store"] + self._done["topic"])
