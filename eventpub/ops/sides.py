@@ -22,12 +22,12 @@ from eventpub.ops.records import NO_TIME, Records, hash_of_metadata, hashes
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_MEMORY = "128MB"
+_MEMORY = "100MB"
 """What DuckDB may hold. The process has about as much for its libraries and for what is being read:
 500 MB are promised."""
 
 _THREADS = 2
-_PORTION_ROWS = 65_536
+_PORTION_ROWS = 32_768
 _FETCHED = 10_000
 
 _DAY = 86_400_000_000

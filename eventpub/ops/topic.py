@@ -25,6 +25,8 @@ Chosen = Callable[[bytes], bool]
 
 _CALL_SECONDS = 8.0
 _STALL_SECONDS = 60.0
+_CHUNK = 2_000
+"""Records that are taken apart together: of more, the headers take much memory."""
 _MARGIN_MS = 60_000
 """Of the time from which on a topic is read, should its timestamps not be `create_time`."""
 _FOREIGN_SHOWN = 20
@@ -135,7 +137,9 @@ class TopicReader:
         """
         for name, kind in self._kinds.items():
             ranges = {place: span for place, span in spans.items() if place[0] == name}
-            reading = Reading(self._sink, ranges, patience=_STALL_SECONDS, meanwhile=meanwhile)
+            reading = Reading(
+                self._sink, ranges, chunk=_CHUNK, patience=_STALL_SECONDS, meanwhile=meanwhile
+            )
             for chunk in reading:
                 self.records += len(chunk)
                 messages = chunk
