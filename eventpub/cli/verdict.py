@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eventpub.cli.output import Report, end_if_asked
 from eventpub.cli.terminal import progress
@@ -32,31 +30,15 @@ _MEANING = {
 }
 
 
-def compare(  # noqa: PLR0913 (as `verify`)
-    config: Config,
-    *,
-    first: int | None = None,
-    last: int | None = None,
-    sample: int | None = None,
-    differences: Path | None = None,
-    former_partitions: Sequence[int] = (),
-) -> Verdict:
-    """`ops.verify.verify`, which says how far it is."""
+def compare(config: Config, **what: Any) -> Verdict:
+    """As `ops.verify.verify`, which has the arguments; shows how far it is."""
     with progress(_log) as show:
 
         def see(done: Progress) -> None:
             end_if_asked()
             show(_words(done), done.done)
 
-        return verify.verify(
-            config,
-            first=first,
-            last=last,
-            sample=sample,
-            differences=differences,
-            former_partitions=former_partitions,
-            on_progress=see,
-        )
+        return verify.verify(config, **what, on_progress=see)
 
 
 def _words(done: Progress) -> str:

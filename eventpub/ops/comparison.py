@@ -1,455 +1,393 @@
-"""Comparing the store's rows with the topic's records, one bucket of aggregates after the other."""
+"""Comparing the store's rows with the topic's records, in SQL on the two tables of `Sides`.
+
+First it is found which aggregates are plainly equal, as mostly all are: as many events, the same
+values, each record in its partition and after the versions below it. Only the others are compared
+in all ways. What differs is collected in the table `difference`.
+"""
+
+# ruff: noqa: S608 (names and conditions are this module's)
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from eventpub.ops.records import (
-    DEAD,
-    DIVERTED,
-    EVENT,
-    FAULTS,
-    GAP,
-    LATE,
-    LEFT_OUT,
-)
-from eventpub.ops.spill import crc32s
-from eventpub.ops.verdict import Difference, Verdict
+from eventpub.ops.records import DEAD, DIVERTED, EVENT, FAULTS, GAP, LATE, LEFT_OUT
+from eventpub.ops.sides import Sides
+from eventpub.ops.verdict import SHOWN, Difference, Verdict
 from eventpub.words import named_versions
-
-STORE_FIELDS = {
-    "version": np.int64,
-    "create_time": np.int64,
-    "payload": np.int64,
-    "type": np.int64,
-    "metadata": np.int64,
-}
-"""Columns of the store's rows, beside `aggregate_id`."""
-
-TOPIC_FIELDS = STORE_FIELDS | {
-    "to_version": np.int64,
-    "kind": np.int8,
-    "partition": np.int32,
-    "offset": np.int64,
-    "faults": np.int8,
-}
-"""Columns of the topic's records, as `Records` has them."""
 
 MOST_LOOKED_UP = 10_000
 """Events that differ and are looked up once more, at most."""
 
-Number = npt.NDArray[Any]
-LookUp = Callable[[Sequence[tuple[str, int]]], Mapping[tuple[str, int], bool]]
-"""Whether events are in the store now, whatever their time; nothing of one that was not asked."""
+_AT_ONCE = 10_000
+"""Versions with several rows that are worked on together."""
+
+LookUp = Callable[[Sequence[tuple[str, int]]], Collection[tuple[str, int]]]
+"""Which of some events are in the store now, whatever their time."""
 
 
-def compare(  # noqa: PLR0913 (both sides, and how they are compared)
-    rows: pa.Table,
-    records: pa.Table,
-    verdict: Verdict,
-    *,
-    numbers: Sequence[int],
-    late_policy: Literal["publish", "divert", "drop"] = "publish",
-    clock_changes: Collection[int] = (),
-    look_up: LookUp = lambda _: {},
-    first_version: int = 1,
-    held_since: int | None = None,
-) -> None:
-    """Compare all rows and all records of some aggregates, and add what is found to the verdict.
+@dataclass(frozen=True)
+class Rules:
+    """What counts as a difference.
 
     Args:
-        rows: of the store, as `store_columns` makes them.
-        records: of all topics, as `TopicReader` gives them, each partition in its order.
         numbers: of the topic's partitions, those that it had before first.
         late_policy: `gaps.late`.
         clock_changes: by how much, µs, clocks go back: a row of the hour that is lived twice is
             read at both of its times.
-        look_up: asks the store for events that it did not have when it was read.
         first_version: of each aggregate.
         held_since: events created at or after, µs, may wait for a version that is not there; None:
             any may.
     """
-    _Comparison(
-        rows,
-        records,
-        verdict,
-        numbers=numbers,
-        late_policy=late_policy,
-        clock_changes=clock_changes,
-        look_up=look_up,
-        first_version=first_version,
-        held_since=held_since,
-    ).run()
+
+    numbers: Sequence[int]
+    late_policy: str = "publish"
+    clock_changes: Collection[int] = ()
+    first_version: int = 1
+    held_since: int | None = None
+
+
+def compare(sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> None:
+    """Compare both sides in the verdict's range, and add what is found to the verdict.
+
+    All differences are in the table `difference` afterwards; see `differences`.
+
+    Args:
+        look_up: asks the store for events that it did not have when it was read.
+    """
+    _Comparison(sides, verdict, rules, look_up).run()
+
+
+def differences(sides: Sides, kind: str, most: int | None = None) -> Iterator[Difference]:
+    """The earliest differences of a kind that the last comparison found; all if `most` is None."""
+    limit = "" if most is None else f"LIMIT {most}"
+    found = sides.rows(
+        'SELECT id, version, create_time, partition, "offset", note FROM difference'
+        f" WHERE kind = '{kind}' ORDER BY create_time, id, version {limit}",
+    )
+    return (Difference(*row) for row in found)
+
+
+_HASH = "hash(version, create_time, payload, type, metadata)::HUGEINT"
+
+_SUSPECT = f"""
+CREATE OR REPLACE TABLE suspect AS
+SELECT id FROM (
+    SELECT id, {_HASH} AS content, 1 AS events, false AS is_odd FROM store
+    UNION ALL
+    SELECT id, -{_HASH}, -1, kind <> {EVENT} OR faults <> 0 OR partition <> crc % $partitions
+    FROM topic WHERE create_time BETWEEN $first AND $last OR kind <> {EVENT}
+) GROUP BY id HAVING sum(content) <> 0 OR sum(events) <> 0 OR bool_or(is_odd)
+UNION
+SELECT id FROM (
+    SELECT id, version <= lag(version) OVER (PARTITION BY id ORDER BY "offset") AS is_behind
+    FROM topic WHERE create_time BETWEEN $first AND $last
+) WHERE is_behind
+UNION
+SELECT id FROM topic SEMI JOIN store USING (id, version)
+WHERE create_time NOT BETWEEN $first AND $last
+"""
+
+_TABLES = f"""
+CREATE OR REPLACE TABLE s AS SELECT * FROM store SEMI JOIN suspect USING (id);
+CREATE OR REPLACE TABLE t AS SELECT * FROM topic SEMI JOIN suspect USING (id);
+CREATE OR REPLACE TABLE skip AS SELECT id, version, to_version FROM t WHERE kind = {GAP};
+CREATE OR REPLACE TABLE difference (
+    kind VARCHAR, id VARCHAR, version BIGINT, create_time BIGINT,
+    partition INTEGER, "offset" BIGINT, note VARCHAR
+)
+"""
+
+_DOUBLED = """
+WITH several AS (SELECT id, version FROM s GROUP BY id, version HAVING count(*) > 1)
+SELECT id, version, create_time, payload, type, metadata, NULL, rowid AS row
+FROM s SEMI JOIN several USING (id, version)
+UNION ALL
+SELECT id, version, create_time, payload, type, metadata, kind, NULL
+FROM t SEMI JOIN several USING (id, version)
+ORDER BY id, version, create_time, row
+"""
+
+_RECORDS = f"""
+CREATE OR REPLACE TABLE record AS
+SELECT t.*, s.version IS NOT NULL AS has_row,
+    row_number() OVER (PARTITION BY t.id, t.version ORDER BY t."offset", t.partition) AS nth,
+    s.payload AS row_payload, s.type AS row_type, s.metadata AS row_metadata,
+    s.create_time AS row_create_time
+FROM t LEFT JOIN s ON t.id = s.id AND t.version = s.version
+WHERE t.kind IN ({EVENT}, {LATE})
+    AND (s.version IS NOT NULL OR t.create_time BETWEEN $first AND $last)
+"""
+
+_ORDER = """
+SELECT * FROM (SELECT *,
+    coalesce(version < max(version) OVER (PARTITION BY id ORDER BY epoch, "offset"
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false)
+    OR coalesce(version < max(version) OVER (PARTITION BY id, partition ORDER BY "offset"
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS is_behind
+FROM in_order) WHERE is_behind
+"""
+
+_ABSENT = f"""
+CREATE OR REPLACE TABLE absent AS
+SELECT id, version, create_time, CASE
+    WHEN EXISTS (FROM t WHERE t.id = s.id AND t.version = s.version AND kind = {DEAD}) THEN 'dead'
+    WHEN EXISTS (FROM t WHERE t.id = s.id AND t.version = s.version AND kind = {DIVERTED})
+        THEN 'diverted'
+    WHEN EXISTS (FROM skip WHERE skip.id = s.id AND s.version BETWEEN skip.version AND to_version)
+        THEN 'skipped'
+    ELSE 'missing' END AS why
+FROM s ANTI JOIN record USING (id, version)
+"""
+
+_AWAITED = f"""
+WITH known AS (
+    SELECT id, version FROM s
+    UNION SELECT id, CASE kind WHEN {GAP} THEN to_version ELSE version END FROM t
+)
+SELECT absent.id, absent.version, create_time, known.version, EXISTS (
+    FROM skip WHERE skip.id = absent.id
+        AND absent.version::HUGEINT - 1 BETWEEN skip.version AND to_version)
+FROM absent ASOF LEFT JOIN known ON known.id = absent.id AND known.version < absent.version
+WHERE why = 'missing' ORDER BY absent.id, absent.version
+"""
+
+_AT = 'id, version, create_time, partition, "offset"'
 
 
 class _Comparison:
-    """One bucket: every event has a number, `key`, that ascends by aggregate, then by version."""
-
-    def __init__(  # noqa: PLR0913 (both sides, and how they are compared)
-        self,
-        rows: pa.Table,
-        records: pa.Table,
-        verdict: Verdict,
-        *,
-        numbers: Sequence[int],
-        late_policy: str,
-        clock_changes: Collection[int],
-        look_up: LookUp,
-        first_version: int,
-        held_since: int | None,
-    ) -> None:
-        self.verdict = verdict
-        self.late_policy = late_policy
-        self.clock_changes = [*clock_changes]
-        self.look_up = look_up
-        self.first_version = first_version
-        self.held_since = held_since
-        ids = pa.chunked_array(
-            [
-                *rows.column("aggregate_id").chunks,
-                *records.column("aggregate_id").chunks,
-            ],
-            pa.string(),
-        )
-        encoded: Any = ids.combine_chunks().dictionary_encode()
-        self.names: list[str] = encoded.dictionary.to_pylist()
-        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        self.store = {name: _numpy(rows, name) for name in STORE_FIELDS}
-        self.topic = {name: _numpy(records, name) for name in TOPIC_FIELDS}
-        versions = np.concatenate([self.store["version"], self.topic["version"]])
-        distinct, places = np.unique(versions, return_inverse=True)
-        key = codes * max(len(distinct), 1) + places
-        split = rows.num_rows
-        self.store["code"], self.topic["code"] = codes[:split], codes[split:]
-        self.store["key"], self.topic["key"] = key[:split], key[split:]
-        hashes = crc32s(self.names)
-        self._partitions_of = [(hashes % number).astype(np.int32) for number in numbers]
+    def __init__(self, sides: Sides, verdict: Verdict, rules: Rules, look_up: LookUp) -> None:
+        self._sides, self._verdict = sides, verdict
+        self._rules, self._look_up = rules, look_up
+        self._range = {"first": verdict.first, "last": verdict.last}
 
     def run(self) -> None:
         """Every kind of difference, one after the other."""
-        if self._are_equal():
-            return
-        verdict, topic = self.verdict, self.topic
-        known, first_row, times_stored = np.unique(
-            self.store["key"], return_index=True, return_counts=True
+        self._run(_SUSPECT, self._range | {"partitions": self._rules.numbers[-1]})
+        self._run(_TABLES)
+        verdict, accounted = self._verdict, self._verdict.accounted
+        [[equal]] = self._run("SELECT count(*) FROM store ANTI JOIN suspect USING (id)")
+        self._doubled()
+        [[others]] = self._run("SELECT count(*) FROM s")
+        self._run(_RECORDS, self._range)
+        [[records, late]] = self._run(
+            f"SELECT count(*), count(*) FILTER (nth = 1 AND kind = {LATE}) FROM record"
         )
-        verdict.events += len(known)
-        if len(known) < len(self.store["key"]):
-            several = times_stored > 1
-            first_row[several] = self._doubled(known[several])
-        kind = topic["kind"]
-        verdict.skips += int((kind == GAP).sum())
+        verdict.events, verdict.records = equal + others, equal + records
+        [[verdict.skips]] = self._run("SELECT count(*) FROM skip")
+        accounted["late"] = late
+        self._find("repeated", f"SELECT {_AT}, 'published again' FROM record WHERE nth > 1")
+        self._altered()
+        self._extra()
+        self._out_of_order()
+        self._missing()
+        for kind, count in self._run("SELECT kind, count(*) FROM difference GROUP BY kind"):
+            verdict.found(kind, count, list(differences(self._sides, kind, SHOWN)))
 
-        is_event = (kind == EVENT) | (kind == LATE)
-        matched = np.isin(topic["key"], known)
-        times = topic["create_time"]
-        in_range = (times >= verdict.first) & (times <= verdict.last)
-        # in the order of publishing, per event: the first is right, the others are repeats
-        events = np.flatnonzero(is_event & (matched | in_range))
-        verdict.records += len(events)
-        events = events[np.lexsort((topic["offset"][events], topic["key"][events]))]
-        keys = topic["key"][events]
-        is_first = np.ones(len(events), bool)
-        is_first[1:] = keys[1:] != keys[:-1]
-        firsts = events[is_first]
-        verdict.accounted["late"] += int((kind[firsts] == LATE).sum())
+    def _run(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        return self._sides.database.execute(sql, values).fetchall()
 
-        self._report("repeated", events[~is_first], "published again")
-        self._order(firsts[kind[firsts] == EVENT])
-        self._altered(events[matched[events]], known, first_row)
-        self._extra(firsts[~matched[firsts]])
-        self._missing(first_row[~np.isin(known, keys)])
+    def _find(self, kind: str, select: str) -> None:
+        self._run(f"INSERT INTO difference SELECT '{kind}', * FROM ({select})")
 
-    def _are_equal(self) -> bool:
-        """Whether the sides are plainly the same, as they mostly are; then they are counted.
+    def _find_rows(self, kind: str, rows: Sequence[tuple[str, int, int, str]]) -> None:
+        """Differences of the store's rows: id, version, `create_time` and note of each."""
+        names = ("id", "version", "create_time", "note")
+        found = pa.table({name: [row[at] for row in rows] for at, name in enumerate(names)})
+        self._insert(f"INSERT INTO difference BY NAME SELECT '{kind}' AS kind, * FROM found", found)
 
-        For a small part of what it takes to say what differs.
-        """
-        verdict, topic, store = self.verdict, self.topic, self.store
-        times = topic["create_time"]
-        inside = (times >= verdict.first) & (times <= verdict.last)
-        count = len(store["key"])
-        if int(inside.sum()) != count or len(self._partitions_of) > 1:
-            return False
-        if not inside.all():
-            topic = {name: column[inside] for name, column in topic.items()}
-        if topic["kind"].any() or topic["faults"].any() or self._has_kept_back(inside):
-            return False
-        if (topic["partition"] != self._partitions_of[0][topic["code"]]).any():
-            return False
-        # each aggregate's in the order of publishing: that must be the versions' order
-        order = np.lexsort((topic["offset"], topic["code"]))
-        published = topic["key"][order]
-        if (published[1:] <= published[:-1]).any():
-            return False
-        stored = np.argsort(store["key"], kind="stable")
-        for name in ("key", "payload", "type", "create_time", "metadata"):
-            if not np.array_equal(store[name][stored], topic[name][order]):
-                return False
-        verdict.events += count
-        verdict.records += count
-        return True
+    def _insert(self, sql: str, found: pa.Table) -> None:
+        if found.num_rows:
+            self._sides.database.register("found", found)
+            self._run(sql)
+            self._sides.database.unregister("found")
 
-    def _has_kept_back(self, inside: Number) -> bool:
-        """Whether what is outside of the range is more than events of other times."""
-        outside = ~inside
-        if not outside.any():
-            return False
-        return bool(
-            (self.topic["kind"][outside] != EVENT).any()
-            or np.isin(self.topic["key"][outside], self.store["key"]).any()
-        )
+    # --- rows of one version
 
-    def _order(self, events: Number) -> None:
-        """Per aggregate, by offset: each version above all before it.
-
-        Where partitions were added, what stands in its former partition came before the others.
-        """
-        code, partition, offset = (self.topic[n][events] for n in ("code", "partition", "offset"))
-        version = np.unique(self.topic["key"][events], return_inverse=True)[1]
-        epochs = self._epochs(code, partition, version)
-        # versions of another aggregate are lower for all of it: only within one do they go down
-        is_behind = _is_below(version, np.lexsort((offset, epochs, code)))
-        most = int(partition.max(initial=0)) + 1
-        place = np.unique(code * most + partition, return_inverse=True)[1]
-        is_behind |= _is_below(place * len(events) + version, np.lexsort((offset, place)))
-        self._report("out_of_order", events[is_behind], "after a later version")
-
-    def _epochs(self, code: Number, partition: Number, version: Number) -> Number:
-        """With which number of partitions each event was published, as its place among them.
-
-        That of the first one that explains its partition, and that did not end before a lower
-        version of its aggregate was published. (With 4, 6, then 8 partitions an aggregate's may be
-        3, 1, and 3 again.) Where there is no such one, the first that explains it; else their
-        number.
-        """
-        count = len(self._partitions_of)
-        first_from: Number = np.full((count + 1, len(code)), count)
-        for number in reversed(range(count)):
-            fits = partition == self._partitions_of[number][code]
-            first_from[number] = np.where(fits, number, first_from[number + 1])
-        epochs: Number = first_from[0].copy()
-        order = np.argsort(version)
-        base = code[order] * count
-        while True:
-            known = epochs[order] % count  # what nothing explains says nothing of the others
-            reached = np.maximum.accumulate(base + known) - base
-            later = first_from[reached, order]
-            raised = (later < count) & (later > known)
-            if not raised.any():
-                return epochs
-            epochs[order[raised]] = later[raised]
-
-    def _doubled(self, known: Number) -> list[int]:
-        """Of versions with several rows the one that is published, or else the first.
+    def _doubled(self) -> None:
+        """Leave one row of each version: the one that is published, or else the first.
 
         Another one is a dead letter, or a difference.
         """
-        rows, records = _by_key(self.store, known), _by_key(self.topic, known)
-        chosen: list[int] = []
-        second: dict[int, str] = {}
-        for key, of_version in rows.items():
-            row, others = self._apart(of_version, records.get(key, []))
-            chosen.append(row)
-            second |= others
-        found = np.array([*second], np.int64)
-        earliest = found[self._earliest(self.store["create_time"][found])].tolist()
-        examples = [self._of_store(row, second[row]) for row in earliest]
-        self.verdict.found("doubled", len(found), examples)
-        return chosen
+        versions = groupby(self._sides.rows(_DOUBLED), itemgetter(0, 1))
+        while some := [(*key, list(rows)) for key, rows in islice(versions, _AT_ONCE)]:
+            found: list[tuple[str, int, int, str]] = []
+            removed: list[int] = []
+            for aggregate_id, version, of_version in some:
+                stored = [row[2:] for row in of_version if row[6] is None]
+                records = [row[2:] for row in of_version if row[6] is not None]
+                for row, note in self._others(stored, records):
+                    removed.append(row[5])
+                    if note:
+                        found.append((aggregate_id, version, row[0], note))
+            self._find_rows("doubled", found)
+            self._insert(
+                "DELETE FROM s USING found WHERE s.rowid = row", pa.table({"row": removed})
+            )
 
-    def _apart(self, rows: list[int], records: list[int]) -> tuple[int, dict[int, str]]:
-        """Of the rows of one version the chosen one, and what is wrong with others."""
-        letters = [_content(self.topic, r) for r in records if self.topic["kind"][r] == DEAD]
-        published = [_content(self.topic, r) for r in records if self.topic["kind"][r] != DEAD]
+    def _others(
+        self, rows: Sequence[tuple[int, ...]], records: Sequence[tuple[int, ...]]
+    ) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Of the rows of one version all but the one that stays, each with what is wrong with it.
 
-        def rank(row: int) -> tuple[bool, bool]:
-            content = _content(self.store, row)
-            return content not in published, not any(self._is_letter(x, content) for x in letters)
+        Args:
+            rows, records: `create_time`, payload, type, metadata and, of records, the kind.
+        """
+        letters = [record[:4] for record in records if record[4] == DEAD]
+        published = [record[:4] for record in records if record[4] != DEAD]
+
+        def rank(row: tuple[int, ...]) -> tuple[bool, bool]:
+            is_letter = any(self._is_letter(letter, row) for letter in letters)
+            return row[:4] not in published, not is_letter
 
         chosen, *others = sorted(rows, key=rank)
-        kept, second = [_content(self.store, chosen)], {}
+        kept = [chosen]
         for row in others:
-            content = _content(self.store, row)
-            alike = [of for of in kept if of[1:] == content[1:]]
-            if any(abs(content[0] - of[0]) in self.clock_changes for of in alike):
-                continue  # the same row, read at both of its times
-            kept.append(content)
-            letter = next((of for of in letters if self._is_letter(of, content)), None)
+            alike = [of for of in kept if of[1:4] == row[1:4]]
+            if any(abs(row[0] - of[0]) in self._rules.clock_changes for of in alike):
+                yield row, ""  # the same row, read at both of its times
+                continue
+            kept.append(row)
+            letter = next((of for of in letters if self._is_letter(of, row)), None)
             if alike:
-                second[row] = "the same event is in the table more than once"
+                yield row, "the same event is in the table more than once"
             elif letter is None:
-                second[row] = "the table has other events of this version, too"
+                yield row, "the table has other events of this version, too"
             else:
                 letters.remove(letter)
-                self.verdict.accounted["dead"] += 1
-        return chosen, second
+                self._verdict.accounted["dead"] += 1
+                yield row, ""
 
     def _is_letter(self, letter: tuple[int, ...], row: tuple[int, ...]) -> bool:
         """Whether a dead letter is that of a row, as far as it says."""
-        is_then = abs(letter[0] - row[0]) in {0, *self.clock_changes}
-        return is_then and all(a in {b, LEFT_OUT} for a, b in zip(letter[1:], row[1:], strict=True))
+        is_then = abs(letter[0] - row[0]) in {0, *self._rules.clock_changes}
+        content = zip(letter[1:4], row[1:4], strict=True)
+        return is_then and all(of_letter in {of_row, LEFT_OUT} for of_letter, of_row in content)
 
-    def _of_store(self, row: int, note: str) -> Difference:
-        store = self.store
-        name, version = self.names[int(store["code"][row])], int(store["version"][row])
-        return Difference(name, version, int(store["create_time"][row]), note=note)
+    # --- records
 
-    def _altered(self, events: Number, known: Number, first_row: Number) -> None:
-        topic, store = self.topic, self.store
-        rows = first_row[np.searchsorted(known, topic["key"][events])]
-        differs = {
-            name: topic[name][events] != store[name][rows]
-            for name in ("payload", "type", "create_time", "metadata")
-        }
-        differs["partition"] = ~self._is_placed(events)
-        for bit, name in FAULTS.items():
-            differs[name] = (topic["faults"][events] & bit) != 0
-        wrong = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
-        chosen = self._earliest(topic["create_time"][events[wrong]])
-        self.verdict.found(
+    def _altered(self) -> None:
+        columns = ("payload", "type", "create_time", "metadata")
+        differs = {name: f"{name} <> row_{name}" for name in columns}
+        places = [f"partition = crc % {number}" for number in self._rules.numbers]
+        differs["partition"] = f"NOT ({' OR '.join(places)})"
+        differs |= {name: f"faults & {bit} <> 0" for bit, name in FAULTS.items()}
+        notes = ", ".join(f"CASE WHEN {sql} THEN '{name}' END" for name, sql in differs.items())
+        self._find(
             "altered",
-            len(wrong),
-            [
-                self._of_topic(
-                    int(events[i]),
-                    ", ".join(name for name, flags in differs.items() if flags[i]),
-                )
-                for i in wrong[chosen].tolist()
-            ],
+            f"SELECT * FROM (SELECT {_AT}, concat_ws(', ', {notes}) AS note FROM record"
+            " WHERE has_row) WHERE note <> ''",
         )
 
-    def _is_placed(self, events: Number) -> npt.NDArray[np.bool_]:
-        """Whether one of the numbers of partitions explains where each stands."""
-        partition, code = self.topic["partition"][events], self.topic["code"][events]
-        is_placed = np.zeros(len(events), np.bool_)
-        for own in self._partitions_of:
-            is_placed |= partition == own[code]
-        return is_placed
-
-    def _extra(self, events: Number) -> None:
+    def _extra(self) -> None:
         """On the topic, not in the store as it was read: it may have been committed since."""
-        if not len(events):
-            return
-        codes, versions = self.topic["code"][events], self.topic["version"][events]
-        keys = [(self.names[c], v) for c, v in zip(codes.tolist(), versions.tolist(), strict=True)]
-        arrived = self.look_up(keys)
-        there = np.fromiter((arrived.get(k, False) for k in keys), bool, len(keys))
-        self.verdict.accounted["arrived"] += int(there.sum())
-        self._report("extra", events[~there], "not in the store")
-
-    def _missing(self, rows: Number) -> None:
-        """In the store, not on the topic: unless its absence is recorded."""
-        if not len(rows):
-            return
-        accounted, kind = self.verdict.accounted, self.topic["kind"]
-        for name, side in (("dead", DEAD), ("diverted", DIVERTED)):
-            there = np.isin(self.store["key"][rows], self.topic["key"][kind == side])
-            accounted[name] += int(there.sum())
-            rows = rows[~there]
-        skipped = self._in_skips(self.store["code"][rows], self.store["version"][rows])
-        if self.late_policy == "drop":
-            accounted["dropped"] += int(skipped.sum())
-            rows, skipped = rows[~skipped], skipped[~skipped]
-        waits = self._waits(rows[~skipped])
-        is_held = np.isin(rows, list(waits))
-        held, rows, skipped = rows[is_held], rows[~is_held], skipped[~is_held]
-        notes = dict.fromkeys(rows[skipped].tolist(), "its gap was skipped")
-        notes |= {row: f"waits for {awaited}" for row, awaited in waits.items()}
-        for name, found in (("held", held), ("missing", rows)):
-            chosen = found[self._earliest(self.store["create_time"][found])].tolist()
-            examples = [self._of_store(row, notes.get(row, "not on the topic")) for row in chosen]
-            self.verdict.found(name, len(found), examples)
-
-    def _waits(self, rows: Number) -> dict[int, str]:
-        """By row: the versions below it that are nowhere, for which the publisher holds it."""
-        store, topic = self.store, self.topic
-        if len(rows) > MOST_LOOKED_UP:
-            return {}
-        codes, versions = store["code"][rows], store["version"][rows]
-        keys = dict(zip(zip(codes.tolist(), versions.tolist(), strict=True), rows, strict=True))
-        known = set()
-        ends = np.where(topic["kind"] == GAP, topic["to_version"], topic["version"])
-        for code_of, highest in ((store["code"], store["version"]), (topic["code"], ends)):
-            own = np.isin(code_of, codes)
-            known |= {*zip(code_of[own].tolist(), highest[own].tolist(), strict=True)}
-        before = np.array([(c, v - 1) for c, v in keys if v > self.first_version], np.int64)
-        before = before.reshape(-1, 2)
-        before = before[~self._in_skips(before[:, 0], before[:, 1])]
-        asked = {(self.names[c], v): (c, v) for c, v in before.tolist() if (c, v) not in known}
-        lacks = {asked[k] for k, is_there in self.look_up([*asked]).items() if not is_there}
-        below = [(-1, -1), *sorted(known)]
-        found: dict[int, str] = {}
-        for (code, version), row in sorted(keys.items()):
-            is_new = self.held_since is None or store["create_time"][row] >= self.held_since
-            if (code, version - 1) in lacks and is_new:
-                of, there = below[bisect_left(below, (code, version - 1)) - 1]
-                first = there + 1 if of == code else version - 1
-                found[int(row)] = named_versions(first, version - 1)
-            elif (follows := keys.get((code, version - 1))) in found and is_new:
-                found[int(row)] = found[int(follows)]
-        return found
-
-    def _in_skips(self, codes: Number, versions: Number) -> npt.NDArray[np.bool_]:
-        result = np.zeros(len(codes), bool)
-        for gap in np.flatnonzero(self.topic["kind"] == GAP).tolist():
-            result |= (
-                (codes == self.topic["code"][gap])
-                & (versions >= self.topic["version"][gap])
-                & (versions <= self.topic["to_version"][gap])
-            )
-        return result
-
-    def _report(self, kind: str, events: Number, note: str) -> None:
-        chosen = events[self._earliest(self.topic["create_time"][events])]
-        self.verdict.found(kind, len(events), [self._of_topic(i, note) for i in chosen.tolist()])
-
-    def _earliest(self, times: Number) -> Number:
-        return np.argsort(times, kind="stable")[: self.verdict.keeps]
-
-    def _of_topic(self, event: int, note: str) -> Difference:
-        topic = self.topic
-        return Difference(
-            self.names[int(topic["code"][event])],
-            int(topic["version"][event]),
-            int(topic["create_time"][event]),
-            int(topic["partition"][event]),
-            int(topic["offset"][event]),
-            note,
+        without_row = f"SELECT {_AT}, 'not in the store' FROM record WHERE nth = 1 AND NOT has_row"
+        asked = self._run(f"{without_row} ORDER BY create_time LIMIT {MOST_LOOKED_UP}")
+        arrived = list(self._look_up([row[:2] for row in asked]))
+        self._verdict.accounted["arrived"] = len(arrived)
+        self._find("extra", without_row)
+        self._insert(
+            "DELETE FROM difference USING found WHERE kind = 'extra'"
+            " AND difference.id = found.id AND difference.version = found.version",
+            pa.table({"id": [i for i, _ in arrived], "version": [v for _, v in arrived]}),
         )
 
+    def _out_of_order(self) -> None:
+        """Per aggregate, by offset: each version above all before it.
 
-def _by_key(side: Mapping[str, Number], keys: Number) -> dict[int, list[int]]:
-    """Rows by key, in the order of keys and times."""
-    found: dict[int, list[int]] = {}
-    rows = np.flatnonzero(np.isin(side["key"], keys))
-    for at in rows[np.lexsort((side["create_time"][rows], side["key"][rows]))].tolist():
-        found.setdefault(int(side["key"][at]), []).append(at)
-    return found
+        Where partitions were added, what stands in its former partition came before the others. The
+        epoch of an event is with which number of partitions it was published, as its place among
+        them: that of the first one that explains its partition, and that did not end before a
+        lower version of its aggregate was published. (With 4, 6, then 8 partitions an aggregate's
+        may be 3, 1, and 3 again.) Where there is no such one, the first that explains it; else
+        their number.
+        """
+        numbers = self._rules.numbers
+        unknown = len(numbers)
 
+        def first_from(epoch: str) -> str:
+            cases = [
+                f"WHEN {at} >= {epoch} AND partition = crc % {number} THEN {at}"
+                for at, number in enumerate(numbers)
+            ]
+            return f"CASE {' '.join(cases)} ELSE {unknown} END"
 
-def _content(side: Mapping[str, Number], at: int) -> tuple[int, ...]:
-    """What tells a row from others of its version, its time first."""
-    return tuple(int(side[name][at]) for name in ("create_time", "payload", "type", "metadata"))
+        self._run(
+            f"CREATE OR REPLACE TABLE in_order AS SELECT {_AT}, crc,"
+            f" {first_from('0')} AS epoch FROM record WHERE nth = 1 AND kind = {EVENT}"
+        )
+        for _ in numbers[1:]:  # each time the highest epoch that is reached may rise
+            self._run(
+                "CREATE OR REPLACE TABLE in_order AS SELECT * EXCLUDE (reached)"
+                f" REPLACE (if({first_from('reached')} < {unknown}, {first_from('reached')}, epoch)"
+                " AS epoch) FROM (SELECT *, coalesce(max(epoch)"
+                f" FILTER (epoch < {unknown}) OVER (PARTITION BY id ORDER BY version), 0)"
+                " AS reached FROM in_order)"
+            )
+        self._find("out_of_order", f"SELECT {_AT}, 'after a later version' FROM ({_ORDER})")
 
+    # --- rows without a record
 
-def _is_below(values: Number, order: Number) -> npt.NDArray[np.bool_]:
-    """Which values are below one that stands before them in some order."""
-    result = np.zeros(len(values), np.bool_)
-    arranged = values[order]
-    result[order[1:]] = arranged[1:] < np.maximum.accumulate(arranged)[:-1]
-    return result
+    def _missing(self) -> None:
+        """In the store, not on the topic: unless its absence is recorded."""
+        self._run(_ABSENT)
+        accounted = self._verdict.accounted
+        counts = dict(self._run("SELECT why, count(*) FROM absent GROUP BY why"))
+        accounted["dead"] += counts.get("dead", 0)
+        accounted["diverted"] = counts.get("diverted", 0)
+        no_place = "NULL, NULL"
+        if self._rules.late_policy == "drop":
+            accounted["dropped"] = counts.get("skipped", 0)
+        else:
+            self._find(
+                "missing",
+                f"SELECT id, version, create_time, {no_place}, 'its gap was skipped'"
+                " FROM absent WHERE why = 'skipped'",
+            )
+        held: list[tuple[str, int, int, str]] = []
+        if 0 < counts.get("missing", 0) <= MOST_LOOKED_UP:
+            held = self._held(self._run(_AWAITED))
+            self._find_rows("held", held)
+        self._find(
+            "missing",
+            f"SELECT id, version, create_time, {no_place}, 'not on the topic' FROM absent"
+            " WHERE why = 'missing' AND NOT EXISTS (FROM difference WHERE kind = 'held'"
+            " AND difference.id = absent.id AND difference.version = absent.version)",
+        )
 
+    def _held(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int, str]]:
+        """Of missing rows, in order, those for which the publisher waits, with what it awaits.
 
-def _numpy(table: pa.Table, name: str) -> Number:
-    column = table.column(name)
-    if column.num_chunks == 0:
-        return np.empty(0, column.type.to_pandas_dtype())
-    array: Number = column.to_numpy()
-    return array
+        Args:
+            rows: id, version, `create_time`, the highest known version below it (None: there is
+                none), and whether the version before it was skipped.
+        """
+        rules = self._rules
+        asked = [
+            (aggregate_id, version - 1)
+            for aggregate_id, version, _, below, is_skipped in rows
+            if version > rules.first_version and below != version - 1 and not is_skipped
+        ]
+        lacking = set(asked) - set(self._look_up(asked))
+        notes: dict[tuple[str, int], str] = {}
+        held = []
+        for aggregate_id, version, created, below, _ in rows:
+            before = aggregate_id, version - 1
+            if rules.held_since is not None and created < rules.held_since:
+                continue
+            if before in lacking:
+                first = version - 1 if below is None else below + 1
+                note = f"waits for {named_versions(first, version - 1)}"
+            elif before in notes:
+                note = notes[before]
+            else:
+                continue
+            notes[aggregate_id, version] = note
+            held.append((aggregate_id, version, created, note))
+        return held

@@ -114,7 +114,6 @@ class Verdict:
         sample: None where all aggregates were compared.
         behind: what the publisher has not published yet; None where an end of the range was asked
             for, or there is no publisher's state.
-        keeps: the most examples of each kind; None: all differences are kept.
     """
 
     first: int
@@ -132,12 +131,17 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     sample: Sample | None = None
     behind: Behind | None = None
-    keeps: int | None = SHOWN
 
     @property
     def is_equal(self) -> bool:
         """Whether nothing differs in the range."""
         return not any(count for kind, count in self.counts.items() if kind != "held")
+
+    @property
+    def absent(self) -> int:
+        """Rows that are not on the topic, whether that is accounted for or not."""
+        sides = sum(self.accounted[name] for name in ("dead", "diverted", "dropped"))
+        return self.counts["missing"] + sides
 
     @property
     def is_behind(self) -> bool:
@@ -155,17 +159,7 @@ class Verdict:
         if examples:
             known = [*self.examples[kind], *examples]
             known.sort(key=lambda d: (d.create_time, d.aggregate_id, d.version or 0))
-            self.examples[kind] = known[: self.keeps]
-
-    def merge(self, other: Verdict) -> None:
-        """Add what was found of other aggregates."""
-        self.events += other.events
-        self.records += other.records
-        self.skips += other.skips
-        for kind in KINDS:
-            self.found(kind, other.counts[kind], other.examples[kind])
-        for name, count in other.accounted.items():
-            self.accounted[name] += count
+            self.examples[kind] = known[:SHOWN]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON shows it."""

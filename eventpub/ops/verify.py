@@ -1,47 +1,45 @@
 """Comparing the event table with the topic: is everything published, once, in order, unaltered.
 
-Both sides are read once, side by side in processes of their own (`verify_run`), cut down to hashes,
-and spread over buckets by aggregate; then bucket after bucket is compared. Memory does not grow
-with the number of events, but with the largest aggregate. What must hold: no difference is passed
-over, a row that commits while we compare is not taken for one, and a publisher that stands still is
+Both sides are read once, each in a thread, cut down to hashes, and put into a database that spills
+to disk (`sides`), where they are compared (`comparison`). What must hold: no difference is passed
+over; a row that commits while we compare is not taken for one; and a publisher that stands still is
 not taken for one that has published everything.
 
-    verify ─▶ verify_run ─ processes ─▶ verify_work ─▶ topic, records   what is on the topic
-           │                                        ─▶ store            what is in the table
-           │                                        ─▶ comparison       of what both have in `spill`
-           └▶ behind                                ─▶ verdict          what was found
+    store ─ rows ────┐
+                     ├▶ sides ─▶ comparison ─▶ verdict
+    topic ─ records ─┘   ▲            │
+      ▲                  └ what came ─┘ while events are missing, for some seconds
+      └ its ends are asked for again once the store was read: what is committed and published
+        meanwhile is not missing
 """
 
 from __future__ import annotations
 
-import errno
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from threading import Event
 
-from eventpub.config import Config, format_time, parse_time
-from eventpub.errors import ConfigError
-from eventpub.ops import verify_run
+from eventpub.config import Config, format_time
 from eventpub.ops.behind import GRACE, measure
+from eventpub.ops.comparison import MOST_LOOKED_UP, Rules, compare, differences
 from eventpub.ops.records import NO_TIME
-from eventpub.ops.spill import bucket_count
-from eventpub.ops.topic import Topic
-from eventpub.ops.verdict import Difference, Progress, Sample, Verdict, line_of
-from eventpub.ops.verify_work import Job, topic_reader
+from eventpub.ops.sides import Sides, store_columns, topic_columns
+from eventpub.ops.topic import TopicReader
+from eventpub.ops.verdict import KINDS, Difference, Progress, Sample, Verdict, line_of
+from eventpub.ops.verify_files import no_space_is_named, spill_folder, written
+from eventpub.ops.verify_range import compared_range, state, whole_hours
+from eventpub.sink.reading import Place
 from eventpub.store import EventStore
 from eventpub.words import counted
 
-if TYPE_CHECKING:
-    from eventpub.store.zones import Zone
-
 _YEAR_3000 = 32_503_680_000_000
-
-_SLICES = 8
-"""Parts of the store's range for each worker that reads it."""
+_SECONDS_BETWEEN = 0.2
 
 
 def verify(  # noqa: PLR0913 (what is compared, and how)
@@ -63,8 +61,8 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         last: compare events created at or before, µs; None: up to where the publisher is, or to
             the boundary where its state cannot be read.
         sample: compare one aggregate in so many; None: all.
-        differences: a file that gets all differences, one JSON object a line, in no order; of
-            records that eventpub cannot have written, the first ones.
+        differences: a file that gets all differences, one JSON object a line; of records that
+            eventpub cannot have written, the first ones.
         former_partitions: how many the topic had before, the first number first; none: as the
             publisher's state says.
         patience: seconds to wait for open transactions on the topic to end.
@@ -76,62 +74,191 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         ConfigError: there is nothing between `first` and `last`; the file cannot be written.
         StoreError: the store cannot be read.
         SinkError: the topic cannot be read to its end.
-        StateError: there is no disk space for what is compared, or a process was lost.
+        StateError: there is no disk space for what is compared.
     """
     layout = EventStore.discover(config.store)
     # what a replica has not applied yet is shown as what it is
     readable = config.store.model_copy(update={"allow_replica": True})
     config = config.model_copy(update={"store": readable})
-    first, last, widened = _whole_hours(config, layout.zone, first, last)
+    first, last, widened = whole_hours(config, layout.zone, first, last)
+    former = tuple(former_partitions or state(config, "progress.json").get("numbers", ()))
+    ids = (config.app.id, *config.app.former_ids)
+    reader = TopicReader(config.sink, ids, patience, first=first, last=last)
     chosen = None if sample is None else Sample(sample)
-    progress = _state(config, "progress.json")
-    former = tuple(former_partitions or progress.get("numbers", ()))
-    with _written(differences) as listed, verify_run.host() as (folder, compare):
-        with EventStore(config.store, layout) as store:
-            after, upto, notes = _range(config, store, first, last)
-            slices = _slices(store, after, upto)
-            held_since = store.now() - _longest_hold(config)
-        reader = topic_reader(config, patience, first, last)
-        spans = reader.spans(reader.places())
-        size = sum(end - begin for begin, end in spans.values()) // (sample or 1)
-        job = Job(
-            config=config,
-            layout=layout,
-            first=first,
-            last=last,
-            sample=chosen,
-            patience=patience,
-            wait=wait,
-            lists_all=listed is not None,
-            folder=folder,
-            held_since=held_since,
-            after=after,
-            upto=upto,
-            buckets=bucket_count(size),
-            slices=slices,
-            spans=spans,
-            numbers=(*(n for n in former if n != reader.topic.partitions), reader.topic.partitions),
+    with (
+        written(differences) as listed,
+        spill_folder() as folder,
+        EventStore(config.store, layout) as store,
+        _without_garbage_collection(),
+    ):
+        after, upto, notes = compared_range(config, store, first, last)
+        spans = reader.spans()
+        rules = Rules(
+            numbers=(*(n for n in former if n != reader.partitions), reader.partitions),
+            late_policy=config.gaps.late,
+            clock_changes={back for _, back in layout.repeated},
+            first_version=config.store.first_version,
+            held_since=store.now() - _longest_hold(config),
         )
-        verdict, topic = compare(job, on_progress)
-        topic.truncated = reader.topic.truncated
-        if listed is not None:
-            for bucket in range(job.buckets):
-                listed.write(job.differences(bucket).read_text(encoding="utf-8"))
-            listed.writelines(line_of("extra", one) for one in _foreign(topic))
-    verdict.notes = [*widened, *notes]
-    verdict.sample = chosen
-    if last is None:
-        with EventStore(config.store, layout) as store:
-            progress = _state(config, "progress.json")  # as it is by now
+        with Sides(folder, after, upto) as sides:
+            run = _Run(store, reader, sides, rules=rules, sample=chosen, on_progress=on_progress)
+            with no_space_is_named():
+                verdict = run.compare(spans, wait)
+            if listed is not None:
+                for line in _lines(sides, reader):
+                    listed.write(line)
+        verdict.notes = [*widened, *notes]
+        if last is None:
+            progress = state(config, "progress.json")  # as it is by now
             verdict.behind = measure(store, config.read, progress, verdict.last)
             verdict.notes += _of_other_times(store)
-    note_topic(topic, verdict)
+    _note_topic(reader, verdict)
     if not former and any("partition" in d.note for d in verdict.examples["altered"]):
         verdict.notes.append(
             "records are not in their key's partition: if partitions were added and the"
             " publisher's state was lost since, give the earlier count with --former-partitions"
         )
     return verdict
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Records have no cycles; looking for some takes more time than taking records apart."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _longest_hold(config: Config) -> int:
+    """Age up to which an event may wait for a version below it, µs."""
+    gaps, read = config.gaps, config.read
+    attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
+    return attempts + read.delay + read.max_wait + GRACE
+
+
+class _StoppedError(Exception):
+    """Another thread has failed, or the caller has."""
+
+
+class _Run:
+    """Reads both sides and compares them, and says how far it is."""
+
+    def __init__(  # noqa: PLR0913 (both sides, and how they are compared)
+        self,
+        store: EventStore,
+        reader: TopicReader,
+        sides: Sides,
+        *,
+        rules: Rules,
+        sample: Sample | None,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._store, self._reader, self._sides = store, reader, sides
+        self._rules, self._sample = rules, sample
+        self._on_progress = on_progress
+        self._stop = Event()
+        self._rows = 0
+        self._done = {"store": 0.0, "topic": 0.0}
+
+    def compare(self, spans: Mapping[Place, tuple[int, int]], wait: float) -> Verdict:
+        """Read both sides and compare them.
+
+        As long as few events are missing, they get some seconds to be published: the topic is read
+        on, and the sides are compared again.
+        """
+        doing = "reading store and topic"
+        self._beside(doing, self._read_store, lambda: self._read_topic(spans))
+        ends = self._read_on(doing, {place: end for place, (_, end) in spans.items()})
+        verdict = self._compared()
+        absent = verdict.absent
+        deadline, pause = time.monotonic() + wait, 1.0
+        while 0 < verdict.counts["missing"] <= MOST_LOOKED_UP:
+            left = min(pause, deadline - time.monotonic())
+            if left <= 0:
+                break
+            doing, pause, known = "waiting for missing events", 2 * pause, self._reader.records
+            self._beside(doing, partial(self._stop.wait, left))
+            ends = self._read_on(doing, ends)
+            if self._reader.records > known:
+                verdict = self._compared()
+        verdict.accounted["arrived"] += absent - verdict.absent
+        verdict.accounted["without_identity"] = self._store.without_identity
+        return verdict
+
+    def _compared(self) -> Verdict:
+        sides = self._sides
+        verdict = Verdict(sides.after + 1, sides.upto, sample=self._sample)
+        self._beside(
+            "comparing", lambda: compare(sides, verdict, self._rules, self._store.existing)
+        )
+        return verdict
+
+    def _read_store(self) -> None:
+        side, sides = self._sides.store, self._sides
+        shard = None if self._sample is None else self._sample.shard
+        begin: int | None = None
+        for batch in self._store.window(sides.after, sides.upto, shard):
+            self._check_stopped()
+            side.add(store_columns(batch))
+            self._rows += batch.num_rows
+            at = batch.column("create_time")[-1].as_py()
+            begin = at if begin is None else begin
+            self._done["store"] = (at - begin) / max(1, sides.upto - begin)
+        side.flush()
+        self._done["store"] = 1.0
+
+    def _read_topic(self, spans: Mapping[Place, tuple[int, int]]) -> None:
+        side, chosen = self._sides.topic, None if self._sample is None else self._sample.chooses
+        offsets = sum(end - first for first, end in spans.values())
+        for records in self._reader.read(spans, chosen, self._check_stopped):
+            side.add(topic_columns(records))
+            self._done["topic"] = min(1.0, self._reader.records / max(1, offsets))
+        side.flush()
+        self._done["topic"] = 1.0
+
+    def _read_on(self, doing: str, ends: Mapping[Place, int]) -> dict[Place, int]:
+        """Read what stands on the topic behind some ends; its ends now."""
+        spans = self._reader.spans()
+        left = {p: (max(first, ends.get(p, first)), end) for p, (first, end) in spans.items()}
+        self._beside(doing, lambda: self._read_topic(left))
+        return {place: end for place, (_, end) in spans.items()}
+
+    def _beside(self, doing: str, *tasks: Callable[[], object]) -> None:
+        """Do tasks in threads of their own, and say meanwhile how far they are."""
+        self._say(doing)
+        with ThreadPoolExecutor(len(tasks)) as threads:
+            left = {threads.submit(task) for task in tasks}
+            try:
+                while left:
+                    done, left = wait_for(left, _SECONDS_BETWEEN, FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                    self._say(doing)
+            except BaseException:
+                self._stop.set()
+                self._sides.interrupt()
+                raise
+
+    def _check_stopped(self) -> None:
+        if self._stop.is_set():
+            raise _StoppedError
+
+    def _say(self, doing: str) -> None:
+        done = 0.45 * (self._done["store"] + self._done["topic"])
+        self._on_progress(Progress(doing, self._rows, self._reader.records, done))
+
+
+def _lines(sides: Sides, reader: TopicReader) -> Iterator[str]:
+    """All differences as lines of the file of differences."""
+    for kind in KINDS:
+        for one in differences(sides, kind):
+            yield line_of(kind, one)
+    for one in _foreign(reader):
+        yield line_of("extra", one)
 
 
 def _of_other_times(store: EventStore) -> Iterator[str]:
@@ -147,9 +274,9 @@ def _of_other_times(store: EventStore) -> Iterator[str]:
         )
 
 
-def _foreign(topic: Topic) -> list[Difference]:
+def _foreign(reader: TopicReader) -> list[Difference]:
     found = []
-    for f in topic.foreign:
+    for f in reader.foreign:
         note = f"{f.topic}: {f.reason}"
         if 0 < f.timestamp < _YEAR_3000:  # a record's writer may set any
             note += f"; its timestamp is {format_time(f.timestamp * 1000)}"
@@ -157,169 +284,12 @@ def _foreign(topic: Topic) -> list[Difference]:
     return found
 
 
-@contextmanager
-def _written(file: Path | None) -> Iterator[IO[str] | None]:
-    """The file, open; under its name only once the comparison has come to its end.
-
-    What is no ordinary file, such as /dev/stdout, is written to as it is.
-    """
-    if file is None:
-        yield None
-        return
-    try:
-        if file.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if file.exists() and (not file.is_file() or _is_ours(file)):
-            with file.open("a", encoding="utf-8") as listed:
-                yield listed
-            return
-        file = file.resolve()  # the file behind a link, not the link
-        unfinished = file.with_name(f"{file.name}.part")
-        try:
-            with unfinished.open("w", encoding="utf-8") as listed:
-                yield listed
-            unfinished.replace(file)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            "verify.not_writable",
-            f"{file} cannot be written: {error.strerror}",
-            where="--differences",
-            suggestion="name a file in a folder that exists and that you may write to, on a disk"
-            " with space",
-        ) from error
-
-
-def _is_ours(file: Path) -> bool:
-    """Whether stdout or stderr goes there."""
-    about = file.stat()
-    return any(os.path.samestat(about, os.fstat(descriptor)) for descriptor in (1, 2))
-
-
-def note_topic(topic: Topic, verdict: Verdict) -> None:
+def _note_topic(reader: TopicReader, verdict: Verdict) -> None:
     """What can be said of the topic alone: what nobody of us has written, and what is gone."""
-    if topic.foreign_count:
-        verdict.found(
-            "extra",
-            topic.foreign_count,
-            _foreign(topic),
-        )
-    if topic.truncated:
+    if reader.foreign_count:
+        verdict.found("extra", reader.foreign_count, _foreign(reader))
+    if reader.truncated:
         verdict.notes.append(
-            f"{len(topic.truncated)} partitions of the topic no longer have their first records"
+            f"{len(reader.truncated)} partitions of the topic no longer have their first records"
             " (retention): what was published there counts as missing unless --from is later"
         )
-
-
-# --- the range
-
-
-def _whole_hours(
-    config: Config, zone: Zone | None, first: int | None, last: int | None
-) -> tuple[int | None, int | None, list[str]]:
-    """A range that neither begins nor ends within an hour that is lived twice, and notes about it.
-
-    The table cannot tell which of two instants a row of it is of, so what lies on one side of a
-    bound within it cannot be compared. It never becomes wider than what the publisher has done.
-    """
-    if zone is None or (first is not None and last is not None and last < first):
-        return first, last, []
-    notes: list[str] = []
-    if first is not None and (hours := zone.lived_twice(first)):
-        start = _start(config)
-        begin = min(first, max(hours[0], 0 if start is None else start + 1))
-        notes += _widened("--from", "from", first, begin)
-        first = begin
-    if last is not None and (hours := zone.lived_twice(last)):
-        position = int(_state(config, "progress.json").get("position", last))
-        end = max(last, min(hours[1] - 1, position))
-        notes += _widened("--to", "up to", last, end)
-        last = end
-    return first, last, notes
-
-
-def _widened(option: str, direction: str, asked: int, bound: int) -> list[str]:
-    if bound == asked:
-        return []
-    when = format_time(bound)
-    return [f"{option} lies within an hour that the clocks repeat: compared {direction} {when}"]
-
-
-def _start(config: Config) -> int | None:
-    """The position at which the publisher began; None where that is not known."""
-    start = _state(config, "start.json").get("position")
-    if start is not None:
-        return int(start)
-    if config.read.start == "now":
-        return None
-    return 0 if config.read.start == "beginning" else parse_time(config.read.start)
-
-
-def _range(
-    config: Config, store: EventStore, first: int | None, last: int | None
-) -> tuple[int, int, list[str]]:
-    notes: list[str] = []
-    if first is not None:
-        after = first - 1
-    elif (start := _start(config)) is not None:
-        after = start
-    else:
-        raise ConfigError(
-            "verify.start_unknown",
-            "read.start is 'now' and the publisher's state does not say when that was",
-            where="app.state_dir",
-            suggestion="give --from, or run this where the publisher's app.state_dir is",
-        )
-    progress = _state(config, "progress.json")
-    if last is not None:
-        upto = last
-    elif "position" in progress:
-        upto = int(progress["position"])
-        if holds := progress.get("holds"):
-            notes.append(f"{holds} aggregates are held: their events are not published yet")
-    else:
-        upto = store.now() - config.read.delay
-        is_there = os.path.exists(config.app.state_dir / "progress.json")
-        lacking = "no state that can be read" if is_there else "no publisher's state"
-        notes.append(f"{lacking} in {config.app.state_dir}: compared up to the boundary")
-    if upto <= after and last is None and first is not None:
-        # nobody has written since, or the publisher is behind, which is found afterwards
-        last = store.now() - config.read.delay
-        notes.append("the publisher has not reached any event created since --from")
-    if last is not None and last <= after:
-        raise ConfigError(
-            "verify.empty_range",
-            f"nothing lies between {format_time(after + 1)} and {format_time(last)}",
-            where="--from, --to",
-            suggestion="give a --from that is before --to, and in the past, and a --to after the"
-            " publisher's start",
-        )
-    return after, max(upto, after), notes
-
-
-def _state(config: Config, name: str) -> dict[str, Any]:
-    """One of the publisher's own notes; empty where there is none that can be read."""
-    try:
-        data = json.loads((config.app.state_dir / name).read_text())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _longest_hold(config: Config) -> int:
-    """Age up to which an event may wait for a version below it, µs."""
-    gaps, read = config.gaps, config.read
-    attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
-    return attempts + read.delay + read.max_wait + GRACE
-
-
-def _slices(store: EventStore, after: int, upto: int) -> list[tuple[int, int]]:
-    """The store's range in parts of equal time, from its first row on."""
-    poll = store.poll(after, 0, 1)
-    if poll.page_end is None or poll.page_end >= upto:
-        return [(after, upto)]
-    first = poll.page_end - 1
-    number = _SLICES * verify_run.store_workers()
-    bounds = [after, *(first + (upto - first) * n // number for n in range(1, number)), upto]
-    return [(a, b) for a, b in pairwise(bounds) if b > a]

@@ -221,12 +221,12 @@ def auth_failed(sink: config.Sink, error: KafkaError) -> SinkError:
     if NO_TOKEN in text:
         failed = provider_failed if sink.token_provider is None else token_failed
         return failed(text.rpartition(f"{NO_TOKEN}: ")[2])
-    fix = next((fix for pattern, fix in _FIXES if re.search(pattern, text)), _FIX)
+    fix = next((fix for pattern, fix in _FIXES if re.search(pattern, text)), None)
     return SinkError(
         "sink.auth_failed",
         f"Kafka refused the connection's authentication ({says(error)})",
         where=f"sink.bootstrap_servers = {sink.bootstrap_servers}",
-        suggestion=fix,
+        suggestion=fix or _FIX,
         retriable=not is_refusal(error),
     )
 

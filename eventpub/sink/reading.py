@@ -22,7 +22,6 @@ Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
 Message = Any  # its types say None where there is always a value
 
-_CHUNK = 10_000
 _CALL = 5.0
 READ_TIMEOUT = 60.0
 """Seconds without a record after which a reading fails, where nothing else is said."""
@@ -38,6 +37,7 @@ class Reading(Iterator[list[Message]]):
         ranges: by place, the first offset and the one after the last.
         committed: leave out what is not.
         few: fetch little at once.
+        chunk: records in a chunk, at most.
         until: on the clock of `time.monotonic`; then it stops.
         patience: seconds without a record after which it fails.
         meanwhile: called again and again; what it raises ends the reading.
@@ -56,6 +56,7 @@ class Reading(Iterator[list[Message]]):
         *,
         committed: bool = True,
         few: bool = False,
+        chunk: int = 10_000,
         until: float = float("inf"),
         patience: float = float("inf"),
         meanwhile: Callable[[], None] = lambda: None,
@@ -63,7 +64,7 @@ class Reading(Iterator[list[Message]]):
         self.unread = {place for place, (at, end) in ranges.items() if at < end}
         self._sink = sink
         self._ranges = ranges
-        self._committed, self._few = committed, few
+        self._committed, self._few, self._chunk = committed, few, chunk
         self._until, self._patience = until, patience
         self._meanwhile = meanwhile
         self._chunks = self._consume()
@@ -91,7 +92,8 @@ class Reading(Iterator[list[Message]]):
                     if time.monotonic() > deadline:
                         raise self._stuck()
                     continue
-                chunk = self._take(consumer, [first, *client.call(consumer.consume, _CHUNK, 0)])
+                more = client.call(consumer.consume, self._chunk - 1, 0)
+                chunk = self._take(consumer, [first, *more])
                 if chunk:
                     yield chunk
                     deadline = time.monotonic() + self._patience

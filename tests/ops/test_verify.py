@@ -17,6 +17,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -27,10 +28,11 @@ from eventpub.cli.verdict import report, show
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
-from eventpub.ops import behind, verify_run
+from eventpub.ops import behind
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import KINDS, SHOWN, Progress, Sample, Verdict
 from eventpub.ops.verify import verify
+from eventpub.ops.verify_files import no_space_is_named
 from eventpub.sink import ShardSink
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import eventually
@@ -69,6 +71,7 @@ class World:
         names = [topic, f"{topic}.gaps", f"{topic}.dead", f"{topic}.late"]
         for made in admin.create_topics([NewTopic(n, PARTITIONS, 1) for n in names]).values():
             made.result()
+        eventually(lambda: admin.list_topics().topics.keys() >= {*names})
 
     def append(self, *keys: tuple[str, int]) -> None:
         for aggregate_id, version in keys:
@@ -296,7 +299,7 @@ def test_a_transaction_that_hangs_open_is_an_error(world: World) -> None:
     with pytest.raises(SinkError) as caught:
         verify(world.config, last=parse_time("2100-01-01T00:00:00Z"), patience=1.0)
     assert caught.value.code == "sink.hanging_transaction"
-    assert caught.value.where == world.topic
+    assert caught.value.where == f"topic {world.topic}"
     hanging.commit_transaction(30)
     world.publish(rows[4:])
     assert counts(world) == {}
@@ -340,7 +343,7 @@ def test_the_topic_is_read_from_the_first_record_of_the_range_on(
 
     def compared(first: int) -> Verdict:
         reader = TopicReader(world.config.sink, ["orders"], first=first)
-        read.append(sum(end - at for at, end in reader.spans(reader.places()).values()))
+        read.append(sum(end - at for at, end in reader.spans().values()))
         return verify(world.config, first=first, last=parse_time("2100-01-01T00:00:00Z"), wait=0.0)
 
     now = parse_time(other[5])
@@ -656,7 +659,7 @@ class LostError(Exception):
 def test_a_comparison_that_was_killed_leaves_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own processes remove what was read; if they were killed, too, the next one does so."""
+    """The next one, if that is an hour later, removes what it left."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -687,30 +690,31 @@ def test_a_comparison_that_was_killed_leaves_nothing(
         check=False,
     )
     assert done.returncode == -signal.SIGKILL
-    eventually(lambda: not any(folder.iterdir()), 20)
+    [killed] = folder.iterdir()
+    os.utime(killed, (time.time() - 7_200,) * 2)
+    assert verify(world.config).ok
+    assert list(folder.iterdir()) == []
 
 
-def test_what_a_process_raises_is_said_and_is_no_lack_of_memory(
+def test_a_lack_of_space_is_named(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.append(*EVENTS)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
+    with pytest.raises(StateError) as caught:
+        verify(world.config)
+    assert caught.value.code == "verify.no_space"
+    with pytest.raises(StateError, match="of memory"), no_space_is_named():
+        raise duckdb.OutOfMemoryException("out of memory")
+
+
+def test_what_a_reading_thread_raises_is_raised(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.append(*EVENTS)
-    start = (
-        "import sys; from eventpub.ops import verify_run, topic;"
-        " topic.TopicReader.consume = lambda *_: 1 // 0; sys.exit(verify_run.main(sys.argv[1:]))"
-    )
-    monkeypatch.setattr(verify_run, "_START", start)
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+    monkeypatch.setattr(TopicReader, "read", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
         verify(world.config)
-
-
-def test_a_process_that_is_lost_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_run, "_START", "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(StateError) as caught:
-        verify(world.config)
-    assert caught.value.code == "verify.process_lost"
-    assert caught.value.retriable
-    assert "-9" in caught.value.message
-    assert "memory" in (caught.value.suggestion or "")
 
 
 def test_a_sample_compares_all_events_of_some_aggregates(world: World) -> None:

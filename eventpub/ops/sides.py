@@ -1,0 +1,155 @@
+"""Both sides of a comparison in a DuckDB database: any number of rows in bounded memory.
+
+The table `store` has the event table's rows, `topic` the records of all topics; payload, type and
+metadata are there as hashes. The database is in memory up to `memory_limit`, and beyond it in
+`folder`.
+"""
+
+# ruff: noqa: S608 (names and conditions are this module's)
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from eventpub.ops.records import NO_TIME, Records, hash_of_metadata, hashes
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_MEMORY = "100MB"
+"""What DuckDB may hold. The process has about as much for its libraries and for what is being read:
+500 MB are promised."""
+
+_THREADS = 2
+_PORTION_ROWS = 32_768
+_FETCHED = 10_000
+
+_DAY = 86_400_000_000
+"""µs around the range within which records are kept: one with a wrong time is to be found."""
+
+_TABLES = """
+CREATE TABLE store (
+    id VARCHAR, version BIGINT, create_time BIGINT, payload BIGINT, type BIGINT, metadata BIGINT
+);
+CREATE TABLE topic (
+    id VARCHAR, version BIGINT, create_time BIGINT, payload BIGINT, type BIGINT, metadata BIGINT,
+    to_version BIGINT, kind TINYINT, partition INTEGER, "offset" BIGINT, faults TINYINT,
+    crc UINTEGER
+)
+"""
+
+
+class Sides:
+    """What was read of the store and of the topic, each added to by one thread at a time.
+
+    Args:
+        folder: for what does not fit in memory.
+        after, upto: the range of `create_time`, µs; it begins behind `after`. Records are kept if
+            their time is within a day of it, or cannot be read.
+
+    Attributes:
+        store, topic: the sides.
+    """
+
+    def __init__(self, folder: Path, after: int, upto: int) -> None:
+        import duckdb
+
+        self.after, self.upto = after, upto
+        self.database = duckdb.connect(
+            config={
+                "memory_limit": _MEMORY,
+                "temp_directory": str(folder),
+                "threads": _THREADS,
+                "preserve_insertion_order": False,
+                "autoinstall_known_extensions": False,  # nothing is downloaded
+            }
+        )
+        _quiet(self.database).execute(_TABLES)
+        near = f"create_time = {NO_TIME} OR create_time BETWEEN {after - _DAY} AND {upto + _DAY}"
+        self.store = Side(self.database, "store")
+        self.topic = Side(self.database, "topic", near)
+
+    def __enter__(self) -> Sides:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.database.close()
+
+    def rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        """The rows of a statement, some at a time; others may run meanwhile."""
+        with _quiet(self.database.cursor()) as cursor:
+            cursor.execute(sql)
+            while rows := cursor.fetchmany(_FETCHED):
+                yield from rows
+
+    def interrupt(self) -> None:
+        """End what the database does for a comparison."""
+        self.database.interrupt()
+
+
+def _quiet(database: DuckDBPyConnection) -> DuckDBPyConnection:
+    return database.execute("SET enable_progress_bar = false")  # which goes to stdout
+
+
+class Side:
+    """A table that is added to in portions.
+
+    Args:
+        where: of which rows; a condition.
+    """
+
+    def __init__(self, database: DuckDBPyConnection, table: str, where: str = "true") -> None:
+        self._database = database
+        self._insert = f"INSERT INTO {table} BY NAME SELECT * FROM portion WHERE {where}"
+        self._portion: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows that have the columns of the table; they are there after `flush`."""
+        self._portion.append(rows)
+        self._rows += rows.num_rows
+        if self._rows >= _PORTION_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if self._rows:
+            with self._database.cursor() as database:
+                portion = pa.concat_tables(self._portion, promote_options="permissive")
+                database.register("portion", portion)
+                database.execute(self._insert)
+        self._portion, self._rows = [], 0
+
+
+def store_columns(batch: pa.RecordBatch) -> pa.Table:
+    """Rows of the store as the table `store` has them."""
+    types = batch.column("event_type").cast(pa.binary()).dictionary_encode()
+    texts = batch.column("metadata")
+    if texts.null_count == batch.num_rows:
+        of_metadata = np.full(batch.num_rows, hash_of_metadata(None), np.int64)
+    else:
+        found = map(hash_of_metadata, texts.to_pylist())
+        of_metadata = np.fromiter(found, np.int64, batch.num_rows)
+    return pa.table(
+        {
+            "id": batch.column("aggregate_id"),
+            "version": batch.column("version"),
+            "create_time": batch.column("create_time"),
+            "payload": hashes(batch.column("payload").to_pylist()),
+            "type": hashes(types.dictionary.to_pylist())[types.indices.to_numpy()],
+            "metadata": of_metadata,
+        }
+    )
+
+
+def topic_columns(records: Records) -> pa.Table:
+    """Records as the table `topic` has them."""
+    ids: list[Any] = records.ids.cast(pa.binary()).to_pylist()
+    crc = np.fromiter(map(zlib.crc32, ids), np.uint32, len(ids))
+    return pa.table({"id": records.ids, "crc": crc} | records.columns)
