@@ -33,10 +33,6 @@ from eventpub.sink import (
     client,
     fencing,
     finding,
-<<<<<<< HEAD
-    fold,
-=======
->>>>>>> ops
     owned_producer,
     producing,
     shard,
@@ -44,11 +40,7 @@ from eventpub.sink import (
     topics,
     transaction,
 )
-<<<<<<< HEAD
-from eventpub.sink import reading as topic_reading
-=======
 from eventpub.sink import reading as sink_reading
->>>>>>> ops
 from eventpub.store import watermark as real_watermark
 from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
@@ -234,7 +226,7 @@ def installed() -> Iterator[None]:
             log=SimpleNamespace(warning=_unexpected),
         )
         put(context, time=_time, EventStore=store.EventStore)
-        put(own_index, time=_time, set_aside=disk.set_aside)
+        put(own_index, set_aside=disk.set_aside)
         put(folding, time=_time, failpoint=failpoint, index_folder=disk.index_folder)
         put(folding.Fold, _count_as_published=_count_as_published)
         put(
