@@ -15,9 +15,7 @@ RUN pip install --no-cache-dir . && rm -rf /usr/src/eventpub
 RUN useradd --system --uid 10001 --home-dir /var/lib/eventpub --create-home eventpub
 USER eventpub
 WORKDIR /var/lib/eventpub
-# halves the CPU time that Spark takes to start
-ENV EVENTPUB_CACHE=/var/lib/eventpub/cache
-RUN mkdir --mode=700 state && python -m eventpub.spark.jvm
+RUN mkdir --mode=700 state
 VOLUME /var/lib/eventpub/state
 ENV PYTHONUNBUFFERED=1
 

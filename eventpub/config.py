@@ -240,30 +240,13 @@ class Spark(Section):
 
 
 class State(Section):
-    """`[state]`: copies of the indexes, for a shard that moves to another machine."""
+    """`[state]`: what the executors of a cluster share (engine Spark)."""
 
-    snapshots: form.SnapshotPlace = ""
-    """folder, or URI of file://, s3:// (not s3a: write s3://), gs://, gcs://, hdfs://, viewfs://,
-    abfs:// or abfss:// with what follows it, that all machines of a cluster reach; '' = none are
-    kept, and a machine that is new to a shard reads the whole topic back"""
+    location: form.Location = ""
+    """what executors share: a folder, or s3://, gs://, az:// or abfss:// with what follows it; '' =
+    in app.state_dir (one machine)"""
     snapshot_every: form.Micros = Field(300_000_000, ge=1_000_000)
-    """time between two copies of a shard's index"""
-
-
-class Channel(Section):
-    """`[channel]`: between the coordinator and the shards on a cluster's machines."""
-
-    host: form.Host = ""
-    """name or address, without a port, by which executors reach this machine; '' = loopback where
-    Spark is on this machine, else this machine's name"""
-    port: form.Whole = Field(0, ge=0, le=65_535)
-    """port on which the publisher listens; 0 = any free one"""
-    certificate_file: form.File = None
-    """TLS: certificate of this machine, PEM; without it, no TLS"""
-    key_file: form.File = None
-    """TLS: its private key, PEM"""
-    ca_file: form.File = None
-    """TLS: certificates that executors trust, PEM; '' = those of the system"""
+    """time between two snapshots of a shard's index there"""
 
 
 class Ops(Section):
@@ -292,13 +275,12 @@ class Config(Section):
     sink: Sink
     spark: Spark = Spark()
     state: State = State()
-    channel: Channel = Channel()
     ops: Ops = Ops()
 
 
 def contradictions(config: Config, origins: Mapping[str, str]) -> Iterator[ConfigError]:
     """Values that are right alone and wrong together; with the origin of each by its key."""
-    sink, channel = config.sink, config.channel
+    sink = config.sink
     of_sink = {n: refused_property(n, v, sink.delivery) for n, v in sink.properties.items()}
     of_spark = {n: refused_spark_property(n, v) for n, v in config.spark.properties.items()}
     for section, refused in (("sink", of_sink), ("spark", of_spark)):
@@ -340,12 +322,4 @@ def contradictions(config: Config, origins: Mapping[str, str]) -> Iterator[Confi
             where="sink.properties.security.protocol",
             suggestion="set sasl.mechanism in [sink.properties] to one that the broker takes, such"
             " as PLAIN or SCRAM-SHA-512",
-        )
-    if (channel.certificate_file is None) != (channel.key_file is None):
-        missing = "channel.key_file" if channel.key_file is None else "channel.certificate_file"
-        yield ConfigError(
-            "config.contradiction",
-            "one of channel.certificate_file and channel.key_file is set without the other",
-            where=missing,
-            suggestion=f"set {missing}, too; without both there is no TLS",
         )

@@ -136,10 +136,9 @@ Master = Annotated[
         r"|spark://[^\s/,]+:\d{1,5}(,[^\s/,]+:\d{1,5})*|(?!spark:)[a-z][a-z0-9+.-]*://\S+"
     ),
 ]
-_SCHEME = "(?:file|s3|gs|gcs|hdfs|viewfs|abfs|abfss)://"
-SnapshotPlace = Annotated[
+_SCHEME = "(?:file|s3|s3a|gs|az|abfs|abfss|https)://"
+Location = Annotated[
     str, _like(rf"(?![A-Za-z][A-Za-z0-9+.-]*:)(?s:.*)|{_SCHEME}(?s:.*)[^/](?s:.*)")
 ]
-Host = Annotated[str, _like(rf"|[\w.-]+|{_IPV6}|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(%\w+)?")]
 HttpAddress = Annotated[str, _like(rf"|(?:{_IPV6}|[^\s:/\[\]]*):(?:0|{_PORT})")]
 Token = Annotated[SecretStr, AfterValidator(_token)]

@@ -5,8 +5,7 @@ Off, and free of cost, unless ``EVENTPUB_FAILPOINT=name:hit:file`` is in the env
 killed, or until there is a file of that name with ``.go`` added: then it goes on, as a process that
 was stalled does. A file that exists already has been used: the failpoint stays off then, so that a
 restarted publisher passes. Of several, with commas between, each one is on when those before it
-were used. Where Spark is about to take the shards over, the names begin with ``thread.`` in the
-threads that publish until then.
+were used.
 
 | name | the process stands |
 |---|---|
@@ -22,7 +21,6 @@ threads that publish until then.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,13 +28,11 @@ from pathlib import Path
 
 _SPEC = os.environ.get("EVENTPUB_FAILPOINT")
 _hits: Counter[str] = Counter()
-_part = threading.local()
 
 
 def _stop_here(name: str) -> None:
     assert _SPEC is not None
     specs = (spec.split(":", 2) for spec in _SPEC.split(","))
-    name = f"{getattr(_part, 'prefix', '')}{name}"
     wanted, hit, file = next((s for s in specs if not Path(s[2]).exists()), ("", "", ""))
     if name != wanted:
         return
@@ -51,11 +47,6 @@ def _stop_here(name: str) -> None:
         return
     while not Path(f"{file}.go").exists():
         time.sleep(0.05)
-
-
-def named(part: str) -> None:
-    """From now on, the places that this thread comes to are those of a part."""
-    _part.prefix = f"{part}."
 
 
 def _pass(name: str) -> None:

@@ -320,9 +320,7 @@ class StateDir:
 
     def former_indexes(self) -> tuple[Path, ...]:
         """What `set_aside` has kept; empty: nothing."""
-        found = sorted(self.index.glob("former-*/*"))
-        # older states of an index beside it: copies on their way to or from `state.snapshots`
-        return tuple(f for f in found if ".copy-" not in f.name)
+        return tuple(sorted(self.index.glob("former-*/*")))
 
     def forget_former(self) -> None:
         """Remove what `set_aside` has kept."""

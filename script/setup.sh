@@ -3,7 +3,7 @@
 #   setup_java        Java 17 or newer, by the system's packages where it is missing
 #   setup_libraries   what MariaDB's own build needs of the system
 #   setup_venv EXTRA  .venv with the project and its extra ("" or "dev"), only when it changed
-#   setup_classes     archives of the classes that Spark and Kafka load: halve the CPU time of a start
+#   setup_classes     an archive of the classes that Kafka loads: halves the CPU time of a start
 #
 # $PYTHON names the Python to use (3.11 or newer). Everything is said on stderr. Exit status 3:
 # something is missing that may not be installed from here; the message says what to do.
@@ -207,14 +207,8 @@ setup_venv() {
   echo "$stamp" >"$inside-$extra"
 }
 
-# --- Spark's classes
+# --- Kafka's classes
 
 setup_classes() {
-  local archive
-  archive=$("$(venv_python)" -m eventpub.spark.jvm --missing)
-  if [ -n "$archive" ]; then
-    say "archiving the classes that Spark loads in $archive (half a minute, 160 MB, once for .venv)"
-    "$(venv_python)" -m eventpub.spark.jvm || say "that failed; the tests only take longer"
-  fi
   "$(venv_python)" -m tests.servers.kafka_classes || say "that failed; the tests only take longer"
 }

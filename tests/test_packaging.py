@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -101,7 +100,6 @@ def test_the_wheel_of_the_image_publishes(
     folder = tmp_path / "publisher"
     with Publisher(folder, database.url, topic_name, servers, spark) as publisher:
         publisher.program = str(installed)
-        publisher.environment["EVENTPUB_CACHE"] = str(tmp_path / "cache")
 
         def alive() -> int:
             check = [python, "-m", "eventpub.ops.alive", str(publisher.state)]
@@ -110,7 +108,6 @@ def test_the_wheel_of_the_image_publishes(
         for command in ("migrate", "doctor"):
             done = publisher.command(command)
             assert done.returncode == 0, done.stdout + done.stderr
-        assert f"{python} -m eventpub.spark.jvm" in done.stdout  # there is no archive of classes
         assert alive() == 1
         with transaction(database) as cursor:
             insert(cursor, "a", 1)
@@ -127,24 +124,6 @@ def test_the_wheel_of_the_image_publishes(
     helped = [str(installed), "bench", "report", "--out", str(tmp_path / "none"), "--json"]
     done = subprocess.run(helped, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert json.loads(done.stdout)["error"]["code"] == "bench.not_installed"
-
-
-@pytest.mark.long
-def test_the_wheel_of_the_image_makes_the_archive_of_classes(
-    installed: Path, tmp_path: Path
-) -> None:
-    """What the image's build does, and `run` says where it was not done."""
-    make = [str(installed.with_name("python")), "-m", "eventpub.spark.jvm"]
-    environment = os.environ | {"EVENTPUB_CACHE": str(tmp_path)}
-
-    def said(*arguments: str) -> str:
-        return subprocess.check_output([*make, *arguments], env=environment, text=True).strip()
-
-    missing = said("--missing")
-    assert Path(missing).parent == tmp_path
-    assert said() == missing
-    assert Path(missing).stat().st_size > 50_000_000
-    assert not said("--missing")
 
 
 def names_of_what_is_not_needed() -> set[str]:

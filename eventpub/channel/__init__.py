@@ -1,8 +1,7 @@
 """The channel between the coordinator and the runners of its shards.
 
-`messages` says what goes over it. `local` joins both ends in one process, `flight` over the network
-(Arrow Flight): the coordinator and the runner see the same `Lane` and `Link` and cannot tell which.
-Knows nothing of Kafka, SQL, RocksDB or Spark.
+`messages` says what goes over it, `lane` what its two ends are, and `local` joins them: runners are
+threads of the coordinator's process. Knows nothing of Kafka, SQL, RocksDB or Spark.
 """
 
 from eventpub.channel.messages import (

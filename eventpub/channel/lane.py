@@ -30,10 +30,6 @@ class Lane(ABC):
     def send(self, message: Lease | Work) -> None:
         """Have it delivered, after what was sent before; lost with the connection."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """End the connection: what was sent and has not arrived does not."""
-
 
 class Link(ABC):
     """A runner's end."""
@@ -45,11 +41,7 @@ class Link(ABC):
         """Wait for what comes next; None: `wake` was called, or nothing has come for a while."""
 
     def lease(self) -> Lease | None:
-        """Wait for the lease of the shard; None: there is none to be had any more.
-
-        Raises:
-            StateError: run.disconnected
-        """
+        """Wait for the lease of the shard; None: there is none to be had any more."""
         while not isinstance(found := self._next(), Lease):
             if isinstance(found, Stop):
                 return None
@@ -57,11 +49,7 @@ class Link(ABC):
         return found
 
     def receive(self) -> Work | None:
-        """Wait for the next work; None: `wake` was called, or nothing has come for a while.
-
-        Raises:
-            StateError: run.disconnected
-        """
+        """Wait for the next work; None: `wake` was called, or nothing has come for a while."""
         found = self._next()
         assert not isinstance(found, Lease)
         return found
@@ -72,18 +60,14 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, message: FromRunner) -> None:
-        """Send a report.
-
-        Raises:
-            StateError: run.disconnected
-        """
+        """Send a report."""
 
     @abstractmethod
     def confirm(self) -> None:
         """Ask whether the lease is still this runner's.
 
         Raises:
-            StateError: run.superseded, run.disconnected
+            StateError: run.superseded
         """
 
     @property
@@ -109,7 +93,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Lost:
-    """A connection has ended without a farewell."""
+    """A runner has ended without a farewell."""
 
     lane: Lane
 
@@ -123,12 +107,11 @@ IsCurrent: TypeAlias = Callable[[int, int], bool]
 
 
 def disconnected(why: str) -> StateError:
-    """The runner and its coordinator do not see each other any more."""
+    """The coordinator hears nothing more of a runner."""
     return StateError(
         "run.disconnected",
-        f"the connection to the publisher's coordinator was lost: {why}",
-        suggestion="nothing to do where the publisher has ended; else check that executors reach"
-        " the publisher ([channel] host and port)",
+        f"a shard's connection to the publisher's coordinator was lost: {why}",
+        suggestion="nothing to do: the shard is started again",
         retriable=True,
     )
 

@@ -1,4 +1,4 @@
-"""Both ends of the channel in one process, for runners in threads."""
+"""Both ends of the channel, for runners in threads of the coordinator's process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from eventpub.channel.lane import (
     Lost,
     Post,
     Received,
-    disconnected,
     superseded,
 )
-from eventpub.channel.messages import Farewell, FromRunner, Hello, Lease, Stop, Work
+from eventpub.channel.messages import FromRunner, Hello, Lease, Stop, Work
 
 _IDLE_AFTER = 60.0
 """Seconds without a message after which a runner may do what is due now and then."""
 
-_Item = Lease | Work | None
+_Item = Lease | Work
 
 
 class _Wake:
@@ -36,17 +35,12 @@ class LocalLane(Lane):
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
         self.sent: queue.SimpleQueue[_Item | _Wake] = queue.SimpleQueue()
-        self.is_closed = False
         self.is_stopping = False
 
     def send(self, message: Lease | Work) -> None:
         if isinstance(message, Stop):
             self.is_stopping = True
         self.sent.put(message)
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.sent.put(None)
 
 
 class LocalLink(Link):
@@ -65,24 +59,17 @@ class LocalLink(Link):
         self._lease = 0
         post(Joined(self._lane))
 
-    def _next(self) -> _Item:
+    def _next(self) -> _Item | None:
         try:
             found = self._lane.sent.get(timeout=_IDLE_AFTER)
         except queue.Empty:
             return None
-        if isinstance(found, _Wake):
-            return None
-        if found is None:
-            self._lane.sent.put(None)
-            raise disconnected("it was closed")
-        return found
+        return None if isinstance(found, _Wake) else found
 
     def wake(self) -> None:
         self._lane.sent.put(_WAKE)
 
     def send(self, message: FromRunner) -> None:
-        if self._lane.is_closed and not isinstance(message, Farewell):
-            raise disconnected("it was closed")
         self._post(Received(self._lane, message))
 
     def confirm(self) -> None:
@@ -91,7 +78,7 @@ class LocalLink(Link):
 
     @property
     def is_stopping(self) -> bool:
-        return self._lane.is_stopping or self._lane.is_closed
+        return self._lane.is_stopping
 
     def lose(self) -> None:
         """Its thread has ended without a farewell."""

@@ -12,8 +12,7 @@ as it stands, and what *happened* since the report before. All times are µs on 
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -21,7 +20,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 from eventpub.admission import Counts
-from eventpub.errors import EventpubError, from_dict
+from eventpub.errors import EventpubError
 
 PartitionId: TypeAlias = tuple[str, int]
 """A topic and a partition."""
@@ -149,13 +148,11 @@ class Hello:
 
     Attributes:
         shard: its number.
-        run: of which start of the publisher it is.
-        where: names the machine and process, for people.
+        where: names the place of the runner, for people.
         attempt: which start of a runner of the shard this is, in its run; it grows.
     """
 
     shard: int
-    run: int
     where: str = ""
     attempt: int = 0
 
@@ -202,7 +199,6 @@ class Report:
         repeats_after: events created later may be published again where retention has removed them,
             since neither index nor topic knows them; None: none may.
         rebuilt: what was wrong with its index, which is rebuilt from the topic; None: nothing was.
-        copied_from: which copy the index was made of, where this machine had none; None: of none.
         seconds: by step.
         latency: events published by their age when their transaction was committed, in the buckets
             of `histogram.LATENCY_BOUNDS`; none: nothing was published.
@@ -239,7 +235,6 @@ class Report:
     baseline: int | None = None
     repeats_after: int | None = None
     rebuilt: str | None = None
-    copied_from: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     latency: list[int] = field(default_factory=list)
     latency_sum: float = 0.0
@@ -248,7 +243,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Folding:
-    """How far a shard has read its topics back into its index; 0 and 0: it fetches a copy of it.
+    """How far a shard has read its topics back into its index.
 
     Attributes:
         read: records so far.
@@ -274,47 +269,32 @@ FromRunner: TypeAlias = Report | Folding | Farewell
 """What comes from a runner that has a lease."""
 
 
-# -- on the wire -----------------------------------------------------------------------------------
-
-_TYPES: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (Lease, Window, Comparison, Request, Stop, Hello, Report, Folding, Farewell)
-}
-_KNOWN = {kind: {f.name for f in fields(kind)} for kind in _TYPES.values()}
+# -- what is kept or comes from elsewhere ----------------------------------------------------------
 
 
 class MalformedError(ValueError):
-    """Bytes that are no message of this version."""
+    """No message of this version."""
 
 
-def encode(message: Any) -> bytes:
-    """A message as JSON; the rows of a window go beside it."""
-    data: dict[str, Any] = {"is": type(message).__name__} | vars(message)
-    if isinstance(message, Window):
-        data["rows"] = None
-    elif isinstance(message, Farewell):
-        data["error"] = None if message.error is None else message.error.to_dict()
-    elif isinstance(message, Report):
-        data["counts"] = vars(message.counts)
-    for name in ("acknowledged", "offsets"):
-        if name in data:
-            data[name] = [[*place, offset] for place, offset in data[name].items()]
-    return json.dumps(data).encode()
+def fields_of(report: Report) -> dict[str, Any]:
+    """A report's fields, as JSON can have them."""
+    offsets = [[*place, offset] for place, offset in report.offsets.items()]
+    return vars(report) | {"counts": vars(report.counts), "offsets": offsets}
 
 
-def decode(data: bytes) -> Any:
-    """The message that `encode` was given.
+def report_of(given: dict[str, Any]) -> Report:
+    """The report that `fields_of` was given.
 
     Raises:
-        MalformedError: it is none; the coordinator's loop relies on the types.
+        MalformedError: there is none.
     """
     try:
-        given = json.loads(data)
-        return _message(_TYPES[given.pop("is")], given)
-    except MalformedError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise MalformedError(f"not a message of this version: {_short(error)}") from error
+        offsets = {(topic, partition): end for topic, partition, end in given["offsets"]}
+        buckets = {int(bucket): rows for bucket, rows in given["buckets"].items()}
+        counts = Counts(**given["counts"])
+        return Report(**{**given, "offsets": offsets, "buckets": buckets, "counts": counts})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedError(f"not a report of this version: {_short(error)}") from error
 
 
 def request_of(given: Any) -> Request:
@@ -324,63 +304,35 @@ def request_of(given: Any) -> Request:
         MalformedError: it is none.
     """
     try:
-        request: Request = _message(Request, dict(given))
+        fields: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in dict(given).items()
+        }
+        request = Request(**fields)
         request.aggregate_id.encode()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise MalformedError(f"not a request of this version: {_short(error)}") from error
+    hints = _hints_of_request()
+    if wrong := [name for name, value in fields.items() if not _fits(value, hints[name])]:
+        raise MalformedError(f"a request has another kind of {sorted(wrong)}")
     return request
 
 
-def _message(kind: Any, given: dict[str, Any]) -> Any:
-    if unknown := given.keys() - _KNOWN[kind]:
-        raise MalformedError(f"{kind.__name__} has no {_short(sorted(unknown))}")
-    for name in ("acknowledged", "offsets"):
-        if name in given:
-            given[name] = {(topic, partition): end for topic, partition, end in given[name]}
-    if kind is Farewell and given["error"] is not None:
-        if not all(_fits(value, str | bool | None) for value in given["error"].values()):
-            raise MalformedError("Farewell has an error of another kind")
-        given["error"] = from_dict(given["error"])
-    if kind is Report:
-        given["counts"] = Counts(**given["counts"])
-        if not all(_fits(number, int) for number in vars(given["counts"]).values()):
-            raise MalformedError("Report has counts that are no numbers")
-        given["buckets"] = {int(bucket): rows for bucket, rows in given["buckets"].items()}
-    for name in ("about", "buckets", "former_indexes", "searched"):
-        if isinstance(given.get(name), list):
-            given[name] = tuple(given[name])
-    hints = _hints(kind)
-    if wrong := [name for name, value in given.items() if not _fits(value, hints[name])]:
-        raise MalformedError(f"{kind.__name__} has another kind of {sorted(wrong)}")
-    return kind(**given)
-
-
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _hints_of_request() -> dict[str, Any]:
+    return get_type_hints(Request)
 
 
-def _fits(value: Any, hint: Any) -> bool:  # noqa: PLR0911 (one case a kind of type)
-    """Whether a value is of a type of a message's field; numbers have 64 bits."""
-    if hint is Any:
-        return True
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type of a request's field; numbers have 64 bits."""
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool) and -_LIMIT <= value < _LIMIT
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
     origin, of = get_origin(hint), get_args(hint)
     if origin is UnionType:
         return any(_fits(value, each) for each in of)
     if origin is Literal:
         return isinstance(value, str) and value in of
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            _fits(key, of[0]) and _fits(each, of[1]) for key, each in value.items()
-        )
-    if origin is list or (origin is tuple and of[-1] is ...):
-        return isinstance(value, origin) and all(_fits(each, of[0]) for each in value)
     if origin is tuple:
-        return len(value) == len(of) and all(map(_fits, value, of))
+        return isinstance(value, tuple) and all(_fits(each, of[0]) for each in value)
     return isinstance(value, hint)
 
 

@@ -32,12 +32,9 @@ def config_check(request: Request) -> Report:
     from eventpub.store.connection import connect_arguments
 
     url = connect_arguments(loaded.config.store)
-    files = [("store.url", url.get(name)) for name in ("ssl_ca", "ssl_cert", "ssl_key")]
-    of_channel = ("certificate_file", "key_file", "ca_file")
-    files += [(f"channel.{name}", getattr(loaded.config.channel, name)) for name in of_channel]
-    for key, file in files:
-        if file is not None:
-            settings.read_file(Path(file), key)
+    for name in ("ssl_ca", "ssl_cert", "ssl_key"):
+        if (file := url.get(name)) is not None:
+            settings.read_file(Path(file), "store.url")
     sink.check_properties(loaded.config.sink, loaded.config.app.id)
     where = str(loaded.file) if loaded.file else "environment and flags"
     return Report("config check", True, f"the configuration ({where}) is valid")

@@ -23,12 +23,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from eventpub.channel import Farewell, Lease, Report
+from eventpub.channel import Farewell, Report
 from eventpub.channel.lane import Joined, Lost, Received
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator import wording
-from eventpub.coordinator.absence import Absence
 from eventpub.coordinator.checks import Checks
 from eventpub.coordinator.database_changes import DatabaseChanges
 from eventpub.coordinator.durable_state import DurableState, StartState
@@ -60,7 +59,6 @@ class Coordinator:
         shards: each as it stands.
         progress: of the publisher as a whole.
         health: named checks, and the last error of each shard.
-        absence: of a cluster's executors.
         is_paused: nothing that is not under way is published.
         paused_by: who has paused it, and when; "": not known.
         seen_at: when the last event was handled, the machine's s.
@@ -75,7 +73,6 @@ class Coordinator:
         self.shards = shards = [Shard(number) for number in range(config.run.shards)]
         self.progress = progress = Progress(server=begin.server)
         self.health = Health(shards)
-        self.absence = Absence(config, shards)
         self._is_written_paused = begin.is_paused
         self._pauses: deque[e.PauseAsked] = deque()
         """Those that wait for what they want to be written down, the first first."""
@@ -93,7 +90,7 @@ class Coordinator:
         self._requests = Requests(shards, begin.partitions, do)
         for request, reply in begin.requests:
             self._requests.receive(request, reply, is_kept=True)
-        self._leases = Leases(shards, begin.run, self._ending, self._requests, do)
+        self._leases = Leases(shards, self._ending, self._requests, do)
         gaps = config.gaps
         self._windows = Windows(shards, durable, gaps.policy != "hold_shard", gaps.longest_wait, do)
         newest = NewestRows(horizon, begin.start, begin.newest)
@@ -113,11 +110,9 @@ class Coordinator:
         """What takes an event of each type, and the time at which it has come."""
         leases, requests, ending = self._leases, self._requests, self._ending
         return {
-            Joined: leases.joined,
+            Joined: self._joined,
             Received: self._received,
             Lost: lambda event, now: leases.lost(event.lane, now),
-            e.RunnerEnded: leases.runner_ended,
-            e.PlacementChanged: leases.placement_changed,
             e.Polled: self._polled,
             e.Counted: self._counted,
             e.Tick: self._ticked,
@@ -239,7 +234,6 @@ class Coordinator:
     def _go_on(self, now: float) -> None:
         """What follows from how things are, whatever has happened."""
         if not self._ending.is_stopping:
-            self._grant(now)
             self._leases.start_runners(now)
             self._requests.send(is_paused=self.is_paused)
             if not self.is_paused:
@@ -250,26 +244,24 @@ class Coordinator:
 
     # -- runners ----------------------------------------------------------------------------------
 
+    def _joined(self, event: Joined, now: float) -> None:
+        """Give the lease to a runner that has connected, and what it is to do now."""
+        lane, shard = event.lane, self.shards[event.lane.shard]
+        if not self._leases.admits(lane):
+            return
+        shard.grant(lane, self._durable.lease(shard, self._recounting.uncounted_since))
+        if not self.is_paused:  # else `_resume` catches up
+            self._windows.begin(shard, now)
+            shard.compare(self._recounting.comparison, now)
+
     def _received(self, event: Received, now: float) -> None:
         lane, message = event.lane, event.message
         if isinstance(message, Farewell):
             self._leases.left(lane, message.error, now)
             if message.error is not None and message.error.code == "store.table_altered":
                 self._checks.table_is_in_doubt(now)
-        elif self._leases.heard(event, now) and isinstance(message, Report):
+        elif self._leases.heard(event) and isinstance(message, Report):
             self._reported(self.shards[lane.shard], message, now)
-
-    def _grant(self, now: float) -> None:
-        """Give leases, and with each what its runner is to do now."""
-        comparison = self._recounting.comparison
-        for shard in self._leases.grant(self._lease, now):
-            if self.is_paused:
-                continue  # `_pause` catches up
-            self._windows.begin(shard, now)
-            shard.compare(comparison, now)
-
-    def _lease(self, shard: Shard) -> Lease:
-        return self._durable.lease(shard, self._recounting.uncounted_since)
 
     def _pause(self, event: e.PauseAsked, now: float) -> None:
         if event.is_paused == self.is_paused == self._is_written_paused and not self._pauses:
@@ -409,7 +401,6 @@ class Coordinator:
         del event
         if self._ending.is_stopping or not self._checks.is_second(now):
             return
-        self._leases.check_silence(now)
         self._recounting.second(now)
         self._count(now)
         durable, progress = self._durable, self.progress
@@ -421,8 +412,6 @@ class Coordinator:
         self._remember()
         self._published.add(now, progress.published)
         self._leases.log_folding(now)
-        if (line := self.absence.line(now)) is not None:
-            self._do(line)
         self._do(e.Show())
 
     def _sampled(self, event: e.Sampled, now: float) -> None:
@@ -453,7 +442,7 @@ class Coordinator:
         error = self._changes.altered(event)
         if error is not None:
             for shard in self.shards:
-                shard.outdate(now)
+                shard.outdate()
             self._connect_anew(error, now)
 
     def _open_checked(self, event: e.OpenChecked, now: float) -> None:

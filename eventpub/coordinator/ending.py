@@ -49,13 +49,9 @@ class Ending:
         self.stop_by = 0.0
         self.is_over = False
 
-    def judge_shard(
-        self, shard: Shard, error: EventpubError, now: float, *, is_elsewhere: bool
-    ) -> None:
+    def judge_shard(self, shard: Shard, error: EventpubError, now: float) -> None:
         """A runner has failed: start to stop, or wait it out."""
-        final = self._failures.of_shard(
-            shard.number, error, shard.failures, now, is_elsewhere=is_elsewhere
-        )
+        final = self._failures.of_shard(shard.number, error, shard.failures, now)
         if final is not None:
             self.stop(final, now)
         elif not self.is_stopping:
@@ -85,9 +81,8 @@ class Ending:
         self.is_stopping, self._error = True, error
         self.stop_by = now + _STOPS_WITHIN
         for shard in self._shards:
-            for lane in (shard.lane, shard.next_lane):
-                if lane is not None:
-                    lane.send(Stop())
+            if shard.lane is not None:
+                shard.lane.send(Stop())
 
     def has_published_all(self, position: int) -> bool:
         """Whether a run that ends by itself has done what it was sent, and holds nothing.

@@ -118,31 +118,6 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class RunnerEnded:
-    """The thread or task of a runner is over.
-
-    Attributes:
-        attempt: as of `StartRunner`.
-        error: why, where it has not said so itself.
-    """
-
-    shard: int
-    attempt: int
-    error: EventpubError | None = None
-
-
-@dataclass(frozen=True)
-class PlacementChanged:
-    """Runners are to move: Spark is up, or gone.
-
-    Attributes:
-        replaces_runners: whether runners that work are to be replaced by new ones.
-    """
-
-    replaces_runners: bool
-
-
-@dataclass(frozen=True)
 class RequestReceived:
     """Somebody asks for something that shards do.
 
@@ -204,8 +179,6 @@ Event: TypeAlias = (
     | TableChecked
     | OpenChecked
     | Failed
-    | RunnerEnded
-    | PlacementChanged
     | RequestReceived
     | Withdrawn
     | PauseAsked
@@ -289,30 +262,11 @@ class CheckOpen:
 
 
 @dataclass(frozen=True)
-class StartSpark:
-    """Have Spark come up; it does so by itself."""
-
-
-@dataclass(frozen=True)
 class StartRunner:
     """Start a runner of a shard, which will connect.
 
     Attributes:
-        attempt: the number of the attempt, which `RunnerEnded` repeats.
-        is_here: in a thread of this process, whatever places runners else.
-    """
-
-    shard: int
-    attempt: int
-    is_here: bool = False
-
-
-@dataclass(frozen=True)
-class EndRunner:
-    """End the runner of a shard by force, where that can be done; `RunnerEnded` follows.
-
-    Attributes:
-        attempt: as of `StartRunner`.
+        attempt: the number of the attempt.
     """
 
     shard: int
@@ -382,9 +336,7 @@ Command: TypeAlias = (
     | CheckTopic
     | CheckTable
     | CheckOpen
-    | StartSpark
     | StartRunner
-    | EndRunner
     | Reassign
     | Remember
     | Show

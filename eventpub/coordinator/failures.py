@@ -42,9 +42,6 @@ _PASSES_WITHIN = {
 start know of no topic, a migration takes a table or an index away and gives it back, a server or a
 proxy in between has no disk, memory or threads for a moment and words it in its own way."""
 
-_DEFECTS = {"publish.order_violated", "publish.refused_twice", "sink.wrong_partition"}
-"""Errors of eventpub's own: wherever they are met, a person must see them."""
-
 _FATAL_CHECKS = {"sink.other_publisher", "sink.topic_recreated"}
 
 
@@ -74,26 +71,16 @@ class Failures:
         self._wrong_since.pop(command.__name__, None)
 
     def of_shard(
-        self,
-        shard: int,
-        error: EventpubError,
-        in_a_row: int,
-        now: float,
-        *,
-        is_elsewhere: bool = False,
+        self, shard: int, error: EventpubError, in_a_row: int, now: float
     ) -> EventpubError | None:
         """The error to end with, if a runner's failure is one.
 
         Args:
             shard: its number.
-            in_a_row: how often that shard has failed here without having done anything.
-            is_elsewhere: the runner was outside this process, so what is wrong may be wrong on its
-                machine only: one here takes over, and meets it, too, if it is not.
+            in_a_row: how often that shard has failed without having done anything.
         """
         if error.code in _SIGHTINGS:
             return self._another_publisher(shard, error, now)
-        if is_elsewhere and error.code not in _DEFECTS:
-            return None
         if error.code == "shard.failed":
             return error if in_a_row > _MOST_FAILURES else None
         return (

@@ -126,8 +126,6 @@ class Health:
             self._failed(event.command, event.error, now)
         elif isinstance(event, Received):
             self._received(event, now)
-        elif isinstance(event, e.RunnerEnded) and event.error is not None:
-            self._shard_failed(event.shard, event.error, "it did not connect", now)
 
     def is_away(self, name: str) -> bool:
         """Whether what a check is about has failed last."""
@@ -158,7 +156,7 @@ class Health:
 
     def _received(self, event: Received, now: float) -> None:
         number, message = event.lane.shard, event.message
-        if not 0 <= number < len(self._shards) or event.lane is not self._shards[number].lane:
+        if event.lane is not self._shards[number].lane:
             return
         if isinstance(message, Farewell):
             if message.error is not None:

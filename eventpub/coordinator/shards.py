@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import pyarrow as pa
 
-from eventpub.channel import Comparison, Lease, Report, Stop, Window
+from eventpub.channel import Comparison, Lease, Report, Window
 from eventpub.channel.lane import Lane
-from eventpub.coordinator.elsewhere import Elsewhere
 
 MOST_PAGES = 4
 """Full pages on their way to a shard."""
@@ -22,20 +20,10 @@ MOST_WINDOWS = 16
 _STALLED = 5.0
 """Seconds after which nobody waits for a shard that has not done what it was sent."""
 
-_HANDOVER = 5.0
-"""Seconds in which a runner may finish what it does before another one gets its lease anyway."""
-
-_COMES_WITHIN = 5.0
-"""Seconds after which a runner that was started and does not come, since a cluster has no place for
-it, is waited for by one in a thread of this process."""
-
 _FIRST_WAIT = 0.25
 _LONGEST_WAIT = 10.0
 """Seconds until a runner that has failed is started again, twice as many each time: as long as
 librdkafka waits, at most, before it connects again."""
-
-MakeLease: TypeAlias = Callable[["Shard"], Lease]
-"""The next lease of a shard, as things are now."""
 
 
 @dataclass
@@ -55,7 +43,6 @@ class Shard:
     Attributes:
         number: the shard's.
         lane: of the runner that has the lease; None: nobody has.
-        next_lane: of one that waits for it.
         lease: number of the lease; 0: there was none.
         sent: windows on their way.
         is_behind: whether a window was left out, so that one is due when these are done.
@@ -67,15 +54,14 @@ class Shard:
         due_sent_for: what the last report was when a window for holds that are due was sent.
         attempt: how often a runner was started.
         is_starting: whether the last one has not connected yet.
-        comes_by: when that is to have connected.
-        elsewhere: its runners outside this process.
         valid_from: the first attempt that may have the lease.
-        lease_at: when the lease was given.
+        start_at: when the next one is started, where none runs.
+        wait: until it is started after another failure.
+        failures: runners that have failed in a row.
     """
 
     number: int
     lane: Lane | None = None
-    next_lane: Lane | None = None
     lease: int = 0
     sent: deque[Sent] = field(default_factory=deque)
     is_behind: bool = False
@@ -87,33 +73,21 @@ class Shard:
     due_sent_for: Report | None = None
     attempt: int = 0
     is_starting: bool = False
-    comes_by: float = 0.0
-    elsewhere: Elsewhere = field(default_factory=Elsewhere)
     valid_from: int = 0
-    lease_at: float = 0.0
     start_at: float = 0.0
     wait: float = _FIRST_WAIT
-    handover_by: float = 0.0
     failures: int = 0
 
     # -- who has the lease ------------------------------------------------------------------------
 
-    def join(self, lane: Lane, now: float) -> None:
-        """A runner wants the lease; it gets it from `grant` when `is_free`."""
-        self.is_starting = False
-        if self.next_lane is not None:
-            self.next_lane.close()
-        self.next_lane = lane
-        if self.lane is not None:
-            self.lane.send(Stop())
-            self.handover_by = now + _HANDOVER
+    def grant(self, lane: Lane, lease: Lease) -> None:
+        """Give the lease to a runner that has connected."""
+        self.lane, self.is_starting = lane, False
+        self.lease, self.window = lease.number, 0
+        lane.send(lease)
 
-    def leave(self, lane: Lane, now: float) -> bool:
+    def leave(self, lane: Lane) -> bool:
         """A runner is gone; whether it was the one that had the lease."""
-        if self.is_elsewhere(lane):
-            self.elsewhere.end(now)
-        if lane is self.next_lane:
-            self.next_lane = None
         if lane is not self.lane:
             return False
         self.lane = None
@@ -122,101 +96,29 @@ class Shard:
         self.compares_since = None
         return True
 
-    def is_free(self, now: float) -> bool:
-        """Whether who waits for the lease may have it."""
-        return self.next_lane is not None and (self.lane is None or now > self.handover_by)
-
-    def grant(self, lease: Lease, now: float) -> None:
-        """Give the lease to who waits for it."""
-        if self.lane is not None:
-            self.lane.close()  # it has had its time; the new one fences it
-            self.leave(self.lane, now)
-        self.lane, self.next_lane = self.next_lane, None
-        assert self.lane is not None
-        self.lease, self.window, self.lease_at = lease.number, 0, now
-        self.lane.send(lease)
-
     def failed(self, now: float, *, at_once: bool = False) -> None:
-        """Its runner is gone: another one is started, after a wait unless it is the first."""
-        is_first = self.failures == 0
-        self.failures += 1
-        self._wait(now, at_once=at_once and is_first)
+        """Its runner is gone: another one is started, after a wait.
 
-    def failed_elsewhere(self, now: float, *, at_once: bool = False) -> bool:
-        """A runner elsewhere has failed; whether one here is to publish the shard."""
-        is_first = self.elsewhere.failures == 0
-        self._wait(now, at_once=at_once and is_first)
-        self.elsewhere.failed(now)
-        if self.elsewhere.is_failing:
-            self.start_at = now
-        return self.elsewhere.is_failing
-
-    def never_came(self, now: float) -> None:
-        """The runner elsewhere is over and has never connected: one here publishes at once."""
-        if self.attempt == self.elsewhere.attempt:
-            self.is_starting = False
-        self.elsewhere.never_came(now)
-        self.start_at = now
-
-    def gets_on(self, now: float) -> bool:
-        """Who has the lease has got on; whether that ends failures elsewhere."""
-        assert self.lane is not None
-        return self.is_elsewhere(self.lane) and self.elsewhere.gets_on(now - self.lease_at)
-
-    def _wait(self, now: float, *, at_once: bool) -> None:
-        self.start_at = now if at_once else now + self.wait
+        Args:
+            at_once: without a wait, unless one has failed before.
+        """
+        self.start_at = now if at_once and self.failures == 0 else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
+        self.failures += 1
 
-    def is_elsewhere(self, lane: Lane) -> bool:
-        """Whether it leads to the runner outside this process."""
-        return self.elsewhere.has(lane.hello.attempt)
-
-    def outdate(self, now: float) -> None:
-        """Runners without a lease do not get it: what they were started with is out of date."""
+    def outdate(self) -> None:
+        """A runner on its way does not get the lease: what it was started with is out of date."""
         self.valid_from, self.is_starting = self.attempt + 1, False
-        if self.next_lane is not None:
-            self.next_lane.send(Stop())
-            self.next_lane = None
-        if self.elsewhere.attempt and (self.lane is None or not self.is_elsewhere(self.lane)):
-            self.elsewhere.end(now)
-
-    def move(self, now: float) -> None:
-        """There are other places now: what has failed at those before says nothing."""
-        self.start_at, self.is_starting = now, False
-        self.elsewhere = Elsewhere()
-
-    def start(self, now: float, *, is_elsewhere: bool) -> int:
-        """A runner is started; the number of the attempt."""
-        self.attempt += 1
-        self.comes_by = now + _COMES_WITHIN
-        self.is_starting = True
-        if is_elsewhere:
-            self.elsewhere.start(self.attempt)
-        return self.attempt
-
-    def starts_here(self, now: float) -> bool:
-        """Whether nobody publishes the shard, and nobody elsewhere does soon."""
-        if self.lane is not None or self.next_lane is not None:
-            return False
-        if self.is_starting:
-            return now >= self.comes_by
-        return self.elsewhere.is_failing or self.elsewhere.attempt != 0
-
-    def has_ended(self, attempt: int, now: float) -> bool:
-        """A runner here is over; whether it never connected."""
-        if attempt != self.attempt or not self.is_starting:
-            return False
-        self.is_starting = False
-        self._wait(now, at_once=False)
-        return True
 
     def wants_runner(self, now: float) -> bool:
         """Whether a runner is to be started."""
-        if self.is_starting:
-            return self.starts_here(now)
-        if self.lane is None and self.next_lane is None:
-            return now >= self.start_at
-        return self.next_lane is None and now >= self.elsewhere.next_at
+        return self.lane is None and not self.is_starting and now >= self.start_at
+
+    def start(self) -> int:
+        """A runner is started; the number of the attempt."""
+        self.attempt += 1
+        self.is_starting = True
+        return self.attempt
 
     # -- what it is sent --------------------------------------------------------------------------
 
@@ -258,10 +160,6 @@ class Shard:
     def has_begun(self) -> bool:
         """Whether it has a runner, which has read the topic back."""
         return self.lane is not None and self.reported_lease == self.lease
-
-    def has_work(self) -> bool:
-        """Whether its runner has yet to begin, or to do what it was sent."""
-        return self.lane is not None and (self.works_since is not None or not self.has_begun)
 
     @property
     def works_since(self) -> float | None:

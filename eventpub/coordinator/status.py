@@ -44,7 +44,6 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         return None if at is None else round(wall - (now - at), 3)
 
     def of_check(check: Check) -> dict[str, Any]:
-        check = coordinator.absence.mark(check, now)
         times = {"since": unix(check.since), "last_ok": unix(check.last_ok)}
         return asdict(check) | times
 

@@ -74,9 +74,6 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
     if report.rebuilt is not None:
         text = "an index was damaged, and is rebuilt from the topic"
         yield warning(text, damage=report.rebuilt, **shard)
-    if report.copied_from is not None:
-        text = "no index of the shard on this machine: fetched a copy, read the rest from the topic"
-        yield Log("info", text, shard | {"copy": report.copied_from, "records": report.folded})
     if report.baseline is not None:
         text = "retention removed what the index has not read: earlier events count as published"
         yield warning(text, before=format_time(report.baseline), **shard)

@@ -5,20 +5,16 @@ Nothing here knows SQL or Kafka. One shard's task has its index open at a time; 
 makes sure of it.
 """
 
-from eventpub.index.database import Changes, aside_of, set_aside
+from eventpub.index.database import Changes, folder_for, set_aside
 from eventpub.index.identity import of_another
 from eventpub.index.index import Index
 from eventpub.index.reading import Pending, Summary, glance, summary
-from eventpub.index.snapshots import Copying, Snapshots, folder_for
 
 __all__ = [
     "Changes",
-    "Copying",
     "Index",
     "Pending",
-    "Snapshots",
     "Summary",
-    "aside_of",
     "folder_for",
     "glance",
     "of_another",

@@ -12,6 +12,7 @@ without a gap.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import struct
 import time
@@ -239,18 +240,44 @@ def _mark(number: int) -> bytes:
     return b"g" + NUMBER.pack(number)
 
 
-def aside_of(directory: Path) -> Path:
-    """Where `set_aside` moves a damaged one to."""
-    return directory.with_name(f"{directory.name}.damaged")
-
-
 def set_aside(directory: Path, *, is_damaged: bool = True) -> Path:
     """Move an index out of the way of a new one; where to. An older one there is removed."""
-    aside = aside_of(directory) if is_damaged else directory.with_name(f"{directory.name}.former")
+    aside = directory.with_name(f"{directory.name}.{'damaged' if is_damaged else 'former'}")
     shutil.rmtree(aside, ignore_errors=True)
     with suppress(FileNotFoundError):
         directory.rename(aside)
     return aside
+
+
+_copies: set[Path] = set()
+"""Folders of this process's copies, which whoever makes one removes."""
+
+
+def folder_for(directory: Path) -> Path:
+    """Where a copy of an index is made: beside it, on its disk, for links.
+
+    What processes that were killed have left of others is removed.
+    """
+    for left in directory.parent.glob(f"{directory.name}.copy-*"):
+        if left not in _copies and not _is_of_another(left):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = directory.with_name(f"{directory.name}.copy-{os.getpid()}-{secrets.token_hex(4)}")
+    _copies.add(folder)
+    return folder
+
+
+def _is_of_another(folder: Path) -> bool:
+    """Whether another process that lives may have made it."""
+    pid = folder.name.rpartition(".copy-")[2].split("-")[0]
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @contextmanager

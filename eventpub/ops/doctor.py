@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -219,26 +218,7 @@ def java(environ: os._Environ[str] | dict[str, str]) -> Check:
 def _spark(config: Config) -> list[Check]:
     if config.spark.master == "none":
         return [Check("Spark", "ok", "not used, and no Java: the shards are threads")]
-    found = [java(os.environ), pyspark()]
-    if config.spark.master.startswith("local") and all(c.status == "ok" for c in found):
-        found.append(classes())
-    return found
-
-
-def classes() -> Check:
-    """Whether Spark's classes are archived, which it starts twice as fast with."""
-    from eventpub.spark.jvm import archive_file, find_java, has_archive
-
-    name = "Spark's classes"
-    file = archive_file(find_java())
-    if has_archive(file):
-        return Check(name, "ok", f"archived in {file}")
-    return Check(
-        name,
-        "warn",
-        "not archived: Spark takes twice the time and CPU to start, nothing else",
-        f"{sys.executable} -m eventpub.spark.jvm  (half a minute, 160 MB, once an installation)",
-    )
+    return [java(os.environ), pyspark()]
 
 
 def pyspark() -> Check:

@@ -1,15 +1,17 @@
 """One run of the publisher: the coordinator's loop, and what carries out its commands.
 
-events ──▶ Coordinator.on ──▶ commands ──▶ workers (boundary, checks, broker), placement, disk, log
+events ──▶ Coordinator.on ──▶ commands ──▶ workers (boundary, checks, broker), shards, disk, log
    ▲                                                        │
    └────────────────────────────────────────────────────────┘
+
+Workers and shards are threads of this process.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
-import secrets
 import signal
 import socket
 import threading
@@ -18,12 +20,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from eventpub import __version__
-from eventpub.channel import Request
+from eventpub.channel import Hello, Request
+from eventpub.channel.lane import IsCurrent
+from eventpub.channel.local import LocalLink
 from eventpub.config import Config, format_time
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
@@ -34,7 +38,6 @@ from eventpub.failpoint import failpoint
 from eventpub.log import dropped
 from eventpub.masking import mask_all
 from eventpub.ops.http import Pages
-from eventpub.publisher.placement import Placement, Threads, tune_garbage_collector
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.publisher.workers import (
     BROKER_CHECKS,
@@ -43,14 +46,9 @@ from eventpub.publisher.workers import (
     ChecksWork,
     Worker,
 )
-from eventpub.settings import read_file
+from eventpub.shard.assignment import Assignment
+from eventpub.shard.runner import serve
 from eventpub.state import StateDir
-
-if TYPE_CHECKING:
-    from eventpub.channel.flight import Server
-
-_SPARK_AFTER = 10.0
-"""Seconds after which Spark is started for a run that ends by itself: most are over before."""
 
 _WORKERS_END = 0.3
 """Seconds for a thread to finish what it does when the publisher stops."""
@@ -95,10 +93,6 @@ class Publisher:
                     "other users had access to state files; their access was removed",
                     state_dir=str(self._state.root),
                 )
-            if is_local(self._config):
-                from eventpub.spark.jvm import find_java
-
-                find_java()
             try:
                 prepared = self._prepare()
             except EventpubError as error:
@@ -106,7 +100,7 @@ class Publisher:
                 raise
             if prepared is None:
                 return Progress(stopped_by=self._stopped_by)
-            tune_garbage_collector()
+            _tune_garbage_collector()
             return self._publish(prepared)
         finally:
             restore()
@@ -155,7 +149,7 @@ class Publisher:
         with CommandRunner(
             self._config, self._state, prepared, coordinator, self._events
         ) as runner:
-            runner.begin(_SPARK_AFTER if self._available_now else 0.0)
+            runner.begin()
             event: e.Event | _StatusAsked = e.Tick()
             while True:
                 now = time.monotonic()
@@ -279,50 +273,25 @@ class CommandRunner:
             "eventpub-checks", self._checks_work.do, post, self._checks_work.close
         )
         self._broker = Worker("eventpub-broker", broker_work.do, post)
-        self._threads = Threads(post, coordinator.is_current)
-        self._placement: Placement = self._threads
         self._pages = Pages(config, self, state)
-        self._server: Server | None = None
-        self._spark: Any = None
 
-    def begin(self, spark_after: float) -> None:
-        """Answer commands, and have Spark come up."""
+    def begin(self) -> None:
+        """Answer commands."""
         if self._coordinator.is_paused:
             log.warning(
                 "starting paused; run `eventpub resume` to start publishing",
                 by=self._coordinator.paused_by,
             )
         self._pages.begin()
-        if self._config.spark.master != "none":
-            from eventpub.spark.leases import Spark
-
-            token = secrets.token_hex(16)
-            self._server = _serve(self._config, token, self._events, self._coordinator.is_current)
-            address = self._server.address(
-                _reached_at(self._config), token, _authority(self._config)
-            )
-            self._spark = Spark(
-                self._config, self._state.spark_log, address, self._events.put, self._use
-            )
-            self._spark.begin(spark_after)
 
     def __enter__(self) -> CommandRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._spark is not None:
-            self._spark.end(_WORKERS_END)
         self._pages.end()
-        if self._server is not None:
-            self._server.end()
         self._boundary.end(_WORKERS_END)
         self._checks.end(_WORKERS_END)
         self._broker.end(_WORKERS_END)
-
-    def _use(self, placement: Placement | None) -> None:
-        """Runners that start from now on start there; those that work move to it."""
-        self._placement = placement or self._threads
-        self._events.put(e.PlacementChanged(replaces_runners=placement is not None))
 
     def show(self) -> None:
         """About once a second: how it stands is kept."""
@@ -335,10 +304,7 @@ class CommandRunner:
         if isinstance(command, e.Poll):
             self._boundary.put(command)
         elif isinstance(command, e.StartRunner):
-            placement = self._threads if command.is_here else self._placement
-            placement.start(self._assignment, command.shard, command.attempt)
-        elif isinstance(command, e.EndRunner):
-            self._placement.end_runner(command.shard, command.attempt)
+            start_runner(self._assignment, command, self._events.put, self._coordinator.is_current)
         elif isinstance(command, e.Reassign):
             self._assignment = replace(self._assignment, layout=command.layout)
             self._boundary_work.use(command.layout)
@@ -456,39 +422,35 @@ class CommandRunner:
         return {"answers": answers, "error": None}
 
 
-def is_local(config: Config) -> bool:
-    """Whether Spark runs on this machine."""
-    master = config.spark.master
-    return master == "local" or master.startswith("local[")
+def start_runner(
+    assignment: Assignment,
+    command: e.StartRunner,
+    post: Callable[[e.Event], None],
+    is_current: IsCurrent,
+) -> None:
+    """Publish a shard in a thread, which connects to the coordinator by itself. Does not wait.
+
+    Args:
+        assignment: of all shards.
+        command: which shard.
+        post: takes what happens.
+        is_current: see `IsCurrent`.
+    """
+    shard = command.shard
+
+    def work() -> None:
+        link = LocalLink(Hello(shard, "this process", command.attempt), post, is_current)
+        try:
+            serve(assignment, shard, link)
+        except BaseException:
+            link.lose()
+            raise
+
+    threading.Thread(target=work, name=f"eventpub-shard-{shard}", daemon=True).start()
 
 
-def _reached_at(config: Config) -> str:
-    """The name or address by which runners reach this machine."""
-    if config.channel.host:
-        return config.channel.host
-    return "127.0.0.1" if is_local(config) or config.spark.master == "none" else socket.getfqdn()
-
-
-def _serve(
-    config: Config,
-    token: str,
-    events: queue.SimpleQueue[e.Event],
-    is_current: Callable[[int, int], bool],
-) -> Server:
-    from eventpub.channel.flight import Server, Tls
-
-    channel = config.channel
-    host = _reached_at(config)
-    bound = host if host in {"127.0.0.1", "localhost", "::1"} else "0.0.0.0"
-    tls = None
-    if channel.certificate_file is not None and channel.key_file is not None:
-        tls = Tls(
-            read_file(channel.certificate_file, "channel.certificate_file"),
-            read_file(channel.key_file, "channel.key_file"),
-        )
-    return Server(bound, token, events.put, is_current, tls=tls, port=channel.port)
-
-
-def _authority(config: Config) -> str | None:
-    file = config.channel.ca_file
-    return None if file is None else read_file(file, "channel.ca_file")
+def _tune_garbage_collector() -> None:
+    """Let Python's search for cycles look at less, less often: rows make none, and a drain is a
+    tenth slower with it."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)

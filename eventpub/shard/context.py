@@ -19,7 +19,7 @@ from eventpub.channel.histogram import LATENCY_BOUNDS
 from eventpub.channel.lane import Link
 from eventpub.index import Index
 from eventpub.shard.assignment import Assignment
-from eventpub.shard.own_index import IndexCopies, open_index, require_going_on
+from eventpub.shard.own_index import open_index, require_going_on
 from eventpub.shard.pace import Pace
 from eventpub.sink import DeadRow, PublishedBatch, ShardSink
 from eventpub.sink.producing import CrashPoint, no_crash
@@ -226,10 +226,8 @@ class LeasedContext(ShardContext):
         self.lease = lease
         self.link = link
         self.uncounted_since = lease.uncounted_since
-        self._copies = IndexCopies(assignment, self.shard, link)
         self.sink = self._new_sink()
         try:
-            self.report.copied_from = self._copies.find(lease)
             self._begin(open_index(assignment, self.shard, self.report))
         except BaseException:
             self.close()
@@ -239,15 +237,6 @@ class LeasedContext(ShardContext):
         """Let go of everything; an open transaction is aborted by the next owner."""
         self.sink.close()
         super().close()
-
-    @property
-    def keeps_copies(self) -> bool:
-        """Whether copies of the index are kept."""
-        return self._copies.are_kept
-
-    def keep_copy(self) -> None:
-        """Keep a copy of the index, where one is due."""
-        self._copies.keep(self.index)
 
     def _new_sink(self) -> ShardSink:
         config = self.assignment.config

@@ -16,7 +16,6 @@ import numpy as np
 from eventpub import admission
 from eventpub.admission import Known, Rewritten, Seen, values
 from eventpub.channel import Folding
-from eventpub.errors import SinkError, StateError
 from eventpub.failpoint import failpoint
 from eventpub.shard.assignment import index_folder
 from eventpub.shard.context import LeasedContext
@@ -142,10 +141,6 @@ class Fold:
                     with_contents=context.rules.contents_of is not None,
                     meanwhile=lambda: self._go_on(context.sink.unread),
                 )
-            except SinkError as error:
-                if error.code == "sink.topic_recreated":
-                    self._require_no_copy("of records that the topic has lost")
-                raise
             except MissingMarkerError as lost:
                 self._reads_all = False  # the next one goes on where this one has come to
                 index.note_missing_markers(lost.written)
@@ -277,8 +272,7 @@ class Fold:
     def _check_topics(self) -> None:
         """Whether the topics are those that the offsets of the index belong to.
 
-        One beside the topic that was made again is empty, and that is all. A copy of the index is
-        of no use then: who removes the state to publish everything again does not want it back.
+        One beside the topic that was made again is empty, and that is all.
         """
         context = self._context
         sink, index = context.assignment.config.sink, context.index
@@ -287,25 +281,11 @@ class Fold:
         made_again = {topic for topic, id_ in ids.items() if known.get(topic, id_) != id_}
         if sink.topic in made_again:
             if ids[sink.topic] != sink.accept_topic_id:
-                self._require_no_copy("of a topic that was deleted")
                 raise topic_remade(sink, ids[sink.topic])
             made_again = set(sink.topics)
         if made_again or ids.items() - known.items():
             index.note_topics(ids, made_again)
         context.report.made_again += sorted(made_again)
-
-    def _require_no_copy(self, what: str) -> None:
-        """Give up an index that is a copy of what is gone, where the state is gone, too.
-
-        With the state, what was published is known: that it is gone is for the operator to decide.
-
-        Raises:
-            StateError: index.corrupt
-        """
-        context = self._context
-        copy, known = context.report.copied_from, context.lease.acknowledged
-        if copy is not None and not any(known.get(place) for place in context.own_places()):
-            raise StateError("index.corrupt", f"the copy {copy} is {what}")
 
     def _decide_baseline(self) -> None:
         """At the end of a first fold, or of one that was cut, whatever tries of it came before.

@@ -4,8 +4,6 @@ A runner lives as long as its lease. It relies on nothing that an earlier one le
 index is opened here and the producer made here, which fences every older one. At any point the
 process may die. What is visible on the topic then is what the fold of the next runner reads back,
 before it decides anything.
-
-It does not know who runs it: a thread beside the coordinator, or a task of Spark elsewhere.
 """
 
 from __future__ import annotations
@@ -29,9 +27,6 @@ from eventpub.sink import topic_gone
 from eventpub.sink.numbered import require_owner
 
 log = logging.getLogger("eventpub.shard")
-
-_COPIES_EVERY = 1.0
-"""Seconds between two checks whether a copy of the index is due, where nothing else comes."""
 
 _SERVES_EVERY = 60.0
 """Seconds after which the producer hands over what it has logged, where nothing else comes."""
@@ -68,7 +63,7 @@ def serve(assignment: Assignment, number: int, link: Link) -> None:
             "shard.failed",
             f"unexpected error in shard {number}: {type(found).__name__}: {words_of(found)}",
             suggestion="this is a bug in eventpub; please report it with the traceback, which is in"
-            " the log (of a task of Spark: in spark.log of app.state_dir)",
+            " the log",
             retriable=True,
         )
     with suppress(StateError):
@@ -187,7 +182,6 @@ class Runner:
                     self._reading.handled()
                 comparing.go_on()
                 self._report()
-                context.keep_copy()
                 if context.is_stopping:
                     return False
         return False
@@ -199,16 +193,13 @@ class Runner:
             # also while it goes on: who says nothing for a minute counts as standing still
             if comparing.go_on() or (comparing.is_under_way and self._is_silent()):
                 self._report()
-            context.keep_copy()
             context.sink.serve()
         with context.timed("read"):
             return next(items, None)
 
     def _patience(self) -> float:
         """Seconds to wait for what comes next before something else is due."""
-        if self._comparing.is_under_way:
-            return _COMPARES_EVERY
-        return _COPIES_EVERY if self._context.keeps_copies else _SERVES_EVERY
+        return _COMPARES_EVERY if self._comparing.is_under_way else _SERVES_EVERY
 
     def _wait_for_holds(self) -> bool:
         """`hold_shard`: nothing is read while an aggregate waits for a version.

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from eventpub.admission import values
 from eventpub.channel import Report
-from eventpub.channel.messages import decode, encode
+from eventpub.channel.messages import fields_of, report_of
 from eventpub.errors import StateError
 from eventpub.index import Changes
 from eventpub.spark.place import Place
@@ -86,7 +86,7 @@ class Journals:
         """
         keys, changes = _stream(journal.keys), _stream(_table_of(journal.changes))
         head = {
-            "report": json.loads(encode(journal.report)),
+            "report": fields_of(journal.report),
             "digest": hashlib.blake2b(keys, digest_size=16).hexdigest(),
             "keys": len(keys),
             "rows": journal.keys.num_rows,
@@ -154,7 +154,7 @@ class Journals:
         if len(data) < end:
             raise self._damaged(name)
         head: dict[str, Any] = json.loads(data[_LENGTH.size : end])
-        return head | {"report": decode(json.dumps(head["report"]).encode())}
+        return head | {"report": report_of(head["report"])}
 
     def _damaged(self, name: str) -> StateError:
         return StateError(

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -56,6 +57,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 class SparkPublisher(Run):
     """See the module; `run` is its whole life."""
+
+    def run(self) -> Progress:
+        require_java()
+        return super().run()
 
     def _publish(self, prepared: Prepared) -> Progress:
         with Query(self._config, self._state, prepared, available_now=self._available_now) as query:
@@ -111,7 +116,7 @@ class Query:
     def _checkpoint(self) -> tuple[Publisher, bool]:
         """The checkpoint to go on with, and whether it is a new one."""
         config, begin = self._config, self._prepared.start_state
-        location = getattr(config.state, "location", "") or str(self._state.root / "shared")
+        location = config.state.location or str(self._state.root / "shared")
         known = self._state.read(self._state.query_file) or {}
         belongs = {
             "engine": "spark",
@@ -306,6 +311,23 @@ class Query:
     def withdraw(self, id: str) -> None:
         """As of `ops.pages.Source`."""
         self.monitor.withdraw(id)
+
+
+def require_java() -> None:
+    """Whether there is a Java that starts Spark.
+
+    Raises:
+        StateError: spark.java_missing
+    """
+    home = os.environ.get("JAVA_HOME")
+    is_there = bool(home) and (Path(home or "") / "bin" / "java").exists()
+    if not (is_there or shutil.which("java")):
+        raise StateError(
+            "spark.java_missing",
+            "Spark needs Java 17 or newer, and there is no java on the PATH or in JAVA_HOME",
+            suggestion="install it (Debian: apt-get install openjdk-17-jre-headless) or set"
+            " JAVA_HOME",
+        )
 
 
 def new_session(config: Config, state: StateDir) -> SparkSession:

@@ -1,9 +1,9 @@
-"""What both kinds of channel promise: runners in threads and elsewhere are told the same."""
+"""What the channel between the coordinator and a runner promises."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -14,6 +14,7 @@ from eventpub.channel import (
     Farewell,
     Folding,
     FromRunner,
+    Hello,
     Lease,
     Report,
     Request,
@@ -21,9 +22,12 @@ from eventpub.channel import (
     Window,
     Work,
 )
-from eventpub.channel.lane import Received
+from eventpub.channel.lane import Lost, Received
+from eventpub.channel.local import LocalLink
 from eventpub.errors import SinkError, StateError
-from tests.channel.ends import Connect, Coordinator, channel, failure, until
+from tests.channel.ends import Coordinator
+
+Connect = Callable[[int], LocalLink]
 
 LEASE = Lease(3, low=5, position=9, acknowledged={("events", 1): 17})
 
@@ -33,16 +37,17 @@ def coordinator() -> Coordinator:
     return Coordinator()
 
 
-@pytest.fixture(params=["local", "flight"])
-def connect(request: pytest.FixtureRequest, coordinator: Coordinator) -> Iterator[Connect]:
-    with channel(request.param, coordinator) as connects:
-        yield connects
+@pytest.fixture
+def connect(coordinator: Coordinator) -> Connect:
+    return lambda shard: LocalLink(
+        Hello(shard, "here", 7), coordinator.events.put, coordinator.is_current
+    )
 
 
 def test_a_runner_joins_and_is_given_its_lease(coordinator: Coordinator, connect: Connect) -> None:
     link = connect(2)
     lane = coordinator.joined()
-    assert (lane.shard, lane.hello.run, lane.hello.where) == (2, 7, "here")
+    assert (lane.shard, lane.hello.attempt, lane.hello.where) == (2, 7, "here")
     lane.send(LEASE)
     assert link.lease() == LEASE
 
@@ -118,24 +123,19 @@ def test_a_stop_is_known_before_its_turn_comes(coordinator: Coordinator, connect
     lane = coordinator.joined()
     lane.send(LEASE)
     lane.send(Window(1, 10))
-    assert not link.is_stopping
     lane.send(Stop())
-    assert until(lambda: link.is_stopping)
+    assert link.is_stopping
     link.lease()
     assert link.receive() == Window(1, 10), "what it does with it is its own affair"
 
 
-def test_a_closed_lane_ends_the_runners_work(coordinator: Coordinator, connect: Connect) -> None:
+def test_a_runner_that_ends_without_a_farewell_is_lost(
+    coordinator: Coordinator, connect: Connect
+) -> None:
     link = connect(0)
     lane = coordinator.joined()
-    lane.send(LEASE)
-    link.lease()
-    lane.close()
-    assert until(lambda: link.is_stopping)
-    for _ in range(2):  # and again, whoever asks
-        error = failure(link.receive)
-        assert (error.code, error.retriable) == ("run.disconnected", True)
-    assert failure(lambda: link.send(Report(0))).code == "run.disconnected"
+    link.lose()
+    assert coordinator.next(Lost).lane is lane
 
 
 def test_who_waits_for_work_is_woken(coordinator: Coordinator, connect: Connect) -> None:
@@ -157,7 +157,6 @@ def test_who_waits_for_long_may_do_what_is_due_meanwhile(
     coordinator: Coordinator, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eventpub.channel.local._IDLE_AFTER", 0.1)
-    monkeypatch.setattr("eventpub.channel.flight._ASKS_AFTER", 0.1)
     link = connect(0)
     lane = coordinator.joined()
     coordinator.leases = {(0, LEASE.number)}
@@ -190,7 +189,6 @@ def test_runners_do_not_share_anything(coordinator: Coordinator, connect: Connec
     lanes = {lane.shard: lane for lane in joined}
     for number, lane in lanes.items():
         lane.send(Window(number, 10 * number))
-    lanes[1].close()
     assert links[0].receive() == Window(0, 0)
     assert links[2].receive() == Window(2, 20)
     links[2].send(Report(2, done=2))

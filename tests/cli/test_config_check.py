@@ -62,7 +62,7 @@ trigger = "100ms"
 master = "local[*]"
 
 [state]
-snapshots = ""
+location = ""
 
 [ops]
 http = "127.0.0.1:8077"
@@ -123,12 +123,10 @@ def test_the_interface_s_example_is_valid_and_all_of_its_keys_are_documented(
         ("spark.master", "local[0]", "local[N]"),
         ("spark.master", "spark://host", "spark://host:port"),
         ("spark.master", "k8s://", "k8s://"),
-        ("state.snapshots", "ftp://x", "s3://"),
-        ("state.snapshots", "s3a://bucket", "write s3://"),
-        ("state.snapshots", "s3://", "what follows"),
-        ("state.snapshots", "file:/x", "file://"),
-        ("channel.host", "host:1234", "without a port"),
-        ("channel.host", "http://host", "without a port"),
+        ("state.location", "ftp://x", "s3://"),
+        ("state.location", "hdfs://host:8020/x", "s3://"),
+        ("state.location", "s3://", "what follows"),
+        ("state.location", "file:/x", "a folder"),
         ("store.time_zone", "+99:99", "IANA"),
         ("app.state_dir", "", "folder"),
         ("read.delay", "9" * 400 + "d", "365d"),
@@ -163,14 +161,10 @@ def test_a_value_that_cannot_work_is_named_with_what_is_allowed(
         ("spark.properties.spark.security.credentials.hive.enabled", "false"),
         ("spark.master", "k8s://https://10.0.0.1:6443"),
         ("spark.master", "yarn"),
-        ("state.snapshots", "./copies"),
-        ("state.snapshots", "file:///copies"),
-        ("state.snapshots", "s3://bucket/copies?region=eu-west-1"),
-        ("state.snapshots", "hdfs://host:8020/copies"),
-        ("state.snapshots", "abfs://c@a.dfs.core.windows.net/p"),
-        ("channel.host", "publisher.eventpub.svc"),
-        ("channel.host", "fe80::1"),
-        ("channel.ca_file", ""),
+        ("state.location", "./shared"),
+        ("state.location", "file:///shared"),
+        ("state.location", "s3://bucket/shared"),
+        ("state.location", "abfss://c@a.dfs.core.windows.net/p"),
         ("spark.properties.spark.app.color", "blue"),
         ("store.password_file", ""),
         ("store.time_zone", "+05:45"),
@@ -225,8 +219,6 @@ def test_a_property_of_tls_is_named_where_its_file_is_not_there(
     ("key", "given"),
     [
         ("store.url", ("store.url=mysql+pymysql://u@h/d?ssl_ca=/nope.pem",)),
-        ("channel.key_file", ("channel.key_file=/nope.pem", "channel.certificate_file=/dev/null")),
-        ("channel.ca_file", ("channel.ca_file=/nope.pem",)),
     ],
 )
 def test_a_file_that_is_not_there_is_named(
@@ -262,15 +254,6 @@ def test_options_of_the_url_are_checked(
     status, error = check(capfd, environ=ENOUGH | {"EVENTPUB_STORE__URL": url})
     assert (status, error["code"], error["where"]) == (2, "config.store_url", "store.url")
     assert said in error["message"]
-
-
-@pytest.mark.parametrize("lone", ["certificate_file", "key_file"])
-def test_a_certificate_without_its_key_is_no_channel_without_tls(
-    capfd: pytest.CaptureFixture[str], lone: str
-) -> None:
-    status, error = check(capfd, "--set", f"channel.{lone}=x.pem", environ=ENOUGH)
-    assert (status, error["code"]) == (2, "config.contradiction")
-    assert "no TLS" in error["suggestion"]
 
 
 SECRET = "hunter2-hunter2"

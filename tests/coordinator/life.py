@@ -45,16 +45,12 @@ NO_ROWS = EVENTS.empty_table()
 class FakeLane(Lane):
     """Keeps what it was given."""
 
-    def __init__(self, shard: int, run: int = RUN, attempt: int = 0) -> None:
-        super().__init__(Hello(shard, run, f"machine of {shard}", attempt))
+    def __init__(self, shard: int, attempt: int = 0) -> None:
+        super().__init__(Hello(shard, f"place of {shard}", attempt))
         self.sent: list[Lease | Work] = []
-        self.is_closed = False
 
     def send(self, message: Lease | Work) -> None:
         self.sent.append(message)
-
-    def close(self) -> None:
-        self.is_closed = True
 
     def of(self, kind: type[T]) -> list[T]:
         """What was sent of a kind."""
@@ -161,10 +157,10 @@ class Life:
 
     # -- runners ----------------------------------------------------------------------------------
 
-    def joins(self, shard: int, run: int = RUN, attempt: int | None = None) -> FakeLane:
+    def joins(self, shard: int, attempt: int | None = None) -> FakeLane:
         """A runner connects: the one that was started last, unless told otherwise."""
         starts = [c.attempt for c in self.all(e.StartRunner) if c.shard == shard]
-        lane = FakeLane(shard, run, max(starts, default=0) if attempt is None else attempt)
+        lane = FakeLane(shard, max(starts, default=0) if attempt is None else attempt)
         self.on(Joined(lane))
         return lane
 
@@ -334,24 +330,9 @@ def counted_with(life: Life, differs: set[int] = frozenset()) -> set[int]:  # ty
     return found
 
 
-def in_spark() -> tuple[Life, list[FakeLane]]:
-    """A run whose shards are published by tasks: the second attempt of each."""
-    life, threads = streaming()
-    life.on(e.PlacementChanged(replaces_runners=True))
-    tasks = [life.joins(0), life.joins(1)]
-    for thread, task in zip(threads, tasks, strict=True):
-        life.leaves(thread)
-        life.on(e.RunnerEnded(thread.shard, 1))
-        life.reports_done(task)
-    return life, tasks
-
-
-def until_started(life: Life, shard: int = 0, within: float = 20.0) -> e.StartRunner:
-    """The next runner of a shard that is started."""
-    known, began = len(life.all(e.StartRunner)), life.now
-    while life.now < began + within:
+def until_started(life: Life, shard: int = 0, within: float = 20.0) -> None:
+    """A runner of a shard is on its way."""
+    began = life.now
+    while not life.coordinator.shards[shard].is_starting:
+        assert life.now < began + within, "no runner was started"
         life.waits(within / 400)
-        for command in life.all(e.StartRunner)[known:]:
-            if command.shard == shard:
-                return command
-    raise AssertionError("no runner was started")

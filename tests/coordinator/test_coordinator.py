@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from eventpub.channel import Lease, Stop
+from eventpub.channel import Lease
 from eventpub.coordinator import events as e
 from eventpub.errors import StateError
 from tests.coordinator.life import (
@@ -70,19 +68,6 @@ class TestAStart:
         late = life.joins(1)
         assert upto(first) == [1_500, 2_000]
         assert upto(late) == [2_000]
-
-    @pytest.mark.parametrize(("shard", "run"), [(0, 6), (2, 7), (-1, 7)])
-    def test_a_runner_of_another_run_or_of_no_shard_is_told_to_leave(
-        self, shard: int, run: int
-    ) -> None:
-        life = begin()
-        lane = life.joins(shard, run)
-        assert lane.sent == [Stop()]
-        life.reports(lane, position=at(4_000))
-        life.leaves(lane)
-        life.loses(lane)
-        assert not life.is_ending()
-        assert life.written["position"] == at(1_000)
 
     def test_former_indexes_are_removed_when_every_shard_has_taken_its_part(self) -> None:
         life = begin(former_shards=5, former_indexes=("/of/four",))

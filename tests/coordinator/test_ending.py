@@ -57,7 +57,6 @@ class TestAStop:
         life.on(e.StopAsked())
         before = list(life.starts)
         sent = len(lanes[0].sent)
-        life.on(e.PlacementChanged(replaces_runners=True))
         late = life.joins(0)
         assert late.sent == [Stop()]
         life.loses(late)

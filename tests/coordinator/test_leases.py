@@ -1,4 +1,4 @@
-"""Who runs which shard: hand-overs, runners that say nothing, that fail, that do not come.
+"""Who runs which shard: runners that come, and that fail.
 
 Time lines of a whole coordinator, without sleeping.
 """
@@ -7,58 +7,39 @@ from __future__ import annotations
 
 import pytest
 
-from eventpub.channel import Folding
 from eventpub.coordinator import events as e
-from eventpub.errors import EventpubError, SinkError, StateError, StoreError
-from tests.coordinator.life import (
-    at,
-    begin,
-    in_spark,
-    streaming,
-    until_started,
-    upto,
-)
+from eventpub.errors import SinkError, StateError, StoreError
+from tests.coordinator.life import at, streaming, upto
 
 AWAY = SinkError("sink.unreachable", "no broker answers", retriable=True)
 FENCED = SinkError("sink.fenced", "another producer has taken this shard")
 GONE = StoreError("store.denied", "the account may not read the table")
-LOST = StateError("spark.task_lost", "no executor", retriable=True)
-READ_ONLY = StateError("index.not_writable", "the index cannot be written")
-PUBLISHED_HERE = "a thread of this process publishes it"
 
 
-class TestHandOver:
-    def test_spark_takes_over_when_the_former_runner_has_left(self) -> None:
-        life, lanes = streaming()
-        life.on(e.PlacementChanged(replaces_runners=True))
-        assert life.starts == [0, 1, 0, 1]
-        task = life.joins(0)
-        assert lanes[0].is_told_to_stop
-        assert task.sent == [], "two do not publish one shard"
-        life.leaves(lanes[0])
-        [lease] = task.leases
+class TestLeases:
+    def test_of_two_runners_one_publishes(self) -> None:
+        life, (former, _) = streaming()
+        second = life.joins(0)
+        assert second.is_told_to_stop
+        assert not second.leases
+        life.leaves(second)
+        assert not former.is_told_to_stop
+        assert life.starts == [0, 1]
+
+    def test_the_next_one_has_another_lease(self) -> None:
+        life, (former, _) = streaming()
+        life.loses(former)
+        fresh = life.joins(0)
+        [lease] = fresh.leases
         assert lease.number == 2
         assert lease.position == at(2_000)
         assert life.coordinator.is_current(0, 2)
         assert not life.coordinator.is_current(0, 1)
-        assert not lanes[1].is_told_to_stop
-        assert life.starts == [0, 1, 0, 1]
 
-    def test_or_after_five_seconds_anyway(self) -> None:
-        life, (stalled, _) = streaming()
-        life.on(e.PlacementChanged(replaces_runners=True))
-        task = life.joins(0)
-        life.waits(4.9)
-        assert not task.leases
-        life.waits(0.3)
-        assert [lease.number for lease in task.leases] == [2]
-        assert stalled.is_closed
-
-    def test_what_a_superseded_runner_reports_is_not_believed(self) -> None:
+    def test_what_one_without_the_lease_reports_is_not_believed(self) -> None:
         life, (stalled, other) = streaming()
-        life.on(e.PlacementChanged(replaces_runners=True))
-        task = life.joins(0)
-        life.waits(6.0)
+        life.loses(stalled)
+        fresh = life.joins(0)
         life.polled(at(3_000))
         life.reports_done(other)
         published = life.coordinator.progress.published
@@ -69,134 +50,22 @@ class TestHandOver:
         life.loses(stalled)
         life.waits(1.0)
         assert life.written["ends"] == []
-        assert task.windows
-        assert not task.is_closed
-        life.reports_done(task)
+        assert life.starts == [0, 1, 0]
+        life.reports_done(fresh)
         assert life.coordinator.progress.position == at(3_000)
 
     def test_windows_begin_anew_with_each_lease(self) -> None:
         life, (former, other) = streaming()
         life.polled(at(2_500))
         life.reports_done(other)
-        life.on(e.PlacementChanged(replaces_runners=True))
-        task = life.joins(0)
-        life.leaves(former)
-        assert [(w.number, w.upto) for w in task.windows] == [(1, at(2_500))]
-        life.polled(at(2_600))
-        assert [(w.number, w.upto) for w in task.windows[1:]] == [(2, at(2_600))]
-
-    def test_of_two_that_wait_the_later_one_gets_it(self) -> None:
-        life, (former, _) = streaming()
-        first, second = life.joins(0), life.joins(0)
-        assert first.is_closed
-        life.loses(first)
-        life.leaves(former)
-        assert first.sent == []
-        assert second.leases
-
-    def test_where_spark_is_lost_threads_begin_when_its_runners_are_gone(self) -> None:
-        life, lanes = streaming()
-        life.on(e.PlacementChanged(replaces_runners=False))
-        assert life.starts == [0, 1]
-        life.loses(lanes[0])
-        assert life.starts == [0, 1, 0]
-        life.loses(lanes[1])
-        assert life.starts == [0, 1, 0, 1]
-
-    def test_a_runner_that_was_to_take_over_and_is_lost_costs_nothing_but_time(self) -> None:
-        life, (former, _) = streaming()
-        task = life.joins(0)
-        life.loses(task)
-        life.leaves(former)
-        assert life.starts == [0, 1, 0]
-        assert life.joins(0).leases
-
-
-class TestRunnersThatSayNothing:
-    """They freeze while their connection lives; or what they wait for does not come."""
-
-    SILENT = "no message from the runner"
-
-    def test_is_said_after_a_minute_and_ended_after_ten(self) -> None:
-        life, lanes = streaming()
-        life.polled(at(2_001))
-        life.reports_done(lanes[1])
-        life.waits(59.0)
-        assert not life.lines(self.SILENT)
-        life.waits(3.0)
-        (line,) = life.lines(self.SILENT)
-        assert line.facts["shard"] == 0
-        life.waits(530.0)
-        assert len(life.lines(self.SILENT)) == 1
-        assert not life.all(e.EndRunner)
-        life.waits(10.0)
-        assert life.all(e.EndRunner) == [e.EndRunner(0, lanes[0].hello.attempt)]
-        life.on(e.RunnerEnded(0, lanes[0].hello.attempt))
+        life.loses(former)
         fresh = life.joins(0)
-        assert fresh.leases
-
-    def test_the_next_one_has_twice_the_time(self) -> None:
-        life, lanes = streaming()
-        life.polled(at(2_001))
-        life.reports_done(lanes[1])
-        life.waits(602.0)
-        life.on(e.RunnerEnded(0, lanes[0].hello.attempt))
-        life.joins(0)  # and has yet to begin
-        life.waits(1_190.0)
-        assert len(life.all(e.EndRunner)) == 1
-        life.waits(12.0)
-        assert len(life.all(e.EndRunner)) == 2
-
-    def test_but_not_once_a_runner_has_done_something_in_between(self) -> None:
-        """After eight freezes of a year the next one was ended after 42 hours."""
-        life, lanes = streaming()
-        lane = lanes[0]
-        for ended in range(5):
-            life.polled(at(2_001 + ended))
-            life.reports_done(lanes[1])
-            life.waits(603.0)
-            assert len(life.all(e.EndRunner)) == ended + 1
-            life.on(e.RunnerEnded(0, lane.hello.attempt))
-            lane = life.joins(0)
-            life.reports_done(lane)
-
-    def test_what_an_ended_one_says_at_last_shortens_nothing(self) -> None:
-        """A thread, say, which cannot be ended: it takes that long for a window."""
-        life, lanes = streaming()
-        for second in range(2):
-            life.polled(at(2_001 + second))
-            life.reports_done(lanes[1])
-            life.waits(700.0)
-            life.reports_done(lanes[0])
-        assert len(life.all(e.EndRunner)) == 1
-
-    def test_who_has_nothing_to_do_may_be_silent(self) -> None:
-        life, lanes = streaming()
-        life.polled(at(2_001))
-        for lane in lanes:
-            life.reports_done(lane)
-        life.waits(3_600.0)
-        life.polled(at(6_001))  # what it was silent for before does not count
-        life.waits(50.0)
-        assert not life.lines(self.SILENT)
-
-    def test_who_reads_the_topic_back_says_so(self) -> None:
-        life = begin()
-        lanes = [life.joins(0), life.joins(1)]
-        for _ in range(60):
-            for lane in lanes:
-                life.receives(lane, Folding(1_000, 1_000_000))
-            life.waits(30.0)
-        assert not life.lines(self.SILENT)
+        assert [(w.number, w.upto) for w in fresh.windows] == [(1, at(2_500))]
+        life.polled(at(2_600))
+        assert [(w.number, w.upto) for w in fresh.windows[1:]] == [(2, at(2_600))]
 
 
 class TestRunnersThatFail:
-    def test_one_whose_connection_is_lost_is_ended(self) -> None:
-        """It may not see that, wait for work for ever, and keep its index locked."""
-        life, lanes = streaming()
-        life.loses(lanes[1])
-        assert life.last(e.EndRunner) == e.EndRunner(1, lanes[1].hello.attempt)
-
     def test_a_lost_one_is_started_again_at_once(self) -> None:
         life, lanes = streaming()
         life.waits(10.0)
@@ -248,141 +117,11 @@ class TestRunnersThatFail:
         life.waits(0.3)
         assert len(life.starts) == starts + 1
 
-    def test_a_task_that_never_came_is_started_again_after_a_wait(self) -> None:
-        life = begin()
-        lost = StateError("spark.task_lost", "no executor", retriable=True)
-        life.on(e.RunnerEnded(0, 1, lost))
-        assert life.starts == [0, 1]
-        assert "no executor" in str(life.coordinator.progress.last_error)
-        life.waits(0.3)
+    def test_while_one_is_on_its_way_no_second_one_is_started(self) -> None:
+        life, lanes = streaming()
+        life.loses(lanes[0])
+        life.waits(30.0)
         assert life.starts == [0, 1, 0]
-
-    def test_the_end_of_a_runner_that_is_known_to_be_gone_starts_no_second_one(self) -> None:
-        life, lanes = streaming()
-        life.loses(lanes[0])
-        life.on(e.RunnerEnded(0, 1, StateError("spark.task_lost", "killed", retriable=True)))
-        life.waits(4.0)
-        assert life.starts == [0, 1, 0], "the one that is on its way is waited for"
-
-    def test_a_runner_that_does_not_come_is_waited_for_by_one_in_a_thread(self) -> None:
-        """A cluster has no place for it: the shard is published by this process until then."""
-        life, lanes = streaming()
-        life.loses(lanes[0])
-        life.waits(6.0)
-        started = [(c.shard, c.is_here) for c in life.all(e.StartRunner)][2:]
-        assert started == [(0, False), (0, True)]
-
-    def test_one_whose_task_is_over_is_gone_though_its_connection_does_not_say_so(self) -> None:
-        """Its machine was cut off, say: nothing comes from there, no end either."""
-        life, lanes = streaming()
-        life.on(e.RunnerEnded(0, 1, StateError("spark.task_lost", "executor", retriable=True)))
-        assert lanes[0].is_closed
-        life.waits(0.3)
-        assert life.starts == [0, 1, 0]
-        assert life.joins(0).leases[0].number == 2
-        life.loses(lanes[0])
-        assert life.starts == [0, 1, 0]
-
-    def test_one_that_comes_late_takes_over_from_the_thread_that_waited_for_it(self) -> None:
-        """The end of the thread was taken for its own, and it was started again, for ever."""
-        life, lanes = streaming()
-        life.loses(lanes[0])
-        life.waits(6.0)
-        here = life.joins(0, attempt=3)
-        life.reports_done(here)
-        task = life.joins(0, attempt=2)
-        life.leaves(here)
-        assert task.leases
-        life.on(e.RunnerEnded(0, 3))
-        life.waits(4.0)
-        assert not task.is_closed
-        assert life.starts == [0, 1, 0, 0]
-        life.on(e.RunnerEnded(0, 2, StateError("spark.task_lost", "killed", retriable=True)))
-        assert task.is_closed
-
-    def test_where_tasks_end_before_they_have_come_a_thread_publishes(self) -> None:
-        """A Spark that takes jobs and runs none, or whose machines do not reach this one."""
-        life, tasks = in_spark()
-        life.loses(tasks[0])
-        life.on(e.RunnerEnded(0, 3, LOST))
-        life.waits(0.3)
-        assert life.last(e.StartRunner) == e.StartRunner(0, 4, is_here=True)
-        here = life.joins(0)
-        assert here.leases
-
-        began, tries = life.now, 0
-        while life.now < began + 300.0:
-            life.waits(0.3)
-            life.reports_done(here)
-            if (command := life.last(e.StartRunner)).attempt > 4 + tries:
-                assert not command.is_here, "it is tried again"
-                tries += 1
-                life.on(e.RunnerEnded(0, command.attempt, LOST))
-        assert 25 <= tries <= 40, "more and more rarely, every 10 s at last"
-        assert not here.is_told_to_stop
-        (line,) = life.lines(PUBLISHED_HERE)
-        assert "no executor" in str(line.facts["error"])
-        life.loses(here)
-        life.waits(1.0)
-        assert life.last(e.StartRunner).is_here
-
-    def test_one_that_ends_on_its_way_while_a_thread_publishes_is_tried_again(self) -> None:
-        """Nothing moved the shard any more, though Spark was up."""
-        life, tasks = in_spark()
-        life.loses(tasks[0])
-        life.waits(6.0)
-        assert [c.is_here for c in life.all(e.StartRunner)[-2:]] == [False, True]
-        here = life.joins(0, attempt=4)
-        life.reports_done(here)
-        life.on(e.RunnerEnded(0, 3, LOST))
-        life.waits(300.0)
-        assert life.last(e.StartRunner) == e.StartRunner(0, 5, is_here=False)
-        task = life.joins(0)
-        life.leaves(here)
-        assert task.leases
-
-    def test_while_one_is_on_its_way_a_thread_that_fails_is_followed_by_a_thread(self) -> None:
-        """A second task would wait in the cluster's queue behind the first."""
-        life, tasks = in_spark()
-        life.loses(tasks[0])
-        life.waits(6.0)
-        life.leaves(life.joins(0, attempt=4), AWAY)
-        assert until_started(life).is_here
-
-    def test_one_that_comes_together_with_the_thread_that_waits_for_it(self) -> None:
-        life, tasks = in_spark()
-        life.loses(tasks[0])
-        life.waits(6.0)
-        task = life.joins(0, attempt=3)
-        assert task.leases
-        here = life.joins(0, attempt=4)
-        life.leaves(task)
-        assert here.leases
-        assert life.last(e.StartRunner) == e.StartRunner(0, 5), "it does not stay in the thread"
-        life.on(e.RunnerEnded(0, 3))
-        life.leaves(here)
-        assert life.joins(0).leases
-
-    def test_one_that_waits_for_the_lease_and_whose_task_is_over_does_not_get_it(self) -> None:
-        life, (former, _) = streaming()
-        life.on(e.PlacementChanged(replaces_runners=True))
-        task = life.joins(0)
-        life.on(e.RunnerEnded(0, 2, LOST))
-        assert task.is_closed
-        life.leaves(former)
-        assert not task.leases
-        assert life.joins(0).leases
-
-    def test_the_end_of_one_that_has_handed_over_is_no_news(self) -> None:
-        life, lanes = streaming()
-        life.on(e.PlacementChanged(replaces_runners=True))
-        task = life.joins(0)
-        life.leaves(lanes[0])
-        life.on(e.RunnerEnded(0, 1))
-        life.on(e.RunnerEnded(1, 2, StateError("spark.task_lost", "no slot", retriable=True)))
-        assert not task.is_closed
-        assert not lanes[1].is_closed, "which goes on"
-        assert life.starts == [0, 1, 0, 1]
 
     def test_what_waiting_does_not_fix_ends_the_run_and_is_no_less_for_the_others(self) -> None:
         life, lanes = streaming()
@@ -531,16 +270,6 @@ class TestRunnersThatFail:
             lane = life.joins(0)
             life.reports_done(lane)
         assert not life.is_ending()
-
-
-def test_an_error_that_spark_cannot_start_with_is_waited_out_where_it_may_pass() -> None:
-    life, _ = streaming()
-    passes: EventpubError = StateError("spark.start_failed", "no port", retriable=True)
-    life.on(e.Failed(e.StartSpark(), passes))
-    assert not life.is_ending()
-    assert "no port" in str(life.coordinator.progress.last_error)
-    life.on(e.Failed(e.StartSpark(), StateError("spark.java_missing", "no Java")))
-    assert life.ends() is not None
 
 
 def test_a_refused_login_is_waited_out_for_as_long_as_a_new_password_takes_to_arrive() -> None:

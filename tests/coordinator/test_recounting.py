@@ -157,15 +157,15 @@ class TestRecount:
         assert life.last(e.Poll).after == at(1_400), "what all have read is not read again"
 
     def test_nor_where_the_first_runners_knew_less(self) -> None:
-        """Threads come first, with indexes of the last hand-over; then tasks, with newer ones."""
+        """Where the reports of those that came first were lost with them."""
         life = begin(position=None, low=0)
-        threads = [life.joins(number) for number in range(2)]
-        for lane in threads:
+        lanes = [life.joins(number) for number in range(2)]
+        for lane in lanes:
             life.reports(lane, position=at(1_000), low=at(1_000))
         life.polled(at(1_100))
-        task = life.joins(0, attempt=9)
-        life.leaves(threads[0])
-        life.reports(task, position=at(1_800), low=at(1_800), read_before=at(1_800))
+        life.loses(lanes[0])
+        fresh = life.joins(0)
+        life.reports(fresh, position=at(1_800), low=at(1_800), read_before=at(1_800))
         assert life.coordinator._recounting.uncounted_since == at(999)
 
     def test_what_a_shard_had_read_before_anybody_wrote_it_down_is_counted(self) -> None:

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from rocksdict import Options, Rdict
 
 from eventpub.admission import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
 from eventpub.errors import StateError
-from eventpub.index import Index, Pending, glance, summary
+from eventpub.index import Index, Pending, folder_for, glance, summary
 
 IDENTITY = {"app": "orders", "topic": "orders.events", "partitions": 8, "shard": [0, 2]}
 HOLD = Hold("ä 'b' ", 3, 9, first_seen=100, attempts=2, next_attempt=300, since=50)
@@ -600,3 +602,25 @@ def test_versions_written_anew_are_kept_and_move_with_their_aggregate(tmp_path: 
         assert index.known(["a"]).rewritten == {"a": of}
         fold(index, {"a": 5}, {"a": [3]}, {}, 0, rewritten={"a": of.plus(3, 60)})
         assert index.known(["a"]).rewritten["a"].decided == ((3, 5),)
+
+
+def test_what_killed_processes_have_left_of_copies_is_removed(tmp_path: Path) -> None:
+    index = tmp_path / "0"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as lives:
+        left, ours, others = (
+            tmp_path / f"0.copy-{pid}-12" for pid in ("999999999", os.getpid(), lives.pid)
+        )
+        of_another_shard = tmp_path / "10.copy-999999999-12"
+        for folder in (left, ours, others, of_another_shard):
+            folder.mkdir()
+        first = folder_for(index)
+        first.mkdir()
+        second = folder_for(index)
+        assert first.exists(), "it is on its way"
+        assert second != first
+        assert {f for f in (left, ours, others, of_another_shard) if f.exists()} == {
+            others,
+            of_another_shard,
+        }
+        assert lives.stdin is not None
+        lives.stdin.close()

@@ -494,7 +494,7 @@ class Publisher:
         named = {}
         for process in self.family():
             try:
-                if "eventpub.spark.daemon" in process.cmdline():
+                if "pyspark.daemon" in process.cmdline():
                     named[process.pid] = process
             except psutil.Error:
                 continue

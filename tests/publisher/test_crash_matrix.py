@@ -5,17 +5,15 @@ its `EndTxn`, which a proxy keeps. What must be true at that moment is asserted 
 While it stands, rows are committed into its window and after it, so that what it does again has
 more rows (C2). A consumer reads through all of it; at the end another one must have seen the same.
 
-`EVENTPUB_TEST_PAIRS=all` takes all pairs of steps, and kills the whole publisher at each, too:
-about an hour.
+`EVENTPUB_TEST_PAIRS=all` takes all pairs of steps: about an hour.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +54,6 @@ IN_THE_SHARD = [
 ]
 AROUND_IT = ["before_report", "before_remember", "after_remember"]
 BY_THE_PROXY = {"commit_sent": "held", "commit_unanswered": "muted"}
-AROUND_THE_COMMIT = [
-    "during_produce",
-    "before_commit",
-    "commit_sent",
-    "commit_unanswered",
-    "after_commit",
-    "after_index",
-]
-PARTS = 3
 ALL_PAIRS = os.environ.get("EVENTPUB_TEST_PAIRS") == "all"
 NOT_VISIBLE = IN_THE_SHARD[:6]
 
@@ -79,12 +68,6 @@ def every_pair(steps: list[str]) -> list[str]:
         else:
             walk.append(stack.pop())
     return walk[::-1]
-
-
-def part_of(walk: list[str], number: int) -> list[str]:
-    """One of the parts of a walk, each of which begins with the step that ends the one before."""
-    pairs = len(walk) - 1
-    return walk[pairs * number // PARTS : pairs * (number + 1) // PARTS + 1]
 
 
 class Reader:
@@ -138,28 +121,16 @@ class Reader:
         self._thread.join(30)
 
 
-_ONLY_TASKS = """#!{python}
-import sys
-from eventpub.cli import main
-from eventpub.coordinator import elsewhere
-
-elsewhere._MOST_FAILURES = 1_000_000
-sys.exit(main())
-"""
-"""A publisher whose threads do not take a shard over, however often its tasks are killed."""
-
-
 class World:
     """One publisher, its store and its topic."""
 
     def __init__(
-        self, database: FreshDatabase, broker: OwnBroker, topic: str, folder: Path, master: str
+        self, database: FreshDatabase, broker: OwnBroker, topic: str, folder: Path
     ) -> None:
         self.database, self.broker, self.topic = database, broker, topic
         self.folder = folder
         create_table(database)
-        own: dict[str, dict[str, Any]] = {"run": {"shards": 1}, "spark": {"master": master}}
-        settings = {**FAST, **own, "sink": {"partitions": PARTITIONS}}
+        settings = {**FAST, "run": {"shards": 1}, "sink": {"partitions": PARTITIONS}}
         self.publisher = Publisher(
             folder / "publisher", database.url, topic, broker.proxied, settings
         )
@@ -235,7 +206,7 @@ class World:
         port = self.broker.proxy.client_port
         (standing,) = (
             worker
-            for worker in self.publisher.workers() or self.publisher.family()
+            for worker in self.publisher.family()
             if any(c.laddr.port == port for c in worker.net_connections())
         )
         return standing
@@ -309,30 +280,6 @@ class World:
             self.prove_index(step)
             self.step_before = step
 
-    def kill_workers_at(self, steps: list[str]) -> None:
-        """All in one run: another worker gets the lease, and meets the next step."""
-        program = self.folder / "only-tasks"
-        program.write_text(_ONLY_TASKS.format(python=sys.executable))
-        program.chmod(0o755)
-        self.publisher.program = str(program)
-        places = [(step, self.folder / f"worker-{n}.pid") for n, step in enumerate(steps)]
-        self.publisher.start(environment=_spec(places))
-        self.publisher.until_spark_publishes()
-        self.arm(steps[0])
-        self.visible_before = self.reader.identities()
-        self.commit()
-        for number, (step, marker) in enumerate(places):
-            following = steps[number + 1] if number + 1 < len(steps) else ""
-            standing = self.standing(step, marker)
-            self.visible_before = self.reader.identities()  # while it stands nothing is published
-            self.commit()
-            standing.suspend()
-            self.let_go(step, delivered=number % 2 == 0)
-            self.arm(following)
-            standing.kill()
-            self.step_before = f"{step} ({number})"
-        eventually(self.has_published, 60, every=0.02)
-
     def let_go(self, step: str, *, delivered: bool) -> None:
         """The `EndTxn` of a process that does not run any more arrives after all, or never."""
         if step == "commit_sent" and delivered:
@@ -354,45 +301,22 @@ class World:
 
 
 @pytest.fixture
-def new_world(
+def world(
     database: FreshDatabase,
     own_broker: OwnBroker,  # noqa: F811
     topic_name: str,
     tmp_path: Path,
-) -> Iterator[Callable[[str], World]]:
-    made: list[World] = []
-
-    def make(master: str) -> World:
-        made.append(World(database, own_broker, topic_name, tmp_path, master))
-        return made[0]
-
-    yield make
-    for world in made:
-        world.reader.close()
-        if world.publisher.process is not None:
-            world.publisher.kill()
+) -> Iterator[World]:
+    made = World(database, own_broker, topic_name, tmp_path)
+    yield made
+    made.reader.close()
+    if made.publisher.process is not None:
+        made.publisher.kill()
 
 
-def test_c1_c2_the_whole_publisher_is_killed_at_every_step(
-    new_world: Callable[[str], World],
-) -> None:
-    world = new_world("none")
+def test_c1_c2_the_whole_publisher_is_killed_at_every_step(world: World) -> None:
     every = IN_THE_SHARD + AROUND_IT
     world.kill_all_at(every_pair(every) if ALL_PAIRS else every)
-    world.publisher.publish_everything()
-    world.assert_whole()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("part", range(PARTS))
-def test_c1_c2_a_worker_is_killed_at_pairs_of_steps(
-    new_world: Callable[[str], World], part: int
-) -> None:
-    """By default pairs of the steps from the middle of producing to the index."""
-    world = new_world("local[*]")
-    walk = every_pair(IN_THE_SHARD if ALL_PAIRS else AROUND_THE_COMMIT)
-    world.kill_workers_at(part_of(walk, part))
-    assert world.publisher.stop() == 143
     world.publisher.publish_everything()
     world.assert_whole()
 

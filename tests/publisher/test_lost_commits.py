@@ -8,7 +8,6 @@ election, a restored disk), or a marker that Kafka has left out is replaced by a
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import struct
 from collections.abc import Iterator
@@ -153,38 +152,3 @@ def test_a_commit_that_becomes_an_abort_is_published_again(
         publisher.stop()
         assert not compare(database, publisher.topic)
         assert publisher.command("verify").returncode == 0
-
-
-def test_a_copy_of_what_the_topic_has_lost_is_of_no_use(
-    own_kafka: Kafka, database: FreshDatabase, tmp_path: Path
-) -> None:
-    create_table(database)
-    server = own_kafka.bootstrap_servers
-    copies = tmp_path / "copies"
-    settings = {
-        **FAST,
-        "sink": {"partitions": 1},
-        "run": {"shards": 1},
-        "state": {"snapshots": str(copies), "snapshot_every": "1s"},
-    }
-    with Publisher(tmp_path / "publisher", database.url, "orders", server, settings) as publisher:
-        publisher.start()
-        commit(database, 1, 2, 3)
-        publisher.until_published("a", [1, 2, 3])
-        commit(database, 4)
-        publisher.until_published("a", [1, 2, 3, 4])
-        log = own_kafka.directory / "data" / "orders-0" / _LOG
-        end = batches(log)[-1].end
-        eventually(lambda: any(f"{end}" in f.read_text() for f in copies.rglob("complete.json")))
-        publisher.topic.close()
-        publisher.stop()
-        own_kafka.kill()
-        cut(log, batches(log)[-2].at)
-        own_kafka.start()
-        eventually(lambda: ends(server, "orders")[1] == 4)
-        refused = publisher.command("run", "--available-now", "--json")
-        assert refused.returncode != 0
-        assert "sink.topic_recreated" in refused.stdout
-        shutil.rmtree(publisher.state)  # as the suggestion says
-        publisher.publish_everything()
-        assert publisher.topic.versions("a") == [1, 2, 3, 4]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -199,28 +199,15 @@ def test_b7_a_start_compares_only_the_seconds_in_which_something_has_landed(
     assert not compare(database, publisher.topic)
 
 
-@pytest.mark.long
-def test_a_cluster_that_never_answers_is_said_while_threads_publish(
-    publisher: Publisher, database: FreshDatabase, tmp_path: Path
+def test_f12_sigterm_while_a_start_waits_for_a_broker_that_says_nothing(
+    new_publisher: NewPublisher, database: FreshDatabase
 ) -> None:
-    """Its driver may wait for jars, its master or a queue for ever, and says nothing."""
-    script = tmp_path / "spark" / "bin" / "spark-submit"
-    script.parent.mkdir(parents=True)
-    script.write_text("#!/bin/sh\nexec sleep 600\n")
-    script.chmod(0o755)
-    publisher.environment["SPARK_HOME"] = str(tmp_path / "spark")
-    publisher.settings["spark"] = {"master": "spark://127.0.0.1:1"}
-    publisher.settings["channel"] = {"host": "127.0.0.1"}
-    with transaction(database) as cursor:
-        insert(cursor, "a", 1)
-        cursor.connection.commit()
-    publisher.start()
-    publisher.until_published("a", [1])
-    publisher.until_said("threads of the publisher's process publish", timeout=120)
-    found = ask_running(StateDir(publisher.state), "status")
-    assert found is not None
-    of_shards = [c for c in found["checks"] if c["name"].startswith("shard")]
-    assert {(c["state"], c["message"].partition(";")[0]) for c in of_shards} == {
-        ("warn", "Spark has not come up")
-    }
-    assert publisher.stop() == 143
+    """The start gives up after 10 s, with an error; whoever asks it to stop does not wait."""
+    create_table(database)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        publisher = new_publisher(database, sink={"bootstrap_servers": address})
+        publisher.start()
+        silent.settimeout(60)
+        silent.accept()
+        assert publisher.stop(timeout=8) == 143

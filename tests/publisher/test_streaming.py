@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
-from eventpub.ops.asking import ask_running
-from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -142,70 +137,6 @@ def test_what_a_killed_worker_has_published_counts(
     assert said, publisher.words()
     assert events - 20 <= int(said[1].replace(",", "")) <= events
     assert_whole(database, publisher)
-
-
-_IMPATIENT = """#!{python}
-import sys
-from eventpub.coordinator import silence
-silence.WARNED_AFTER, silence.ENDED_AFTER = 5.0, 15.0
-from eventpub.cli import main
-sys.exit(main())
-"""
-
-
-def test_a_worker_that_freezes_is_ended_and_its_shard_goes_on(
-    database: FreshDatabase, new_publisher: NewPublisher, tmp_path: Path
-) -> None:
-    """Its connection lives, and it has the lock on its index: nothing else would end it."""
-    create_table(database)
-    program = tmp_path / "eventpub"
-    program.write_text(_IMPATIENT.format(python=sys.executable))
-    program.chmod(0o755)
-    publisher = new_publisher(database, spark=SPARK)
-    publisher.program = str(program)
-    publisher.start()
-    publisher.until_spark_publishes()
-    with steady_writer(database):
-        publisher.until_published("steady-100", [1])
-        frozen = publisher.workers()
-        for worker in frozen:
-            worker.suspend()
-        publisher.until_said("no message from the runner of a shard")
-        eventually(lambda: not any(worker.is_running() for worker in frozen), 60)
-        publisher.until_published("steady-300", [1])
-    assert publisher.stop() == 143
-    assert_whole(database, publisher)
-
-
-def test_more_shards_than_cores_publish_side_by_side(
-    database: FreshDatabase, new_publisher: NewPublisher
-) -> None:
-    """Each task lives as long as its lease: one that waited for another's slot had no turn."""
-    shards = 2 * (os.cpu_count() or 1)
-    publisher = started(
-        database,
-        new_publisher,
-        run={"shards": shards},
-        spark=SPARK,
-        sink={"partitions": shards},
-    )
-
-    def of_shards() -> dict[int, dict[str, object]]:
-        status = ask_running(StateDir(publisher.state), "status")
-        assert status is not None
-        return {shard["shard"]: shard for shard in status["shards"]}
-
-    def all_are_tasks() -> bool:
-        places = {shard["where"] for shard in of_shards().values()}
-        return len(places) == shards
-
-    with steady_writer(database):
-        eventually(all_are_tasks, 60)
-        before = {number: shard["published"] for number, shard in of_shards().items()}
-        eventually(
-            lambda: all(shard["published"] != before[n] for n, shard in of_shards().items()), 60
-        )
-        assert publisher.stop() == 143
 
 
 def publish_one(database: FreshDatabase, publisher: Publisher, aggregate_id: str) -> None:

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from bench.cluster import Standalone
 from eventpub.local.processes import free_port
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, insert
 from tests.publisher.kafka_doors import PASSWORD, Doors, doors
 from tests.publisher.test_kafka_security import password, through
 from tests.security.planted import Planted, Processes, watched
+from tests.servers.standalone import Standalone
 
 STORE, WRONG = "planted-Store+pässword/1", "planted-wrong-2"
 SECRETS = {
@@ -284,7 +284,7 @@ def test_no_secret_leaves_a_publisher_with_spark_on_this_machine(
     with watched([driver]) as processes:
         live(publisher, database, broker, reader, planted, [temporary], ui=ui)
     assert processes.seen("org.apache.spark.deploy.SparkSubmit")
-    assert processes.seen("eventpub.spark.daemon")
+    assert processes.seen("pyspark.daemon")
     search_processes(planted, processes, driver)
     assert planted.found == {}
 
@@ -309,7 +309,6 @@ def test_no_secret_leaves_a_publisher_with_a_cluster(
         }
         spark = {"master": cluster.url, "properties": properties}
         publisher.settings["spark"] = spark
-        publisher.settings["channel"] = {"host": "127.0.0.1"}
         plant(publisher, broker, ui=ui)
         with_store_password(publisher, database.url_of(reader, STORE), "in the environment")
         publisher.start(environment={"TMPDIR": str(temporary)})
@@ -320,7 +319,7 @@ def test_no_secret_leaves_a_publisher_with_a_cluster(
             live(publisher, database, broker, reader, planted, [temporary, folder], ui=ui)
     assert processes.seen("org.apache.spark.deploy.SparkSubmit")
     assert processes.seen("CoarseGrainedExecutorBackend")
-    assert processes.seen("eventpub.spark.daemon")
+    assert processes.seen("pyspark.daemon")
     search_processes(planted, processes, driver)
     assert planted.found == {}
 

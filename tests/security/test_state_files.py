@@ -31,7 +31,6 @@ def test_nothing_of_the_state_is_open_to_others_where_the_parent_masks_nothing(
     program.chmod(0o755)
     publisher.program = str(program)
     publisher.settings["spark"] = {"master": "local[*]"}
-    publisher.settings["state"] = {"snapshots": str(tmp_path / "snapshots")}
     publisher.start()
     with database.connect() as connection, connection.cursor() as cursor:
         insert(cursor, "a", 1)

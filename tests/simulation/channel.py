@@ -1,7 +1,6 @@
 """The modelled channel: what is sent arrives in order or not at all; a connection may be lost.
 
-Whether and when either end sees that it is lost is part of a schedule. Every message goes through
-the real encoding.
+Whether and when either end sees that it is lost is part of a schedule.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from eventpub.channel import Farewell, Hello, Lease, Stop, Window
+from eventpub.channel import Farewell, FromRunner, Hello, Lease, Stop, Work
 from eventpub.channel import lane as channel
 from eventpub.channel.lane import Joined, Lost, Received, disconnected, superseded
-from eventpub.channel.messages import FromRunner, Work, decode, encode
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
@@ -29,10 +27,6 @@ class Lane(channel.Lane):
     def send(self, message: Lease | Work) -> None:
         """As there."""
         self._connection.arrives(message)
-
-    def close(self) -> None:
-        """As there; what the other end sends until it sees that still arrives."""
-        self._connection.close_here()
 
 
 class Connection(channel.Link):
@@ -56,7 +50,6 @@ class Connection(channel.Link):
         self._unseen = 0
         self._lease = 0
         self._stops = False
-        self._is_heard = False
         self.is_up = True
         self.lane = Lane(hello, self)
         driver.post(Joined(self.lane))
@@ -67,21 +60,13 @@ class Connection(channel.Link):
         """Something was sent to the runner."""
         if not self.is_up:
             return
-        copy = decode(encode(message))
-        if isinstance(message, Window) and message.rows is not None:
-            copy = Window(**{**vars(copy), "rows": message.rows})
-        self._stops = self._stops or isinstance(copy, Stop)
-        self._came.append(copy)
+        self._stops = self._stops or isinstance(message, Stop)
+        self._came.append(message)
 
     def cut(self, unseen: int = 0) -> None:
         """Nothing arrives any more; the runner sends so many reports before it sees that."""
         if self.is_up:
             self.is_up, self._unseen = False, unseen
-
-    def close_here(self) -> None:
-        """The coordinator's end is closed."""
-        self._is_heard = self.is_up
-        self.cut(self._world.setup.unseen)
 
     def lose(self) -> None:
         """It is lost, and so is what the coordinator has not heard yet."""
@@ -120,12 +105,10 @@ class Connection(channel.Link):
             if self._unseen and not isinstance(message, Farewell):
                 self._unseen -= 1
                 self._world.counts["reports in vain"] += 1
-                if self._is_heard and self._driver.coordinator is self._coordinator:
-                    self._driver.post(Received(self.lane, decode(encode(message))))
                 return
             self._unseen = 0
             raise disconnected("it was lost")
-        self._driver.post(Received(self.lane, decode(encode(message))))
+        self._driver.post(Received(self.lane, message))
         if isinstance(message, Farewell):
             self.cut()
         elif self._world.setup.order == "prompt" and not self._worker.stale:

@@ -22,7 +22,7 @@ from eventpub.config import App, Config, Gaps, Read, Recount, Sink, Store
 from eventpub.config import Run as RunSection
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.errors import EventpubError, StateError
+from eventpub.errors import EventpubError
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.publisher.workers import BROKER_CHECKS, BoundaryWork, BrokerWork, ChecksWork
 from eventpub.shard.runner import serve
@@ -280,12 +280,6 @@ class Driver:
         run.events = deque(kept)
         run.events.append(Lost(lane))
 
-    def move(self) -> None:
-        """Runners are to move."""
-        if self._begins:
-            self.world.counts["moves"] += 1
-            self.post(e.PlacementChanged(replaces_runners=True))
-
     def goes_on(self, worker: Worker) -> None:
         """A runner that had stalled is over, or waits for work like any other."""
         if not worker.done:
@@ -308,12 +302,8 @@ class Driver:
         """Until its windows are done, or nothing happens any more."""
         this, coordinator = self.world, run.coordinator
         for worker in this.stalled:
-            if not worker.link.is_up:
-                continue
-            if this.setup.unseen:  # nobody sees that it is away: others get its shard all the same
-                run.events.append(e.PlacementChanged(replaces_runners=True))
-                break
-            worker.link.lose()
+            if worker.link.is_up:
+                worker.link.lose()
         self._begins = True
         idle = [s for s in coordinator.shards if s.lane is None]
         waits = [coordinator._windows.polling.at, *(s.start_at for s in idle)]
@@ -341,7 +331,6 @@ class Driver:
     def _pass_time(self, run: Run) -> None:
         this, coordinator = self.world, run.coordinator
         at = this.monotonic + coordinator.next_tick(this.monotonic)
-        at = max(at, *(s.handover_by for s in coordinator.shards if s.next_lane is not None), at)
         this.monotonic = at + 0.001
         run.events.append(e.Tick())
 
@@ -398,8 +387,7 @@ class Driver:
         process = Process((shard + self.shift) % this.setup.executors)
         assignment = run.assignment
         worker = Worker(this, process, lambda: serve(assignment, shard, worker.link))
-        worker.shard, worker.attempt = shard, command.attempt
-        hello = Hello(shard, assignment.run, attempt=command.attempt)
+        hello = Hello(shard, attempt=command.attempt)
         worker.link = Connection(self, worker, hello)
         self._runners.append(worker)
 
@@ -420,13 +408,10 @@ class Driver:
             if worker.link.is_up:
                 worker.link.cut()
                 self.lose(worker.link.lane)
-            lost = StateError("spark.task_lost", "it was killed", retriable=True)
-            self.post(e.RunnerEnded(worker.shard, worker.attempt, lost))
         elif worker.error is not None:
             raise worker.error
         else:
             worker.link.close()
-            self.post(e.RunnerEnded(worker.shard, worker.attempt))
 
     def _on(self, run: Run, event: e.Event) -> None:
         this = self.world
@@ -486,7 +471,7 @@ class Driver:
             run.events.append(e.LagMeasured(command.position, 0, 0.0, 0))
         elif isinstance(command, BROKER_CHECKS):
             self._ask(run, run.broker.do, command)
-        elif not isinstance(command, (e.Show, e.EndRunner)):  # as if it could not be ended
+        elif not isinstance(command, e.Show):
             self._ask(run, run.watch.do, command)
 
     def _ask(self, run: Run, do: Callable[[e.Command], e.Event | None], command: e.Command) -> None:

@@ -226,7 +226,7 @@ def installed() -> Iterator[None]:
             log=SimpleNamespace(warning=_unexpected),
         )
         put(context, time=_time, EventStore=store.EventStore)
-        put(own_index, time=_time, set_aside=disk.set_aside)
+        put(own_index, set_aside=disk.set_aside)
         put(folding, time=_time, failpoint=failpoint, index_folder=disk.index_folder)
         put(folding.Fold, _count_as_published=_count_as_published)
         put(

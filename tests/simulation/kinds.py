@@ -636,8 +636,7 @@ def _overlap(seed: int) -> Schedule:
         steps += maker.life()
         stall: Step = [rng.choice(_STALLS), rng.choice([1, 1, 2, 3]), ["stall"]]
         cut: Step = [rng.choice(_STALLS), rng.choice([1, 2, 3]), ["cut"]]
-        move: Step = [rng.choice(schedule.RUNNER_POINTS), rng.choice([1, 2, 3]), ["move"]]
-        points = [*maker.some(0.8, stall), *maker.some(0.3, cut), *maker.some(0.3, move)]
+        points = [*maker.some(0.8, stall), *maker.some(0.3, cut)]
         points += maker.some(0.5, ["tasks done", 1, ["crash"]])
         steps += maker.some(0.3, ["time", 12_000_000])
         steps.append(["batch", rng.randrange(2), rng.randrange(4), points])

@@ -12,7 +12,6 @@ import numpy as np
 from confluent_kafka import OFFSET_INVALID
 
 from eventpub.admission.contiguous import Contiguous
-from eventpub.channel import Report
 from eventpub.coordinator import coordinator as coordinating
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.durable_state import DurableState
@@ -447,22 +446,6 @@ def some_reports() -> Iterator[None]:
 
 
 @contextmanager
-def any_report() -> Iterator[None]:
-    """Whoever reports about a shard is believed, whether it has the lease or not."""
-    received = Coordinator._received
-
-    def believed(self: Any, event: Any, now: float) -> None:
-        shard = self.shards[event.lane.shard]
-        if not isinstance(event.message, Report) or shard.lane is None:
-            received(self, event, now)
-        else:
-            self._reported(shard, event.message, now)
-
-    with patch.object(Coordinator, "_received", believed):
-        yield
-
-
-@contextmanager
 def no_contents() -> Iterator[None]:
     """Rows of one version are not told apart, though the table allows them."""
     whole = Assignment.rules
@@ -527,7 +510,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         no_confirm,
         no_forget,
         some_reports,
-        any_report,
         no_search,
         no_contents,
         no_contents_folded,

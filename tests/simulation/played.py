@@ -36,28 +36,6 @@ def stalled_before_kafka_knew_of_it() -> Iterator[Schedule]:
         )
 
 
-def reports_after_its_time() -> Iterator[Schedule]:
-    """A runner holds what has committed late, stalls, and reports when another one has its shard,
-    whose index on another machine does not hold it."""
-    orders: list[Order] = ["", "prompt"]
-    for stall, wake, order, unseen in product(range(1, 5), range(1, 4), orders, (1, 3)):
-        yield Schedule(
-            Setup(horizon=8_000_000, executors=2, keeps=True, order=order, unseen=unseen),
-            [
-                ["write", 0, 2, 0, 1],
-                ["write", 1, 2, 0, 1],
-                ["time", 2_000_000],
-                ["batch", 0, 0, []],
-                ["commit", 1],
-                ["time", 1],
-                ["batch", 1, 0, [["store.poll", 1, ["move"]], ["before_report", stall, ["stall"]]]],
-                ["time", 1],
-                ["batch", 0, 0, [["before_report", wake, ["resume", 0, None]]]],
-                ["look"],
-            ],
-        )
-
-
 def never_reports() -> Iterator[Schedule]:
     """One of two shards has never reported when the publisher stops, and the indexes are lost."""
     orders: list[Order] = ["", "prompt", "late"]
@@ -80,7 +58,6 @@ def never_reports() -> Iterator[Schedule]:
 
 PLAYED: dict[str, tuple[Callable[[], Iterator[Schedule]], str]] = {
     "no_confirm": (stalled_before_kafka_knew_of_it, "repeated"),
-    "any_report": (reports_after_its_time, "lost"),
     "some_reports": (never_reports, "lost"),
 }
 """By mutant: the schedules, and what it makes of some of them."""

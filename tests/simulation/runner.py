@@ -49,7 +49,6 @@ def run(schedule: Schedule) -> Outcome:
     world.pause = driver.pause
     world.shards = lambda: (driver.shards, driver.low)
     world.damage = damage
-    world.move = driver.move
     world.goes_on = driver.goes_on
     world.end_driver = driver.stop
     pace.CHUNK_ROWS = setup.chunk_rows  # as it was, when `installed` ends

@@ -16,7 +16,6 @@ shrunk and kept without it:
     look                  time passes for the publisher, which counts again what is due
     resume W N            a stalled runner goes on
     cut                   a runner's connection is lost, and what is on its way
-    move                  runners are started beside those that work, to take their shards over
     timeout, markers, late_end   what the broker does in its own time
     ask ACTION N          a user wants the gap of an aggregate retried or skipped: of the n-th
                           that misses a version, where there is one
@@ -95,7 +94,7 @@ RUNNER_POINTS = [
     "store.now",
     "store.rows",
 ]
-"""Where a runner loses its connection, or others join it."""
+"""Where a runner loses its connection."""
 
 TASK_POINTS = CRASH_POINTS[: CRASH_POINTS.index("before_report")]
 FAULTS = [
@@ -157,12 +156,12 @@ def with_channel(schedule: Schedule, rng: Random, *, is_quiet: bool = False) -> 
         unseen=rng.choice([0, 0, 1, 3]),
         orphans=rng.random() < 0.5,
     )
-    cuts, moves, stalls = (rng.random() < 0.2 and not is_quiet for _ in range(3))
+    cuts, stalls = (rng.random() < 0.2 and not is_quiet for _ in range(2))
     steps: list[Step] = []
     for step in schedule.steps:
         points: list[list[Any]] = []
         if step[0] == "batch":
-            for drawn, action in ((cuts, "cut"), (moves, "move"), (stalls, "stall")):
+            for drawn, action in ((cuts, "cut"), (stalls, "stall")):
                 if drawn and rng.random() < 0.5:
                     name, hit = rng.choice(RUNNER_POINTS), rng.choice([1, 1, 1, 2, 2, 3, 5])
                     points.append([name, hit, [action]])

@@ -64,7 +64,6 @@ def test_every_event_once_and_in_order_whatever_happens(first: int, schedules: i
         "reports lost",
         "reports in vain",
         "connections lost",
-        "moves",
         "orphans",
     ):
         assert counts[what], f"the schedules contain no {what}"

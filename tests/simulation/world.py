@@ -149,8 +149,6 @@ class Worker:
     """
 
     link: Connection
-    shard: int
-    attempt: int
 
     def __init__(self, world: World, process: Process, work: Callable[[], Any]) -> None:
         self._world = world
@@ -234,8 +232,6 @@ class World:
         """See `damage`."""
         self.end_driver: Callable[[], None] = lambda: None
         """The publisher's machine is gone."""
-        self.move: Callable[[], None] = lambda: None
-        """Runners are to move: others are started beside them."""
         self.goes_on: Callable[[Worker], None] = lambda _: None
         """A runner that had stalled is over, or waits for work like any other."""
         self.unexpected: BaseException | None = None
@@ -549,10 +545,6 @@ class World:
         if worker is not None and worker.link.is_up:
             self.counts["connections lost"] += 1
             worker.link.lose()
-
-    def _do_move(self) -> None:
-        """Others are to take the shards over."""
-        self.move()
 
     def _do_fault(self, name: str) -> None:
         self.faults[name] += 1

@@ -1,0 +1,137 @@
+"""A shard's index on its machine: whose it is, and what comes of a damaged one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rocksdict import Options, Rdict
+
+from eventpub.admission import Shard
+from eventpub.channel import Lease, Report
+from eventpub.channel.lane import Link
+from eventpub.errors import EventpubError, StateError
+from eventpub.index import Index
+from eventpub.shard import runner
+from eventpub.shard.assignment import adopts
+from eventpub.shard.own_index import open_index
+
+SHARD = Shard(0, 2, 4)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_damaged_index_is_set_aside_and_tried_once_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    """Who has taken work leaves: what was sent is lost with it."""
+    folder = tmp_path / "0"
+    found: list[bool] = []
+
+    class Damaged:
+        def __init__(self, *_: object) -> None:
+            found.append(folder.exists())
+            folder.mkdir(exist_ok=True)
+            self.report = SimpleNamespace(rebuilt=None)
+            if not has_begun:
+                raise self.error
+
+        error = StateError("index.corrupt", "a block does not fit its checksum")
+
+        def __enter__(self) -> Damaged:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    class Working:
+        has_begun = True
+
+        def __init__(self, context: Damaged) -> None:
+            self._context = context
+
+        def run(self) -> None:
+            raise self._context.error
+
+    class Leased(Link):
+        error: EventpubError | None = None
+        is_stopping = False
+
+        def _next(self) -> Lease:
+            return Lease(1, low=0, position=0)
+
+        def send(self, message: Any) -> None:
+            self.error = message.error
+
+        def wake(self) -> None:
+            return None
+
+        def confirm(self) -> None:
+            return None
+
+    monkeypatch.setattr(runner, "LeasedContext", Damaged)
+    monkeypatch.setattr(runner, "Runner", Working)
+    link = Leased()
+    assignment: Any = SimpleNamespace(index=lambda _: folder)
+    runner.serve(assignment, 0, link)
+    assert link.error is not None
+    assert link.error.code == "index.corrupt"
+    assert link.error.retriable == has_begun
+    if has_begun:
+        assert "0.damaged" in link.error.message
+        runner.serve(assignment, 0, Leased())
+    assert found == [False, False], "the second one is new, too"
+
+
+def opens(folder: Path, topic: str) -> tuple[bool, Any]:
+    """Whether a runner begins a new index where there is one of something else, and its report."""
+    report = Report(0)
+    config = SimpleNamespace(
+        app=SimpleNamespace(id="orders", former_ids=()),
+        sink=SimpleNamespace(topic=topic),
+        store=SimpleNamespace(full_table=OF["table"]),
+        run=SimpleNamespace(shards=2),
+    )
+    assignment: Any = SimpleNamespace(
+        config=config,
+        index=lambda _: folder,
+        partitions=4,
+        adopts=lambda found: adopts(config, found, accepts_topic=False),  # type: ignore[arg-type]
+    )
+    with open_index(assignment, SHARD, report) as index:
+        return index.is_new, report
+
+
+OF = {
+    "app": "orders",
+    "topic": "former",
+    "table": "shop.events",
+    "partitions": 4,
+    "shard": [0, 2],
+}
+
+
+def test_an_index_of_a_newer_version_is_left_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "0"
+    with Index(folder, OF) as index:
+        index.begin(7)
+    with Rdict(str(folder), Options(raw_mode=True)) as db:
+        db[b"midentity"] = json.dumps({"format": 99, **OF}).encode()
+    with pytest.raises(StateError, match=r"index\.newer_format"):
+        opens(folder, "former")
+
+
+def test_an_index_of_fewer_partitions_is_moved_out_of_the_way(tmp_path: Path) -> None:
+    """On the disk of an executor nobody has moved it, and the publisher ended at each start."""
+    for partitions in (2, 4):
+        with Index(tmp_path / str(partitions), {**OF, "partitions": partitions}) as index:
+            index.begin(7)
+    is_new, report = opens(tmp_path / "2", "former")
+    assert is_new
+    assert "had 2 partitions" in report.rebuilt
+    assert (tmp_path / "2.former").exists()
+    assert not opens(tmp_path / "4", "former")[0]
+    with pytest.raises(StateError, match=r"state\.foreign"):
+        opens(tmp_path / "4", "events")
