@@ -216,5 +216,5 @@ setup_classes() {
     say "archiving the classes that Spark loads in $archive (half a minute, 160 MB, once for .venv)"
     "$(venv_python)" -m eventpub.spark.jvm || say "that failed; the tests only take longer"
   fi
-  "$(venv_python)" -m tests.servers.kafka_classes || say "that failed; the tests only take longer"
+  "$(venv_python)" -m tests.servers.kafka || say "that failed; the tests only take longer"
 }

@@ -19,14 +19,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pymysql
-from sqlalchemy.engine import make_url
+from pydantic import SecretStr
 
-if TYPE_CHECKING:
-    from pymysql.connections import Connection
-    from pymysql.cursors import Cursor
+from eventpub.config import Store
+from eventpub.errors import StoreError
+from eventpub.store.connection import Connection, connect
 
 _AGGREGATES = 1_000
 _OF_A_THREAD = 10.0
@@ -56,7 +55,7 @@ class Writer(threading.Thread):
         self, url: str, names: Sequence[str], rate: float, stopped: threading.Event
     ) -> None:
         super().__init__(daemon=True)
-        self._address = make_url(url)
+        self._store = Store(url=SecretStr(url))
         self._names = names
         self._rate = rate
         self._stopped = stopped
@@ -75,15 +74,15 @@ class Writer(threading.Thread):
                     self._append(connection, [(n, self._last[n] + 1) for n in self._touched])
                     connection.commit()
                     self.counts["events"] += len(self._touched)
-            except (pymysql.Error, OSError):
+            except (StoreError, pymysql.Error, OSError):
                 self._stopped.wait(0.5)
 
     def check(self) -> None:
-        """Raises: pymysql.Error, OSError: it cannot write to the table."""
+        """Raises: StoreError, pymysql.Error, OSError: it cannot write to the table."""
         with closing(self._connect()) as connection:  # which ends without a commit
             self._append(connection, [(self._names[0], 0)])
 
-    def _write(self, connection: Connection[Cursor], other: Connection[Cursor]) -> None:
+    def _write(self, connection: Connection, other: Connection) -> None:
         due = time.monotonic()
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             chance = random.random()
@@ -93,7 +92,7 @@ class Writer(threading.Thread):
                 events = self._transaction(connection)
             due = max(due + events / self._rate, time.monotonic() - 2.0)
 
-    def _transaction(self, connection: Connection[Cursor]) -> int:
+    def _transaction(self, connection: Connection) -> int:
         """A few events of a few aggregates; how many."""
         is_held, is_rolled_back = random.random() < _HELD, random.random() < _ROLLED_BACK
         new = {name: random.randint(1, 3) for name in random.sample(self._names, 2)}
@@ -112,9 +111,7 @@ class Writer(threading.Thread):
         self.counts["held_open"] += is_held
         return sum(new.values())
 
-    def _pair(
-        self, connection: Connection[Cursor], other: Connection[Cursor], *, commits: bool
-    ) -> int:
+    def _pair(self, connection: Connection, other: Connection, *, commits: bool) -> int:
         """A version in a transaction that ends after the one with the next."""
         name = random.choice(self._names)
         self._append(connection, [(name, self._last[name] + 1)])
@@ -135,7 +132,7 @@ class Writer(threading.Thread):
         self._touched.add(name)
         self.counts["events"] += events
 
-    def _append(self, connection: Connection[Cursor], rows: Iterable[tuple[str, int]]) -> None:
+    def _append(self, connection: Connection, rows: Iterable[tuple[str, int]]) -> None:
         with connection.cursor() as cursor:
             cursor.executemany(
                 _INSERT,
@@ -145,19 +142,12 @@ class Writer(threading.Thread):
                 ],
             )
 
-    def _connect(self) -> Connection[Cursor]:
-        address = self._address
-        return pymysql.connect(
-            host=address.host or "127.0.0.1",
-            port=address.port or 3306,
-            user=address.username,
-            password=address.password or "",
-            database=address.database,
-            connect_timeout=5,
-            init_command="SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-        )
+    def _connect(self) -> Connection:
+        connection = connect(self._store)
+        connection.autocommit(False)
+        return connection
 
-    def _read_versions(self, connection: Connection[Cursor]) -> None:
+    def _read_versions(self, connection: Connection) -> None:
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT aggregate_id, MAX(version) FROM events WHERE aggregate_id IN %s"
@@ -188,7 +178,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     try:
         writers[0].check()
-    except (pymysql.Error, OSError) as error:
+    except (StoreError, pymysql.Error, OSError) as error:
         parser.exit(1, f"the table `events` of --url cannot be written to: {error}\n")
     began = time.monotonic()
     ends = began + (given.seconds or float("inf"))
