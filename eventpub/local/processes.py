@@ -171,13 +171,12 @@ class Server(ABC):
             time.sleep(0.05)
 
     def _start_failed(self, how: str, printed: str) -> LocalError:
-        suggestion = next((fix for part, fix in _FIXES.items() if part in printed), _READ_LOG)
         said = tail(printed, lines=15) or "(it printed nothing)"
         return LocalError(
             "local.start_failed",
             f"{self.name} {how}; the last lines of its log:\n{said}",
             where=str(self.log),
-            suggestion=suggestion,
+            suggestion=_suggestion(printed),
         )
 
     def _end(self, number: signal.Signals) -> None:
@@ -198,14 +197,18 @@ class Server(ABC):
         self._process = self._watcher = None
 
 
-_FIXES = {
-    "error while loading shared libraries": "install the library that is named, for example: "
-    "sudo apt-get install libaio1 libncurses6 libcrypt1 libsystemd0, or "
-    "sudo dnf install libaio ncurses-libs libxcrypt-compat systemd-libs",
-    "No space left on device": "free some disk space",
-    "in use": "another process listens on this port; name another, or none to have a free one",
-}
-_READ_LOG = "read the log; a folder left by another version may be deleted"
+def _suggestion(printed: str) -> str:
+    if "error while loading shared libraries" in printed:
+        return (
+            "install the library that is named, for example: "
+            "sudo apt-get install libaio1 libncurses6 libcrypt1 libsystemd0, or "
+            "sudo dnf install libaio ncurses-libs libxcrypt-compat systemd-libs"
+        )
+    if "No space left on device" in printed:
+        return "free some disk space"
+    if "in use" in printed:
+        return "another process listens on this port; name another, or none to have a free one"
+    return "read the log; a folder left by another version may be deleted"
 
 
 def free_port() -> int:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from eventpub.sources.base import Poll
 from eventpub.store.appending import NewEvent, append
-from eventpub.store.events import EventStore, Poll
+from eventpub.store.events import EventStore
 from eventpub.store.layout import Layout
 from eventpub.store.watermark import Watermark
 

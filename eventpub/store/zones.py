@@ -96,18 +96,6 @@ class Zone:
         instants = np.where(earlier > after, earlier, np.maximum(earlier, later))
         return np.clip(instants, after + 1, upto)
 
-    def is_within(
-        self, local: npt.NDArray[np.int64], after: int, upto: int
-    ) -> npt.NDArray[np.bool_]:
-        """Whether one of the instants that local times may be is in ``after < t ≤ upto``.
-
-        A local range that holds a change back has others, too.
-        """
-        instants = self.utc(local), self.latest(local)
-        earlier, later = ((after < t) & (t <= upto) for t in instants)
-        found: npt.NDArray[np.bool_] = earlier | later
-        return found
-
     def latest(self, local: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The later of the two instants that a local time may be."""
         starts, _, offsets = self._tables
