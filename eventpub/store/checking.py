@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 
 from eventpub.config import Store, format_time
@@ -20,15 +19,14 @@ from eventpub.store.connection import (
     connect_for_reading,
     is_mariadb,
     run,
-    run_named,
 )
 from eventpub.store.events import EventStore
 from eventpub.store.failures import UNKNOWN_HOST, error_number
-from eventpub.store.layout import Layout, discover, roles_of
+from eventpub.store.layout import Layout, layout_of, roles_of
 from eventpub.store.row_checks import FEW_ROWS, Subject, row_checks
 from eventpub.store.rows import micros
 from eventpub.store.schema import additions
-from eventpub.store.table import quote, read_table
+from eventpub.store.table import read_table
 
 _ACCESS_DENIED = 1227
 _CLOCK_TOLERANCE = 60_000_000
@@ -38,21 +36,6 @@ _LONG_AGO = 300_000_000
 _SAMPLES = 4
 _BETWEEN_SAMPLES = 0.4
 _MONTH = 30 * 86_400_000_000
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the server would execute one part of a statement, in the words of EXPLAIN."""
-
-    access: str
-    index: str | None
-    rows: int
-    extra: str
-
-    @property
-    def is_index_range(self) -> bool:
-        """Whether it reads only the wanted part of an index, in the index's order."""
-        return self.access in {"range", "ref", "const", "eq_ref"} and "filesort" not in self.extra
 
 
 def checks(config: Store, former_server: str | None = None) -> list[Check]:
@@ -76,32 +59,22 @@ def checks(config: Store, former_server: str | None = None) -> list[Check]:
         connection.close()
 
 
-def explain(connection: Connection, sql: str) -> list[Plan]:
-    """The server's plan of a statement."""
-    form = "" if is_mariadb(connection) else "FORMAT=TRADITIONAL "
-    return [
-        Plan(row["type"] or "", row["key"], int(row["rows"] or 0), row["extra"] or "")
-        for row in run_named(connection, f"EXPLAIN {form}{sql}")
-    ]
-
-
 def _examine(config: Store, connection: Connection, former_server: str | None) -> Iterator[Check]:
     version = run(connection, "SELECT VERSION()")[0][0]
     user = connect_arguments(config)["user"]
     yield Check("event store: connection", "ok", f"{version}, as {user}")
     yield _server(config, connection, former_server)
     try:
-        layout = discover(config, connection)
+        table = read_table(config, connection)
+        layout = layout_of(config, table)
     except StoreError as error:
         fixed = (error.suggestion or "").replace(f"'{user}'@{UNKNOWN_HOST}", _account(connection))
         error.suggestion = fixed
         yield Check.wrong("event store: table", error)
         return
     yield Check("event store: table", "ok", f"{config.table}: columns, types and indexes as needed")
-    table = read_table(config, connection)
     subject = Subject(config, layout, table, roles_of(config, table))
     yield _slices(subject)
-    yield _plans(connection, layout)
     yield from row_checks(subject)
     yield _open_transactions(subject)
     yield _clock(connection)
@@ -163,30 +136,6 @@ def _slices(subject: Subject) -> Check:
         "and holds up its writers meanwhile",
         f"eventpub migrate, or: {subject.table.alter(added)}",
     )
-
-
-def _plans(connection: Connection, layout: Layout) -> Check:
-    name = "event store: query plans"
-    now = int(run(connection, statements.NOW)[0][0])
-    recent = statements.local_range(layout, now - 60_000_000, now) or (now, now)
-    everything = statements.local_range(layout, 0, now) or (now, now)
-    by_key = statements.lower_versions(layout, [(layout.identity.of_nothing, 2)], 1)
-    for what, sql, index in (
-        ("a window", statements.window(layout, *recent, None), layout.time_index),
-        ("a page", statements.nth_time(layout, *everything, 1_000), layout.time_index),
-        ("an event by key", by_key, layout.key_index),
-    ):
-        for plan in explain(connection, sql):
-            if plan.rows < FEW_ROWS:  # a small table may be read in any way
-                continue
-            if not plan.is_index_range or quote(plan.index or "") != index:
-                return Check(
-                    name,
-                    "warn",
-                    f"{what} is read by {plan.access} over {plan.index}: {plan.extra}",
-                    f"ANALYZE TABLE {layout.table}",
-                )
-    return Check(name, "ok", "windows, pages and lookups by key are index range scans")
 
 
 def _open_transactions(subject: Subject) -> Check:

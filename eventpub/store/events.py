@@ -7,6 +7,7 @@ READ COMMITTED.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import Any, Self
 
@@ -43,11 +44,8 @@ class EventStore(ByKey):
         Raises:
             StoreError: it cannot be reached, or is not a table that can be published.
         """
-        connection = connect_for_reading(config)
-        try:
+        with closing(connect_for_reading(config)) as connection:
             return discover(config, connection)
-        finally:
-            connection.close()
 
     @staticmethod
     def server(config: Store) -> server.Server:
@@ -56,11 +54,8 @@ class EventStore(ByKey):
         Raises:
             StoreError: it cannot be reached, or store.replica.
         """
-        connection = connect_for_reading(config)
-        try:
+        with closing(connect_for_reading(config)) as connection:
             found = server.examine(config, connection)
-        finally:
-            connection.close()
         found.require_primary(config)
         return found
 

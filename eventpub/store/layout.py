@@ -151,7 +151,11 @@ def discover(config: Store, connection: Connection) -> Layout:
         StoreError: store.table_missing, store.is_view, store.column_missing, store.column_type,
             store.index_missing, store.privilege_missing, store.time_zone_unknown.
     """
-    table = read_table(config, connection)
+    return layout_of(config, read_table(config, connection))
+
+
+def layout_of(config: Store, table: Table) -> Layout:
+    """As `discover`, of a table that was read."""
     roles = roles_of(config, table)
     time_index, key_index = _find_indexes(config, table, roles)
     id_index = _id_index(table, roles.names)
@@ -176,7 +180,7 @@ def discover(config: Store, connection: Connection) -> Layout:
         key_columns=tuple(quote(name) for name in key_index.columns[: len(roles.key)]),
         key_is_unique=table.is_unique(roles.key),
         unit=int(10 ** (6 - create_time.precision)),
-        zone=None if create_time.type == "timestamp" else _zone_of(config, connection),
+        zone=None if create_time.type == "timestamp" else _zone_of(config, table.connection),
         slice=quote(slice_column) if slice_column else None,
         nullable=frozenset(nullable),
         where=table.where,

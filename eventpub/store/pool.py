@@ -7,15 +7,9 @@ from contextlib import contextmanager
 from time import monotonic
 
 from eventpub.config import Store
-from eventpub.store import server
-from eventpub.store.connection import (
-    ASKED_AFTER,
-    KEPT_FOR,
-    Connection,
-    connect_for_reading,
-    is_alive,
-)
+from eventpub.store.connection import ASKED_AFTER, KEPT_FOR, Connection, is_alive
 from eventpub.store.failures import mapped
+from eventpub.store.server import connect_to_primary
 
 
 class Pool:
@@ -33,7 +27,7 @@ class Pool:
         Raises:
             StoreError: the database's, or store.replica.
         """
-        connection, made = self._take_idle() or (self._connect(), monotonic())
+        connection, made = self._take_idle() or self._connect()
         finished = False
         try:
             with mapped(self._where):
@@ -50,14 +44,8 @@ class Pool:
         while self._idle:
             self._idle.pop()[0].close()
 
-    def _connect(self) -> Connection:
-        connection = connect_for_reading(self._config)
-        try:
-            server.require_primary(self._config, connection)
-        except BaseException:
-            connection._force_close()  # type: ignore[attr-defined]
-            raise
-        return connection
+    def _connect(self) -> tuple[Connection, float]:
+        return connect_to_primary(self._config)[0], monotonic()
 
     def _take_idle(self) -> tuple[Connection, float] | None:
         """One that is there, and when it was made.

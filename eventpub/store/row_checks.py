@@ -5,7 +5,7 @@ Each statement that is printed was made for the table as it is (`eventpub.store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from eventpub.config import Store
@@ -20,8 +20,6 @@ from eventpub.words import counted
 
 FEW_ROWS = 1_000
 _SOME_KEYS = 5_000
-_SOME_AGGREGATES = 1_000
-"""Whose lowest versions are looked at."""
 _NEWEST = 100_000
 """Rows of which it is said how many have no identity."""
 
@@ -45,8 +43,10 @@ def row_checks(subject: Subject) -> Iterator[Check]:
     """The checks of a table that can be read."""
     yield _identity(subject)
     yield _nulls(subject)
-    yield _versions(subject)
-    yield _first_versions(subject)
+    sample = run(subject.connection, statements.some_keys(subject.layout, _SOME_KEYS))
+    versions = Versions(sample)
+    yield _versions(subject, versions)
+    yield _first_versions(subject.config.first_version, versions.lowest)
     yield _create_time(subject)
     if subject.layout.zone is not None:
         yield _number(subject)
@@ -156,10 +156,9 @@ def _nulls(subject: Subject) -> Check:
     return Check(name, "warn", said, "; or ".join(ways) or f"make {time} NOT NULL")
 
 
-def _versions(subject: Subject) -> Check:
+def _versions(subject: Subject, found: Versions) -> Check:
     name = "event store: versions"
-    layout, version = subject.layout, subject.roles.names["version"]
-    found = Versions(run(subject.connection, statements.some_keys(layout, _SOME_KEYS)))
+    version = subject.roles.names["version"]
     if subject.table.columns[version].counts_rows or found.count_all_rows:
         return Check(
             name,
@@ -180,28 +179,26 @@ def _versions(subject: Subject) -> Check:
     return Check(name, "ok", "they follow each other within an aggregate")
 
 
-def _first_versions(subject: Subject) -> Check:
+def _first_versions(first: int, lowest: Sequence[int]) -> Check:
     name = "event store: first versions"
-    first = subject.config.first_version
-    statement = statements.lowest_versions(subject.layout, _SOME_AGGREGATES, first)
-    aggregates, above, at_next, below = (int(n) for n in run(subject.connection, statement)[0])
+    above, below = (sum(v > first for v in lowest), sum(v < first for v in lowest))
     if below:
         return Check(
             name,
-            "wrong" if below * 2 > aggregates else "warn",
-            f"{below} of {aggregates} aggregates begin below version {first}: these events become"
+            "wrong" if below * 2 > len(lowest) else "warn",
+            f"{below} of {len(lowest)} aggregates begin below version {first}: these events become"
             " dead letters",
             "set store.first_version = 0",
         )
-    if above * 2 <= aggregates:
+    if above * 2 <= len(lowest):
         return Check(name, "ok", f"aggregates begin with version {first}")
     return Check(
         name,
         "warn",
-        f"{above} of {aggregates} aggregates begin above version {first}: each waits for what lies "
-        "below until its gap is skipped (gaps.max_backoff), unless that is before read.start",
+        f"{above} of {len(lowest)} aggregates begin above version {first}: each waits for what is"
+        " below until its gap is skipped (gaps.max_backoff), unless that is before read.start",
         "set store.first_version = 1"
-        if first == 0 and at_next * 2 > above
+        if first == 0 and lowest.count(1) * 2 > above
         else "set store.first_version to what they begin with; where the first events were "
         "archived, set read.start to a time after that",
     )

@@ -21,7 +21,14 @@ import pymysql.err
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store.connection import Connection, display_name, is_mariadb, run, run_named
+from eventpub.store.connection import (
+    Connection,
+    connect_for_reading,
+    display_name,
+    is_mariadb,
+    run,
+    run_named,
+)
 from eventpub.store.failures import error_number, mapped
 
 _OFF = {None, 0, "0", "OFF"}
@@ -156,6 +163,20 @@ _primaries: dict[tuple[str, str], float] = {}
 
 _EXAMINED_EVERY = 60.0
 """Seconds after which a server is asked again: a primary that was demoted may still take writes."""
+
+
+def connect_to_primary(config: Store) -> tuple[Connection, str]:
+    """A reading connection to a server that may be read, and its identity.
+
+    Raises:
+        StoreError: as of `require_primary`; or it cannot be reached.
+    """
+    connection = connect_for_reading(config)
+    try:
+        return connection, require_primary(config, connection)
+    except BaseException:
+        connection._force_close()  # type: ignore[attr-defined]
+        raise
 
 
 def require_primary(config: Store, connection: Connection) -> str:

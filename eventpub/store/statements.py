@@ -194,25 +194,6 @@ def existing(layout: Layout, wanted: Sequence[tuple[str, int]]) -> str:
     return _select(f"{layout.identity.selected}, {layout.version}", layout.by_key, condition)
 
 
-def lowest_versions(layout: Layout, aggregates: int, first: int) -> str:
-    """Of the first so many aggregates: how many there are, and where they begin.
-
-    Above a version, with the next one, and below it.
-    """
-    *parts, last = layout.key_columns
-    rows = layout.by_key
-    if last != layout.version:  # not to be grouped by the index: only rows at its beginning
-        parts = [*layout.identity.names]
-        some = _select(", ".join(layout.key_columns), rows, most=aggregates * 10)
-        rows = f"({some}) AS some"
-    tests = f"v > {first:d}", f"v = {first + 1:d}", f"v < {first:d}"
-    sums = ", ".join(f"COALESCE(SUM({test}), 0)" for test in tests)
-    return (
-        f"SELECT COUNT(*), {sums} FROM (SELECT MIN({layout.version}) AS v"
-        f" FROM {rows} GROUP BY {', '.join(parts)} LIMIT {aggregates:d}) AS lowest"
-    )
-
-
 def some_keys(layout: Layout, most: int) -> str:
     """The columns of the identity and the version of some rows, by the index alone."""
     what, order = [*layout.identity.names, layout.version], ", ".join(layout.key_columns)

@@ -30,17 +30,10 @@ from typing import Literal
 import pymysql.err
 
 from eventpub.config import Store
-from eventpub.store.connection import (
-    ASKED_AFTER,
-    Connection,
-    connect_for_reading,
-    is_alive,
-    is_mariadb,
-    run,
-)
+from eventpub.store.connection import ASKED_AFTER, Connection, is_alive, is_mariadb, run
 from eventpub.store.failures import mapped
 from eventpub.store.open_transactions import DAY, OpenTransactions
-from eventpub.store.server import require_primary
+from eventpub.store.server import connect_to_primary
 from eventpub.store.transaction_list import OPEN, PROCESSES, found_in
 
 State = Literal["off", "denied", "stale", "held", "open"]
@@ -257,12 +250,7 @@ class Watermark:
         return False
 
     def _connect(self) -> Connection:
-        connection = connect_for_reading(self._config)
-        try:
-            self.server = require_primary(self._config, connection)
-        except BaseException:
-            connection._force_close()  # type: ignore[attr-defined]
-            raise
+        connection, self.server = connect_to_primary(self._config)
         age = "time_ms * 1000" if is_mariadb(connection) else "time * 1000000"
         self._processes = PROCESSES.format(age=age)
         # another isolation level's snapshot is not one, and the own transaction does not show

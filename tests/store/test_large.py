@@ -16,9 +16,9 @@ from eventpub.admission.model import Shard, VersionRange
 from eventpub.config import Store
 from eventpub.local import Database
 from eventpub.store import EventStore, Layout, statements
-from eventpub.store.checking import explain
 from eventpub.store.connection import connect_for_reading
 from tests.conftest import FreshDatabase
+from tests.store.plans import explain
 from tests.store.tables import SECOND, SLICE, create, utc
 
 pytestmark = pytest.mark.alone
