@@ -11,9 +11,7 @@ in between is in the second answer.
 
 `innodb_trx` is a cache that InnoDB refreshes only when nobody has read it for 100 ms. So each poll
 is made inside a transaction with a nonce in a comment, and counts only where the answer has the
-own row with that nonce. Several readers that keep the same pace would keep each other from ever
-seeing anything. So after an answer that is not fresh, publishers take turns for a while, by a named
-lock: who has it waits 105 ms, polls, and lets it go.
+own row with that nonce. Several readers take turns (`turns`).
 
 A transaction is known by its id. `trx_started` has whole seconds, in the local time of the server's
 operating system whatever the session's zone is: only a session in the zone `SYSTEM` can
@@ -22,7 +20,6 @@ turn it into UTC.
 
 from __future__ import annotations
 
-import random
 import secrets
 import time
 from typing import Literal
@@ -35,20 +32,10 @@ from eventpub.store.failures import mapped
 from eventpub.store.open_transactions import DAY, OpenTransactions
 from eventpub.store.server import connect_to_primary
 from eventpub.store.transaction_list import OPEN, PROCESSES, found_in
+from eventpub.store.turns import REFRESH, Turns
 
 State = Literal["off", "denied", "stale", "held", "open"]
 
-_REFRESH = 0.105
-"""Seconds without a reader after which InnoDB refreshes what it shows, and some."""
-_TURN_LOCK = "eventpub.watermark"
-_TURNS_FOR = 10.0
-"""Seconds for which readers take turns after they have met."""
-_LONGEST_TURN = 1.0
-"""Seconds after which somebody who has the turn, and does not poll, is not waited for."""
-_AWAITS_TURN = 0.02, 0.05
-_WITHOUT_TURNS = _REFRESH, 4 * _REFRESH
-_BETWEEN_TURNS = 0.06
-"""Seconds between two questions for the turn, at least and at most; after the own one."""
 _STALE_AFTER = 3.0
 """Seconds without a fresh answer after which nobody can tell, at least."""
 _DENIED = {1044, 1142, 1227}  # no privilege
@@ -87,11 +74,8 @@ class Watermark:
         self._transactions = OpenTransactions(max_wait, hidden_since)
         self._polled = float("-inf")
         self._now = 0
-        self._pause = _REFRESH
-        self._turns_until = float("-inf")
-        self._takes_turns = True
-        self._waits_since: float | None = None
-        self._has_turn = False
+        self._pause = REFRESH
+        self._turns = Turns()
         self._stale_since: float | None = None
         self._denied = False
         self._seen_at = float("-inf")
@@ -176,29 +160,22 @@ class Watermark:
         """
         if time.monotonic() - self._polled < self._pause:
             return
-        idle = time.monotonic() - self._polled
         nonce = secrets.token_hex(8)
         try:
-            if self._connection and idle > ASKED_AFTER and not is_alive(self._connection):
-                self.close()
-            if self._connection is None:
-                self._connection = self._connect()
+            connection = self._connected()
             with mapped("information_schema.innodb_trx"):
-                if not self._is_turn(self._connection):
+                wait = self._turns.wait(connection)
+                if wait is not None:
+                    self._pause_for(wait)
                     return
-                processes = run(self._connection, f"SELECT {self._processes}")
-                run(self._connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-                rows = run(
-                    self._connection,
-                    f"SELECT /* {nonce} */ {OPEN}",
-                )
-                run(self._connection, "COMMIT")
-                if self._has_turn:
-                    self._has_turn = False
-                    run(self._connection, f"SELECT RELEASE_LOCK('{_TURN_LOCK}')")
+                processes = run(connection, f"SELECT {self._processes}")
+                run(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+                rows = run(connection, f"SELECT /* {nonce} */ {OPEN}")
+                run(connection, "COMMIT")
+                self._turns.polled(connection)
         except Exception as error:
             self.close()
-            self._pause_for(_REFRESH)
+            self._pause_for(REFRESH)
             cause = error.__cause__ or error
             if isinstance(cause, pymysql.err.MySQLError) and cause.args[0] in _DENIED:
                 self._denied = True
@@ -206,16 +183,10 @@ class Watermark:
                 return
             raise
         self._denied = False
-        self._pause_for(_REFRESH if time.monotonic() > self._turns_until else _BETWEEN_TURNS)
         self._now = int(processes[-1][0])
         own = next((row for row in rows if nonce in row[5]), None)
+        self._pause_for(self._turns.pause(is_fresh=own is not None))
         if own is None:
-            if self._takes_turns:
-                self._turns_until = self._polled + _TURNS_FOR
-                self._pause_for(random.uniform(*_AWAITS_TURN))
-            else:
-                self._turns_until = float("-inf")
-                self._pause_for(random.uniform(*_WITHOUT_TURNS))
             if self._stale_since is None:
                 self._stale_since = self._polled
             return
@@ -225,29 +196,13 @@ class Watermark:
     def _pause_for(self, seconds: float) -> None:
         self._polled, self._pause = time.monotonic(), seconds
 
-    def _is_turn(self, connection: Connection) -> bool:
-        """Whether to poll now; where it is not, `next_poll` says when to ask again."""
-        now = time.monotonic()
-        if self._has_turn or now > self._turns_until:
-            return True
-        try:
-            [(is_free,)] = run(connection, f"SELECT GET_LOCK('{_TURN_LOCK}', 0)")
-        except pymysql.err.DatabaseError:
-            if not is_alive(connection):
-                raise
-            self._takes_turns = False  # a cluster may know of no such locks
-            return True
-        if is_free:
-            self._has_turn, self._waits_since = True, None
-            self._pause_for(_REFRESH)
-            return False
-        self._turns_until = now + _TURNS_FOR
-        self._waits_since = self._waits_since or now
-        if now - self._waits_since > _LONGEST_TURN:
-            self._waits_since, self._turns_until = None, float("-inf")
-            return True
-        self._pause_for(random.uniform(*_AWAITS_TURN))
-        return False
+    def _connected(self) -> Connection:
+        idle = time.monotonic() - self._polled
+        if self._connection and idle > ASKED_AFTER and not is_alive(self._connection):
+            self.close()
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
 
     def _connect(self) -> Connection:
         connection, self.server = connect_to_primary(self._config)
@@ -263,4 +218,4 @@ class Watermark:
         if self._connection is not None:
             self._connection._force_close()  # type: ignore[attr-defined]
             self._connection = None
-            self._has_turn = False
+            self._turns.lost()
