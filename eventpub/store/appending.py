@@ -62,9 +62,9 @@ def append(  # noqa: PLR0913 (options, by keyword)
 
     Raises:
         ValueError: the table's identity is several columns.
-        VersionConflict: the last version is another one: somebody was faster, or a hole would be
-            made. Nothing has been written; end the transaction, which may hold a lock beside the
-            aggregate's last row.
+        VersionConflict: the last version is another one: another writer was faster, or a hole
+            would be made. Nothing has been written; end the transaction, which may hold a lock
+            beside the aggregate's last row.
     """
     names = Columns(**(columns or {}))
     if len(names.aggregate_id) > 1:

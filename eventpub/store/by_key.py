@@ -120,8 +120,9 @@ def _unread(
 ) -> list[VersionRange]:
     """What of some ranges is not known to be read, from the last version read of each aggregate.
 
-    What is read and empty behind it is among it: only the end of the answer would tell. Where a
-    version may have more rows, the last one is, too, unless it is all that was read.
+    Versions after the last one read count as unread, even if they do not exist: only the end of
+    the answer would show that. So does the last one where a version may have more rows, unless it
+    is all that was read.
     """
     rest = []
     for r in ranges:

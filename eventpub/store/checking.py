@@ -39,7 +39,7 @@ _MONTH = 30 * 86_400_000_000
 
 
 def checks(config: Store, former_server: str | None = None) -> list[Check]:
-    """Looks at everything that the publisher needs of the store.
+    """Checks everything that the publisher needs of the store.
 
     Args:
         former_server: identity of the server that was read last; None: not known.

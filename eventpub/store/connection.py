@@ -37,7 +37,7 @@ ASKED_AFTER = 5.0
 """Seconds without use after which a connection is asked whether it is still there."""
 
 KEPT_FOR = 30.0
-"""Seconds after which a connection is made anew: where an address has moved, what is connected
+"""Seconds after which a connection is recreated: where an address has moved, what is connected
 already stays with the former server, however long that one lives."""
 
 _NO_LIMIT = 2**64 - 1

@@ -147,7 +147,7 @@ class EventStore(ByKey):
     def ahead(self) -> tuple[int, int]:
         """By how much the newest `create_time` lies in the future, µs; and how many rows do.
 
-        One statement tells both: a process may be suspended between two, and rows come meanwhile.
+        One statement for both: a process may be suspended between two, and rows come meanwhile.
         """
         [(now, time)] = self._run(statements.now_and_newest_time(self._layout))
         newest = self._layout.instant(micros(time)) if isinstance(time, datetime) else 0
@@ -165,7 +165,7 @@ class EventStore(ByKey):
         """The events of a window in the order of time; see `Source.window`.
 
         No statement is open while a batch is worked on: until its end it would keep whoever alters
-        the table waiting, and behind them all who write to it. And however few rows of a long
+        the table waiting, and with it every writer queued after it. And however few rows of a long
         window are the shard's, each is one of about 100,000 rows: without a row for
         `connection.READ_TIMEOUT` the server would count as gone, again and again.
         """

@@ -119,14 +119,14 @@ def beside(table: Table, key: Sequence[str]) -> list[str]:
     """The columns by which a unique key tells rows of one identity and version apart, if any: not
     those that it has for other reasons, as a time, a partition, a row's own number or id."""
 
-    def tells(name: str, of: Sequence[str]) -> bool:
+    def is_identity(name: str, of: Sequence[str]) -> bool:
         column, is_behind = table.columns[name], of.index(name) > of.index(key[-1])
         is_other = column.type in {*TIMES, "date"} or name in table.partitioned_by
         is_other |= table.is_unique((name,)) or (is_behind and column.type in INTEGERS)
         return name not in key and not is_other
 
     keys = [i.columns for i in table.indexes if i.unique and {*key} < {*i.columns}]
-    wider = [[n for n in of if tells(n, of)] for of in keys if {*of} <= {*table.columns}]
+    wider = [[n for n in of if is_identity(n, of)] for of in keys if {*of} <= {*table.columns}]
     return [] if table.is_unique(key) else min(wider, key=len, default=[])
 
 

@@ -194,7 +194,7 @@ def layout_of(config: Store, table: Table) -> Layout:
 def _id_index(table: Table, names: dict[str, str]) -> str | None:
     """An index that begins with the ascending number.
 
-    Where no such column is named, AUTO_INCREMENT tells it, and it is added to the names.
+    Where no such column is named, the AUTO_INCREMENT column is taken and added to the names.
     """
     firsts = {index.columns[0]: index.name for index in reversed(table.indexes)}
     numbers = [c for c in table.columns.values() if c.type in INTEGERS and c.name in firsts]

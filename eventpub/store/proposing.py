@@ -1,8 +1,8 @@
 """Which tables of a database may be event tables, and which of their columns stands for what.
 
-Found by names, types, unique keys and what is known of frameworks: a proposal for a person to look
-at. Some rows are read, to see with which version aggregates begin, whether versions are counted by
-aggregate at all, and whether what is called metadata is JSON.
+Found by names, types, unique keys and what is known of frameworks: a proposal for a person to
+check. Some rows are read, to see with which version aggregates begin, whether versions are counted
+by aggregate at all, and whether what is called metadata is JSON.
 """
 
 # ruff: noqa: S608 (nothing in here comes from outside but through `listed`)
@@ -130,12 +130,12 @@ class Guess(Roles):
 def propose(
     config: Store, table: str | None = None, columns: Mapping[str, Any] | None = None
 ) -> Proposal:
-    """Look at the tables of the database.
+    """What the tables of the database may be.
 
     Args:
         config: which says how to connect; its table and columns are of no account.
-        table: look at this one alone.
-        columns: by our names its own, those that somebody has named.
+        table: only this one.
+        columns: by our names its own, those that the operator has named.
 
     Raises:
         StoreError: store.unreachable, store.auth_failed, store.table_missing,

@@ -1,13 +1,13 @@
 """Which server answers, and whether it may be read: its identity and its role.
 
 A replica must not be read: its clock goes on while what it applies stands still, so that rows turn
-up behind the reader, however late. Nor must a primary that was demoted behind the same address. So
+up below the reader's position, however late. Nor must a demoted primary at the same address. So
 every new connection and every poll asks whether the server is writable, and who it is; of a server
 that was not met within the last minute, also whether it replicates from another one.
 
 Where several servers take writes (Galera, a group with several primaries, two that replicate each
 other) each is a replica of the others: their rows come late, and their open transactions do not
-show. Who has all writers use one of them may say so; nobody can see it.
+show. An operator who has all writers use one of them may say so; it cannot be seen.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Server:
     Attributes:
         identity: the same as long as it is the same one.
         read_only: whether ordinary accounts cannot write to it.
-        source: whom it replicates from, as far as that can be seen; None: nobody, or see
+        source: whom it replicates from, as far as that can be seen; None: no server, or see
             `source_is_visible`.
         source_is_visible: whether the account may see it.
         cluster: of what it is a member where other members may take writes; None: of nothing.

@@ -2,7 +2,7 @@
 
 Readers that keep the same pace would keep each other from ever seeing anything, and random pauses
 alone leave eight of them without a fresh answer for a minute. So after an answer that is not fresh
-they take turns for a while, by a named lock: who has it waits until InnoDB refreshes, polls, and
+they take turns for a while, by a named lock: its holder waits until InnoDB refreshes, polls, and
 lets it go.
 """
 
@@ -21,7 +21,7 @@ _LOCK = "eventpub.watermark"
 _FOR = 10.0
 """Seconds for which readers take turns after they have met."""
 _LONGEST = 1.0
-"""Seconds after which somebody who has the turn, and does not poll, is not waited for."""
+"""Seconds after which a reader that has the turn, and does not poll, is no longer waited for."""
 _AWAITS = 0.02, 0.05
 """Seconds between two questions for the turn, at least and at most."""
 _AFTER_OWN = 0.06

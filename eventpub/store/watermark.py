@@ -9,7 +9,7 @@ A statement that waits for a table, a global or a metadata lock has its time alr
 knows nothing of it. So each poll reads the list of processes first: a statement that gets its lock
 in between is in the second answer.
 
-`innodb_trx` is a cache that InnoDB refreshes only when nobody has read it for 100 ms. So each poll
+`innodb_trx` is a cache that InnoDB refreshes only when it was not read for 100 ms. So each poll
 is made inside a transaction with a nonce in a comment, and counts only where the answer has the
 own row with that nonce. Several readers take turns (`turns`).
 
@@ -37,24 +37,24 @@ from eventpub.store.turns import REFRESH, Turns
 State = Literal["off", "denied", "stale", "held", "open"]
 
 _STALE_AFTER = 3.0
-"""Seconds without a fresh answer after which nobody can tell, at least."""
+"""Seconds without a fresh answer after which it is unknown what is visible, at least."""
 _DENIED = {1044, 1142, 1227}  # no privilege
 _ASKS_AGAIN_AFTER = 60.0
 """Seconds after which an account that may not see them tries again."""
 
 
 class Watermark:
-    """Looks at the open transactions of a server.
+    """Polls the open transactions of a server.
 
     Args:
         config: the store.
         max_wait: how long a transaction is waited for, and how long an answer that is not fresh
             holds the boundary, at least; µs.
-        unknown_for: for how long something counts as open while nobody can tell, µs.
+        unknown_for: for how long something counts as open while that is unknown, µs.
         hidden_since: as of `OpenTransactions`.
 
     Attributes:
-        server: who has answered last; see `server.Server.identity`. None: nobody yet.
+        server: identity of the server that answered last; None: none yet.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class Watermark:
 
     @property
     def upto(self) -> int | None:
-        """Everything created at or before is visible, µs; None: nobody can tell."""
+        """Everything created at or before is visible, µs; None: unknown."""
         return None if self.state in {"denied", "stale"} else self._transactions.upto or 0
 
     @property
     def open_since(self) -> int | None:
         """As of `OpenTransactions`.
 
-        While no answer is fresh, nobody knows what is open: something may have been since the last
+        While no answer is fresh, it is unknown what is open: something may have been since the last
         poll, or for `unknown_for`, whichever is less. Where the account may not see them (any
         more), what it has seen last, for `unknown_for`.
         """

@@ -70,7 +70,7 @@ class Zone:
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
         """The smallest local range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
 
-        It begins right behind the local time of `after`, so that ranges of adjoining windows leave
+        It begins right after the local time of `after`, so that ranges of adjoining windows leave
         nothing out (a forward change leaves local times that no instant has), and again at the
         repeated hour where the clocks go back.
         """
