@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from eventpub.config import Store
 from eventpub.store.frameworks import BESIDE_ID, plain, recognise
-from eventpub.store.table import INTEGERS, OF_KEY, TIMES, Roles, Table, listed, quote
+from eventpub.store.table import INTEGERS, OF_KEY, TIMES, EventTable, Roles, listed, quote
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 _PREFIX = 191
@@ -24,7 +24,7 @@ _NUMBERS = {"decimal", "float", "double"}
 """Types whose values may be whole numbers."""
 
 
-def suggestion(config: Store, table: Table) -> str | None:
+def suggestion(config: Store, table: EventTable) -> str | None:
     """What gives the configured table the columns and indexes that it lacks; None: nothing does."""
     own = {name.lower(): name for name in table.columns}
     wanted = {k: v for k, v in config.columns.model_dump().items() if v}
@@ -59,7 +59,7 @@ def suggestion(config: Store, table: Table) -> str | None:
     return table.alter(changes) + also if changes else None
 
 
-def needed(table: Table, roles: Roles, by_time: Sequence[str] = ()) -> list[str]:
+def needed(table: EventTable, roles: Roles, by_time: Sequence[str] = ()) -> list[str]:
     """What ALTER TABLE is to add so that the table can be published.
 
     Args:
@@ -83,7 +83,7 @@ def needed(table: Table, roles: Roles, by_time: Sequence[str] = ()) -> list[str]
     return added
 
 
-def key_index(table: Table, key: Sequence[str]) -> tuple[str, str]:
+def key_index(table: EventTable, key: Sequence[str]) -> tuple[str, str]:
     """What adds an index for lookups, and why it is not a unique one ("": it is)."""
     columns = listed(key)
     if (longest := sum(map(table.octets, key))) > table.longest_key:
@@ -100,7 +100,7 @@ def key_index(table: Table, key: Sequence[str]) -> tuple[str, str]:
     return f"ADD INDEX ({columns})", why
 
 
-def identity(table: Table, roles: Roles) -> tuple[str, ...]:
+def identity(table: EventTable, roles: Roles) -> tuple[str, ...]:
     """The columns that are the identity, where rows with one id and version belong to several.
 
     By a unique key, or by what rows there are; as given where neither says more.
@@ -115,7 +115,7 @@ def identity(table: Table, roles: Roles) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def beside(table: Table, key: Sequence[str]) -> list[str]:
+def beside(table: EventTable, key: Sequence[str]) -> list[str]:
     """The columns by which a unique key tells rows of one identity and version apart, if any: not
     those that it has for other reasons, as a time, a partition, a row's own number or id."""
 
@@ -135,7 +135,7 @@ def set_identity(parts: Sequence[str]) -> str:
     return f"set aggregate_id = {json.dumps(parts, ensure_ascii=False)} in [store.columns]"
 
 
-def not_null(table: Table, columns: Sequence[str]) -> str:
+def not_null(table: EventTable, columns: Sequence[str]) -> str:
     """The statement after which columns refuse NULL, and are what they were otherwise; but a time
     is set by the database, and only once, where a writer does not."""
     changes = []

@@ -25,9 +25,9 @@ from eventpub.store.table import (
     OF_KEY,
     TIMES,
     Column,
-    Index,
+    EventTable,
     Roles,
-    Table,
+    TableIndex,
     listed,
     quote,
     read_table,
@@ -154,7 +154,7 @@ def discover(config: Store, connection: Connection) -> Layout:
     return layout_of(config, read_table(config, connection))
 
 
-def layout_of(config: Store, table: Table) -> Layout:
+def layout_of(config: Store, table: EventTable) -> Layout:
     """As `discover`, of a table that was read."""
     roles = roles_of(config, table)
     time_index, key_index = _find_indexes(config, table, roles)
@@ -191,7 +191,7 @@ def layout_of(config: Store, table: Table) -> Layout:
     )
 
 
-def _id_index(table: Table, names: dict[str, str]) -> str | None:
+def _id_index(table: EventTable, names: dict[str, str]) -> str | None:
     """An index that begins with the ascending number.
 
     Where no such column is named, the AUTO_INCREMENT column is taken and added to the names.
@@ -206,7 +206,7 @@ def _id_index(table: Table, names: dict[str, str]) -> str | None:
     return firsts[found[0]]
 
 
-def roles_of(config: Store, table: Table) -> Roles:
+def roles_of(config: Store, table: EventTable) -> Roles:
     """Which of the table's columns the configuration names for what, of types that can be read.
 
     Raises:
@@ -278,7 +278,7 @@ def identity_of(columns: Mapping[str, Column], parts: Sequence[str]) -> Identity
     )
 
 
-def _find_indexes(config: Store, table: Table, roles: Roles) -> tuple[Index, Index]:
+def _find_indexes(config: Store, table: EventTable, roles: Roles) -> tuple[TableIndex, TableIndex]:
     """The indexes for windows and for lookups by key.
 
     Raises:
@@ -304,7 +304,7 @@ def _find_indexes(config: Store, table: Table, roles: Roles) -> tuple[Index, Ind
     return by_time[0], by_key[0]
 
 
-def find_slice(table: Table, parts: Sequence[str]) -> str | None:
+def find_slice(table: EventTable, parts: Sequence[str]) -> str | None:
     """The stored generated column that holds the key's CRC32 % 1024, whatever its name.
 
     Only a key of one text column can have such a one.

@@ -35,8 +35,8 @@ from eventpub.store.table import (
     TEXT,
     TIMES,
     Column,
+    EventTable,
     Roles,
-    Table,
     listed,
     read_table,
 )
@@ -173,7 +173,7 @@ def _tables(connection: Connection) -> list[str]:
     return [row["table_name"] for row in rows if not holds_no_events(row["table_name"])]
 
 
-def _sort(found: Proposal, name: str, table: Table, given: Mapping[str, Any]) -> None:
+def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any]) -> None:
     """Put a table where it belongs in a proposal."""
     framework = recognise(table.columns)
     absent = tuple(r for r, of in given.items() if not {*_several(of)} <= {*table.columns})
@@ -210,7 +210,7 @@ def _several(value: Any) -> list[str]:
     return [value] * bool(value) if isinstance(value, str) else list(value or ())
 
 
-def _guess(table: Table, given: Mapping[str, Any]) -> Guess:
+def _guess(table: EventTable, given: Mapping[str, Any]) -> Guess:
     """Which column stands for what, as far as can be told.
 
     Args:
@@ -274,7 +274,7 @@ def _only_one(role: str, columns: Mapping[str, Column]) -> str | None:
     return left[0] if len(left) == 1 else None
 
 
-def _key(table: Table, roles: Guess) -> tuple[tuple[str, ...], str, bool] | None:
+def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] | None:
     """Identity and version of the best named index of just these columns, whether it is sure."""
     found, columns = [], table.columns
     for index in table.indexes:
@@ -306,7 +306,7 @@ def _fits_key(column: Column, is_last: bool) -> bool:
     return _may_be(column, "aggregate_id") and bool(is_clear)
 
 
-def _candidate(name: str, table: Table, roles: Guess, versions: Versions) -> Candidate:
+def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -> Candidate:
     framework, names = recognise(table.columns), roles.names
     notes = [framework.note] * bool(framework.note)
     if "create_time" not in names:
@@ -335,7 +335,7 @@ def _candidate(name: str, table: Table, roles: Guess, versions: Versions) -> Can
     )
 
 
-def _score(name: str, table: Table, roles: Guess) -> int:
+def _score(name: str, table: EventTable, roles: Guess) -> int:
     """How much speaks for a table."""
     created = table.columns.get(roles.names["create_time"])
     score = 2 * sum(rank(role, of) > 0 for role, of in roles.names.items())
@@ -347,7 +347,7 @@ def _score(name: str, table: Table, roles: Guess) -> int:
     return score + any(index.columns[0] == created.name for index in table.indexes)
 
 
-def _why_added(table: Table) -> str:
+def _why_added(table: EventTable) -> str:
     """What is wrong with the column that is called like a creation time, if there is one."""
     time = max(table.columns.values(), key=lambda column: rank("create_time", column.name))
     if not rank("create_time", time.name):
@@ -358,7 +358,7 @@ def _why_added(table: Table) -> str:
     )
 
 
-def _is_metadata(table: Table, column: str) -> bool:
+def _is_metadata(table: EventTable, column: str) -> bool:
     """Whether a column's values are JSON objects, or may be where there are none yet."""
     name = listed([column])
     sql = f"SELECT {name} FROM {table.name} WHERE {name} IS NOT NULL LIMIT {_FEW}"

@@ -14,7 +14,7 @@ from eventpub.store import fixes, statements
 from eventpub.store.connection import Connection, is_mariadb, run
 from eventpub.store.identity import IdPart, literal
 from eventpub.store.layout import Layout
-from eventpub.store.table import Roles, Table, quote
+from eventpub.store.table import EventTable, Roles, quote
 from eventpub.store.versions import Versions
 from eventpub.words import counted
 
@@ -30,7 +30,7 @@ class Subject:
 
     config: Store
     layout: Layout
-    table: Table
+    table: EventTable
     roles: Roles
 
     @property

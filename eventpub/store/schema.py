@@ -13,7 +13,7 @@ from eventpub.errors import StoreError
 from eventpub.store import fixes
 from eventpub.store.connection import Connection, is_mariadb
 from eventpub.store.layout import SLICES, find_slice, identity_of, roles_of
-from eventpub.store.table import Roles, Table, quote, read_table
+from eventpub.store.table import EventTable, Roles, quote, read_table
 
 ALTERS = "ALTER TABLE"
 """How a statement begins that changes a table which exists."""
@@ -97,7 +97,7 @@ def create_table(config: Store, *, mariadb: bool) -> str:
     return f"CREATE TABLE IF NOT EXISTS {quote(config.table)} (\n  {body}\n) ENGINE = InnoDB"
 
 
-def additions(table: Table, roles: Roles) -> list[str]:
+def additions(table: EventTable, roles: Roles) -> list[str]:
     """What ALTER TABLE is to add to a table that exists.
 
     A slice column only where the identity is one column of text.

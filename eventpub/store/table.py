@@ -39,7 +39,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Index:
+class TableIndex:
     """One usable index: its name and columns in order (a prefix of a column counts as it)."""
 
     name: str
@@ -92,7 +92,7 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class Table:
+class EventTable:
     """A table as it is.
 
     Attributes:
@@ -107,7 +107,7 @@ class Table:
     name: str
     where: str
     columns: Mapping[str, Column]
-    indexes: Sequence[Index]
+    indexes: Sequence[TableIndex]
     engine: str
     longest_key: int
     partitioned_by: Sequence[str]
@@ -174,7 +174,7 @@ def is_view(name: str, where: str) -> StoreError:
     )
 
 
-def read_table(config: Store, connection: Connection) -> Table:
+def read_table(config: Store, connection: Connection) -> EventTable:
     """Reads the configured table's facts from the catalogue.
 
     Raises:
@@ -186,27 +186,28 @@ def read_table(config: Store, connection: Connection) -> Table:
         # tells a missing table from one that we may not see; the catalogue shows neither
         run(connection, f"SELECT 1 FROM {quote(config.table)} LIMIT 0")
         columns = _columns(connection, this)
-        facts = run_named(
+        facts = "SELECT table_type, engine, row_format FROM information_schema.tables WHERE "
+        [kind] = run_named(connection, facts + this)
+        # not joined: each of these views looks at one table where that is named, else at all
+        partitions = run(
             connection,
-            "SELECT table_type, engine, row_format, partition_expression, subpartition_expression"
-            " FROM information_schema.tables LEFT JOIN information_schema.partitions"
-            f" USING (table_schema, table_name) WHERE {this}",
+            "SELECT partition_expression, subpartition_expression"
+            f" FROM information_schema.partitions WHERE {this}",
         )
         indexes = _indexes(connection, config.table)
-    first = {name: str(value).lower() for name, value in facts[0].items()}
-    is_large = first["engine"] == "innodb" and first["row_format"] in {"dynamic", "compressed"}
-    expressions = [f"{r['partition_expression']} {r['subpartition_expression']}" for r in facts]
-    words = re.findall(r"\w+", " ".join(expressions).lower())
-    return Table(
+    engine, row_format = str(kind["engine"]), str(kind["row_format"]).lower()
+    is_large = engine.lower() == "innodb" and row_format in {"dynamic", "compressed"}
+    words = re.findall(r"\w+", " ".join(str(by) for row in partitions for by in row).lower())
+    return EventTable(
         connection,
         quote(config.table),
         where,
         columns,
         indexes,
-        str(facts[0]["engine"]),
+        engine,
         3_072 if is_large else 767,
         [name for name in columns if name.lower() in words],
-        not indexes and first["table_type"].endswith("view"),
+        not indexes and kind["table_type"].upper().endswith("VIEW"),
     )
 
 
@@ -236,7 +237,7 @@ def _columns(connection: Connection, this: str) -> dict[str, Column]:
     }
 
 
-def _indexes(connection: Connection, table: str) -> list[Index]:
+def _indexes(connection: Connection, table: str) -> list[TableIndex]:
     columns: dict[str, list[str]] = {}
     unique: dict[str, bool] = {}
     for row in run_named(connection, f"SHOW INDEX FROM {quote(table)}"):
@@ -245,4 +246,4 @@ def _indexes(connection: Connection, table: str) -> list[Index]:
             # an expression has no name, and is no column of ours
             columns.setdefault(row["key_name"], []).append(row["column_name"] or "")
             unique[row["key_name"]] = not int(row["non_unique"])
-    return [Index(name, tuple(of), unique[name]) for name, of in columns.items()]
+    return [TableIndex(name, tuple(of), unique[name]) for name, of in columns.items()]
