@@ -235,7 +235,7 @@ class Run:
             ),
             "controller": self.cluster.controller,
         }[whom]()
-        number = broker.node.id
+        number = int(broker.ids["node.id"])
         network = self.cluster.network
         assert network is not None
         if kind == "kill":

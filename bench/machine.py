@@ -18,10 +18,11 @@ from typing import Any, Self
 import confluent_kafka
 import psutil
 
-from eventpub.local import Database, Kafka, find_java, kafka
+from eventpub.local import Database, Kafka, find_java
 from eventpub.local.broker import VERSION as KAFKA_VERSION
 from tests.servers.databases import mysql
 from tests.servers.fill import fill
+from tests.servers.kafka import kafka
 
 from . import usage
 

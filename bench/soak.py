@@ -31,10 +31,11 @@ from typing import Any
 import psutil
 from confluent_kafka import Consumer, TopicPartition
 
-from eventpub.local import Database, Kafka, kafka
+from eventpub.local import Database, Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, differences, eventually
 from tests.servers.databases import mysql
+from tests.servers.kafka import kafka
 
 _PROGRESS_SECONDS = 120
 _MOST_FAULTS = 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,12 @@ def errors() -> str:
     for path in sorted((ROOT / "eventpub").rglob("*.py")):
         for raised in _raised(ast.parse(path.read_text(encoding="utf-8"))):
             found.setdefault(raised.code, []).append(raised)
+    for path in sorted((ROOT / "eventpub").rglob("failures.toml")):
+        for entry in tomllib.loads(path.read_text(encoding="utf-8"))["meaning"]:
+            retriable = "yes" if entry.get("retriable") else "no"
+            for fix in [entry["suggestion"], *(fix for _, fix in entry.get("fixes", ()))]:
+                raised = Raised(entry["code"], entry["message"], fix, retriable)
+                found.setdefault(raised.code, []).append(raised)
     packages: dict[str, list[str]] = {}
     for code in sorted(found):
         packages.setdefault(code.partition(".")[0], []).append(code)

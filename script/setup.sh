@@ -210,5 +210,5 @@ setup_venv() {
 # --- Kafka's classes
 
 setup_classes() {
-  "$(venv_python)" -m tests.servers.kafka_classes || say "that failed; the tests only take longer"
+  "$(venv_python)" -m tests.servers.kafka || say "that failed; the tests only take longer"
 }

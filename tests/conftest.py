@@ -22,8 +22,9 @@ import hypothesis
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Database, Kafka, Server, kafka
+from eventpub.local import Database, Kafka, Server
 from tests.servers.databases import mariadb, mysql
+from tests.servers.kafka import kafka
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection

@@ -131,7 +131,8 @@ def _servers(stack: ExitStack, folder: Path) -> tuple[Database, Kafka]:
 
 
 def _config(folder: Path, database: Database, broker: Kafka) -> Config:
-    from eventpub import settings, store
+    from eventpub import settings
+    from eventpub.store import migrate
 
     file = folder / "eventpub.toml"
     file.write_text(
@@ -152,7 +153,7 @@ http = ""
         encoding="utf-8",
     )
     config = settings.load(file, {}, {}).config
-    store.migrate(config.store)
+    migrate(config.store)
     return config
 
 

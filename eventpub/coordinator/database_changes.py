@@ -19,7 +19,8 @@ from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
-from eventpub.store.events import NewRow, altered_table
+from eventpub.sources.base import NewRow
+from eventpub.store.events import altered_table
 from eventpub.words import counted
 
 _ENDED_FOR = 60.0

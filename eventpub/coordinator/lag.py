@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from eventpub.store import EventStore, Poll
+from eventpub.sources.base import Poll
+from eventpub.store import EventStore
 
 MOST_EVENTS = 100_000
 """Events that are counted, at most."""

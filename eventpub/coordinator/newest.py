@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from eventpub.admission.buckets import bucket_of
 from eventpub.config import format_time
 from eventpub.errors import StoreError
-from eventpub.store.events import NewRow
+from eventpub.sources.base import NewRow
 
 SAMPLE = 20
 """Rows of a sample: those with the highest ids; of a table without ids, the youngest but for those

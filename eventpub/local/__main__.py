@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from eventpub.errors import EventpubError
-from eventpub.local import Server, kafka, mariadb
+from eventpub.local import Database, Kafka, kafka, mariadb
 from eventpub.stop_flag import StopFlag
 
 
@@ -24,40 +24,30 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("server", choices=["kafka", "mariadb"])
     parser.add_argument("directory", type=Path, nargs="?", help="a temporary one when not given")
     parser.add_argument("--port", type=int, help="a free one when not given")
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        help="Kafka: key=value; a database: one of its own options; may be repeated",
-    )
     given = parser.parse_args(arguments)
-    ended = StopFlag()
-    for stopping in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stopping, lambda *_: ended.set())
+    stopped = StopFlag()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
     with ExitStack() as stack:
         folder = given.directory
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventpub-")))
+        server: Database | Kafka
         try:
-            server, address = _started(given, folder)
+            if given.server == "mariadb":
+                server = mariadb(folder, port=given.port)
+                address = server.url()
+            else:
+                server = kafka(folder, port=given.port)
+                address = server.bootstrap_servers
         except EventpubError as error:
             print(error, file=sys.stderr)
             return error.exit_status
         stack.enter_context(server)
         print(address, flush=True)
-        while not ended.wait(1) and server.running:
+        while not stopped.wait(1) and server.running:
             pass
     return 0
-
-
-def _started(given: argparse.Namespace, folder: Path) -> tuple[Server, str]:
-    """The server that was asked for, and its address."""
-    if given.server == "mariadb":
-        database = mariadb(folder, port=given.port, options=given.option)
-        return database, database.url()
-    properties = dict(option.split("=", 1) for option in given.option)
-    broker = kafka(folder, port=given.port, properties=properties)
-    return broker, broker.bootstrap_servers
 
 
 if __name__ == "__main__":

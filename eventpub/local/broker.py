@@ -1,4 +1,4 @@
-"""A Kafka broker (KRaft), its jars from Maven Central; alone, or one node of a `cluster`."""
+"""A Kafka broker (KRaft), its jars from Maven Central."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, check_space, installed, maven, tail
+from eventpub.local.downloads import MIB, Progress, check_space, installed, maven, on_stderr, tail
 from eventpub.local.java import find_java
 from eventpub.local.processes import Server, free_port
-from eventpub.local.progress import STDERR, Progress
 
 VERSION = "4.3.1"
-LOG4J = "2.25.4"  # the version that this Kafka ships, with the binding that it does not
+LOGGER = "org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"
+"""The binding that this Kafka does not ship, of the version of log4j that it does."""
 
 LOGGING = """\
 appender.out.type=Console
@@ -31,61 +30,31 @@ rootLogger.appenderRef.out.ref=out
 _JVM = "-XX:+UseG1GC -XX:MaxGCPauseMillis=20"
 """Unless $KAFKA_JVM_PERFORMANCE_OPTS says something else, as with Kafka's own scripts."""
 
-CLASSES = "classes.jsa"
-"""Beside the jars: an archive of the classes that a broker loads, where one was made."""
-
-_LOGGING_3 = """\
-log4j.rootLogger=INFO, out
-log4j.appender.out=org.apache.log4j.ConsoleAppender
-log4j.appender.out.layout=org.apache.log4j.PatternLayout
-log4j.appender.out.layout.ConversionPattern=%d %p %c{1}: %m%n
-"""
-
-
-@dataclass(frozen=True)
-class Node:
-    """What tells the brokers of one cluster apart, and how much memory one takes.
-
-    Args:
-        id: its number in the cluster.
-        cluster_id: None: a new cluster.
-        heap: the JVM's, in MiB: at its start, and at most.
-    """
-
-    id: int = 1
-    cluster_id: str | None = None
-    heap: tuple[int, int] = (512, 1024)
-
-
-_ALONE = Node()
-
 
 class Kafka(Server):
     """A running broker.
 
     Attributes:
-        options: of its JVM, beside the heap.
+        options: of its JVM.
+        ids: of the node, its cluster and its folder; they count before the first start.
     """
 
-    def __init__(  # noqa: PLR0913 (what a server is started with)
+    name = f"Kafka {VERSION}"
+
+    def __init__(
         self,
         directory: Path,
         port: int | None,
         properties: Mapping[str, str],
         progress: Progress,
-        version: str = VERSION,
-        *,
-        node: Node = _ALONE,
+        jars: Path,
     ) -> None:
         super().__init__(directory, port, progress)
-        self.name = f"Kafka {version}"
-        self.node = node
         self._properties = dict(properties)
-        self._version = version
-        self._jars = jars_of(version, progress)
-        self.options = os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _JVM).split()
-        if (self._jars / CLASSES).exists():
-            self.options.append(f"-XX:SharedArchiveFile={self._jars / CLASSES}")
+        self._jars = jars
+        self.options = ["-Xms512m", "-Xmx1024m"]
+        self.options += os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", _JVM).split()
+        self.ids = {"node.id": "1", "cluster.id": new_id(), "directory.id": new_id()}
         self.directory.mkdir(parents=True, exist_ok=True)
         check_space(self.directory, 200 * MIB)
 
@@ -97,22 +66,24 @@ class Kafka(Server):
     def _command(self) -> Sequence[str]:
         data = self.directory / "data"
         if not data.exists():
-            _format(self._jars, data, self.node)
+            self._format(data)
         settings = self.directory / "server.properties"
-        effective = {**_settings(data, self.port, free_port()), **self._properties}
-        settings.write_text("".join(f"{key}={value}\n" for key, value in effective.items()))
+        _write(settings, {**_settings(data, self.port, free_port()), **self._properties})
         logging = self.directory / "log4j2.properties"
         logging.write_text(LOGGING)
-        before_4 = self.directory / "log4j.properties"
-        before_4.write_text(_LOGGING_3)
-        first, most = self.node.heap
         return [
-            *(str(find_java()), f"-Xms{first}m", f"-Xmx{most}m"),
-            *self.options,
-            f"-Dlog4j2.configurationFile={logging.as_uri()}",
-            f"-Dlog4j.configuration={before_4.as_uri()}",
+            *(str(find_java()), *self.options, f"-Dlog4j2.configurationFile={logging.as_uri()}"),
             *("-cp", f"{self._jars}/*", "kafka.Kafka", str(settings)),
         ]
+
+    def _format(self, data: Path) -> None:
+        partial = data.with_name("data.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(self._jars / "formatted", partial)
+        meta = partial / "meta.properties"
+        kept = dict(line.split("=", 1) for line in meta.read_text().splitlines() if "=" in line)
+        _write(meta, {**kept, **self.ids})
+        partial.rename(data)
 
     def _is_ready(self, printed: str) -> bool:
         return "Kafka Server started" in printed
@@ -123,8 +94,7 @@ def kafka(
     *,
     port: int | None = None,
     properties: Mapping[str, str] | None = None,
-    progress: Progress = STDERR,
-    version: str = VERSION,
+    progress: Progress = on_stderr,
 ) -> Kafka:
     """Starts a broker whose data live in `directory`.
 
@@ -133,30 +103,23 @@ def kafka(
     Args:
         port: a free one when not given.
         properties: of the broker, over those that it would be started with.
-        version: of Kafka, 3.9 or newer; downloaded when it is first asked for.
 
     Raises:
         LocalError: `local.java_missing`, `local.network`, `local.disk_full`, `local.start_failed`.
     """
-    broker = Kafka(directory, port, properties or {}, progress, version)
+    broker = Kafka(directory, port, properties or {}, progress, jars_of(VERSION, LOGGER, progress))
     broker.start()
     return broker
 
 
-def jars_of(version: str, progress: Progress) -> Path:
-    """The folder of this version's jars, downloaded where it is missing."""
+def jars_of(version: str, logger: tuple[str, str, str], progress: Progress) -> Path:
+    """The folder of a version's jars, downloaded where it is missing."""
     find_java()
 
-    def build(folder: Path, progress: Progress, lock: int) -> None:
-        binding = (
-            ("org.slf4j", "slf4j-reload4j", "1.7.36")
-            if version.startswith("3.")
-            else ("org.apache.logging.log4j", "log4j-slf4j-impl", LOG4J)
-        )
-        with progress.task(f"downloading Kafka {version} (44 MiB)") as report:
-            artifacts = [("org.apache.kafka", "kafka_2.13", version), binding]
-            maven(artifacts, folder, report, size=47 * MIB, lock=lock)
-        with progress.task("preparing Kafka"):
+    def build(folder: Path, progress: Progress) -> None:
+        with progress(f"downloading Kafka {version} (44 MiB)"):
+            maven([("org.apache.kafka", "kafka_2.13", version), logger], folder)
+        with progress("preparing Kafka"):
             _format_template(folder)
 
     return installed(f"kafka-{version}", needs=250 * MIB, progress=progress, build=build)
@@ -166,8 +129,7 @@ def _format_template(jars: Path) -> None:
     """Formats one empty data folder, to be copied: Kafka's own tool takes a second each time."""
     template = jars / "formatted"
     settings = jars / "format.properties"
-    effective = _settings(template, 9092, 9093)
-    settings.write_text("".join(f"{key}={value}\n" for key, value in effective.items()))
+    _write(settings, _settings(template, 9092, 9093))
     answer = subprocess.run(
         [
             *(str(find_java()), "-cp", f"{jars}/*", "kafka.tools.StorageTool"),
@@ -186,26 +148,14 @@ def _format_template(jars: Path) -> None:
         )
 
 
-def _format(jars: Path, data: Path, node: Node) -> None:
-    partial = data.with_name("data.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(jars / "formatted", partial)
-    meta = partial / "meta.properties"
-    own = {
-        "node.id": str(node.id),
-        "cluster.id": node.cluster_id or new_id(),
-        "directory.id": new_id(),  # two brokers of a cluster with one are refused
-    }
-    kept = [line for line in meta.read_text().splitlines() if line.partition("=")[0] not in own]
-    meta.write_text("\n".join([*kept, *(f"{key}={value}" for key, value in own.items()), ""]))
-    partial.rename(data)
+def _write(file: Path, properties: Mapping[str, str]) -> None:
+    file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
 
 
 def new_id() -> str:
     """A new identifier as Kafka writes them."""
     # a leading "-" would be taken for an option
-    text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    return f"e{text[1:]}"
+    return f"e{base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip('=')[1:]}"
 
 
 def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:

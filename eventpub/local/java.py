@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -14,6 +13,12 @@ from pathlib import Path
 from eventpub.errors import LocalError
 
 OLDEST = 17
+_PLACES = (
+    "usr/lib/jvm/*/bin/java",
+    "opt/homebrew/opt/openjdk*/bin/java",
+    "usr/local/opt/openjdk*/bin/java",
+    "Library/Java/JavaVirtualMachines/*/Contents/Home/bin/java",
+)
 
 
 @cache
@@ -34,23 +39,17 @@ def find_java() -> Path:
         f"no Java {OLDEST} or newer was found"
         + (f"; tried {', '.join(tried)}" if tried else " in JAVA_HOME, PATH or the usual folders"),
         where="JAVA_HOME",
-        suggestion=_how_to_install(),
+        suggestion=f"set JAVA_HOME, or install one: apt-get install openjdk-{OLDEST}-jre-headless,"
+        f" dnf install java-{OLDEST}-openjdk-headless or brew install openjdk@{OLDEST}",
     )
 
 
 def _candidates() -> Iterator[Path]:
-    home = os.environ.get("JAVA_HOME")
-    if home:
+    if home := os.environ.get("JAVA_HOME"):
         yield Path(home) / "bin" / "java"
-    on_path = shutil.which("java")
-    if on_path:
+    if on_path := shutil.which("java"):
         yield Path(on_path)
-    for pattern in (
-        "usr/lib/jvm/*/bin/java",
-        "opt/homebrew/opt/openjdk*/bin/java",
-        "usr/local/opt/openjdk*/bin/java",
-        "Library/Java/JavaVirtualMachines/*/Contents/Home/bin/java",
-    ):
+    for pattern in _PLACES:
         yield from sorted(Path("/").glob(pattern))
 
 
@@ -63,16 +62,3 @@ def _version(java: Path) -> int | None:
         return None
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     return int(match[1]) if match and answer.returncode == 0 else None
-
-
-def _how_to_install() -> str:
-    if platform.system() == "Darwin":
-        return "brew install openjdk@17"
-    for tool, command in (
-        ("apt-get", "sudo apt-get install openjdk-17-jre-headless"),
-        ("dnf", "sudo dnf install java-17-openjdk-headless"),
-        ("apk", "sudo apk add openjdk17-jre-headless"),
-    ):
-        if shutil.which(tool):
-            return f"{command}  (or -21- where there is no 17), or set JAVA_HOME"
-    return f"install Java {OLDEST} or newer and set JAVA_HOME to its folder"

@@ -1,4 +1,4 @@
-"""A server as a child process: started, watched, stopped, and never left behind.
+"""A server as a child process: started, stopped, and never left behind.
 
 Each server runs in its own session, so that Ctrl-C on the terminal reaches only eventpub, which
 stops its servers last. A watcher (a shell that waits for the end of a pipe) stops the server when
@@ -8,7 +8,6 @@ signal, because that one fires when the *thread* that started the server ends.
 
 from __future__ import annotations
 
-import atexit
 import collections
 import os
 import random
@@ -16,18 +15,15 @@ import signal
 import socket
 import subprocess
 import time
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import tail
-from eventpub.local.progress import Progress
+from eventpub.local.downloads import Progress, tail
 
-_START_SECONDS = 120.0  # a busy machine needs 20 for the broker
+_START_SECONDS = 120.0  # with both cores busy the broker needs 20
 _STOP_SECONDS = 20.0
 
 _WATCH = """
@@ -40,7 +36,6 @@ n=0; while kill -0 "$1" && [ "$n" -lt 100 ]; do sleep 0.1; n=$((n+1)); done
 kill -KILL "$1"
 """
 
-_started: weakref.WeakSet[Server] = weakref.WeakSet()
 _given: collections.deque[socket.socket] = collections.deque(maxlen=100)  # marks of free_port
 
 
@@ -51,6 +46,7 @@ class Server(ABC):
         directory: its data, configuration and log; a later server may be started on it again.
         port: where it listens; stays the same over `restart`.
         log: what it printed.
+        environment: what is added to its environment.
     """
 
     name = "server"
@@ -58,12 +54,11 @@ class Server(ABC):
     def __init__(self, directory: Path, port: int | None, progress: Progress) -> None:
         self.directory = directory.absolute()
         self.log = self.directory / "server.log"
-        self._fixed_port = port
-        self.port = port or 0
+        self.port = port or free_port()
+        self.environment: dict[str, str] = {}
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
-        self._owner = os.getpid()
 
     @property
     def pid(self) -> int:
@@ -85,13 +80,13 @@ class Server(ABC):
         """
         if self.running:
             return
-        with self._progress.task(f"starting {self.name}"):
-            for attempt in range(3):
-                self.port = self._fixed_port or free_port()
-                if self._start_once(last=attempt == 2 or self._fixed_port is not None):
-                    break
-        self._fixed_port = self.port
-        _started.add(self)
+        with self._progress(f"starting {self.name}"):
+            begin = self._start_process()
+            try:
+                self._wait_until_ready(begin)
+            except BaseException:
+                self.kill()
+                raise
 
     def stop(self) -> None:
         """Stops it cleanly; by force after 20 s. Nothing happens where it does not run."""
@@ -117,25 +112,16 @@ class Server(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @abstractmethod
     def _command(self) -> Sequence[str]:
-        """The command line for the present `port`; may write configuration files first."""
+        """The command line; may write configuration files first."""
 
     @abstractmethod
     def _is_ready(self, printed: str) -> bool:
         """Whether it serves; `printed` is what it has logged since its start."""
-
-    def _environment(self) -> Mapping[str, str]:
-        """What is added to its environment."""
-        return {}
 
     def _deliver(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -146,14 +132,15 @@ class Server(ABC):
         """What stops it when the process that started it is gone."""
         return ["sh", "-c", _STOP_PID, "sh", str(self.pid)]
 
-    def _start_once(self, *, last: bool) -> bool:
+    def _start_process(self) -> int:
+        """Where in the log its output begins."""
         command = self._command()
         with self.log.open("ab") as log:
             begin = log.tell()
             self._process = subprocess.Popen(
                 command,
                 cwd=self.directory,
-                env={**os.environ, **self._environment()},
+                env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -166,13 +153,9 @@ class Server(ABC):
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        try:
-            return self._wait_until_ready(begin, last=last)
-        except BaseException:
-            self.kill()
-            raise
+        return begin
 
-    def _wait_until_ready(self, begin: int, *, last: bool) -> bool:
+    def _wait_until_ready(self, begin: int) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while True:
             ended = not self.running
@@ -180,12 +163,9 @@ class Server(ABC):
                 log.seek(begin)
                 printed = log.read().decode(errors="replace")
             if ended:
-                self.kill()
-                if not last and "in use" in printed.lower():
-                    return False
                 raise self._start_failed("ended while it started", printed)
             if self._is_ready(printed):
-                return True
+                return
             if time.monotonic() > deadline:
                 raise self._start_failed(f"did not answer within {_START_SECONDS:.0f} s", printed)
             time.sleep(0.05)
@@ -200,8 +180,6 @@ class Server(ABC):
         )
 
     def _end(self, number: signal.Signals) -> None:
-        if os.getpid() != self._owner:
-            return
         process, watcher = self._process, self._watcher
         if process is not None and self.running:
             self._deliver(signal.SIGCONT)
@@ -217,7 +195,6 @@ class Server(ABC):
                 watcher.stdin.close()
             watcher.wait()
         self._process = self._watcher = None
-        _started.discard(self)
 
 
 def _suggestion(printed: str) -> str:
@@ -229,7 +206,7 @@ def _suggestion(printed: str) -> str:
         )
     if "No space left on device" in printed:
         return "free some disk space"
-    if "in use" in printed.lower():
+    if "in use" in printed:
         return "another process listens on this port; name another, or none to have a free one"
     return "read the log; a folder left by another version may be deleted"
 
@@ -255,9 +232,3 @@ def free_port() -> int:
         _given.append(mark)
         return port
     raise LocalError("local.start_failed", "no free port between 20000 and 32000 was found")
-
-
-@atexit.register
-def _stop_all() -> None:
-    for server in list(_started):
-        server.stop()

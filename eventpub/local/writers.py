@@ -17,16 +17,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pymysql
-from sqlalchemy.engine import make_url
+from pydantic import SecretStr
 
-if TYPE_CHECKING:
-    from pymysql.connections import Connection
-    from pymysql.cursors import Cursor
+from eventpub.config import Store
+from eventpub.errors import StoreError
+from eventpub.store.connection import Connection, connect
 
 _AGGREGATES = 1_000
 _OF_A_THREAD = 10.0
@@ -35,12 +34,15 @@ _HELD, _ROLLED_BACK, _GAPS, _REVERSED = 0.1, 0.03, 0.005, 0.05
 """Fractions of the transactions: open for up to 3 s, rolled back, rolled back after the next
 version was committed, committed after it."""
 _TYPES = ("OrderPlaced", "ItemAdded", "OrderPaid", "OrderShipped", "NoteWritten")
+_VERSIONS = (
+    "SELECT aggregate_id, MAX(version) FROM events WHERE aggregate_id IN %s GROUP BY aggregate_id"
+)
 _INSERT = "INSERT INTO events (aggregate_id, version, event_type, payload) VALUES (%s, %s, %s, %s)"
 
 
 class Writer(threading.Thread):
     """Writes until it is stopped, then one more event to each aggregate: a last version that has
-    committed late has nothing behind it that would show the gap.
+    committed late has nothing after it that would show the gap.
 
     Args:
         url: SQLAlchemy's, of the database.
@@ -56,12 +58,11 @@ class Writer(threading.Thread):
         self, url: str, names: Sequence[str], rate: float, stopped: threading.Event
     ) -> None:
         super().__init__(daemon=True)
-        self._address = make_url(url)
-        self._names = names
+        self._store = Store(url=SecretStr(url))
         self._rate = rate
         self._stopped = stopped
         self.counts = Counter[str]()
-        self._last: dict[str, int] = {}
+        self._last = dict.fromkeys(names, 0)
         self._touched: set[str] = set()
 
     def run(self) -> None:
@@ -71,100 +72,81 @@ class Writer(threading.Thread):
             try:
                 with closing(self._connect()) as connection, closing(self._connect()) as other:
                     self._read_versions(connection)
-                    self._write(connection, other)
-                    self._append(connection, [(n, self._last[n] + 1) for n in self._touched])
-                    connection.commit()
-                    self.counts["events"] += len(self._touched)
-            except (pymysql.Error, OSError):
+                    due = time.monotonic()
+                    while not self._stopped.wait(max(0.0, due - time.monotonic())):
+                        events = self._write(connection, other)
+                        due = max(due + events / self._rate, time.monotonic() - 2.0)
+                    self._append(connection, dict.fromkeys(self._touched, 1))
+                    self._commit(connection, dict.fromkeys(self._touched, 1))
+            except (StoreError, pymysql.Error, OSError):
                 self._stopped.wait(0.5)
 
     def check(self) -> None:
-        """Raises: pymysql.Error, OSError: it cannot write to the table."""
+        """Raises: StoreError, pymysql.Error, OSError: it cannot write to the table."""
         with closing(self._connect()) as connection:  # which ends without a commit
-            self._append(connection, [(self._names[0], 0)])
+            self._append(connection, {next(iter(self._last)): 1}, first=-1)
 
-    def _write(self, connection: Connection[Cursor], other: Connection[Cursor]) -> None:
-        due = time.monotonic()
-        while not self._stopped.wait(max(0.0, due - time.monotonic())):
-            chance = random.random()
-            if chance < _GAPS + _REVERSED:
-                events = self._pair(connection, other, commits=chance >= _GAPS)
-            else:
-                events = self._transaction(connection)
-            due = max(due + events / self._rate, time.monotonic() - 2.0)
-
-    def _transaction(self, connection: Connection[Cursor]) -> int:
-        """A few events of a few aggregates; how many."""
+    def _write(self, connection: Connection, other: Connection) -> int:
+        """One transaction, or a pair of which the first ends last; how many events."""
+        chance = random.random()
+        if chance < _GAPS + _REVERSED:
+            return self._pair(connection, other, commits=chance >= _GAPS)
         is_held, is_rolled_back = random.random() < _HELD, random.random() < _ROLLED_BACK
-        new = {name: random.randint(1, 3) for name in random.sample(self._names, 2)}
+        new = {name: random.randint(1, 3) for name in random.sample(list(self._last), 2)}
         for name, count in new.items():
-            last = self._last[name]
-            self._append(connection, [(name, last + 1 + n) for n in range(count)])
+            self._append(connection, {name: count})
             if is_held:
                 self._stopped.wait(random.uniform(0.0, 1.5))
         if is_rolled_back:
             connection.rollback()
-            self.counts["rolled_back"] += 1
         else:
-            connection.commit()
-            for name, count in new.items():
-                self._committed(name, count)
+            self._commit(connection, new)
+        self.counts["rolled_back"] += is_rolled_back
         self.counts["held_open"] += is_held
         return sum(new.values())
 
-    def _pair(
-        self, connection: Connection[Cursor], other: Connection[Cursor], *, commits: bool
-    ) -> int:
+    def _pair(self, connection: Connection, other: Connection, *, commits: bool) -> int:
         """A version in a transaction that ends after the one with the next."""
-        name = random.choice(self._names)
-        self._append(connection, [(name, self._last[name] + 1)])
-        self._append(other, [(name, self._last[name] + 2)])
+        name = random.choice(list(self._last))
+        self._append(connection, {name: 1})
+        self._append(other, {name: 1}, first=1)
         other.commit()
         self._stopped.wait(random.uniform(0.05, 1.0))
         if commits:
-            connection.commit()
+            self._commit(connection, {name: 2})
         else:
             connection.rollback()
+            self._commit(other, {name: 2})
         self.counts["reversed" if commits else "skipped_versions"] += 1
         self.counts["events"] -= not commits
-        self._committed(name, 2)
         return 2
 
-    def _committed(self, name: str, events: int) -> None:
-        self._last[name] += events
-        self._touched.add(name)
-        self.counts["events"] += events
-
-    def _append(self, connection: Connection[Cursor], rows: Iterable[tuple[str, int]]) -> None:
+    def _append(self, connection: Connection, new: Mapping[str, int], first: int = 0) -> None:
+        """So many events to each aggregate, without a commit; `first` versions are left out."""
+        rows = [
+            (name, self._last[name] + 1 + first + n, random.choice(_TYPES), f'{{"order":"{name}"}}')
+            for name, count in new.items()
+            for n in range(count)
+        ]
         with connection.cursor() as cursor:
-            cursor.executemany(
-                _INSERT,
-                [
-                    (name, version, random.choice(_TYPES), f'{{"order":"{name}","n":{version}}}')
-                    for name, version in rows
-                ],
-            )
+            cursor.executemany(_INSERT, rows)
 
-    def _connect(self) -> Connection[Cursor]:
-        address = self._address
-        return pymysql.connect(
-            host=address.host or "127.0.0.1",
-            port=address.port or 3306,
-            user=address.username,
-            password=address.password or "",
-            database=address.database,
-            connect_timeout=5,
-            init_command="SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-        )
+    def _commit(self, connection: Connection, new: Mapping[str, int]) -> None:
+        connection.commit()
+        for name, events in new.items():
+            self._last[name] += events
+        self._touched.update(new)
+        self.counts["events"] += sum(new.values())
 
-    def _read_versions(self, connection: Connection[Cursor]) -> None:
+    def _connect(self) -> Connection:
+        connection = connect(self._store)
+        connection.autocommit(False)
+        return connection
+
+    def _read_versions(self, connection: Connection) -> None:
         with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT aggregate_id, MAX(version) FROM events WHERE aggregate_id IN %s"
-                " GROUP BY aggregate_id",
-                (self._names,),
-            )
-            self._last = dict.fromkeys(self._names, 0) | dict(cursor.fetchall())
+            cursor.execute(_VERSIONS, (list(self._last),))
+            self._last.update(cursor.fetchall())
         connection.commit()
 
 
@@ -188,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     try:
         writers[0].check()
-    except (pymysql.Error, OSError) as error:
+    except (StoreError, pymysql.Error, OSError) as error:
         parser.exit(1, f"the table `events` of --url cannot be written to: {error}\n")
     began = time.monotonic()
     ends = began + (given.seconds or float("inf"))

@@ -65,7 +65,7 @@ def _guarded(part: tuple[str, Callable[[], Iterable[Check]]]) -> list[Check]:
         return [Check(name, "wrong", message, e.suggestion, e.code)]
 
 
-_OF_STORE = "columns, indexes, query plans, identity, time zone and clock, open transactions"
+_OF_STORE = "columns, indexes, identity, time zone and clock, open transactions"
 _OF_TOPIC = "topics, partitions, transactions, settings of topics and brokers"
 
 

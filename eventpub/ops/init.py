@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from eventpub.config import Columns, Config
 from eventpub.errors import ConfigError, StoreError
 from eventpub.store import propose
-from eventpub.store.layout import is_view, quote
 from eventpub.store.proposing import Candidate, Proposal
+from eventpub.store.table import is_view, quote
 
 _ACCOUNT = "eventpub"
 

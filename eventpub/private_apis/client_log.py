@@ -1,7 +1,7 @@
 """What librdkafka's log says of a transaction: it repeats a lost `EndTxn` and reports nothing.
 
-The words of the log are promised by nobody. Each commit sends an `EndTxn`, so a log that shows none
-is worded otherwise than when this was written, and what it does not say proves nothing.
+librdkafka does not promise the words of its log. Each commit sends an `EndTxn`, so a log that shows
+none is worded otherwise than when this was written, and what it does not say proves nothing.
 """
 
 from __future__ import annotations

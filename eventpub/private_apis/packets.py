@@ -41,7 +41,7 @@ _PIECE = 256 * 1024
 _LONGEST = 0xFFFFFF  # a packet of this length is continued in the next one
 _END, _ERROR = 0xFE, 0xFF  # first byte of a packet that is no row
 _NULL = 0xFB  # first byte of a value
-_WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}  # bytes of the length behind a first byte
+_WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}  # bytes of the length after a first byte
 _header = Struct("<I").unpack_from
 
 

@@ -1,18 +1,18 @@
-"""The database with the event table: every SQL statement of eventpub stands in this package.
+"""MySQL and MariaDB: every SQL statement of eventpub stands in this package.
 
-It knows nothing of Kafka, Spark or the index: it finds out what the event table looks like
-(`EventStore.discover`), says how far it may be read (`poll`), reads it by time (`window`, `page`)
-and by key (`fetch`, `below`), counts it again (`counts`,
-`keys`), follows open transactions (`Watermark`), appends to it for whoever wants help (`append`),
-makes it (`migrate`) and says what is wrong with it (`checks`).
+It knows nothing of Kafka, Spark or the index. `EventStore` is the `Source`: it finds out what the
+event table looks like (`discover`) and reads it. `Watermark` follows open transactions, `append`
+helps applications to write, `migrate` makes the table, `propose` finds it, and `checks` says what
+is wrong with it.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from eventpub.store.appending import NewEvent, append
-from eventpub.store.events import EventStore, Poll
+from eventpub.store.events import EventStore
 from eventpub.store.layout import Layout
 from eventpub.store.watermark import Watermark
 
@@ -25,7 +25,6 @@ __all__ = [
     "EventStore",
     "Layout",
     "NewEvent",
-    "Poll",
     "Watermark",
     "append",
     "checks",
@@ -35,18 +34,16 @@ __all__ = [
 ]
 
 
+# Alembic is not for the tasks that read
+_LATER = {
+    "checks": "checking",
+    "migrate": "migrating",
+    "propose": "proposing",
+    "would_execute": "migrating",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Alembic is not for the tasks that read
-    if name in {"migrate", "would_execute"}:
-        from eventpub.store import migrating
-
-        return getattr(migrating, name)
-    if name == "propose":
-        from eventpub.store.proposing import propose
-
-        return propose
-    if name == "checks":
-        from eventpub.store.checking import checks
-
-        return checks
+    if name in _LATER:
+        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from datetime import datetime
 
 from eventpub.config import Store, format_time
 from eventpub.errors import Check, StoreError
@@ -19,15 +19,14 @@ from eventpub.store.connection import (
     connect_for_reading,
     is_mariadb,
     run,
-    run_named,
 )
-from eventpub.store.events import newest_ids, newest_time
+from eventpub.store.events import EventStore
 from eventpub.store.failures import UNKNOWN_HOST, error_number
-from eventpub.store.fixes import read_table
-from eventpub.store.identity import literal
-from eventpub.store.layout import Layout, discover, mapped_columns, quote
-from eventpub.store.row_checks import FEW_ROWS, row_checks
+from eventpub.store.layout import Layout, layout_of, roles_of
+from eventpub.store.row_checks import FEW_ROWS, Subject, row_checks
+from eventpub.store.rows import micros
 from eventpub.store.schema import additions
+from eventpub.store.table import read_table
 
 _ACCESS_DENIED = 1227
 _CLOCK_TOLERANCE = 60_000_000
@@ -39,23 +38,8 @@ _BETWEEN_SAMPLES = 0.4
 _MONTH = 30 * 86_400_000_000
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How the server would execute one part of a statement, in the words of EXPLAIN."""
-
-    access: str
-    index: str | None
-    rows: int
-    extra: str
-
-    @property
-    def is_index_range(self) -> bool:
-        """Whether it reads only the wanted part of an index, in the index's order."""
-        return self.access in {"range", "ref", "const", "eq_ref"} and "filesort" not in self.extra
-
-
 def checks(config: Store, former_server: str | None = None) -> list[Check]:
-    """Looks at everything that the publisher needs of the store.
+    """Checks everything that the publisher needs of the store.
 
     Args:
         former_server: identity of the server that was read last; None: not known.
@@ -75,33 +59,27 @@ def checks(config: Store, former_server: str | None = None) -> list[Check]:
         connection.close()
 
 
-def explain(connection: Connection, sql: str) -> list[Plan]:
-    """The server's plan of a statement."""
-    form = "" if is_mariadb(connection) else "FORMAT=TRADITIONAL "
-    return [
-        Plan(row["type"] or "", row["key"], int(row["rows"] or 0), row["extra"] or "")
-        for row in run_named(connection, f"EXPLAIN {form}{sql}")
-    ]
-
-
 def _examine(config: Store, connection: Connection, former_server: str | None) -> Iterator[Check]:
     version = run(connection, "SELECT VERSION()")[0][0]
     user = connect_arguments(config)["user"]
     yield Check("event store: connection", "ok", f"{version}, as {user}")
     yield _server(config, connection, former_server)
     try:
-        layout = discover(config, connection)
+        table = read_table(config, connection)
+        layout = layout_of(config, table)
     except StoreError as error:
         fixed = (error.suggestion or "").replace(f"'{user}'@{UNKNOWN_HOST}", _account(connection))
         error.suggestion = fixed
         yield Check.wrong("event store: table", error)
         return
     yield Check("event store: table", "ok", f"{config.table}: columns, types and indexes as needed")
-    yield _slices(config, connection, layout)
-    yield _plans(connection, layout)
-    yield from row_checks(config, connection, layout)
-    yield _open_transactions(config, connection)
-    yield from _clocks(config, connection, layout)
+    subject = Subject(config, layout, table, roles_of(config, table))
+    yield _slices(subject)
+    yield from row_checks(subject)
+    yield _open_transactions(subject)
+    yield _clock(connection)
+    with EventStore(config, layout) as store:
+        yield _time_zone(connection, layout, store)
 
 
 def _account(connection: Connection) -> str:
@@ -143,11 +121,10 @@ def _server(config: Store, connection: Connection, former_server: str | None) ->
     return Check(name, "ok", f"{said}, no replica")
 
 
-def _slices(config: Store, connection: Connection, layout: Layout) -> Check:
+def _slices(subject: Subject) -> Check:
     name = "event store: slice column"
-    table = read_table(config, connection)
-    added = additions(table, connection, *mapped_columns(config, table.columns, layout.where))
-    if not added and layout.slice:
+    added = additions(subject.table, subject.roles)
+    if not added and subject.layout.slice:
         return Check(name, "ok", "each shard reads its own rows from the index")
     if not added:
         said = "none, since only a key of one text column can have one: shards read all rows"
@@ -157,49 +134,21 @@ def _slices(config: Store, connection: Connection, layout: Layout) -> Check:
         "ok",
         "none: works, but each shard reads the other shards' rows too. Adding it copies the table "
         "and holds up its writers meanwhile",
-        f"eventpub migrate, or: {table.alter(added)}",
+        f"eventpub migrate, or: {subject.table.alter(added)}",
     )
 
 
-def _plans(connection: Connection, layout: Layout) -> Check:
-    name = "event store: query plans"
-    now = int(run(connection, statements.NOW)[0][0])
-    recent = statements.local_range(layout, now - 60_000_000, now) or (now, now)
-    everything = statements.local_range(layout, 0, now) or (now, now)
-    by_key = statements.lower_versions(layout, [(layout.identity.of_nothing, 2)], 1)
-    for what, sql, index in (
-        ("a window", statements.window(layout, *recent, None), layout.time_index),
-        ("a page", statements.nth_time(layout, *everything, 1_000), layout.time_index),
-        ("an event by key", by_key, layout.key_index),
-    ):
-        for plan in explain(connection, sql):
-            if plan.rows < FEW_ROWS:  # a small table may be read in any way
-                continue
-            if not plan.is_index_range or quote(plan.index or "") != index:
-                return Check(
-                    name,
-                    "warn",
-                    f"{what} is read by {plan.access} over {plan.index}: {plan.extra}",
-                    f"ANALYZE TABLE {layout.table}",
-                )
-    return Check(name, "ok", "windows, pages and lookups by key are index range scans")
-
-
-def _open_transactions(config: Store, connection: Connection) -> Check:
+def _open_transactions(subject: Subject) -> Check:
     name = "event store: open transactions"
-    [(engine,)] = run(
-        connection,
-        "SELECT engine FROM information_schema.tables"  # noqa: S608 (as `literal` has it)
-        f" WHERE table_schema = DATABASE() AND table_name = {literal(config.table)}",
-    )
-    if str(engine).lower() != "innodb":
+    table, connection = subject.table, subject.connection
+    if table.engine.lower() != "innodb":
         return Check(
             name,
             "warn",
-            f"those of {engine} show to no account: a missing version may be skipped while the "
-            "transaction that writes it is still open, and what is committed later than "
+            f"those of {table.engine} show to no account: a missing version may be skipped while "
+            "the transaction that writes it is still open, and what is committed later than "
             "recount.horizon after it was created may be lost",
-            f"ALTER TABLE {quote(config.table)} ENGINE = InnoDB",
+            table.alter(["ENGINE = InnoDB"]),
         )
     try:
         run(connection, "SELECT COUNT(*) FROM information_schema.innodb_trx")
@@ -216,24 +165,28 @@ def _open_transactions(config: Store, connection: Connection) -> Check:
     return Check(name, "ok", "visible to this account")
 
 
-def _clocks(config: Store, connection: Connection, layout: Layout) -> Iterator[Check]:
+def _clock(connection: Connection) -> Check:
+    name = "event store: clock"
     before = time.time()
     now = int(run(connection, statements.NOW)[0][0])
     ahead = now / 1e6 - (before + time.time()) / 2
     way = "ahead of" if ahead > 0 else "behind"
     said = f"the database's is {abs(ahead):.3f} s {way} this machine's"
-    if ahead > _HOST_BEHIND:
-        yield Check(
-            "event store: clock",
-            "warn",
-            f"{said}; records get timestamps of at most {_HOST_BEHIND // 60} minutes after this "
-            "machine's time, so that Kafka's retention by time removes them too early",
-            "set this machine's clock",
-        )
-    else:
-        yield Check("event store: clock", "ok", f"{said}; only the database's is used")
+    if ahead <= _HOST_BEHIND:
+        return Check(name, "ok", f"{said}; only the database's is used")
+    return Check(
+        name,
+        "warn",
+        f"{said}; records get timestamps of at most {_HOST_BEHIND // 60} minutes after this "
+        "machine's time, so that Kafka's retention by time removes them too early",
+        "set this machine's clock",
+    )
+
+
+def _time_zone(connection: Connection, layout: Layout, store: EventStore) -> Check:
     name = "event store: time zone"
     zone = layout.zone
+    [(now, newest)] = run(connection, statements.now_and_newest_time(layout))
     said = "TIMESTAMP, so no time zone matters"
     if zone:
         hours, minutes = divmod(abs(zone.local(now) - now) // 60_000_000, 60)
@@ -241,35 +194,32 @@ def _clocks(config: Store, connection: Connection, layout: Layout) -> Iterator[C
         said = f"DATETIME in {zone.name}, now UTC{sign}{hours:02d}:{minutes:02d}"
         if zone.backward_changes(now, now + 12 * _MONTH):
             said += "; in the hour that is repeated each year times may be off by that hour"
-    newest = newest_time(layout, connection)
-    if newest is not None:
-        future = newest - now
-        if future > _CLOCK_TOLERANCE:
-            yield Check(
-                name,
-                "warn",
-                f"{said}; but the newest event has a create_time in the future, "
-                f"{format_time(newest)}: it is published then, or earlier if a later version of "
-                "its aggregate points to it",
-                "set store.time_zone to the zone that the writers' sessions use",
-                "store.rows_in_future",
-            )
-            return
-        said += f"; the newest event was created {max(0, -future) / 1e6:.0f} s ago"
-    if zone is None:
-        yield Check(name, "ok", said)
-        return
-    yield _past(name, said, connection, layout) if layout.id_index else Check(name, "ok", said)
+    created = layout.instant(micros(newest)) if isinstance(newest, datetime) else 0
+    if created - now > _CLOCK_TOLERANCE:
+        return Check(
+            name,
+            "warn",
+            f"{said}; but the newest event has a create_time in the future, "
+            f"{format_time(created)}: it is published then, or earlier if a later version of "
+            "its aggregate points to it",
+            "set store.time_zone to the zone that the writers' sessions use",
+            "store.rows_in_future",
+        )
+    if created:
+        said += f"; the newest event was created {max(0, now - created) / 1e6:.0f} s ago"
+    if zone is None or layout.id_index is None:
+        return Check(name, "ok", said)
+    return _past(name, said, store)
 
 
-def _past(name: str, said: str, connection: Connection, layout: Layout) -> Check:
+def _past(name: str, said: str, store: EventStore) -> Check:
     """Whether rows that are inserted meanwhile say that they were created long ago."""
-    highest = max((row.id for row in newest_ids(layout, connection, 1)), default=0)
+    highest = max((row.id for row in store.newest(1)), default=0)
     past, worst = 0, 0
     for _ in range(_SAMPLES):
         time.sleep(_BETWEEN_SAMPLES)
-        now = int(run(connection, statements.NOW)[0][0])
-        new = [r for r in newest_ids(layout, connection, FEW_ROWS) if r.id > highest]
+        now = store.now()
+        new = [r for r in store.newest(FEW_ROWS) if r.id > highest]
         ages = [now - row.created for row in new if now - row.created > _LONG_AGO]
         past += bool(ages)
         worst = max(worst, *ages, 0)

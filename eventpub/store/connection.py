@@ -37,7 +37,7 @@ ASKED_AFTER = 5.0
 """Seconds without use after which a connection is asked whether it is still there."""
 
 KEPT_FOR = 30.0
-"""Seconds after which a connection is made anew: where an address has moved, what is connected
+"""Seconds after which a connection is recreated: where an address has moved, what is connected
 already stays with the former server, however long that one lives."""
 
 _NO_LIMIT = 2**64 - 1
@@ -245,11 +245,12 @@ def run(connection: Connection, sql: str) -> list[tuple[Any, ...]]:
 
 
 def run_named(connection: Connection, sql: str) -> list[dict[str, Any]]:
-    """As `run`, each row by its columns' names in lower case."""
+    """As `run`, for what a server says of itself: by the columns' names in lower case, as text."""
     with connection.cursor() as cursor:
         cursor.execute(sql)
         names = [str(column[0]).lower() for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        rows = ([v.decode() if isinstance(v, bytes) else v for v in row] for row in cursor)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _password(config: Store, in_url: str | None) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-_DATA = tomllib.loads(files("eventpub.store").joinpath("frameworks.toml").read_text("utf-8"))
+_DATA = tomllib.loads(files(__package__).joinpath("frameworks.toml").read_text("utf-8"))
 BESIDE_ID: list[str] = _DATA["beside_id"]
 _OTHER_TABLES: list[str] = _DATA["other_tables"]
 _NAMES: dict[str, list[str]] = _DATA["names"]

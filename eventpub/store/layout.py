@@ -4,44 +4,41 @@
 that names the statement which fixes it; whatever merely should be better is for `checks`.
 """
 
-# ruff: noqa: S608 (names and values come through `quote` and `literal`)
-
 from __future__ import annotations
 
 import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store.connection import Connection, display_name, run, run_named
+from eventpub.store import fixes
+from eventpub.store.connection import Connection, run
 from eventpub.store.failures import mapped
 from eventpub.store.identity import Identity, IdPart, Kind, literal
+from eventpub.store.table import (
+    INTEGERS,
+    OF_KEY,
+    TIMES,
+    Column,
+    EventTable,
+    Roles,
+    TableIndex,
+    listed,
+    quote,
+    read_table,
+)
 from eventpub.store.zones import Zone, fixed_zone, named_zone, sampled_zone
 
 SLICES = 1024
 """`slice` is ``CRC32(aggregate_id) % SLICES``."""
 
-TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
-BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
-INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
-OF_KEY = TEXT | INTEGERS | {"enum", "varbinary", "binary(16)", "uuid"}
-
-
-def quote(name: str) -> str:
-    """A name as an SQL identifier: whatever it contains, it stays one name."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-@dataclass(frozen=True)
-class Index:
-    """One usable index: its name and columns in order (a prefix of a column counts as it)."""
-
-    name: str
-    columns: tuple[str, ...]
-    unique: bool
+_NEVER = 1 << 62
+"""µs; beyond every time that a column can hold."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class Layout:
         unit: µs between two values that `create_time` can tell apart.
         zone: rules of the local time that a DATETIME holds; None for a TIMESTAMP.
         slice: a generated column with ``CRC32(aggregate_id) % 1024``; None where there is none.
-        ties_by_id: whether `time_index` gives rows of one `create_time` in order of `id`.
         nullable: columns (by our name) that may hold NULL.
         skips_nulls: whether rows without an identity or a version are passed over, and there may
             be any.
@@ -83,7 +79,6 @@ class Layout:
     unit: int
     zone: Zone | None
     slice: str | None
-    ties_by_id: bool
     nullable: frozenset[str]
     where: str
     times_last: bool = True
@@ -91,14 +86,28 @@ class Layout:
     skips_nulls: bool = False
 
     @property
+    def by_time(self) -> str:
+        """The table, to be read by `time_index`."""
+        return f"{self.table} FORCE INDEX ({self.time_index})"
+
+    @property
+    def by_key(self) -> str:
+        """The table, to be read by `key_index`."""
+        return f"{self.table} FORCE INDEX ({self.key_index})"
+
+    @property
+    def by_id(self) -> str:
+        """The table, to be read by `id_index`."""
+        return f"{self.table} FORCE INDEX ({self.id_index})"
+
+    @property
     def read_as(self) -> str:
         """How `create_time` is read: what changes it gives a row another time."""
         zone = self.zone
         if zone is None:
             return f"UTC/{self.unit}"
-        rules = zlib.crc32(
-            repr((zone.changes, zone.offsets)).encode()
-        )  # of SYSTEM, they may change
+        # of SYSTEM, they may change
+        rules = zlib.crc32(repr((zone.changes, zone.offsets)).encode())
         return f"{zone.name}/{rules:08x}/{self.unit}"
 
     @property
@@ -106,27 +115,33 @@ class Layout:
         """The column by which rows are sampled for those that have come last."""
         return self.create_time if self.id_index is None or self.id is None else self.id
 
+    def instants(
+        self, local: npt.NDArray[np.int64], after: int | None = None, upto: int | None = None
+    ) -> npt.NDArray[np.int64]:
+        """When values of `create_time` were, read in a window; see `Zone.utc`."""
+        return local if self.zone is None else self.zone.utc(local, after, upto)
+
+    def instant(self, local: int, after: int | None = None, upto: int | None = None) -> int:
+        """As `instants`, of one value."""
+        return int(self.instants(np.array([local]), after, upto)[0])
+
+    def latest_instant(self, local: int) -> int:
+        """Of the two instants that a value may be, the later."""
+        return local if self.zone is None else int(self.zone.latest(np.array([local]))[0])
+
+    def local(self, instant: int) -> int:
+        """The value of `create_time` at an instant."""
+        return instant if self.zone is None else self.zone.local(instant)
+
+    def next_backward_change(self, instant: int) -> int:
+        """When the clocks go back next, at or after an instant; far in the future: never."""
+        back = (at for at, _ in self.repeated if at >= instant)
+        return next(back, _NEVER)
+
     @property
     def repeated(self) -> tuple[tuple[int, int], ...]:
         """From when on local times are lived again, and by how much the clocks went back, µs."""
         return () if self.zone is None else tuple(self.zone.repeated)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the catalogue."""
-
-    name: str
-    type: str
-    full_type: str
-    nullable: bool
-    charset: str | None
-    collation: str | None
-    precision: int
-    generated_as: str
-    default: str
-    extra: str
-    octets: int
 
 
 def discover(config: Store, connection: Connection) -> Layout:
@@ -136,217 +151,108 @@ def discover(config: Store, connection: Connection) -> Layout:
         StoreError: store.table_missing, store.is_view, store.column_missing, store.column_type,
             store.index_missing, store.privilege_missing, store.time_zone_unknown.
     """
-    where = f"{display_name(config)}, table {config.table}"
-    with mapped(where):
-        columns = read_columns(config, connection)
-        indexes = read_indexes(config, connection)
-    try:
-        parts, names = mapped_columns(config, columns, where)
-        check_types(columns, parts, names, where)
-        time_index, key_index = find_indexes(config, columns, indexes, where)
-    except StoreError as error:
-        from eventpub.store import fixes
+    return layout_of(config, read_table(config, connection))
 
-        error.suggestion = fixes.suggestion(config, connection) or error.suggestion
-        raise
-    id_index = _id_index(columns, indexes, names)
+
+def layout_of(config: Store, table: EventTable) -> Layout:
+    """As `discover`, of a table that was read."""
+    roles = roles_of(config, table)
+    time_index, key_index = _find_indexes(config, table, roles)
+    id_index = _id_index(table, roles.names)
+    names, columns = roles.names, table.columns
     create_time = columns[names["create_time"]]
-    slice_column = find_slice(columns, parts)
-    key = {*parts, names["version"]}
-    id_is_primary = "id" in names and any(
-        index.name == "PRIMARY" and index.columns == (names["id"],) for index in indexes
-    )
-
+    slice_column = find_slice(table, roles.parts)
     nullable = {key for key, name in names.items() if columns[name].nullable}
-    if any(columns[part].nullable for part in parts):
+    if any(columns[part].nullable for part in roles.parts):
         nullable.add("aggregate_id")
-
-    def quoted(key: str) -> str | None:
-        return quote(names[key]) if key in names else None
-
+    quoted = {role: quote(name) for role, name in names.items()}
     return Layout(
-        table=quote(config.table),
-        id=quoted("id"),
-        identity=identity_of(columns, parts),
-        version=quote(names["version"]),
-        event_type=quote(names["event_type"]),
-        payload=quote(names["payload"]),
-        metadata=quoted("metadata"),
-        create_time=quote(names["create_time"]),
+        table=table.name,
+        id=quoted.get("id"),
+        identity=identity_of(columns, roles.parts),
+        version=quoted["version"],
+        event_type=quoted["event_type"],
+        payload=quoted["payload"],
+        metadata=quoted.get("metadata"),
+        create_time=quoted["create_time"],
         time_index=quote(time_index.name),
         key_index=quote(key_index.name),
-        key_columns=tuple(quote(name) for name in key_index.columns[: len(key)]),
-        key_is_unique=any(index.unique and {*index.columns} <= key for index in indexes),
-        unit=unit_of(create_time),
-        zone=None if create_time.type == "timestamp" else zone_of(config, connection),
+        key_columns=tuple(quote(name) for name in key_index.columns[: len(roles.key)]),
+        key_is_unique=table.is_unique(roles.key),
+        unit=int(10 ** (6 - create_time.precision)),
+        zone=None if create_time.type == "timestamp" else _zone_of(config, table.connection),
         slice=quote(slice_column) if slice_column else None,
-        ties_by_id=id_is_primary
-        and columns[names["id"]].type in INTEGERS
-        and time_index.columns == (names["create_time"],),
         nullable=frozenset(nullable),
-        where=where,
+        where=table.where,
         times_last="on update" not in create_time.extra,
-        id_index=id_index,
+        id_index=quote(id_index) if id_index else None,
         skips_nulls=config.without_identity == "skip"
         and not nullable.isdisjoint({"aggregate_id", "version"}),
     )
 
 
-def _id_index(
-    columns: Mapping[str, Column], indexes: Sequence[Index], names: dict[str, str]
-) -> str | None:
+def _id_index(table: EventTable, names: dict[str, str]) -> str | None:
     """An index that begins with the ascending number.
 
-    Where no such column is named, AUTO_INCREMENT tells it, and it is added to the names.
+    Where no such column is named, the AUTO_INCREMENT column is taken and added to the names.
     """
-    firsts = {index.columns[0]: index.name for index in reversed(indexes)}
-    numbers = [c for c in columns.values() if c.type in INTEGERS and c.name in firsts]
+    firsts = {index.columns[0]: index.name for index in reversed(table.indexes)}
+    numbers = [c for c in table.columns.values() if c.type in INTEGERS and c.name in firsts]
     named = [c.name for c in numbers if c.name == names.get("id")]
-    found = named or [c.name for c in numbers if "auto_increment" in c.extra]
+    found = named or [c.name for c in numbers if c.counts_rows]
     if not found:
         return None
     names["id"] = found[0]
-    return quote(firsts[found[0]])
+    return firsts[found[0]]
 
 
-def read_columns(config: Store, connection: Connection) -> dict[str, Column]:
-    """The table's columns by name.
-
-    Raises:
-        StoreError: store.table_missing, store.privilege_missing
-    """
-    with mapped(f"{display_name(config)}, table {config.table}"):
-        # tells a missing table from one that we may not see; the catalogue shows neither
-        run(connection, f"SELECT 1 FROM {quote(config.table)} LIMIT 0")
-        rows = run(
-            connection,
-            "SELECT column_name, data_type, column_type, is_nullable, character_set_name,"
-            " collation_name, datetime_precision, generation_expression, column_default,"
-            " extra, character_octet_length"
-            " FROM information_schema.columns"
-            f" WHERE table_schema = DATABASE() AND table_name = {literal(config.table)}"
-            " ORDER BY ordinal_position",
-        )
-    found = {}
-    for row in rows:
-        name, kind, full, nullable, charset, collation, *others = map(_text, row)
-        precision, expression, default, extra, octets = others
-        found[str(name)] = Column(
-            name=str(name),
-            type=str(kind).lower(),
-            full_type=str(full).lower(),
-            nullable=str(nullable).upper() == "YES",
-            charset=charset,
-            collation=collation,
-            precision=int(precision or 0),
-            generated_as=expression or "",
-            default=(default or "").lower(),
-            extra=(extra or "").lower(),
-            octets=int(octets or 8),
-        )
-    return found
-
-
-def read_indexes(config: Store, connection: Connection) -> list[Index]:
-    """The table's B-tree indexes that the optimizer may use.
+def roles_of(config: Store, table: EventTable) -> Roles:
+    """Which of the table's columns the configuration names for what, of types that can be read.
 
     Raises:
-        StoreError: store.is_view
+        StoreError: store.is_view, store.column_missing, store.column_type
     """
-    columns: dict[str, list[str]] = {}
-    unique: dict[str, bool] = {}
-    for row in run_named(connection, f"SHOW INDEX FROM {quote(config.table)}"):
-        hidden = row.get("visible", "YES") == "NO" or row.get("ignored", "NO") == "YES"
-        if row["index_type"] == "BTREE" and not hidden:
-            name = row["key_name"]
-            # an expression has no name, and is no column of ours
-            columns.setdefault(name, []).append(row["column_name"] or "")
-            unique[name] = not int(row["non_unique"])
-    if not columns and _is_view(config, connection):
-        raise is_view(config.table, f"{display_name(config)}, table {config.table}")
-    return [Index(name, tuple(of), unique[name]) for name, of in columns.items()]
-
-
-def is_view(name: str, where: str) -> StoreError:
-    """The error that a view cannot be published."""
-    return StoreError(
-        "store.is_view",
-        f"{name} is a view, which has no indexes; eventpub needs those of a table",
-        where=where,
-        suggestion="set store.table to the table that the view reads, and [store.columns] to the"
-        " names of its columns",
-    )
-
-
-def _is_view(config: Store, connection: Connection) -> bool:
-    rows = run(
-        connection,
-        "SELECT table_type FROM information_schema.tables"
-        f" WHERE table_schema = DATABASE() AND table_name = {literal(config.table)}",
-    )
-    return any(str(_text(kind)).upper().endswith("VIEW") for (kind,) in rows)
-
-
-def mapped_columns(
-    config: Store, columns: Mapping[str, Column], where: str
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The table's own names: of the columns of the identity, and by our name of each other one.
-
-    `id` and `metadata` are only there where the table has them.
-
-    Raises:
-        StoreError: store.column_missing
-    """
-    by_lower = {name.lower(): name for name in columns}
+    table.require_table()
+    own = {name.lower(): name for name in table.columns}
     names, missing = {}, []
-    wanted_columns = config.columns.model_dump(exclude={"aggregate_id"})
-    for key, wanted in wanted_columns.items():
-        found = by_lower.get(wanted.lower()) if wanted else None
+    for key, wanted in config.columns.model_dump(exclude={"aggregate_id"}).items():
+        found = own.get(wanted.lower()) if wanted else None
         if found is not None:
             names[key] = found
         elif key not in {"id", "metadata"} or (wanted and wanted != key):
             missing.append((key, wanted))
-    parts = tuple(by_lower.get(part.lower(), "") for part in config.columns.aggregate_id)
-    pairs = zip(config.columns.aggregate_id, parts, strict=True)
-    missing[:0] = [("aggregate_id", part) for part, found in pairs if not found]
+    parts = {part: own.get(part.lower(), "") for part in config.columns.aggregate_id}
+    missing[:0] = [("aggregate_id", part) for part, found in parts.items() if not found]
     if missing:
         key, wanted = missing[0]
         raise StoreError(
             "store.column_missing",
             f"the event table has no column {wanted or key!r}"
             + (f" (nor {', '.join(repr(w or k) for k, w in missing[1:])})" if missing[1:] else "")
-            + f"; it has {', '.join(columns)}",
-            where=where,
-            suggestion=f'name the right one in [store.columns]: {key} = "…"; where the table has '
+            + f"; it has {', '.join(table.columns)}",
+            where=table.where,
+            suggestion=fixes.suggestion(config, table)
+            or f'name the right one in [store.columns]: {key} = "…"; where the table has '
             "it, this account may not read it: GRANT SELECT",
         )
-    return parts, names
-
-
-def check_types(
-    columns: Mapping[str, Column], parts: Sequence[str], names: Mapping[str, str], where: str
-) -> None:
-    """Refuses types that cannot be read as what they stand for.
-
-    Raises:
-        StoreError: store.column_type
-    """
+    roles = Roles(tuple(parts.values()), names)
     for key, name, allowed in (
-        *(("aggregate_id", part, OF_KEY) for part in parts),
+        *(("aggregate_id", part, OF_KEY) for part in roles.parts),
         ("version", names["version"], INTEGERS),
-        ("create_time", names["create_time"], {"timestamp", "datetime"}),
+        ("create_time", names["create_time"], TIMES),
     ):
-        column = columns[name]
-        if not {column.type, column.full_type} & allowed:
+        if not table.columns[name].is_one_of(allowed):
+            as_text = f", such as `{name}_text` VARCHAR(255) AS (HEX(`{name}`)) STORED"
             raise StoreError(
                 "store.column_type",
-                f"column {column.name!r} is {column.full_type}; as {key} it must be one of "
+                f"column {name!r} is {table.columns[name].full_type}; as {key} it must be one of "
                 + ", ".join(sorted(allowed)),
-                where=where,
-                suggestion=f'map another column in [store.columns]: {key} = "…"'
-                + f", such as `{name}_text` VARCHAR(255) AS (HEX(`{name}`)) STORED"
-                * (name in parts),
+                where=table.where,
+                suggestion=fixes.suggestion(config, table)
+                or f'map another column in [store.columns]: {key} = "…"'
+                + as_text * (name in roles.parts),
             )
+    return roles
 
 
 def identity_of(columns: Mapping[str, Column], parts: Sequence[str]) -> Identity:
@@ -355,13 +261,9 @@ def identity_of(columns: Mapping[str, Column], parts: Sequence[str]) -> Identity
     def kind(column: Column) -> Kind:
         if column.type in INTEGERS:
             return "number"
-        if column.type in {"binary", "uuid"}:
-            return "uuid" if column.type == "binary" else "native_uuid"
-        return (
-            "enum" if column.type == "enum" else "bytes" if column.type == "varbinary" else "text"
-        )
+        kinds: dict[str, Kind] = {"binary": "uuid", "uuid": "native_uuid", "varbinary": "bytes"}
+        return "enum" if column.type == "enum" else kinds.get(column.type, "text")
 
-    of = [columns[part] for part in parts]
     return Identity(
         tuple(
             IdPart(
@@ -371,48 +273,38 @@ def identity_of(columns: Mapping[str, Column], parts: Sequence[str]) -> Identity
                 column.collation or "binary",
                 "zerofill" in column.full_type,
             )
-            for column in of
+            for column in map(columns.__getitem__, parts)
         )
     )
 
 
-def find_indexes(
-    config: Store, columns: Mapping[str, Column], indexes: Sequence[Index], where: str
-) -> tuple[Index, Index]:
+def _find_indexes(config: Store, table: EventTable, roles: Roles) -> tuple[TableIndex, TableIndex]:
     """The indexes for windows and for lookups by key.
 
     Raises:
         StoreError: store.index_missing, with the statement that adds it
     """
-    parts, names = mapped_columns(config, columns, where)
-    create_time, version = names["create_time"], names["version"]
-    key = (*parts, version)
-    slice_column = find_slice(columns, parts)
-    by_time = [index for index in indexes if index.columns[0] == create_time]
-    by_time.sort(
-        key=lambda index: (index.columns[1:2] != (slice_column,), len(index.columns), index.name)
-    )
-    by_key = [index for index in indexes if {*index.columns[: len(key)]} == {*key}]
-
-    def rank(index: Index) -> tuple[int, bool, int, str]:
-        # the more of the identity stands before the version, the less of an index a range reads
-        return -index.columns.index(version), not index.unique, len(index.columns), index.name
-
-    by_key.sort(key=rank)
+    key, create_time, version = roles.key, roles.names["create_time"], roles.names["version"]
+    slice_column = find_slice(table, roles.parts)
+    by_time = [index for index in table.indexes if index.columns[0] == create_time]
+    by_time.sort(key=lambda i: (i.columns[1:2] != (slice_column,), len(i.columns), i.name))
+    by_key = [index for index in table.indexes if {*index.columns[: len(key)]} == {*key}]
+    # the more of the identity stands before the version, the less of an index a range reads
+    by_key.sort(key=lambda i: (-i.columns.index(version), not i.unique, len(i.columns), i.name))
     for found, wanted in ((by_time, (create_time,)), (by_key, key)):
         if not found:
-            listed = ", ".join(quote(name) for name in wanted)
             unique = "UNIQUE " if wanted == key else ""
             raise StoreError(
                 "store.index_missing",
                 f"the event table has no index that begins with ({', '.join(wanted)})",
-                where=where,
-                suggestion=f"ALTER TABLE {quote(config.table)} ADD {unique}INDEX ({listed})",
+                where=table.where,
+                suggestion=fixes.suggestion(config, table)
+                or f"ALTER TABLE {table.name} ADD {unique}INDEX ({listed(wanted)})",
             )
     return by_time[0], by_key[0]
 
 
-def find_slice(columns: Mapping[str, Column], parts: Sequence[str]) -> str | None:
+def find_slice(table: EventTable, parts: Sequence[str]) -> str | None:
     """The stored generated column that holds the key's CRC32 % 1024, whatever its name.
 
     Only a key of one text column can have such a one.
@@ -422,22 +314,17 @@ def find_slice(columns: Mapping[str, Column], parts: Sequence[str]) -> str | Non
         """What is left when the server has written the expression in its own way."""
         return re.sub(r"[\s()`\\]", "", re.sub(r"(?i)\smod\s", "%", expression)).lower()
 
-    identity = identity_of(columns, parts)
+    identity = identity_of(table.columns, parts)
     if [part.kind for part in identity.parts] not in (["text"], ["bytes"]):
         return None
     expected = bare(f"CRC32({identity.utf8}) % {SLICES}")
-    for column in columns.values():
+    for column in table.columns.values():
         if "stored" in column.extra and bare(column.generated_as) == expected:
             return column.name
     return None
 
 
-def unit_of(create_time: Column) -> int:
-    """µs between two values that the column can tell apart."""
-    return int(10 ** (6 - create_time.precision))
-
-
-def zone_of(config: Store, connection: Connection) -> Zone:
+def _zone_of(config: Store, connection: Connection) -> Zone:
     """The zone whose local time a DATETIME column holds, by configuration or as the server has it.
 
     Raises:
@@ -457,13 +344,8 @@ def _server_zone(name: str, connection: Connection) -> Zone:
     def offsets(instants: Sequence[int]) -> list[int | None]:
         if not instants:
             return []
-        row = run(
-            connection,
-            "SELECT "
-            + ", ".join(
-                f"TIMESTAMPDIFF(SECOND, '1970-01-01', FROM_UNIXTIME({t}))" for t in instants
-            ),
-        )[0]
+        local = "TIMESTAMPDIFF(SECOND, '1970-01-01', FROM_UNIXTIME({}))".format
+        row = run(connection, f"SELECT {', '.join(map(local, instants))}")[0]
         return [None if at is None else int(at) - t for at, t in zip(row, instants, strict=True)]
 
     run(connection, f"SET time_zone = {literal(name)}")
@@ -471,8 +353,3 @@ def _server_zone(name: str, connection: Connection) -> Zone:
         return sampled_zone(name, offsets)
     finally:
         run(connection, "SET time_zone = '+00:00'")
-
-
-def _text(value: Any) -> str | None:
-    """Catalogue text, which some servers send as bytes."""
-    return value.decode() if isinstance(value, bytes) else value

@@ -43,11 +43,11 @@ def would_execute(config: Store, dialect: Dialect | None = None) -> tuple[list[s
     Where it was not, the statements make the whole table.
 
     Args:
-        dialect: do not look, and say what makes the table on such a server; None: look, and take
-            MySQL for granted where the database cannot be reached.
+        dialect: do not connect, and return what makes the table on such a server; None: connect,
+            and assume MySQL where the database cannot be reached.
 
     Raises:
-        StoreError: the database refused to be looked at, or the table holds something else.
+        StoreError: the database refused a query, or the table holds something else.
     """
     if dialect is None:
         where = f"{display_name(config)}, table {config.table}"

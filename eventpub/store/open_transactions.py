@@ -30,9 +30,9 @@ class Transaction:
         first_seen: µs.
         wrote_before: µs; nothing that it had written when it was seen last is newer.
         shown: µs; when it began as InnoDB said last.
-        timed_out: it was open for too long, and nobody waits for it any more.
-        is_ahead: InnoDB said that it began later than now: the clock was set back since, and nobody
-            knows how long it has been open.
+        timed_out: it was open for longer than `max_wait`, and is no longer waited for.
+        is_ahead: InnoDB said that it began later than now: the clock was set back since, and how
+            long it has been open is unknown.
     """
 
     id: int
@@ -69,8 +69,8 @@ class OpenTransactions:
 
     Args:
         max_wait: how long a transaction is waited for, µs.
-        hidden_since: who polled before has read on, and nothing that was hidden then was created
-            at or before, µs; None: nobody has.
+        hidden_since: of a former reader that has read on: nothing that was hidden then was created
+            at or before, µs; None: there was none.
 
     Attributes:
         polled_at: the time of the last poll, µs; None: there was none.
@@ -121,7 +121,7 @@ class OpenTransactions:
             self._first_poll = self._steady_since = at
             since = self._hidden_since
             if since is not None and since < reached:
-                # what was open when somebody else polled last, and has ended since
+                # what was open at the former reader's last poll, and has ended since
                 self._ended.append((since, reached))
         for t in before.values():
             self._end(t, reached)
@@ -218,7 +218,7 @@ class OpenTransactions:
     @property
     def open_since(self) -> int | None:
         """When the oldest that is open began, µs, rounded down to a second; None: none is. Where
-        nobody knows when one began, a day before it was seen."""
+        it is unknown when one began, a day before it was seen."""
         return min((t.started - DAY * t.is_ahead for t in self._open.values()), default=None)
 
     @property

@@ -1,16 +1,16 @@
 """Which tables of a database may be event tables, and which of their columns stands for what.
 
-Found by names, types, unique keys and what is known of frameworks: a proposal for a person to look
-at. Some rows are read, to see with which version aggregates begin, whether versions are counted by
-aggregate at all, and whether what is called metadata is JSON.
+Found by names, types, unique keys and what is known of frameworks: a proposal for a person to
+check. Some rows are read, to see with which version aggregates begin, whether versions are counted
+by aggregate at all, and whether what is called metadata is JSON.
 """
 
-# ruff: noqa: S608 (nothing in here comes from outside but through `quote`)
+# ruff: noqa: S608 (nothing in here comes from outside but through `listed`)
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,28 @@ from typing import Any
 from eventpub.config import Store
 from eventpub.errors import StoreError
 from eventpub.store import fixes
-from eventpub.store.connection import Connection, connect_for_reading, display_name, is_mariadb, run
+from eventpub.store.connection import (
+    Connection,
+    connect_for_reading,
+    display_name,
+    is_mariadb,
+    run,
+    run_named,
+)
 from eventpub.store.failures import mapped
-from eventpub.store.fixes import Table
 from eventpub.store.frameworks import BESIDE_ID, holds_no_events, plain, rank, recognise
-from eventpub.store.layout import BYTES, INTEGERS, OF_KEY, TEXT, Column, Index, quote, read_columns
+from eventpub.store.table import (
+    BYTES,
+    INTEGERS,
+    OF_KEY,
+    TEXT,
+    TIMES,
+    Column,
+    EventTable,
+    Roles,
+    listed,
+    read_table,
+)
 from eventpub.store.versions import Versions
 
 _MOST_TABLES = 1000
@@ -35,7 +52,7 @@ _TYPES: dict[str, set[str]] = {
     "event_type": TEXT,
     "payload": TEXT | BYTES | {"json"},
     "metadata": TEXT | BYTES | {"json"},
-    "create_time": {"timestamp", "datetime"},
+    "create_time": TIMES,
     "id": INTEGERS,
 }
 _LARGE = {"json", "mediumtext", "longtext", "text", "mediumblob", "longblob", "blob"}
@@ -92,18 +109,14 @@ class Proposal:
 
 
 @dataclass
-class Roles:
-    """Which column stands for what.
+class Guess(Roles):
+    """Which column stands for what; in `names` "" is for none.
 
     Attributes:
-        parts: the columns of the identity.
-        names: by our names the other columns; "": there is none.
-        given: our names of those that somebody has named.
+        given: our names of those that the operator has named.
         by_key: whether an index says which the identity and the version are.
     """
 
-    parts: tuple[str, ...]
-    names: dict[str, str]
     given: Collection[str]
     by_key: bool = False
 
@@ -117,12 +130,12 @@ class Roles:
 def propose(
     config: Store, table: str | None = None, columns: Mapping[str, Any] | None = None
 ) -> Proposal:
-    """Look at the tables of the database.
+    """What the tables of the database may be.
 
     Args:
         config: which says how to connect; its table and columns are of no account.
-        table: look at this one alone.
-        columns: by our names its own, those that somebody has named.
+        table: only this one.
+        columns: by our names its own, those that the operator has named.
 
     Raises:
         StoreError: store.unreachable, store.auth_failed, store.table_missing,
@@ -132,12 +145,14 @@ def propose(
         database = str(run(connection, "SELECT DATABASE()")[0][0])
         found = Proposal(database, is_mariadb(connection), [], {}, {}, [])
         given = columns or {}
-        for name, is_view in [(table, False)] if table else _tables(connection):
-            of_table = config.model_copy(update={"table": name})
+        for name in [table] if table else _tables(connection):
             try:
-                if not is_view:
-                    _sort(found, name, fixes.read_table(of_table, connection), connection, given)
-                elif not _roles(read_columns(of_table, connection), [], given).lacking:
+                read = read_table(config.model_copy(update={"table": name}), connection)
+                if table:
+                    read.require_table()
+                if not read.is_view:
+                    _sort(found, name, read, given)
+                elif not _guess(read, given).lacking:
                     found.views.append(name)
             except StoreError:
                 if table:
@@ -148,32 +163,27 @@ def propose(
         return found
 
 
-def _tables(connection: Connection) -> Iterator[tuple[str, bool]]:
-    """Those that may have events, and whether each is a view."""
-    rows = run(
+def _tables(connection: Connection) -> list[str]:
+    """Those that may have events, views among them."""
+    rows = run_named(
         connection,
-        "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema ="
-        f" DATABASE() AND table_type <> 'SEQUENCE' ORDER BY table_name LIMIT {_MOST_TABLES}",
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
+        f" AND table_type <> 'SEQUENCE' ORDER BY table_name LIMIT {_MOST_TABLES}",
     )
-    for row in rows:
-        name, kind = (t.decode() if isinstance(t, bytes) else str(t) for t in row)
-        if not holds_no_events(name):
-            yield name, kind.endswith("VIEW")
+    return [row["table_name"] for row in rows if not holds_no_events(row["table_name"])]
 
 
-def _sort(
-    found: Proposal, name: str, table: Table, connection: Connection, given: Mapping[str, Any]
-) -> None:
+def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any]) -> None:
     """Put a table where it belongs in a proposal."""
     framework = recognise(table.columns)
-    absent = tuple(r for r, of in given.items() if not {*_listed(of)} <= {*table.columns})
+    absent = tuple(r for r, of in given.items() if not {*_several(of)} <= {*table.columns})
     if absent:
         found.lacking[name] = absent
         return
     if framework.refused:
         found.refused[name] = f"{framework.name}: {framework.refused}"
         return
-    roles = _roles(table.columns, table.indexes, given)
+    roles = _guess(table, given)
     times = [c for c in table.columns.values() if _may_be(c, "create_time")]
     # a column can be added for the time, where it is clear that the table has none
     is_timeless = framework.name or (roles.by_key and not times)
@@ -182,46 +192,40 @@ def _sort(
         return
     version = roles.names["version"]
     if "aggregate_id" not in given:
-        roles.parts = fixes.identity(table, connection, roles.parts, version)
-        if others := fixes.beside(table, (*roles.parts, version)):
+        roles.parts = fixes.identity(table, roles)
+        if others := fixes.beside(table, roles.key):
             found.lacking[name] = (f"aggregate_id (a unique key has {', '.join(others)}, too)",)
             return
-    wanted = [*roles.parts, version]
-    listed = ", ".join(map(quote, wanted)) if {*wanted} <= {*table.columns} else "NULL, NULL"
-    versions = Versions(run(connection, f"SELECT {listed} FROM {table.name} LIMIT {_SAMPLE}"))
-    if version in table.columns and _counts_rows(table.columns[version]):
+    key = listed(roles.key) if {*roles.key} <= {*table.columns} else "NULL, NULL"
+    versions = Versions(run(table.connection, f"SELECT {key} FROM {table.name} LIMIT {_SAMPLE}"))
+    if version in table.columns and table.columns[version].counts_rows:
         found.refused[name] = f"{version} is AUTO_INCREMENT: it {_NUMBERS_ROWS}"
     elif versions.count_all_rows:
         found.refused[name] = f"{version} {_NUMBERS_ROWS}: no two aggregates have one in common"
     else:
-        found.candidates.append(_candidate(name, table, connection, roles, versions))
+        found.candidates.append(_candidate(name, table, roles, versions))
 
 
-def _listed(value: Any) -> list[str]:
+def _several(value: Any) -> list[str]:
     return [value] * bool(value) if isinstance(value, str) else list(value or ())
 
 
-def _counts_rows(column: Column) -> bool:
-    return "auto_increment" in column.extra
-
-
-def _roles(
-    columns: Mapping[str, Column], indexes: Sequence[Index], given: Mapping[str, Any]
-) -> Roles:
+def _guess(table: EventTable, given: Mapping[str, Any]) -> Guess:
     """Which column stands for what, as far as can be told.
 
     Args:
-        given: names of columns that somebody has said; "": there is none.
+        given: names of columns that the operator has named; "": there is none.
     """
+    columns = table.columns
     framework = recognise(columns)
     own = {plain(name): name for name in [*framework.add, *columns]}
-    said = {r: [own[name] for name in _listed(of)] for r, of in framework.columns.items()}
-    said |= {role: _listed(of) for role, of in given.items()}
+    said = {r: [own[name] for name in _several(of)] for r, of in framework.columns.items()}
+    said |= {role: _several(of) for role, of in given.items()}
     parts = tuple(said.pop("aggregate_id", ()))
-    roles = Roles(parts, {role: (of or [""])[0] for role, of in said.items()}, given)
-    if key := _key(columns, indexes, roles):
+    roles = Guess(parts, {role: (of or [""])[0] for role, of in said.items()}, given)
+    if key := _key(table, roles):
         roles.parts, roles.names["version"], roles.by_key = key
-    firsts = {index.columns[0] for index in indexes}
+    firsts = {index.columns[0] for index in table.indexes}
     for role in _SUREST_FIRST:
         if role in roles.names or (role == "aggregate_id" and roles.parts):
             continue
@@ -240,19 +244,19 @@ def _roles(
 
 def _may_be(column: Column, role: str) -> bool:
     """Whether a column's type is one for that."""
-    is_of_type = bool({column.type, column.full_type} & _TYPES[role])
-    return is_of_type and not (role == "create_time" and column.generated_as)
+    is_generated_time = role == "create_time" and column.generated_as
+    return column.is_one_of(_TYPES[role]) and not is_generated_time
 
 
 def _best(role: str, columns: Mapping[str, Column], indexed: set[str]) -> str | None:
     """The column that fits best. A time may have any name, if it is the only one."""
     fitting = [c for c in columns.values() if _may_be(c, role)]
-    named = [c for c in fitting if rank(role, c.name) or (role == "id" and _counts_rows(c))]
+    named = [c for c in fitting if rank(role, c.name) or (role == "id" and c.counts_rows)]
     if named:
 
         def likely(column: Column) -> tuple[bool, int, bool]:
             # what numbers all rows is an id, and no version
-            counts = _counts_rows(column) == (role == "id")
+            counts = column.counts_rows == (role == "id")
             return counts, rank(role, column.name), column.name in indexed
 
         return max(named, key=likely).name
@@ -270,12 +274,10 @@ def _only_one(role: str, columns: Mapping[str, Column]) -> str | None:
     return left[0] if len(left) == 1 else None
 
 
-def _key(
-    columns: Mapping[str, Column], indexes: Sequence[Index], roles: Roles
-) -> tuple[tuple[str, ...], str, bool] | None:
+def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] | None:
     """Identity and version of the best named index of just these columns, whether it is sure."""
-    found = []
-    for index in indexes:
+    found, columns = [], table.columns
+    for index in table.indexes:
         for version in index.columns:
             parts = tuple(name for name in index.columns if name != version)
             if not parts or not {*index.columns} <= {*columns}:
@@ -284,7 +286,7 @@ def _key(
                 continue
             if roles.parts and {*roles.parts} != {*parts}:
                 continue
-            if not _may_be(columns[version], "version") or _counts_rows(columns[version]):
+            if not _may_be(columns[version], "version") or columns[version].counts_rows:
                 continue
             named = rank("version", version), max(rank("aggregate_id", name) for name in parts)
             is_pair = len(parts) == 1 and columns[parts[0]].type in TEXT | {"varbinary"}
@@ -300,28 +302,25 @@ def _key(
 def _fits_key(column: Column, is_last: bool) -> bool:
     """Whether a column may be of the identity; of numbers mostly only those of known names."""
     is_known = rank("aggregate_id", column.name) or plain(column.name) in BESIDE_ID
-    is_clear = is_known or column.type not in INTEGERS or (is_last and not _counts_rows(column))
+    is_clear = is_known or column.type not in INTEGERS or (is_last and not column.counts_rows)
     return _may_be(column, "aggregate_id") and bool(is_clear)
 
 
-def _candidate(
-    name: str, table: Table, connection: Connection, roles: Roles, versions: Versions
-) -> Candidate:
+def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -> Candidate:
     framework, names = recognise(table.columns), roles.names
     notes = [framework.note] * bool(framework.note)
     if "create_time" not in names:
         names["create_time"] = table.free("create_time")
         notes.append(_why_added(table))
-    key = (*roles.parts, names["version"])
-    if twice := fixes.repeated(table, connection, key):
+    if twice := table.repeated(roles.key):
         notes.append(f"{twice} is there twice: the second row becomes a dead letter if it differs")
-    elif not roles.by_key and not fixes.is_unique(table, key):
+    elif not roles.by_key and not table.is_unique(roles.key):
         notes.append("no unique key says which columns are aggregate and version: look at them")
     metadata = "metadata" not in roles.given and names.get("metadata")
-    if metadata and not _is_metadata(table, connection, metadata):
+    if metadata and not _is_metadata(table, metadata):
         notes.append(f"{metadata} is no JSON object, so it is not published")
         names["metadata"] = ""
-    additions = fixes.needed(table, connection, roles.parts, names)
+    additions = fixes.needed(table, roles)
     return Candidate(
         name,
         {"aggregate_id": roles.parts if len(roles.parts) > 1 else roles.parts[0]}
@@ -336,7 +335,7 @@ def _candidate(
     )
 
 
-def _score(name: str, table: Table, roles: Roles) -> int:
+def _score(name: str, table: EventTable, roles: Guess) -> int:
     """How much speaks for a table."""
     created = table.columns.get(roles.names["create_time"])
     score = 2 * sum(rank(role, of) > 0 for role, of in roles.names.items())
@@ -348,7 +347,7 @@ def _score(name: str, table: Table, roles: Roles) -> int:
     return score + any(index.columns[0] == created.name for index in table.indexes)
 
 
-def _why_added(table: Table) -> str:
+def _why_added(table: EventTable) -> str:
     """What is wrong with the column that is called like a creation time, if there is one."""
     time = max(table.columns.values(), key=lambda column: rank("create_time", column.name))
     if not rank("create_time", time.name):
@@ -359,10 +358,11 @@ def _why_added(table: Table) -> str:
     )
 
 
-def _is_metadata(table: Table, connection: Connection, column: str) -> bool:
+def _is_metadata(table: EventTable, column: str) -> bool:
     """Whether a column's values are JSON objects, or may be where there are none yet."""
-    name = quote(column)
-    rows = run(connection, f"SELECT {name} FROM {table.name} WHERE {name} IS NOT NULL LIMIT {_FEW}")
+    name = listed([column])
+    sql = f"SELECT {name} FROM {table.name} WHERE {name} IS NOT NULL LIMIT {_FEW}"
+    rows = run(table.connection, sql)
     try:
         values = [json.loads(value) for (value,) in rows]
     except ValueError:

@@ -5,68 +5,68 @@ Each statement that is printed was made for the table as it is (`eventpub.store.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from eventpub.config import Store
 from eventpub.errors import Check
 from eventpub.store import fixes, statements
 from eventpub.store.connection import Connection, is_mariadb, run
-from eventpub.store.fixes import Table
 from eventpub.store.identity import IdPart, literal
-from eventpub.store.layout import Layout, mapped_columns
+from eventpub.store.layout import Layout
+from eventpub.store.table import EventTable, Roles, quote
 from eventpub.store.versions import Versions
 from eventpub.words import counted
 
 FEW_ROWS = 1_000
 _SOME_KEYS = 5_000
-_SOME_AGGREGATES = 1_000
-"""Whose lowest versions are looked at."""
 _NEWEST = 100_000
 """Rows of which it is said how many have no identity."""
 
 
 @dataclass(frozen=True)
-class _Looked:
-    """What the checks look at."""
+class Subject:
+    """A table that can be read, as the checks need it."""
 
     config: Store
-    connection: Connection
     layout: Layout
-    table: Table
-    parts: tuple[str, ...]
-    names: dict[str, str]
+    table: EventTable
+    roles: Roles
+
+    @property
+    def connection(self) -> Connection:
+        """For statements about the rows."""
+        return self.table.connection
 
 
-def row_checks(config: Store, connection: Connection, layout: Layout) -> Iterator[Check]:
+def row_checks(subject: Subject) -> Iterator[Check]:
     """The checks of a table that can be read."""
-    table = fixes.read_table(config, connection)
-    parts, names = mapped_columns(config, table.columns, layout.where)
-    looked = _Looked(config, connection, layout, table, parts, names)
-    yield _identity(looked)
-    yield _nulls(looked)
-    yield _versions(looked)
-    yield _first_versions(looked)
-    yield _create_time(looked)
-    if layout.zone is not None:
-        yield _number(looked)
+    yield _identity(subject)
+    yield _nulls(subject)
+    sample = run(subject.connection, statements.some_keys(subject.layout, _SOME_KEYS))
+    versions = Versions(sample)
+    yield _versions(subject, versions)
+    yield _first_versions(subject.config.first_version, versions.lowest)
+    yield _create_time(subject)
+    if subject.layout.zone is not None:
+        yield _number(subject)
 
 
-def _identity(looked: _Looked) -> Check:
+def _identity(subject: Subject) -> Check:
     name = "event store: identity of aggregates"
-    parts = looked.layout.identity.parts
+    parts = subject.layout.identity.parts
     collations = ", ".join(dict.fromkeys(part.collation for part in parts))
-    if not looked.layout.key_is_unique:
-        return Check(name, "warn", *_not_unique(looked))
+    if not subject.layout.key_is_unique:
+        return Check(name, "warn", *_not_unique(subject))
     for part in parts:
-        equal = [] if part.is_bytewise else _taken_for_equal(looked.connection, part)
+        equal = [] if part.is_bytewise else _taken_for_equal(subject.connection, part)
         if part.is_bytewise or (not equal and part.collation.endswith("_bin")):
             continue
         *others, last = [what for what, _ in equal] or ["characters that it ignores"]
         differences = f"{', '.join(others)} or {last}" if others else last
         other = next((repr(id_) for _, id_ in equal), None)
         column = part.name.strip("`")
-        bytewise = "nopad_bin" if is_mariadb(looked.connection) else "0900_bin"
+        bytewise = "nopad_bin" if is_mariadb(subject.connection) else "0900_bin"
         refused = f"{column} 'a' beside {other}" if other else f"the second {column} of the two"
         return Check(
             name,
@@ -79,30 +79,29 @@ def _identity(looked: _Looked) -> Check:
     return Check(name, "ok", f"by bytes ({collations}), versions unique")
 
 
-def _not_unique(looked: _Looked) -> tuple[str, str]:
+def _not_unique(subject: Subject) -> tuple[str, str]:
     """What is said of a table that takes a version of an aggregate twice, and what changes that."""
-    table, connection, version = looked.table, looked.connection, looked.names["version"]
-    key = (*looked.parts, version)
+    table, roles = subject.table, subject.roles
     said = (
         "the table allows one version of an aggregate twice; a second row that differs becomes a"
         " dead letter"
     )
-    wider = fixes.identity(table, connection, looked.parts, version)
-    if wider != looked.parts:
-        others = " and ".join(name for name in wider if name not in looked.parts)
+    wider = fixes.identity(table, roles)
+    if wider != roles.parts:
+        others = " and ".join(name for name in wider if name not in roles.parts)
         return (
-            f"{said}; here rows of one {', '.join(looked.parts)} and version belong to aggregates"
+            f"{said}; here rows of one {', '.join(roles.parts)} and version belong to aggregates"
             f" that {others} tells apart",
             fixes.set_identity(wider),
         )
-    added, why = fixes.key_index(table, connection, key)
+    added, why = fixes.key_index(table, roles.key)
     if not why:
         return said, table.alter([added])
     said += f"; no unique key is possible: {why}"
-    if fixes.repeated(table, connection, key):
+    if table.repeated(roles.key):
         return said, (
             "look at these rows, and see which belongs to another aggregate or version: "
-            + statements.repeated(looked.layout)
+            + statements.repeated(subject.layout)
         )
     return said, "have the writers of the table see to it that a version is written once"
 
@@ -123,10 +122,10 @@ def _taken_for_equal(connection: Connection, part: IdPart) -> list[tuple[str, st
     return [entry for entry, is_equal in zip(_SPELLINGS, answers, strict=True) if is_equal]
 
 
-def _nulls(looked: _Looked) -> Check:
+def _nulls(subject: Subject) -> Check:
     name = "event store: rows without identity or time"
-    connection, layout, table = looked.connection, looked.layout, looked.table
-    time = looked.names["create_time"]
+    connection, layout, table = subject.connection, subject.layout, subject.table
+    time = subject.roles.names["create_time"]
     never_read = int(run(connection, statements.without_time(layout, FEW_ROWS))[0][0])
     if never_read:
         said = counted(never_read, "row has", "rows have")
@@ -140,8 +139,7 @@ def _nulls(looked: _Looked) -> Check:
             " time",
             f"give {time} of these rows a time of now, and make it NOT NULL",
         )
-    needed = [*looked.parts, looked.names["version"], time]
-    allowed = [column for column in needed if table.columns[column].nullable]
+    allowed = [name for name in (*subject.roles.key, time) if table.columns[name].nullable]
     if not allowed:
         return Check(name, "ok", "none")
     nameless = int(run(connection, statements.without_identity(layout, _NEWEST))[0][0])
@@ -151,18 +149,17 @@ def _nulls(looked: _Looked) -> Check:
     said, ways = f"{', '.join(allowed)} may be NULL: a row without create_time is never read", []
     # a generated column is what its expression is
     if not nameless and not any(table.columns[column].generated_as for column in allowed):
-        ways.append(fixes.not_null(table, connection, allowed))
+        ways.append(fixes.not_null(table, allowed))
     if allowed != [time]:
         said += f", one without aggregate_id or version stops the publisher ({rows})"
         ways.append('set store.without_identity = "skip" where such rows are no events of any')
     return Check(name, "warn", said, "; or ".join(ways) or f"make {time} NOT NULL")
 
 
-def _versions(looked: _Looked) -> Check:
+def _versions(subject: Subject, found: Versions) -> Check:
     name = "event store: versions"
-    layout, version = looked.layout, looked.names["version"]
-    found = Versions(run(looked.connection, statements.some_keys(layout, _SOME_KEYS)))
-    if "auto_increment" in looked.table.columns[version].extra or found.count_all_rows:
+    version = subject.roles.names["version"]
+    if subject.table.columns[version].counts_rows or found.count_all_rows:
         return Check(
             name,
             "wrong",
@@ -182,38 +179,35 @@ def _versions(looked: _Looked) -> Check:
     return Check(name, "ok", "they follow each other within an aggregate")
 
 
-def _first_versions(looked: _Looked) -> Check:
+def _first_versions(first: int, lowest: Sequence[int]) -> Check:
     name = "event store: first versions"
-    first = looked.config.first_version
-    statement = statements.lowest_versions(looked.layout, _SOME_AGGREGATES, first)
-    aggregates, above, at_next, below = (int(n) for n in run(looked.connection, statement)[0])
+    above, below = (sum(v > first for v in lowest), sum(v < first for v in lowest))
     if below:
         return Check(
             name,
-            "wrong" if below * 2 > aggregates else "warn",
-            f"{below} of {aggregates} aggregates begin below version {first}: these events become"
+            "wrong" if below * 2 > len(lowest) else "warn",
+            f"{below} of {len(lowest)} aggregates begin below version {first}: these events become"
             " dead letters",
             "set store.first_version = 0",
         )
-    if above * 2 <= aggregates:
+    if above * 2 <= len(lowest):
         return Check(name, "ok", f"aggregates begin with version {first}")
     return Check(
         name,
         "warn",
-        f"{above} of {aggregates} aggregates begin above version {first}: each waits for what lies "
-        "below until its gap is skipped (gaps.max_backoff), unless that is before read.start",
+        f"{above} of {len(lowest)} aggregates begin above version {first}: each waits for what is"
+        " below until its gap is skipped (gaps.max_backoff), unless that is before read.start",
         "set store.first_version = 1"
-        if first == 0 and at_next * 2 > above
+        if first == 0 and lowest.count(1) * 2 > above
         else "set store.first_version to what they begin with; where the first events were "
         "archived, set read.start to a time after that",
     )
 
 
-def _create_time(looked: _Looked) -> Check:
+def _create_time(subject: Subject) -> Check:
     name = "event store: create_time"
-    column = looked.table.columns[looked.names["create_time"]]
-    table, connection = looked.table, looked.connection
-    fix = None if column.generated_as else fixes.not_null(table, connection, [column.name])
+    column = subject.table.columns[subject.roles.names["create_time"]]
+    fix = None if column.generated_as else fixes.not_null(subject.table, [column.name])
     if "on update" in column.extra:
         return Check(
             name,
@@ -233,14 +227,17 @@ def _create_time(looked: _Looked) -> Check:
     return Check(name, "ok", f"{column.full_type}, set by the database")
 
 
-def _number(looked: _Looked) -> Check:
+def _number(subject: Subject) -> Check:
     name = "event store: order of insertion"
-    if looked.layout.id_index is not None:
-        return Check(name, "ok", f"by {(looked.layout.id or '').strip('`')}")
+    if subject.layout.id_index is not None:
+        return Check(name, "ok", f"by {(subject.layout.id or '').strip('`')}")
+    number = quote(subject.table.free("seq"))
     return Check(
         name,
         "warn",
         "rows inserted with an old create_time are not noticed, since the table has no indexed"
         " column of ascending numbers",
-        fixes.number(looked.table),
+        subject.table.alter(
+            [f"ADD COLUMN {number} BIGINT NOT NULL AUTO_INCREMENT", f"ADD INDEX ({number})"]
+        ),
     )

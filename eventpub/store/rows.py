@@ -5,7 +5,7 @@ What cannot be an event is an error that names the row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,10 @@ import pyarrow.compute as pc
 from eventpub.admission.model import EVENTS
 from eventpub.errors import StoreError
 from eventpub.private_apis.packets import Columns
+from eventpub.sources.base import RowSeen
 from eventpub.store.layout import Layout
+
+_EPOCH = datetime(1970, 1, 1)
 
 
 def keys_batch(
@@ -48,17 +51,11 @@ def record_batch(
         numbers = versions.cast(pa.string()).cast(pa.int64())
     except pa.ArrowInvalid as error:
         raise _invalid_row(layout, columns) from error
-    zone = layout.zone
-    instants = pa.array(zone.utc(local, after, upto)) if zone else pa.array(local)
+    instants = pa.array(layout.instants(local, after, upto))
     type_text = lenient_text(types).fill_null("")
-    batch = pa.RecordBatch.from_arrays(
+    return pa.RecordBatch.from_arrays(
         [id_text, numbers, type_text, payloads, metadata, instants], schema=EVENTS
     )
-    if zone and after is not None and upto is not None:
-        is_within = zone.is_within(local, after, upto)
-        if not is_within.all():
-            return batch.filter(pa.array(is_within))
-    return batch
 
 
 def with_identity(columns: Columns) -> Columns:
@@ -68,23 +65,6 @@ def with_identity(columns: Columns) -> Columns:
         return columns
     kept = pc.and_(ids.is_valid(), versions.is_valid())
     return [column.filter(kept) for column in columns]
-
-
-@dataclass(frozen=True)
-class RowSeen:
-    """A row as it is, also one that cannot be published.
-
-    Attributes:
-        version: of the event.
-        create_time: µs; None: it has none, or one that is no time, such as a zero date.
-        event_type: of the event.
-        payload_bytes: size of its payload; None: it is NULL.
-    """
-
-    version: int
-    create_time: int | None
-    event_type: str
-    payload_bytes: int | None
 
 
 def rows_seen(layout: Layout, columns: Columns) -> list[RowSeen]:
@@ -109,7 +89,12 @@ def _instant(layout: Layout, time: pa.Array[Any]) -> int | None:
         local = local_times(time)
     except pa.ArrowInvalid:
         return None
-    return int((layout.zone.utc(local) if layout.zone else local)[0])
+    return int(layout.instants(local)[0])
+
+
+def micros(time: datetime) -> int:
+    """Local µs of a time as PyMySQL reads it."""
+    return (time - _EPOCH) // timedelta(microseconds=1)
 
 
 def local_times(column: pa.Array[Any]) -> npt.NDArray[np.int64]:

@@ -6,21 +6,14 @@ that exists keeps its columns and their types: only what is missing is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from eventpub.config import Columns, Store
 from eventpub.errors import StoreError
 from eventpub.store import fixes
-from eventpub.store.connection import Connection, display_name, is_mariadb
-from eventpub.store.fixes import Table
-from eventpub.store.layout import (
-    SLICES,
-    check_types,
-    find_slice,
-    identity_of,
-    mapped_columns,
-    quote,
-)
+from eventpub.store.connection import Connection, is_mariadb
+from eventpub.store.layout import SLICES, find_slice, identity_of, roles_of
+from eventpub.store.table import EventTable, Roles, quote, read_table
 
 ALTERS = "ALTER TABLE"
 """How a statement begins that changes a table which exists."""
@@ -35,19 +28,12 @@ def missing(config: Store, connection: Connection) -> list[str]:
         StoreError: store.column_missing, store.column_type: that table holds something else.
     """
     try:
-        table = fixes.read_table(config, connection)
+        table = read_table(config, connection)
     except StoreError as error:
         if error.code != "store.table_missing":
             raise
         return [create_table(config, mariadb=is_mariadb(connection))]
-    where = f"{display_name(config)}, table {config.table}"
-    try:
-        parts, names = mapped_columns(config, table.columns, where)
-        check_types(table.columns, parts, names, where)
-    except StoreError as error:
-        error.suggestion = fixes.suggestion(config, connection) or error.suggestion
-        raise
-    added = additions(table, connection, parts, names)
+    added = additions(table, roles_of(config, table))
     if not added:
         return []
     # One statement, since each new stored column copies the table.
@@ -111,22 +97,17 @@ def create_table(config: Store, *, mariadb: bool) -> str:
     return f"CREATE TABLE IF NOT EXISTS {quote(config.table)} (\n  {body}\n) ENGINE = InnoDB"
 
 
-def additions(
-    table: Table, connection: Connection, parts: Sequence[str], names: Mapping[str, str]
-) -> list[str]:
+def additions(table: EventTable, roles: Roles) -> list[str]:
     """What ALTER TABLE is to add to a table that exists.
 
     A slice column only where the identity is one column of text.
-
-    Args:
-        parts, names: as of `mapped_columns`.
     """
-    identity = identity_of(table.columns, parts)
-    if len(parts) > 1 or identity.parts[0].kind not in {"text", "bytes"}:
-        return fixes.needed(table, connection, parts, names)
-    found = find_slice(table.columns, parts)
+    identity = identity_of(table.columns, roles.parts)
+    if len(roles.parts) > 1 or identity.parts[0].kind not in {"text", "bytes"}:
+        return fixes.needed(table, roles)
+    found = find_slice(table, roles.parts)
     name = found or free_slice_name(table.columns)
-    added = fixes.needed(table, connection, parts, names, (names["create_time"], name))
+    added = fixes.needed(table, roles, (roles.names["create_time"], name))
     if found is None:
         added.insert(0, f"ADD COLUMN {quote(name)} {_slice_type(identity.utf8)}")
     return added

@@ -1,19 +1,19 @@
 """Which server answers, and whether it may be read: its identity and its role.
 
 A replica must not be read: its clock goes on while what it applies stands still, so that rows turn
-up behind the reader, however late. Nor must a primary that was demoted behind the same address. So
+up below the reader's position, however late. Nor must a demoted primary at the same address. So
 every new connection and every poll asks whether the server is writable, and who it is; of a server
 that was not met within the last minute, also whether it replicates from another one.
 
 Where several servers take writes (Galera, a group with several primaries, two that replicate each
 other) each is a replica of the others: their rows come late, and their open transactions do not
-show. Who has all writers use one of them may say so; nobody can see it.
+show. An operator who has all writers use one of them may say so; it cannot be seen.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -21,13 +21,19 @@ import pymysql.err
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store.connection import Connection, display_name, is_mariadb, run, run_named
+from eventpub.store.connection import (
+    Connection,
+    connect_for_reading,
+    display_name,
+    is_mariadb,
+    run,
+    run_named,
+)
 from eventpub.store.failures import error_number, mapped
 
 _OFF = {None, 0, "0", "OFF"}
 _ON = {"ON", "1"}
 _READ_ONLY = "@@GLOBAL.read_only, @@GLOBAL.innodb_read_only"
-_REPLICATION_THREADS = {"Slave_IO", "Slave_SQL", "Slave_worker"}  # of MariaDB
 _OF_A_GROUP = "group_replication_"  # channels that a group's primary has, too
 _CLUSTER_VARIABLES = (
     "SHOW GLOBAL VARIABLES WHERE variable_name IN ('wsrep_on', 'wsrep_provider',"
@@ -51,7 +57,7 @@ class Server:
     Attributes:
         identity: the same as long as it is the same one.
         read_only: whether ordinary accounts cannot write to it.
-        source: whom it replicates from, as far as that can be seen; None: nobody, or see
+        source: whom it replicates from, as far as that can be seen; None: no server, or see
             `source_is_visible`.
         source_is_visible: whether the account may see it.
         cluster: of what it is a member where other members may take writes; None: of nothing.
@@ -69,7 +75,7 @@ class Server:
         return self.read_only or (takes_some and not config.takes_all_writes)
 
     def require_primary(self, config: Store, *, retriable: bool = False) -> None:
-        """Refuse a replica, unless the configuration allows one.
+        """Refuses a replica, unless the configuration allows one.
 
         Raises:
             StoreError: store.replica, store.multi_primary
@@ -105,28 +111,21 @@ class Server:
         """Its role, in words."""
         if self.cluster is not None and not self.read_only:
             return f"is one of several that take writes, of {self.cluster}"
-        if self.source is None:
-            return (
-                "is read only, as replicas and demoted primaries are"
-                if self.read_only
-                else ("is writable")
-            )
-        return f"is a replica of {self.source}" + (", read only" if self.read_only else "")
+        if self.source is not None:
+            return f"is a replica of {self.source}" + ", read only" * self.read_only
+        if self.read_only:
+            return "is read only, as replicas and demoted primaries are"
+        return "is writable"
 
 
 def columns(connection: Connection) -> str:
-    """What a SELECT says of the server: two flags, see `is_read_only`, and its identity."""
-    return f"{_READ_ONLY}, {_identity(connection)}"
-
-
-def _identity(connection: Connection) -> str:
+    """What a SELECT says of the server: two flags, whether it is read only, and its identity."""
     if is_mariadb(connection):
-        return "CONCAT_WS('/', @@GLOBAL.server_id, @@hostname, @@port)"
-    return "@@server_uuid"
+        return f"{_READ_ONLY}, CONCAT_WS('/', @@GLOBAL.server_id, @@hostname, @@port)"
+    return f"{_READ_ONLY}, @@server_uuid"
 
 
-def is_read_only(*flags: object) -> bool:
-    """Whether one of the first of `columns` says so."""
+def _is_read_only(flags: Iterable[object]) -> bool:
     return any(flag not in _OFF for flag in flags)
 
 
@@ -140,7 +139,7 @@ def examine(config: Store, connection: Connection) -> Server:
         *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
         source, is_visible = _source(connection)
         cluster = cluster_of(dict(run(connection, _CLUSTER_VARIABLES)))
-        return Server(str(identity), is_read_only(*flags), source, is_visible, cluster)
+        return Server(str(identity), _is_read_only(flags), source, is_visible, cluster)
 
 
 def cluster_of(variables: Mapping[str, str]) -> str | None:
@@ -166,6 +165,20 @@ _EXAMINED_EVERY = 60.0
 """Seconds after which a server is asked again: a primary that was demoted may still take writes."""
 
 
+def connect_to_primary(config: Store) -> tuple[Connection, str]:
+    """A reading connection to a server that may be read, and its identity.
+
+    Raises:
+        StoreError: as of `require_primary`; or it cannot be reached.
+    """
+    connection = connect_for_reading(config)
+    try:
+        return connection, require_primary(config, connection)
+    except BaseException:
+        connection._force_close()  # type: ignore[attr-defined]
+        raise
+
+
 def require_primary(config: Store, connection: Connection) -> str:
     """A new connection leads to a server that may be read; its identity.
 
@@ -186,7 +199,7 @@ def require_same_role(
     if config.allow_replica:
         return
     met = (display_name(config), identity)
-    if is_read_only(*flags):
+    if _is_read_only(flags):
         _primaries.pop(met, None)
         Server(identity, True, None, False).require_primary(config, retriable=True)
     elif monotonic() - _primaries.get(met, float("-inf")) > _EXAMINED_EVERY:
@@ -197,44 +210,28 @@ def require_same_role(
 
 def _source(connection: Connection) -> tuple[str | None, bool]:
     """Whom the server replicates from, and whether this account may see it."""
-    statements = (
-        ["SHOW ALL SLAVES STATUS"]
-        if is_mariadb(connection)
-        else ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"]
-    )
-    channels = (
-        "SELECT channel_name, host AS source_host, port AS source_port"
-        " FROM performance_schema.replication_connection_configuration"
-    )
-    is_visible = False
-    for statement in [*statements, *([] if is_mariadb(connection) else [channels])]:
-        try:
-            rows = run_named(connection, statement)
-        except pymysql.err.MySQLError as error:
-            if 2000 <= (error_number(error) or 2000) < 3000:
-                raise  # the connection is lost
-            continue  # denied, or not known to this server
-        is_visible = True
-        for row in rows:
-            channel = str(row.get("channel_name") or row.get("connection_name") or "")
-            if not channel.startswith(_OF_A_GROUP):
-                host = row.get("source_host") or row.get("master_host")
-                return f"{host}:{row.get('source_port') or row.get('master_port')}", True
-        break
-    if not is_visible:
+    word = "ALL SLAVES" if is_mariadb(connection) else "REPLICA"
+    try:
+        rows = run_named(connection, f"SHOW {word} STATUS")
+    except pymysql.err.MySQLError as error:
+        if 2000 <= (error_number(error) or 2000) < 3000:
+            raise  # the connection is lost
         with contextlib.suppress(pymysql.err.MySQLError):  # a hint, where that is all there is
             if _runs_replication(connection):
                 return "another server (its replication threads run)", True
-    return None, is_visible
+        return None, False
+    for row in rows:
+        if not str(row.get("channel_name") or "").startswith(_OF_A_GROUP):
+            host = row.get("source_host") or row.get("master_host")
+            return f"{host}:{row.get('source_port') or row.get('master_port')}", True
+    return None, True
 
 
 def _runs_replication(connection: Connection) -> bool:
     if is_mariadb(connection):
-        status = dict(run(connection, "SHOW GLOBAL STATUS LIKE 'slave%running'"))
-        if any(value not in {"0", "OFF"} for value in status.values()):
-            return True
+        status = run(connection, "SHOW GLOBAL STATUS LIKE 'slave%running'")
+        return any(value not in {"0", "OFF"} for _, value in status)
     return any(
-        row["user"] == "system user"
-        and (row["command"] in _REPLICATION_THREADS or "source" in str(row["state"]))
+        row["user"] == "system user" and "source" in str(row["state"])
         for row in run_named(connection, "SHOW PROCESSLIST")
     )

@@ -40,7 +40,7 @@ _AROUND = re.compile(r"\s*(?:SET\s+STATEMENT\b.*?\bFOR|BEGIN\s+NOT\s+ATOMIC)\b",
 _READS = {"select", "with", "table", "values", "show", "desc", "describe", "explain"}
 _READS |= {"begin", "start", "commit", "rollback", "savepoint", "release", "set", "use", "unlock"}
 # Not CALL and EXECUTE: the list shows the statement that they run, with the time of its own start.
-_APPENDS = {"insert", "replace", "load", ""}  # "": of what is not understood nobody knows
+_APPENDS = {"insert", "replace", "load", ""}  # "": a statement that is not understood may append
 
 
 def _verb(statement: str) -> str:

@@ -9,11 +9,9 @@ A statement that waits for a table, a global or a metadata lock has its time alr
 knows nothing of it. So each poll reads the list of processes first: a statement that gets its lock
 in between is in the second answer.
 
-`innodb_trx` is a cache that InnoDB refreshes only when nobody has read it for 100 ms. So each poll
+`innodb_trx` is a cache that InnoDB refreshes only when it was not read for 100 ms. So each poll
 is made inside a transaction with a nonce in a comment, and counts only where the answer has the
-own row with that nonce. Several readers that keep the same pace would keep each other from ever
-seeing anything. So after an answer that is not fresh, publishers take turns for a while, by a named
-lock: who has it waits 105 ms, polls, and lets it go.
+own row with that nonce. Several readers take turns (`turns`).
 
 A transaction is known by its id. `trx_started` has whole seconds, in the local time of the server's
 operating system whatever the session's zone is: only a session in the zone `SYSTEM` can
@@ -22,7 +20,6 @@ turn it into UTC.
 
 from __future__ import annotations
 
-import random
 import secrets
 import time
 from typing import Literal
@@ -30,51 +27,34 @@ from typing import Literal
 import pymysql.err
 
 from eventpub.config import Store
-from eventpub.store.connection import (
-    ASKED_AFTER,
-    Connection,
-    connect_for_reading,
-    is_alive,
-    is_mariadb,
-    run,
-)
+from eventpub.store.connection import ASKED_AFTER, Connection, is_alive, is_mariadb, run
 from eventpub.store.failures import mapped
 from eventpub.store.open_transactions import DAY, OpenTransactions
-from eventpub.store.server import require_primary
+from eventpub.store.server import connect_to_primary
 from eventpub.store.transaction_list import OPEN, PROCESSES, found_in
+from eventpub.store.turns import REFRESH, Turns
 
 State = Literal["off", "denied", "stale", "held", "open"]
 
-_REFRESH = 0.105
-"""Seconds without a reader after which InnoDB refreshes what it shows, and some."""
-_TURN_LOCK = "eventpub.watermark"
-_TURNS_FOR = 10.0
-"""Seconds for which readers take turns after they have met."""
-_LONGEST_TURN = 1.0
-"""Seconds after which somebody who has the turn, and does not poll, is not waited for."""
-_AWAITS_TURN = 0.02, 0.05
-_WITHOUT_TURNS = _REFRESH, 4 * _REFRESH
-_BETWEEN_TURNS = 0.06
-"""Seconds between two questions for the turn, at least and at most; after the own one."""
 _STALE_AFTER = 3.0
-"""Seconds without a fresh answer after which nobody can tell, at least."""
+"""Seconds without a fresh answer after which it is unknown what is visible, at least."""
 _DENIED = {1044, 1142, 1227}  # no privilege
 _ASKS_AGAIN_AFTER = 60.0
 """Seconds after which an account that may not see them tries again."""
 
 
 class Watermark:
-    """Looks at the open transactions of a server.
+    """Polls the open transactions of a server.
 
     Args:
         config: the store.
         max_wait: how long a transaction is waited for, and how long an answer that is not fresh
             holds the boundary, at least; µs.
-        unknown_for: for how long something counts as open while nobody can tell, µs.
+        unknown_for: for how long something counts as open while that is unknown, µs.
         hidden_since: as of `OpenTransactions`.
 
     Attributes:
-        server: who has answered last; see `server.Server.identity`. None: nobody yet.
+        server: identity of the server that answered last; None: none yet.
     """
 
     def __init__(
@@ -94,11 +74,8 @@ class Watermark:
         self._transactions = OpenTransactions(max_wait, hidden_since)
         self._polled = float("-inf")
         self._now = 0
-        self._pause = _REFRESH
-        self._turns_until = float("-inf")
-        self._takes_turns = True
-        self._waits_since: float | None = None
-        self._has_turn = False
+        self._pause = REFRESH
+        self._turns = Turns()
         self._stale_since: float | None = None
         self._denied = False
         self._seen_at = float("-inf")
@@ -117,14 +94,14 @@ class Watermark:
 
     @property
     def upto(self) -> int | None:
-        """Everything created at or before is visible, µs; None: nobody can tell."""
+        """Everything created at or before is visible, µs; None: unknown."""
         return None if self.state in {"denied", "stale"} else self._transactions.upto or 0
 
     @property
     def open_since(self) -> int | None:
         """As of `OpenTransactions`.
 
-        While no answer is fresh, nobody knows what is open: something may have been since the last
+        While no answer is fresh, it is unknown what is open: something may have been since the last
         poll, or for `unknown_for`, whichever is less. Where the account may not see them (any
         more), what it has seen last, for `unknown_for`.
         """
@@ -183,29 +160,22 @@ class Watermark:
         """
         if time.monotonic() - self._polled < self._pause:
             return
-        idle = time.monotonic() - self._polled
         nonce = secrets.token_hex(8)
         try:
-            if self._connection and idle > ASKED_AFTER and not is_alive(self._connection):
-                self.close()
-            if self._connection is None:
-                self._connection = self._connect()
+            connection = self._connected()
             with mapped("information_schema.innodb_trx"):
-                if not self._is_turn(self._connection):
+                wait = self._turns.wait(connection)
+                if wait is not None:
+                    self._pause_for(wait)
                     return
-                processes = run(self._connection, f"SELECT {self._processes}")
-                run(self._connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-                rows = run(
-                    self._connection,
-                    f"SELECT /* {nonce} */ {OPEN}",
-                )
-                run(self._connection, "COMMIT")
-                if self._has_turn:
-                    self._has_turn = False
-                    run(self._connection, f"SELECT RELEASE_LOCK('{_TURN_LOCK}')")
+                processes = run(connection, f"SELECT {self._processes}")
+                run(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+                rows = run(connection, f"SELECT /* {nonce} */ {OPEN}")
+                run(connection, "COMMIT")
+                self._turns.polled(connection)
         except Exception as error:
             self.close()
-            self._pause_for(_REFRESH)
+            self._pause_for(REFRESH)
             cause = error.__cause__ or error
             if isinstance(cause, pymysql.err.MySQLError) and cause.args[0] in _DENIED:
                 self._denied = True
@@ -213,16 +183,10 @@ class Watermark:
                 return
             raise
         self._denied = False
-        self._pause_for(_REFRESH if time.monotonic() > self._turns_until else _BETWEEN_TURNS)
         self._now = int(processes[-1][0])
         own = next((row for row in rows if nonce in row[5]), None)
+        self._pause_for(self._turns.pause(is_fresh=own is not None))
         if own is None:
-            if self._takes_turns:
-                self._turns_until = self._polled + _TURNS_FOR
-                self._pause_for(random.uniform(*_AWAITS_TURN))
-            else:
-                self._turns_until = float("-inf")
-                self._pause_for(random.uniform(*_WITHOUT_TURNS))
             if self._stale_since is None:
                 self._stale_since = self._polled
             return
@@ -232,37 +196,16 @@ class Watermark:
     def _pause_for(self, seconds: float) -> None:
         self._polled, self._pause = time.monotonic(), seconds
 
-    def _is_turn(self, connection: Connection) -> bool:
-        """Whether to poll now; where it is not, `next_poll` says when to ask again."""
-        now = time.monotonic()
-        if self._has_turn or now > self._turns_until:
-            return True
-        try:
-            [(is_free,)] = run(connection, f"SELECT GET_LOCK('{_TURN_LOCK}', 0)")
-        except pymysql.err.DatabaseError:
-            if not is_alive(connection):
-                raise
-            self._takes_turns = False  # a cluster may know of no such locks
-            return True
-        if is_free:
-            self._has_turn, self._waits_since = True, None
-            self._pause_for(_REFRESH)
-            return False
-        self._turns_until = now + _TURNS_FOR
-        self._waits_since = self._waits_since or now
-        if now - self._waits_since > _LONGEST_TURN:
-            self._waits_since, self._turns_until = None, float("-inf")
-            return True
-        self._pause_for(random.uniform(*_AWAITS_TURN))
-        return False
+    def _connected(self) -> Connection:
+        idle = time.monotonic() - self._polled
+        if self._connection and idle > ASKED_AFTER and not is_alive(self._connection):
+            self.close()
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
 
     def _connect(self) -> Connection:
-        connection = connect_for_reading(self._config)
-        try:
-            self.server = require_primary(self._config, connection)
-        except BaseException:
-            connection._force_close()  # type: ignore[attr-defined]
-            raise
+        connection, self.server = connect_to_primary(self._config)
         age = "time_ms * 1000" if is_mariadb(connection) else "time * 1000000"
         self._processes = PROCESSES.format(age=age)
         # another isolation level's snapshot is not one, and the own transaction does not show
@@ -275,4 +218,4 @@ class Watermark:
         if self._connection is not None:
             self._connection._force_close()  # type: ignore[attr-defined]
             self._connection = None
-            self._has_turn = False
+            self._turns.lost()

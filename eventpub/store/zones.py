@@ -70,7 +70,7 @@ class Zone:
     def local_range(self, after: int, upto: int) -> tuple[int, int]:
         """The smallest local range ``first ≤ local ≤ last`` that holds all of ``after < t ≤ upto``.
 
-        It begins right behind the local time of `after`, so that ranges of adjoining windows leave
+        It begins right after the local time of `after`, so that ranges of adjoining windows leave
         nothing out (a forward change leaves local times that no instant has), and again at the
         repeated hour where the clocks go back.
         """
@@ -95,18 +95,6 @@ class Zone:
         later = local - offsets[np.searchsorted(starts[1:], local, side="right")]
         instants = np.where(earlier > after, earlier, np.maximum(earlier, later))
         return np.clip(instants, after + 1, upto)
-
-    def is_within(
-        self, local: npt.NDArray[np.int64], after: int, upto: int
-    ) -> npt.NDArray[np.bool_]:
-        """Whether one of the instants that local times may be is in ``after < t ≤ upto``.
-
-        A local range that holds a change back has others, too.
-        """
-        instants = self.utc(local), self.latest(local)
-        earlier, later = ((after < t) & (t <= upto) for t in instants)
-        found: npt.NDArray[np.bool_] = earlier | later
-        return found
 
     def latest(self, local: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The later of the two instants that a local time may be."""

@@ -95,7 +95,6 @@ def layout(**changes: Any) -> Layout:
         "unit": 1,
         "zone": None,
         "slice": None,
-        "ties_by_id": True,
         "nullable": frozenset(),
         "where": "table events",
         "id_index": "`PRIMARY`",

@@ -10,7 +10,7 @@ import pytest
 from eventpub.channel import Folding
 from eventpub.coordinator import events as e
 from eventpub.errors import SinkError, StoreError
-from eventpub.store.events import NewRow
+from eventpub.sources.base import NewRow
 from tests.coordinator.life import (
     NOW,
     at,

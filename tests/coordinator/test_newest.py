@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eventpub.coordinator import newest as newest_module
 from eventpub.coordinator.newest import MOST, NewestRows, last_of
-from eventpub.store.events import NewRow
+from eventpub.sources.base import NewRow
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

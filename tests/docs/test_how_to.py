@@ -19,9 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs e
 )
 
 from eventpub.local import find_java
-from eventpub.local.broker import VERSION, jars_of
-from eventpub.local.downloads import MIB, installed, maven
-from eventpub.local.progress import STDERR, Progress
+from eventpub.local.downloads import MIB, Progress, installed, maven, on_stderr
 from tests.conftest import FreshDatabase
 from tests.docs.pages import ROOT, blocks
 from tests.publisher.conftest import NewPublisher, new_publisher
@@ -32,6 +30,7 @@ from tests.publisher.harness import (
     create_table,
     eventually,
 )
+from tests.servers.kafka import kafka_jars
 
 __all__ = ["new_publisher"]
 
@@ -309,12 +308,12 @@ def driver() -> Path:
     (version,) = re.findall(r"`com\.mysql:mysql-connector-j:(\S+)`", page)
     artifact = ("com.mysql", "mysql-connector-j", version)
 
-    def build(folder: Path, progress: Progress, lock: int) -> None:
-        with progress.task("downloading a JDBC driver") as report:
-            maven([artifact], folder, report, size=5 * MIB, lock=lock)
+    def build(folder: Path, progress: Progress) -> None:
+        with progress("downloading a JDBC driver"):
+            maven([artifact], folder)
 
     name = f"mysql-connector-j-{version}"
-    return installed(name, needs=20 * MIB, progress=STDERR, build=build)
+    return installed(name, needs=20 * MIB, progress=on_stderr, build=build)
 
 
 def test_the_consumer_in_java_handles_each_event_once(
@@ -328,7 +327,7 @@ def test_the_consumer_in_java_handles_each_event_once(
     if not compiler.exists() and not shutil.which("javac"):
         pytest.skip("no Java compiler is installed")
     (example,) = code("how-to/consume.md", "java")
-    jars = f"{jars_of(VERSION, STDERR)}/*:{driver()}/*"
+    jars = f"{kafka_jars()}/*:{driver()}/*"
     program = str(compiler) if compiler.exists() else "javac"
     command = [str(java), "-cp", f"{tmp_path}:{jars}", "Billing"]
 

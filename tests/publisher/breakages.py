@@ -42,11 +42,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from eventpub.local import Database, Kafka, kafka
+from eventpub.local import Database, Kafka
 from tests.conftest import FreshDatabase, fresh_database, small_file_system
 from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
 from tests.publisher.test_moving_clocks import SHIM, Clock
 from tests.servers.databases import mysql
+from tests.servers.kafka import kafka
 
 TOKEN = "the-token-of-this-dashboard"
 MOST_BYTES = 100_000

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.errors import LocalError
-from eventpub.local import Kafka, kafka
+from eventpub.local import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (
@@ -24,6 +24,7 @@ from tests.publisher.harness import (
     eventually,
     insert,
 )
+from tests.servers.kafka import kafka
 
 VERSIONS = ["3.9.2", "4.0.2", "4.4.0"]
 

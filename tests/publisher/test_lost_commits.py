@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from eventpub.local import Kafka, kafka
+from eventpub.local import Kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import FAST
 from tests.publisher.harness import (
@@ -28,6 +28,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.servers.kafka import kafka
 
 _HEADER = 61
 _LOG = "00000000000000000000.log"

@@ -13,7 +13,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from eventpub.local import Database, Kafka, kafka
+from eventpub.local import Database, Kafka
 from eventpub.ops.asking import ask_running
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
@@ -27,6 +27,7 @@ from tests.publisher.harness import (
     transaction,
 )
 from tests.servers.databases import mysql
+from tests.servers.kafka import kafka
 from tests.sink.conftest import broker_with_doors
 from tests.sink.test_hazards import WRITE_TXN_MARKERS
 

@@ -22,7 +22,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
 )
 
-from eventpub.local import kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import FAST, NewPublisher
 from tests.publisher.harness import (
@@ -35,6 +34,7 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+from tests.servers.kafka import kafka
 
 AGGREGATES = [f"a-{number}" for number in range(40)]
 QUIET = [f"q-{number}" for number in range(20)]

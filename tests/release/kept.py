@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from eventpub import __version__
-from eventpub.local import kafka
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
 from tests.servers.databases import mysql
+from tests.servers.kafka import kafka
 
 STATES = Path(__file__).parent / "states"
 APP = "orders"

@@ -19,9 +19,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from eventpub.errors import LocalError
-from eventpub.local.broker import VERSION, Kafka, Node, new_id
+from eventpub.local import Kafka, on_stderr, silent
+from eventpub.local.broker import VERSION, new_id
+from eventpub.local.downloads import Progress
 from eventpub.local.processes import free_port
-from eventpub.local.progress import STDERR, Progress, Silent
+from tests.servers.kafka import new_broker
 from tests.servers.relay import Network
 
 _TRANSACTIONS = "__transaction_state"
@@ -152,7 +154,7 @@ def kafka_cluster(
     *,
     brokers: int = 3,
     properties: Mapping[str, str] | None = None,
-    progress: Progress = STDERR,
+    progress: Progress = on_stderr,
     version: str = VERSION,
     relayed: bool = False,
 ) -> KafkaCluster:
@@ -186,21 +188,22 @@ def kafka_cluster(
             if relayed
             else f"PLAINTEXT://127.0.0.1:{outside[n][0]}",
         }
-        made[n] = Kafka(
+        made[n] = new_broker(
             directory / f"broker-{n}",
-            inside[n][0],
-            {**_copies(brokers), **own, **(properties or {})},
-            Silent(),
-            version,
-            node=Node(n, cluster_id, (160, 384)),
+            port=inside[n][0],
+            properties={**_copies(brokers), **own, **(properties or {})},
+            progress=silent,
+            version=version,
         )
+        made[n].ids |= {"node.id": str(n), "cluster.id": cluster_id}
+        made[n].options += ["-Xms160m", "-Xmx384m"]
     if network is not None:
         for n in numbers:
             for port, behind in zip(outside[n], inside[n], strict=True):
                 network.listen(port, n, behind)
     cluster = KafkaCluster(made, network)
     cluster._ports = [client for client, _ in outside.values()]
-    with progress.task(f"starting {brokers} brokers of Kafka {version}"):
+    with progress(f"starting {brokers} brokers of Kafka {version}"):
         try:
             cluster.start()
         except BaseException:

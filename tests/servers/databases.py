@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,15 +24,12 @@ from eventpub.local.databases import (
     DATA,
     MARIADB_OPTIONS,
     Database,
-    Native,
     Programs,
     as_root,
     mariadb_of_maven,
     run_once,
-    started,
 )
-from eventpub.local.downloads import MIB, cache_folder, installed, tail
-from eventpub.local.progress import STDERR, Progress
+from eventpub.local.downloads import MIB, Progress, cache_folder, installed, on_stderr, tail
 from tests.servers.packages import Packages, program, require_apt, unpack
 
 MariaDBVersion = Literal["10.11", "11.4", "11.8"]
@@ -58,7 +55,7 @@ def mariadb(
     port: int | None = None,
     options: Sequence[str] = (),
     time_zone: str | None = None,
-    progress: Progress = STDERR,
+    progress: Progress = on_stderr,
 ) -> Database:
     """Starts a MariaDB whose data live in `directory`.
 
@@ -77,8 +74,8 @@ def mariadb(
     else:
         name = f"MariaDB {version}"
         programs = _mariadb_of_packages(name, _MARIADB[version], progress)
-    options, zone = [*_offset(time_zone), *options], _zone(time_zone)
-    return started(Native(directory, port, options, zone, progress, programs=programs))
+    options = [*_offset(time_zone), *options]
+    return _started(Database(directory, port, options, progress, programs), time_zone)
 
 
 def mysql(
@@ -88,7 +85,7 @@ def mysql(
     port: int | None = None,
     options: Sequence[str] = (),
     time_zone: str | None = None,
-    progress: Progress = STDERR,
+    progress: Progress = on_stderr,
 ) -> Database:
     """Starts a MySQL whose data live in `directory`; the arguments are those of `mariadb`.
 
@@ -96,12 +93,18 @@ def mysql(
         LocalError: `local.network`, `local.disk_full`, `local.unsupported_platform`,
             `local.start_failed`.
     """
-    options, zone = [*_offset(time_zone), *options], _zone(time_zone)
+    options = [*_offset(time_zone), *options]
     if _container_engine_answers():
-        image = f"mysql:{version}"
-        return started(_MySQLContainer(directory, port, options, zone, progress, image=image))
+        container = _MySQLContainer(directory, port, options, progress, f"mysql:{version}")
+        return _started(container, time_zone)
     programs = _mysql_of_packages(f"MySQL {version}", _MYSQL[version], progress)
-    return started(Native(directory, port, options, zone, progress, programs=programs))
+    return _started(Database(directory, port, options, progress, programs), time_zone)
+
+
+def _started(server: Database, time_zone: str | None) -> Database:
+    server.environment |= _zone(time_zone)
+    server.start()
+    return server
 
 
 DATABASES: dict[str, tuple[Callable[..., Database], Sequence[str]]] = {
@@ -118,8 +121,8 @@ def another(server: Database, directory: Path, *, options: Sequence[str] = ()) -
         LocalError: `local.unsupported_platform`: they run in containers, which do not reach
             one another; `local.disk_full`, `local.start_failed`.
     """
-    if isinstance(server, Native):
-        return started(Native(directory, None, options, {}, STDERR, programs=server.programs))
+    if not isinstance(server, _MySQLContainer):
+        return _started(Database(directory, None, options, on_stderr, server.programs), None)
     raise LocalError(
         "local.unsupported_platform",
         f"{server.name} cannot have a replica on this machine",
@@ -182,8 +185,8 @@ def _of_packages(
     if not (cache_folder() / packages.cached).is_dir():
         require_apt(packages, name)
 
-    def build(folder: Path, progress: Progress, lock: int) -> None:
-        unpack(packages, folder, name, progress, lock)
+    def build(folder: Path, progress: Progress) -> None:
+        unpack(packages, folder, name, progress)
         make_data(folder, folder / DATA)
 
     folder = installed(packages.cached, needs=1200 * MIB, progress=progress, build=build)
@@ -202,25 +205,23 @@ class _MySQLContainer(Database):
         directory: Path,
         port: int | None,
         options: Sequence[str],
-        environment: Mapping[str, str],
         progress: Progress,
-        *,
         image: str,
     ) -> None:
-        super().__init__(directory, port, options, environment, progress)
-        self.name = f"MySQL (container {image})"
+        programs = Programs(f"MySQL (container {image})", [], _MYSQL_OPTIONS, Path())
+        super().__init__(directory, port, options, progress, programs)
         self._image = image
         self._container = f"eventpub-mysql-{uuid.uuid4().hex[:12]}"
         if subprocess.run(
             ["docker", "image", "inspect", image], capture_output=True, check=False
         ).returncode:
-            with progress.task(f"pulling {image}"):
+            with progress(f"pulling {image}"):
                 _pull(image)
 
     def _command(self) -> Sequence[str]:
         data = self.directory / "data"
         data.mkdir(exist_ok=True)
-        zone = [f"--env={key}={value}" for key, value in self._environment().items()]
+        zone = [f"--env=TZ={self.environment['TZ']}"] if "TZ" in self.environment else []
         return [
             *("docker", "run", "--rm", f"--name={self._container}"),
             f"--user={os.getuid()}:{os.getgid()}",
@@ -228,11 +229,8 @@ class _MySQLContainer(Database):
             f"--volume={self.directory}:{self.directory}",  # files that options name
             *("--env=MYSQL_ALLOW_EMPTY_PASSWORD=yes", "--env=MYSQL_ROOT_HOST=%"),
             *("--env=MYSQL_DATABASE=eventpub", *zone, self._image),
-            *(*_MYSQL_OPTIONS, *self._options),
+            *(*self.programs.options, *self._options),
         ]
-
-    def _environment(self) -> Mapping[str, str]:
-        return {key: value for key, value in super()._environment().items() if key == "TZ"}
 
     def _deliver(self, number: signal.Signals) -> None:
         what = {

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from eventpub.errors import LocalError
-from eventpub.local.downloads import MIB, run
-from eventpub.local.progress import Progress, Report
+from eventpub.local.downloads import MIB, Progress, run
 
 _KEYRINGS = Path("/usr/share/keyrings")
 _NEEDLESS = ("usr/share/doc", "usr/share/man", "usr/share/perl", "usr/share/locale")
@@ -62,24 +61,24 @@ def _keyring(archive: str) -> Path:
     return _KEYRINGS / f"{archive}-archive-keyring.gpg"
 
 
-def unpack(packages: Packages, folder: Path, what: str, progress: Progress, lock: int) -> None:
+def unpack(packages: Packages, folder: Path, what: str, progress: Progress) -> None:
     """Downloads the packages and unpacks them into `folder`.
 
     Raises:
         LocalError: `local.network`, `local.disk_full`.
     """
     keyring = _keyring(packages.archive)
-    with progress.task(f"downloading {what} ({packages.size // MIB} MiB)") as report:
+    with progress(f"downloading {what} ({packages.size // MIB} MiB)"):
         if not keyring.exists():
             keys = folder / ".keys"
             keys.mkdir()
             archive = _Apt(folder / ".apt-keys", "trixie", _mirror("debian"), _keyring("debian"))
-            archive.fetch([], ["ubuntu-keyring"], lock=lock)
+            archive.fetch([], ["ubuntu-keyring"])
             archive.extract(keys)
             keyring = keys / keyring.relative_to("/")
         apt = _Apt(folder / ".apt", packages.suite, _mirror(packages.archive), keyring)
-        apt.fetch(packages.names, packages.alone, size=packages.size, report=report, lock=lock)
-    with progress.task(f"unpacking {what}"):
+        apt.fetch(packages.names, packages.alone)
+    with progress(f"unpacking {what}"):
         apt.extract(folder)
         shutil.rmtree(folder / ".keys", ignore_errors=True)
         for needless in _NEEDLESS:
@@ -123,15 +122,7 @@ class _Apt:
         }
         self._command = ["apt-get", *(f"-o{k}={v}" for k, v in options.items()), "-qq"]
 
-    def fetch(
-        self,
-        names: Sequence[str],
-        alone: Sequence[str],
-        *,
-        size: int = MIB,
-        report: Report = lambda _: None,
-        lock: int,
-    ) -> None:
+    def fetch(self, names: Sequence[str], alone: Sequence[str]) -> None:
         """Downloads packages with what they depend on, and others `alone`."""
         steps = [["update"]]
         if names:
@@ -143,10 +134,6 @@ class _Apt:
             run(
                 [*self._command, *arguments],
                 what="the archive of packages",
-                watched=self._folder,
-                size=size + 10 * MIB,
-                report=report,
-                lock=lock,
                 folder=self._folder / "cache/archives",
             )
 

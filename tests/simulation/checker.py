@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 
 from tests.simulation.broker import Message
 from tests.simulation.driver import TOPIC
-from tests.simulation.store import crc
 from tests.simulation.world import Row, Setup, World
+from tests.twins.source import crc
 
 GAPS, LATE, DEAD = f"{TOPIC}.gaps", f"{TOPIC}.late", f"{TOPIC}.dead"
 CONFLICT = b"version_conflict"

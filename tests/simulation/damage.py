@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from tests.simulation.broker import Broker, Message, PartitionId, Transaction
-from tests.simulation.store import crc
 from tests.simulation.world import World
+from tests.twins.source import crc
 
 
 def cut(world: World, which: int, records: int, partition: int = -1) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from eventpub import config
-from eventpub.local import Kafka, kafka
+from eventpub.local import Kafka
 from eventpub.local.processes import free_port
 from eventpub.private_apis import bulk
 from eventpub.sink import ShardSink
 from tests import cautions
+from tests.servers.kafka import kafka
 from tests.sink.helpers import APP, WHOLE
 from tests.sink.proxy import Proxy
 

@@ -34,11 +34,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.local import Kafka, kafka
+from eventpub.local import Kafka
 from eventpub.ops.topic import TopicReader
 from eventpub.sink import ShardSink, check_topics
 from eventpub.sink.fencing import transactional_id
 from eventpub.sink.topics import list_offsets
+from tests.servers.kafka import kafka
 from tests.sink.conftest import OwnBroker
 from tests.sink.helpers import (
     APP,

@@ -27,7 +27,6 @@ def test_a_migrated_table_is_as_it_should_be(database: FreshDatabase) -> None:
             "server",
             "table",
             "slice column",
-            "query plans",
             "identity of aggregates",
             "rows without identity or time",
             "versions",

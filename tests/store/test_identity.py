@@ -12,10 +12,10 @@ from eventpub.admission.model import Shard, VersionRange, topic_partition
 from eventpub.config import Columns, Store
 from eventpub.errors import StoreError
 from eventpub.store import EventStore, Layout, statements
-from eventpub.store.checking import explain
 from eventpub.store.connection import connect_for_reading, run
 from eventpub.store.identity import joined, split
 from tests.conftest import FreshDatabase
+from tests.store.plans import explain
 from tests.store.tables import SECOND, backtrack, keys, read, utc
 
 both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)

@@ -9,9 +9,9 @@ from eventpub.admission.model import EVENTS, VersionRange
 from eventpub.config import Store
 from eventpub.errors import StoreError
 from eventpub.store import EventStore, statements
-from eventpub.store.checking import explain
 from eventpub.store.connection import connect_for_reading, run
 from tests.conftest import FreshDatabase
+from tests.store.plans import explain
 from tests.store.tables import SECOND, backtrack, create, insert, keys, open_store, read, utc
 
 both = pytest.mark.parametrize("database", ["mysql", "mariadb"], indirect=True)

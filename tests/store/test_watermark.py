@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pymysql.err
 import pytest
 
-from eventpub.config import Store
 from eventpub.local import Database
-from eventpub.store import Watermark, watermark
+from eventpub.store import Watermark, turns, watermark
 from eventpub.store.open_transactions import OpenTransactions, Transaction
 from eventpub.store.transaction_list import found_in, only_reads, started_at
 from tests.conftest import FreshDatabase, fresh_database
@@ -626,10 +624,9 @@ def test_where_a_server_has_no_locks_for_turns_nobody_takes_turns(
         assert "GET_LOCK" in statement
         raise pymysql.err.NotSupportedError(1235, "not supported by WSREP")
 
-    monkeypatch.setattr(watermark, "run", refuse)
-    monkeypatch.setattr(watermark, "is_alive", lambda _: True)
-    mark = Watermark(Store(url="mysql+pymysql://a@127.0.0.1/b"), SECOND)
-    mark._turns_until = math.inf
-    connection: Any = None
-    assert mark._is_turn(connection)
-    assert not mark._takes_turns
+    monkeypatch.setattr(turns, "run", refuse)
+    monkeypatch.setattr(turns, "is_alive", lambda _: True)
+    own, connection = turns.Turns(), None
+    own.pause(is_fresh=False)
+    assert own.wait(cast(Any, connection)) is None
+    assert own.pause(is_fresh=False) >= turns.REFRESH

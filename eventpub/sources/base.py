@@ -1,0 +1,281 @@
+"""The protocol `Source`: what a shard and the planner need of the database with the event table.
+
+All times are the database's, in µs since 1970, UTC. Each call is one view of the table of its own:
+rows may be committed between two of them, with any `create_time`, so nothing is concluded from two
+answers as if they were of one moment. Nothing here writes. An implementation holds no state but
+connections: after a retriable `StoreError` the same call may be made again.
+
+Every implementation passes `tests/sources/contract.py`; its twin in memory is
+`tests/twins/source.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import pyarrow as pa
+
+from eventpub.admission.model import Shard, VersionRange
+
+
+@dataclass(frozen=True)
+class Poll:
+    """How far a source may be read.
+
+    Args:
+        now: the database's time, µs.
+        upper: the boundary ``now − delay``, lowered to a value of the column's precision whose
+            time has passed altogether, and to the next change of the clocks backward.
+        page_end: `create_time` of the page's last row; None if there are fewer rows.
+        has_rows: whether there is any row after `after` and up to `upper`.
+        next_row: where there is none, `create_time` of the first above `upper`; None: there is none
+            of these either, or it is of the future.
+        server: the identity of the server that has answered.
+    """
+
+    now: int
+    upper: int
+    page_end: int | None
+    has_rows: bool
+    next_row: int | None = None
+    server: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """The first rows of a window, of all shards.
+
+    Attributes:
+        batches: the rows, schema `EVENTS`; none where those of one moment are more than a page.
+        end: the `create_time` up to which this is everything, µs; None: it is the whole window.
+    """
+
+    batches: list[pa.RecordBatch]
+    end: int | None
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """A row of a sample.
+
+    Attributes:
+        id: its `id`.
+        created: its `create_time`, µs; of two instants that a local time may be, the later.
+    """
+
+    id: int
+    created: int
+
+
+@dataclass(frozen=True)
+class RowSeen:
+    """A row as it is, also one that cannot be published.
+
+    Attributes:
+        version: of the event.
+        create_time: µs; None: it has none, or one that is no time, such as a zero date.
+        event_type: of the event.
+        payload_bytes: size of its payload; None: it is NULL.
+    """
+
+    version: int
+    create_time: int | None
+    event_type: str
+    payload_bytes: int | None
+
+
+class Source(Protocol):
+    """An event table, read only.
+
+    Errors of the database are `StoreError`; a retriable one leaves the source usable. One of them
+    is store.replica: the address leads to a server that may not be read, now.
+
+    Attributes:
+        without_identity: rows that windows and pages had and that were passed over, since they have
+            no aggregate or no version (`store.without_identity`).
+    """
+
+    without_identity: int
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None:
+        """Closes the connections; the next call makes new ones."""
+
+    def require_same_times(self) -> None:
+        """Nothing where `create_time` is still read as when the source was opened.
+
+        Raises:
+            StoreError: store.table_altered; what was read meanwhile means something else.
+        """
+
+    def now(self) -> int:
+        """The database's time; never the one of this machine."""
+
+    def poll(
+        self, after: int, delay: int, page_rows: int | None, at_most: int | None = None
+    ) -> Poll:
+        """Asks how far a window that begins after `after` may reach now.
+
+        Args:
+            after: the position, µs.
+            delay: between the boundary and the database's time, µs.
+            page_rows: most rows of the window; None: any number, which saves counting them.
+            at_most: the boundary is never above it, µs.
+        """
+
+    def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
+        """How much of ``after < create_time ≤ upto`` there is: the oldest `create_time`, and rows.
+
+        Args:
+            most: the count stops here; a count of a long backlog costs as much as reading it.
+
+        Returns:
+            `upto` and 0 where there is nothing.
+        """
+
+    def newest(self, most: int, above: int | None = None) -> list[NewRow]:
+        """The rows with the highest ids: a sample by which rows inserted with an old time show.
+
+        Where the table has no indexed number, `id` is the `create_time` as local µs, of rows whose
+        time has passed.
+
+        Args:
+            most: so many.
+            above: the lowest of those with a higher id instead.
+        """
+
+    def ahead(self) -> tuple[int, int]:
+        """By how much the newest `create_time` lies in the future, µs; and how many rows do."""
+
+    def never_read(self) -> int:
+        """How many rows are never read, for the time that they have; the count stops at 1,000."""
+
+    def window(
+        self, after: int, upto: int, shard: Shard | None, batch_rows: int = 10_000
+    ) -> Iterator[pa.RecordBatch]:
+        """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
+
+        In batches of at most `batch_rows` rows, schema `EVENTS`; however long the window is, a
+        portion of it is in memory. Read again later it may have more rows, never fewer.
+        """
+
+    def page(self, after: int, upto: int, rows: int, size: int, shard: Shard | None = None) -> Page:
+        """The first events of a window, by `create_time`, but for those of its last moment.
+
+        What the last moment has need not be complete where a page ends. To leave it to the next one
+        costs less than to have the rows counted before they are read.
+
+        Args:
+            after: the window's begin, µs.
+            upto: its end, µs; at most the `upper` of a poll from `after`.
+            rows: most rows.
+            size: about so many bytes, at most.
+            shard: only its rows; None: all.
+        """
+
+    def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """How many rows each of some windows ``(after, upto]`` has, of all shards."""
+
+    def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
+        """`aggregate_id`, `version` and `create_time` of the rows of a window, in any order."""
+
+    def fetch(
+        self, ranges: Sequence[VersionRange], rows: int, size: int, seconds: float | None = None
+    ) -> tuple[pa.Table, list[VersionRange]]:
+        """As many events of version ranges as one batch may hold, whatever their `create_time`.
+
+        Args:
+            rows: about so many, at most.
+            size: about so many bytes, at most.
+            seconds: no other statement is begun after so many; None: however long it takes.
+
+        Returns:
+            The events, each aggregate's in ascending order, and what of the ranges was not read:
+            fewer than before, or smaller ones. Versions that do not exist count as read.
+        """
+
+    def existing(self, wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Which of some (aggregate, version) there are; costs no row, only the index."""
+
+    def below(
+        self, aggregate_ids_and_versions: Sequence[tuple[str, int]], limit: int = 16
+    ) -> Iterator[pa.RecordBatch]:
+        """For each (aggregate, version): the keys and times of the highest `limit` lower versions.
+
+        In batches that hold all of what was requested of each aggregate, schema as `keys`.
+        """
+
+    def versions(self, of: VersionRange, most: int, *, highest: bool = False) -> list[int]:
+        """Which versions of a range there are, whatever else their rows have.
+
+        Args:
+            most: the lowest so many, ascending.
+            highest: the highest so many instead, descending.
+        """
+
+    def seen(self, of: VersionRange) -> list[RowSeen]:
+        """The rows of a range as they are, in the order of their versions, to be shown.
+
+        Of a row that cannot be published no error is made.
+        """
+
+
+class TransactionWatch(Protocol):
+    """What is known of transactions that may still commit rows with a time that has passed.
+
+    Attributes:
+        server: the identity of the server that answered last; None: none yet.
+    """
+
+    server: str | None
+
+    @property
+    def state(self) -> str:
+        """ "denied" the account may not see them; "stale" no answer was fresh; "held" one of them
+        holds `upto` below the last poll; "open" none does."""
+
+    @property
+    def upto(self) -> int | None:
+        """Everything created at or before is visible, µs; None: unknown."""
+
+    @property
+    def open_since(self) -> int | None:
+        """When the oldest that is open began, µs; None: none is, or unknown."""
+
+    @property
+    def hidden_since(self) -> int | None:
+        """Nothing that they hide was created at or before, µs; None: they hide nothing."""
+
+    @property
+    def timed_out(self) -> int:
+        """How many transactions were not waited for any longer."""
+
+    @property
+    def has_open(self) -> bool:
+        """Whether there is one whose end a poll may show."""
+
+    @property
+    def next_poll(self) -> float | None:
+        """Seconds until `poll` asks the server again; None: it would do so now."""
+
+    def poll(self, reached: int = 0) -> None:
+        """Asks the server, unless it answered a moment ago.
+
+        Args:
+            reached: up to where the reader has read, µs.
+
+        Raises:
+            StoreError: the database cannot be reached, or is a replica.
+        """
+
+    def take_ended(self) -> list[tuple[int, int]]:
+        """When those whose rows the reader may have passed, and that are gone, may have written:
+        ``(after, upto]``, µs. Each is reported once."""
+
+    def close(self) -> None:
+        """Closes the connection; the next poll makes a new one."""

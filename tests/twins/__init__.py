@@ -1,0 +1,1 @@
+"""Twins in memory of what a shard reaches through a protocol."""
