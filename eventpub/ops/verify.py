@@ -32,11 +32,11 @@ from eventpub.ops.spill import bucket_count
 from eventpub.ops.topic import Topic
 from eventpub.ops.verdict import Difference, Progress, Sample, Verdict, line_of
 from eventpub.ops.verify_work import Job, topic_reader
-from eventpub.store import EventStore
+from eventpub.sources.mysql import EventStore
 from eventpub.words import counted
 
 if TYPE_CHECKING:
-    from eventpub.store.zones import Zone
+    from eventpub.sources.mysql.zones import Zone
 
 _YEAR_3000 = 32_503_680_000_000
 

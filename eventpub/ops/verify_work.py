@@ -21,7 +21,7 @@ from eventpub.ops.records import NO_TIME, Foreign, Place, Records, hash_of_metad
 from eventpub.ops.spill import Runs
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import SHOWN, Sample, Verdict, line_of
-from eventpub.store import EventStore, Layout
+from eventpub.sources.mysql import EventStore, Layout
 
 _PORTION_ROWS = 65_536
 
