@@ -21,7 +21,7 @@ import psutil
 from eventpub.admission.buckets import WIDTH, window_of
 from eventpub.config import Store
 from eventpub.coordinator.recount import Recount
-from eventpub.store import EventStore
+from eventpub.sources.mysql import EventStore
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table
 from tests.servers.databases import mysql

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eventpub.errors import VersionConflict
-    from eventpub.store.appending import NewEvent, append
+    from eventpub.sources.mysql.appending import NewEvent, append
 
 __version__ = "0.1.0"
 
@@ -20,7 +20,7 @@ __all__ = ["NewEvent", "VersionConflict", "__version__", "append"]
 
 def __getattr__(name: str) -> Any:
     if name in {"append", "NewEvent"}:
-        from eventpub.store import appending
+        from eventpub.sources.mysql import appending
 
         return getattr(appending, name)
     if name == "VersionConflict":

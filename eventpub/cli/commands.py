@@ -45,7 +45,7 @@ def migrate(
     if dialect is not None:
         raise click.UsageError("--dialect goes with --sql")
     loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE)
-    from eventpub import store
+    from eventpub.sources import mysql as store
 
     table = loaded.config.store.table
 
@@ -75,7 +75,7 @@ def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | No
     loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE | {"store.url": placeholder})
     if loaded.origins.get("store.url") == "default":
         dialect = dialect or "mysql"
-    from eventpub import store
+    from eventpub.sources import mysql as store
 
     statements, has_looked = store.would_execute(loaded.config.store, dialect)
     table = loaded.config.store.table

@@ -29,7 +29,7 @@ def config_check(request: Request) -> Report:
     """
     loaded = request.load()
     from eventpub import settings, sink
-    from eventpub.store.connection import connect_arguments
+    from eventpub.sources.mysql.connection import connect_arguments
 
     url = connect_arguments(loaded.config.store)
     for name in ("ssl_ca", "ssl_cert", "ssl_key"):

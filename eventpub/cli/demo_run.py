@@ -132,7 +132,7 @@ def _servers(stack: ExitStack, folder: Path) -> tuple[Database, Kafka]:
 
 def _config(folder: Path, database: Database, broker: Kafka) -> Config:
     from eventpub import settings
-    from eventpub.store import migrate
+    from eventpub.sources.mysql import migrate
 
     file = folder / "eventpub.toml"
     file.write_text(

@@ -23,7 +23,7 @@ from eventpub.admission.model import EVENTS, topic_partitions
 from eventpub.config import Read, Store
 from eventpub.errors import StoreError
 from eventpub.sources.base import Poll
-from eventpub.store import EventStore, Layout, Watermark
+from eventpub.sources.mysql import EventStore, Layout, Watermark
 
 _BEFORE_IT_SHOWS = 100_000
 """µs in which a statement that has begun shows among the open transactions, with a wide margin."""

@@ -20,7 +20,7 @@ from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow
-from eventpub.store.events import altered_table
+from eventpub.sources.mysql.events import altered_table
 from eventpub.words import counted
 
 _ENDED_FOR = 60.0

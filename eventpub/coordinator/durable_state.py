@@ -11,8 +11,8 @@ from eventpub.coordinator.events import Do, ForgetFormer, Remember, Reply
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.shards import Shard
-from eventpub.store import Layout
-from eventpub.store.open_transactions import DAY
+from eventpub.sources.mysql import Layout
+from eventpub.sources.mysql.open_transactions import DAY
 
 
 @dataclass(frozen=True)

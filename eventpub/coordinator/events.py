@@ -15,7 +15,7 @@ from eventpub.channel.lane import ChannelEvent
 from eventpub.coordinator.boundary import PollResult
 from eventpub.errors import EventpubError
 from eventpub.sources.base import NewRow
-from eventpub.store import Layout
+from eventpub.sources.mysql import Layout
 
 Reply: TypeAlias = Callable[[dict[int, str] | EventpubError], None]
 """Called once with what came of a request: the answers by shard, or why there are none. From the

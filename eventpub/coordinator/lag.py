@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from eventpub.sources.base import Poll
-from eventpub.store import EventStore
+from eventpub.sources.mysql import EventStore
 
 MOST_EVENTS = 100_000
 """Events that are counted, at most."""

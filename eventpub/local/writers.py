@@ -25,7 +25,7 @@ from pydantic import SecretStr
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store.connection import Connection, connect
+from eventpub.sources.mysql.connection import Connection, connect
 
 _AGGREGATES = 1_000
 _OF_A_THREAD = 10.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from eventpub.config import Read
 
 if TYPE_CHECKING:
-    from eventpub.store import EventStore
+    from eventpub.sources.mysql import EventStore
 
 GRACE = 10_000_000
 """µs that an event may wait beyond `read.delay` and `read.max_wait`."""

@@ -31,9 +31,6 @@ _CANNOT_BE_REACHED = re.compile(
 def examine(config: Config) -> list[Check]:
     """Every check, in the order in which a user would fix what is wrong."""
     # not in the threads: imports that need each other, side by side, are a deadlock
-    import eventpub.sink
-    import eventpub.state
-    import eventpub.store  # noqa: F401
 
     parts: list[tuple[str, Callable[[], Iterable[Check]]]] = [
         ("event store", lambda: _store(config)),
@@ -78,7 +75,7 @@ def _and_the_others(checks: list[Check], first: Sequence[str], others: str) -> l
 
 
 def _store(config: Config) -> Iterable[Check]:
-    from eventpub import store
+    from eventpub.sources import mysql as store
 
     first = ("event store", "event store: connection", "event store: table")
     found = store.checks(config.store, _former_server(config.app.state_dir))
@@ -117,9 +114,9 @@ def _sink(config: Config) -> Iterable[Check]:
 def _backlog(config: Config) -> list[Check]:
     """Whether the topic keeps what is to be published next; nothing where that is unknown."""
     from eventpub.publisher.prepare import check_backlog
+    from eventpub.sources.mysql import EventStore
+    from eventpub.sources.mysql.positions import start_position
     from eventpub.state import StateDir
-    from eventpub.store import EventStore
-    from eventpub.store.positions import start_position
 
     state = StateDir(config.app.state_dir)
     try:

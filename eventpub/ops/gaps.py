@@ -26,8 +26,8 @@ from eventpub.ops.status import kind_without_answer
 from eventpub.sink import records
 from eventpub.sink.reading import own_records, read_committed
 from eventpub.sink.topics import partition_counts
+from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.store import EventStore
 from eventpub.times import format_time
 
 _LIST_TIMEOUT = 5.0

@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from eventpub.config import Columns, Config
 from eventpub.errors import ConfigError, StoreError
-from eventpub.store import propose
-from eventpub.store.proposing import Candidate, Proposal
-from eventpub.store.table import is_view, quote
+from eventpub.sources.mysql import propose
+from eventpub.sources.mysql.proposing import Candidate, Proposal
+from eventpub.sources.mysql.table import is_view, quote
 
 _ACCOUNT = "eventpub"
 

@@ -13,7 +13,7 @@ from eventpub.config import Config
 from eventpub.sink import records
 from eventpub.sink.reading import Place, offsets_at, own_records, read_committed
 from eventpub.sink.topics import partition_counts
-from eventpub.store import Layout
+from eventpub.sources.mysql import Layout
 
 Key: TypeAlias = tuple[str, int]
 """Aggregate and version."""

@@ -25,7 +25,7 @@ from eventpub.sink import ShardSink, faults, records
 from eventpub.sink.faults import RecordRefusedError
 from eventpub.sink.reading import Place, offsets_at, read_committed
 from eventpub.sink.topics import create, list_offsets, partition_counts
-from eventpub.store import EventStore
+from eventpub.sources.mysql import EventStore
 
 REPLAY = "eventpub_replay"
 """Header with the id of the replay."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from eventpub.admission import EVENTS, VersionRange, values
 from eventpub.ops.repeated_hours import Key, RepeatedHours, keys_of
 from eventpub.sink.reading import Place
-from eventpub.store import EventStore, Layout
+from eventpub.sources.mysql import EventStore, Layout
 
 _PAGE_ROWS = 20_000
 _PAGE_BYTES = 16 * 1024 * 1024

@@ -16,8 +16,8 @@ from eventpub.ops.trace_answer import Found, Stored
 from eventpub.sink import records
 from eventpub.sink.reading import Message, Place, offsets_at, own_records, read_committed
 from eventpub.sink.topics import list_offsets
+from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.store import EventStore
 from eventpub.times import parse_time
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1

@@ -19,8 +19,8 @@ from eventpub.ops.asking import ask_shards
 from eventpub.sink import records
 from eventpub.sink.reading import Place, offsets_at, own_records, read_committed
 from eventpub.sink.topics import list_offsets, partition_counts
+from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
-from eventpub.store import EventStore
 
 Key: TypeAlias = tuple[str, int]
 """Aggregate and version."""

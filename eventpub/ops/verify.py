@@ -35,7 +35,7 @@ from eventpub.ops.verdict import KINDS, Difference, Progress, Sample, Verdict, l
 from eventpub.ops.verify_files import no_space_is_named, spill_folder, written
 from eventpub.ops.verify_range import compared_range, state, whole_hours
 from eventpub.sink.reading import Place
-from eventpub.store import EventStore
+from eventpub.sources.mysql import EventStore
 from eventpub.words import counted
 
 _YEAR_3000 = 32_503_680_000_000

@@ -10,8 +10,8 @@ from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError
 
 if TYPE_CHECKING:
-    from eventpub.store import EventStore
-    from eventpub.store.zones import Zone
+    from eventpub.sources.mysql import EventStore
+    from eventpub.sources.mysql.zones import Zone
 
 
 def whole_hours(

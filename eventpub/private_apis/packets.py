@@ -32,7 +32,7 @@ from pymysql.protocol import MysqlPacket
 
 from eventpub.private_apis import SWITCHES
 
-log = logging.getLogger("eventpub.store")
+log = logging.getLogger("eventpub.sources.mysql")
 
 Columns = list["pa.Array[Any]"]
 """Some rows, column by column, as the server's text (binary columns: their bytes)."""

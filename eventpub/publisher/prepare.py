@@ -34,10 +34,10 @@ from eventpub.sink import (
 )
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.topics import partition_counts
+from eventpub.sources.mysql import EventStore, Layout
+from eventpub.sources.mysql.positions import BEGINNING, start_position
+from eventpub.sources.mysql.server import UNGUARDED, Server
 from eventpub.state import StateDir
-from eventpub.store import EventStore, Layout
-from eventpub.store.positions import BEGINNING, start_position
-from eventpub.store.server import UNGUARDED, Server
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 

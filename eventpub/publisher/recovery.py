@@ -18,8 +18,8 @@ from eventpub.errors import StateError
 from eventpub.index import Summary, of_another, summary
 from eventpub.shard.assignment import adopts, identity_of
 from eventpub.sink import check_sides, oldest_events, sources_of, topic_ids, visible_ends
+from eventpub.sources.mysql.positions import BEGINNING
 from eventpub.state import StateDir
-from eventpub.store.positions import BEGINNING
 
 """The position before every event: 1970."""
 

@@ -24,7 +24,7 @@ from eventpub.sink import (
     topic_ids,
     visible_ends,
 )
-from eventpub.store import EventStore, Layout
+from eventpub.sources.mysql import EventStore, Layout
 
 _TIMEOUT = 2.0
 """Seconds for a question to the broker that is asked now and then."""

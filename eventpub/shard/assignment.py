@@ -11,7 +11,7 @@ from eventpub import admission
 from eventpub.admission import Shard
 from eventpub.config import Config
 from eventpub.sink.records import contents_of
-from eventpub.store import Layout
+from eventpub.sources.mysql import Layout
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from eventpub.shard.own_index import open_index, require_going_on
 from eventpub.shard.pace import Pace
 from eventpub.sink import DeadRow, PublishedBatch, ShardSink
 from eventpub.sink.producing import CrashPoint, no_crash
-from eventpub.store import EventStore
+from eventpub.sources.mysql import EventStore
 
 COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""

@@ -22,8 +22,8 @@ from eventpub.coordinator.events import Count, Counted
 from eventpub.coordinator.newest import MOST, SAMPLE, NewestRows
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StateError, StoreError
+from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journals
-from eventpub.store import EventStore, Layout
 
 _LONGEST_PAUSE = 0.5
 """Seconds that a call waits until the next poll is of use; Spark asks again at once."""

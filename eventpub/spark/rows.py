@@ -16,8 +16,8 @@ from eventpub.admission import EVENTS, SkippedGap, values
 from eventpub.sink import DeadRow, PublishedBatch
 from eventpub.sink.producing import CrashPoint, no_crash
 from eventpub.sink.records import contents_of
+from eventpub.sources.mysql.rows import lenient_text
 from eventpub.spark.journal import KEYS
-from eventpub.store.rows import lenient_text
 
 SCHEMA = (
     "aggregate_id string, version bigint, event_type string, payload binary, metadata string, "

@@ -31,6 +31,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from eventpub.admission import Shard
 from eventpub.errors import EventpubError, StateError, StoreError
+from eventpub.sources.mysql import EventStore, Layout
+from eventpub.sources.mysql.positions import start_position
 from eventpub.spark.journal import Journals
 from eventpub.spark.options import SourceOptions, source_options
 from eventpub.spark.place import Place
@@ -39,8 +41,6 @@ from eventpub.spark.rows import SCHEMA, SCHEMA_OF_ALL, batches, unpublished
 from eventpub.spark.snapshots import prune
 from eventpub.spark.task import Part, Task
 from eventpub.state import StateDir
-from eventpub.store import EventStore, Layout
-from eventpub.store.positions import start_position
 
 _PRUNED_EVERY = 60.0
 _SAID_EVERY = 60.0

@@ -30,6 +30,7 @@ from eventpub.shard.assignment import Assignment
 from eventpub.shard.context import ShardContext
 from eventpub.shard.reading import chunks
 from eventpub.shard.step import Step
+from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journal, Journals
 from eventpub.spark.options import SourceOptions
 from eventpub.spark.place import Place
@@ -37,7 +38,6 @@ from eventpub.spark.planner import Plan
 from eventpub.spark.recovery import recover
 from eventpub.spark.rows import JournalSink, are, batches, replayed
 from eventpub.spark.snapshots import Snapshots
-from eventpub.store import EventStore, Layout
 
 _REPLAYED_ROWS = 20_000
 

@@ -15,7 +15,7 @@ from eventpub.properties import PROTECTED_PROPERTIES
 from eventpub.settings import CombinedConfigError, Loaded, load, shown
 from eventpub.settings_keys import KEYS
 from eventpub.sink import client
-from eventpub.store.connection import connect_arguments
+from eventpub.sources.mysql.connection import connect_arguments
 from tests.in_process import forget_secrets
 
 ENOUGH = {

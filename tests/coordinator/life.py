@@ -27,8 +27,8 @@ from eventpub.coordinator.boundary import PollResult
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.durable_state import StartState
 from eventpub.errors import EventpubError
-from eventpub.store import Layout
-from eventpub.store.identity import Identity, IdPart
+from eventpub.sources.mysql import Layout
+from eventpub.sources.mysql.identity import Identity, IdPart
 
 T = TypeVar("T")
 

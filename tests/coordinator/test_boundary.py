@@ -19,8 +19,8 @@ from eventpub.config import Read, Store
 from eventpub.coordinator.boundary import Boundary, PollResult
 from eventpub.errors import StoreError
 from eventpub.local import Database
-from eventpub.store import EventStore, Watermark
-from eventpub.store.server import connect_to_primary
+from eventpub.sources.mysql import EventStore, Watermark
+from eventpub.sources.mysql.server import connect_to_primary
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table, insert, transaction
 from tests.store.tables import utc
@@ -326,7 +326,7 @@ def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
 
     A boundary is of one server. The next one makes all its connections anew, and so do the shards.
     """
-    monkeypatch.setattr("eventpub.store.pool.KEPT_FOR", 1.0)
+    monkeypatch.setattr("eventpub.sources.mysql.pool.KEPT_FOR", 1.0)
     name = f"moved_{uuid.uuid4().hex[:12]}"
     for server in (mysql_server, mariadb_server):
         with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
@@ -369,7 +369,7 @@ def test_f3_open_transactions_are_looked_at_where_windows_are_read(
     create_table(database)
     elsewhere = f"mysql+pymysql://root@127.0.0.1:{mariadb_server.port}/mysql"
     monkeypatch.setattr(
-        "eventpub.store.watermark.connect_to_primary",
+        "eventpub.sources.mysql.watermark.connect_to_primary",
         lambda _: connect_to_primary(Store(url=SecretStr(elsewhere))),
     )
     boundary = opened(database.url)

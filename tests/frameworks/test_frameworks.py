@@ -17,8 +17,8 @@ from eventpub.cli import main
 from eventpub.config import Store
 from eventpub.errors import Check
 from eventpub.local import Kafka
-from eventpub.store import checks
-from eventpub.store.frameworks import FRAMEWORKS
+from eventpub.sources.mysql import checks
+from eventpub.sources.mysql.frameworks import FRAMEWORKS
 from tests.cli.test_command import eventpub
 from tests.conftest import FreshDatabase
 from tests.docs.pages import ROOT

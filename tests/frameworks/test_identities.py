@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eventpub.config import Store
-from eventpub.store import migrate
+from eventpub.sources.mysql import migrate
 from tests.conftest import FreshDatabase
 from tests.frameworks.test_frameworks import both, found, init, refused, written
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.config import Store
-from eventpub.store import migrate
+from eventpub.sources.mysql import migrate
 from tests.conftest import FreshDatabase
 from tests.frameworks.test_frameworks import both, command, found, init, refused, written
 from tests.publisher.harness import create_table

@@ -41,7 +41,7 @@ from eventpub.sink import (
     transaction,
 )
 from eventpub.sink import reading as sink_reading
-from eventpub.store import watermark as real_watermark
+from eventpub.sources.mysql import watermark as real_watermark
 from tests.simulation import broker, disk, store, watermark
 from tests.simulation.world import world
 

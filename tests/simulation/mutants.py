@@ -35,7 +35,7 @@ from eventpub.sink.folded import Decoder
 from eventpub.sink.scope import Scope
 from eventpub.sink.stable_ends import StableEnds
 from eventpub.sink.transaction import Transactions
-from eventpub.store.open_transactions import OpenTransactions
+from eventpub.sources.mysql.open_transactions import OpenTransactions
 from tests.simulation import broker
 from tests.simulation.channel import Connection
 from tests.simulation.world import world

@@ -11,7 +11,7 @@ import pyarrow as pa
 from eventpub.admission import Shard, VersionRange
 from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow, Page, Poll
-from eventpub.store.server import Server
+from eventpub.sources.mysql.server import Server
 from tests.simulation.world import Row, world
 from tests.twins.source import AnyRow, MemorySource
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from eventpub.store import watermark
-from eventpub.store.open_transactions import Transaction
+from eventpub.sources.mysql import watermark
+from eventpub.sources.mysql.open_transactions import Transaction
 from tests.simulation.world import World, world
 
 _SECOND = 1_000_000

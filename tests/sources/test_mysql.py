@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.store import EventStore
+from eventpub.sources.mysql import EventStore
 from tests.conftest import FreshDatabase
 from tests.sources.contract import Case, SourceContract
 from tests.store.tables import create, insert, open_store

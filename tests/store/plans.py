@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eventpub.store.connection import Connection, is_mariadb, run_named
+from eventpub.sources.mysql.connection import Connection, is_mariadb, run_named
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from eventpub.admission.model import EVENTS, Shard, VersionRange
 from eventpub.config import Store
-from eventpub.store import EventStore
+from eventpub.sources.mysql import EventStore
 from tests.conftest import FreshDatabase
 
 BYTEWISE = {"MySQL": "utf8mb4_0900_bin", "MariaDB": "utf8mb4_nopad_bin"}

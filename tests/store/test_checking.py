@@ -6,7 +6,7 @@ import pytest
 
 from eventpub.config import Store
 from eventpub.errors import Check
-from eventpub.store import checks, migrate
+from eventpub.sources.mysql import checks, migrate
 from tests.conftest import FreshDatabase
 from tests.store.tables import create, insert
 
@@ -232,6 +232,6 @@ def test_a_machine_whose_clock_is_far_behind_is_told(
 ) -> None:
     """Its records would be as old, and gone before their time."""
     config = create(database)
-    monkeypatch.setattr("eventpub.store.checking.time.time", lambda: 0.0)
+    monkeypatch.setattr("eventpub.sources.mysql.checking.time.time", lambda: 0.0)
     check = found(config)["clock"]
     assert (check.status, check.suggestion) == ("warn", "set this machine's clock")

@@ -14,9 +14,14 @@ import pytest
 from eventpub.config import Store
 from eventpub.errors import ConfigError, StoreError
 from eventpub.local import Database
-from eventpub.store import EventStore
-from eventpub.store.connection import connect_arguments, connect_for_reading, display_name, run
-from eventpub.store.failures import store_error
+from eventpub.sources.mysql import EventStore
+from eventpub.sources.mysql.connection import (
+    connect_arguments,
+    connect_for_reading,
+    display_name,
+    run,
+)
+from eventpub.sources.mysql.failures import store_error
 from tests.conftest import FreshDatabase
 from tests.store.tables import SECOND, create, insert, open_store, read, utc
 
@@ -180,7 +185,7 @@ def test_a_connection_that_was_closed_while_nobody_used_it_is_replaced(
 ) -> None:
     """As servers and proxies do with those that rest."""
     store = open_store(create(database))
-    monkeypatch.setattr("eventpub.store.pool.ASKED_AFTER", 0.5)
+    monkeypatch.setattr("eventpub.sources.mysql.pool.ASKED_AFTER", 0.5)
     assert store.now() > 0
     kill_connections(database)
     time.sleep(0.6)

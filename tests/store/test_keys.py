@@ -8,8 +8,8 @@ import pytest
 from eventpub.admission.model import EVENTS, VersionRange
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store import EventStore, statements
-from eventpub.store.connection import connect_for_reading, run
+from eventpub.sources.mysql import EventStore, statements
+from eventpub.sources.mysql.connection import connect_for_reading, run
 from tests.conftest import FreshDatabase
 from tests.store.plans import explain
 from tests.store.tables import SECOND, backtrack, create, insert, keys, open_store, read, utc
@@ -182,7 +182,7 @@ def test_names_of_table_and_columns_are_quoted_never_executed(database: FreshDat
     }
     table = "ev`ents' -- %d"
     from eventpub import NewEvent, append
-    from eventpub.store import migrate
+    from eventpub.sources.mysql import migrate
 
     config = Store.model_validate({"url": database.url, "table": table, "columns": names})
     create(database)

@@ -15,8 +15,8 @@ import pytest
 from eventpub.admission.model import Shard, VersionRange
 from eventpub.config import Store
 from eventpub.local import Database
-from eventpub.store import EventStore, Layout, statements
-from eventpub.store.connection import connect_for_reading
+from eventpub.sources.mysql import EventStore, Layout, statements
+from eventpub.sources.mysql.connection import connect_for_reading
 from tests.conftest import FreshDatabase
 from tests.store.plans import explain
 from tests.store.tables import SECOND, SLICE, create, utc

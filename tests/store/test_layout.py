@@ -8,7 +8,7 @@ import pytest
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store import EventStore
+from eventpub.sources.mysql import EventStore
 from tests.conftest import FreshDatabase
 from tests.store.tables import SLICE, create
 

@@ -12,8 +12,8 @@ import pytest
 import eventpub
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store import EventStore, checks, migrate, would_execute
-from eventpub.store.migrating import Dialect, script_location
+from eventpub.sources.mysql import EventStore, checks, migrate, would_execute
+from eventpub.sources.mysql.migrating import Dialect, script_location
 from tests.conftest import FreshDatabase
 from tests.store.tables import create, insert
 
@@ -150,7 +150,7 @@ def test_the_migrations_are_found_in_the_source_and_in_an_installed_package(
     # as hatch lays the wheel out
     shutil.copytree(source / "eventpub", tmp_path / "eventpub")
     shutil.copytree(source / "migrations", tmp_path / "eventpub" / "migrations")
-    code = "from eventpub.store.migrating import script_location; print(script_location())"
+    code = "from eventpub.sources.mysql.migrating import script_location; print(script_location())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -11,11 +11,11 @@ import pytest
 from eventpub.config import Store
 from eventpub.errors import StoreError
 from eventpub.local import Database
-from eventpub.store import EventStore
-from eventpub.store import server as roles
-from eventpub.store.checking import checks
-from eventpub.store.connection import connect_for_reading
-from eventpub.store.server import Server, cluster_of, examine, require_primary
+from eventpub.sources.mysql import EventStore
+from eventpub.sources.mysql import server as roles
+from eventpub.sources.mysql.checking import checks
+from eventpub.sources.mysql.connection import connect_for_reading
+from eventpub.sources.mysql.server import Server, cluster_of, examine, require_primary
 from tests.servers.databases import mariadb, mysql
 
 

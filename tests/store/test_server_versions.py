@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventpub.store.connection import is_mariadb
+from eventpub.sources.mysql.connection import is_mariadb
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pymysql.err
 import pytest
 
 from eventpub.local import Database
-from eventpub.store import Watermark, turns, watermark
-from eventpub.store.open_transactions import OpenTransactions, Transaction
-from eventpub.store.transaction_list import found_in, only_reads, started_at
+from eventpub.sources.mysql import Watermark, turns, watermark
+from eventpub.sources.mysql.open_transactions import OpenTransactions, Transaction
+from eventpub.sources.mysql.transaction_list import found_in, only_reads, started_at
 from tests.conftest import FreshDatabase, fresh_database
 from tests.servers.databases import mariadb, mysql
 from tests.store.tables import create

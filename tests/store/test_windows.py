@@ -12,8 +12,8 @@ import pytest
 
 from eventpub.admission.model import EVENTS, Shard
 from eventpub.errors import StoreError
-from eventpub.store import events, statements
-from eventpub.store.connection import run
+from eventpub.sources.mysql import events, statements
+from eventpub.sources.mysql.connection import run
 from tests.conftest import FreshDatabase
 from tests.store.tables import SECOND, SLICE, create, ids, insert, keys, open_store, read, utc
 

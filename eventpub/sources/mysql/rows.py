@@ -17,7 +17,7 @@ from eventpub.admission.model import EVENTS
 from eventpub.errors import StoreError
 from eventpub.private_apis.packets import Columns
 from eventpub.sources.base import RowSeen
-from eventpub.store.layout import Layout
+from eventpub.sources.mysql.layout import Layout
 
 _EPOCH = datetime(1970, 1, 1)
 

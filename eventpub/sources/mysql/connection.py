@@ -22,7 +22,7 @@ from pymysql.charset import charset_by_name
 from eventpub.config import Store
 from eventpub.errors import ConfigError, StoreError
 from eventpub.masking import current
-from eventpub.store.failures import mapped
+from eventpub.sources.mysql.failures import mapped
 
 Connection = pymysql.connections.Connection
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from eventpub.admission.model import Shard, VersionRange
-from eventpub.store.layout import SLICES, Layout
+from eventpub.sources.mysql.layout import SLICES, Layout
 
 _EPOCH = datetime(1970, 1, 1)
 _DATETIMES = -30_610_224_000_000_000, 253_402_300_799_999_999  # 1000-01-01 to 9999-12-31

@@ -27,12 +27,12 @@ from typing import Literal
 import pymysql.err
 
 from eventpub.config import Store
-from eventpub.store.connection import ASKED_AFTER, Connection, is_alive, is_mariadb, run
-from eventpub.store.failures import mapped
-from eventpub.store.open_transactions import DAY, OpenTransactions
-from eventpub.store.server import connect_to_primary
-from eventpub.store.transaction_list import OPEN, PROCESSES, found_in
-from eventpub.store.turns import REFRESH, Turns
+from eventpub.sources.mysql.connection import ASKED_AFTER, Connection, is_alive, is_mariadb, run
+from eventpub.sources.mysql.failures import mapped
+from eventpub.sources.mysql.open_transactions import DAY, OpenTransactions
+from eventpub.sources.mysql.server import connect_to_primary
+from eventpub.sources.mysql.transaction_list import OPEN, PROCESSES, found_in
+from eventpub.sources.mysql.turns import REFRESH, Turns
 
 State = Literal["off", "denied", "stale", "held", "open"]
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 
 from eventpub.config import Store
-from eventpub.store.frameworks import BESIDE_ID, plain, recognise
-from eventpub.store.table import INTEGERS, OF_KEY, TIMES, EventTable, Roles, listed, quote
+from eventpub.sources.mysql.frameworks import BESIDE_ID, plain, recognise
+from eventpub.sources.mysql.table import INTEGERS, OF_KEY, TIMES, EventTable, Roles, listed, quote
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 _PREFIX = 191

@@ -17,8 +17,8 @@ from typing import Any
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store import fixes
-from eventpub.store.connection import (
+from eventpub.sources.mysql import fixes
+from eventpub.sources.mysql.connection import (
     Connection,
     connect_for_reading,
     display_name,
@@ -26,9 +26,9 @@ from eventpub.store.connection import (
     run,
     run_named,
 )
-from eventpub.store.failures import mapped
-from eventpub.store.frameworks import BESIDE_ID, holds_no_events, plain, rank, recognise
-from eventpub.store.table import (
+from eventpub.sources.mysql.failures import mapped
+from eventpub.sources.mysql.frameworks import BESIDE_ID, holds_no_events, plain, rank, recognise
+from eventpub.sources.mysql.table import (
     BYTES,
     INTEGERS,
     OF_KEY,
@@ -40,7 +40,7 @@ from eventpub.store.table import (
     listed,
     read_table,
 )
-from eventpub.store.versions import Versions
+from eventpub.sources.mysql.versions import Versions
 
 _MOST_TABLES = 1000
 _SAMPLE = 5_000

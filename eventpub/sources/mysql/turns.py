@@ -13,7 +13,7 @@ import time
 
 import pymysql.err
 
-from eventpub.store.connection import Connection, is_alive, run
+from eventpub.sources.mysql.connection import Connection, is_alive, run
 
 REFRESH = 0.105
 """Seconds without a reader after which InnoDB refreshes what it shows, and some."""

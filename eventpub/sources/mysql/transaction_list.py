@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from eventpub.store.open_transactions import DAY, SECOND, Transaction
+from eventpub.sources.mysql.open_transactions import DAY, SECOND, Transaction
 
 _DST = 3600
 """Seconds by which clocks go back."""

@@ -12,21 +12,21 @@ from datetime import datetime
 
 from eventpub.config import Store, format_time
 from eventpub.errors import Check, StoreError
-from eventpub.store import server, statements
-from eventpub.store.connection import (
+from eventpub.sources.mysql import server, statements
+from eventpub.sources.mysql.connection import (
     Connection,
     connect_arguments,
     connect_for_reading,
     is_mariadb,
     run,
 )
-from eventpub.store.events import EventStore
-from eventpub.store.failures import UNKNOWN_HOST, error_number
-from eventpub.store.layout import Layout, layout_of, roles_of
-from eventpub.store.row_checks import FEW_ROWS, Subject, row_checks
-from eventpub.store.rows import micros
-from eventpub.store.schema import additions
-from eventpub.store.table import read_table
+from eventpub.sources.mysql.events import EventStore
+from eventpub.sources.mysql.failures import UNKNOWN_HOST, error_number
+from eventpub.sources.mysql.layout import Layout, layout_of, roles_of
+from eventpub.sources.mysql.row_checks import FEW_ROWS, Subject, row_checks
+from eventpub.sources.mysql.rows import micros
+from eventpub.sources.mysql.schema import additions
+from eventpub.sources.mysql.table import read_table
 
 _ACCESS_DENIED = 1227
 _CLOCK_TOLERANCE = 60_000_000

@@ -22,9 +22,9 @@ from sqlalchemy.pool import NullPool
 import eventpub
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store.connection import Connection, connect, display_name, run
-from eventpub.store.failures import mapped
-from eventpub.store.schema import ALTERS, copies_the_table, create_table, missing, offline
+from eventpub.sources.mysql.connection import Connection, connect, display_name, run
+from eventpub.sources.mysql.failures import mapped
+from eventpub.sources.mysql.schema import ALTERS, copies_the_table, create_table, missing, offline
 
 VERSION_TABLE = "eventpub_alembic_version"
 

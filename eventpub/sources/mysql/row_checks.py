@@ -1,6 +1,6 @@
 """What `eventpub doctor` says of keys, versions and times: of the table's rows, and what it allows.
 
-Each statement that is printed was made for the table as it is (`eventpub.store.fixes`).
+Each statement that is printed was made for the table as it is (`eventpub.sources.mysql.fixes`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from eventpub.config import Store
 from eventpub.errors import Check
-from eventpub.store import fixes, statements
-from eventpub.store.connection import Connection, is_mariadb, run
-from eventpub.store.identity import IdPart, literal
-from eventpub.store.layout import Layout
-from eventpub.store.table import EventTable, Roles, quote
-from eventpub.store.versions import Versions
+from eventpub.sources.mysql import fixes, statements
+from eventpub.sources.mysql.connection import Connection, is_mariadb, run
+from eventpub.sources.mysql.identity import IdPart, literal
+from eventpub.sources.mysql.layout import Layout
+from eventpub.sources.mysql.table import EventTable, Roles, quote
+from eventpub.sources.mysql.versions import Versions
 from eventpub.words import counted
 
 FEW_ROWS = 1_000

@@ -21,7 +21,7 @@ import pymysql.err
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store.connection import (
+from eventpub.sources.mysql.connection import (
     Connection,
     connect_for_reading,
     display_name,
@@ -29,7 +29,7 @@ from eventpub.store.connection import (
     run,
     run_named,
 )
-from eventpub.store.failures import error_number, mapped
+from eventpub.sources.mysql.failures import error_number, mapped
 
 _OFF = {None, 0, "0", "OFF"}
 _ON = {"ON", "1"}

@@ -11,15 +11,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from eventpub.store.appending import NewEvent, append
-from eventpub.store.events import EventStore
-from eventpub.store.layout import Layout
-from eventpub.store.watermark import Watermark
+from eventpub.sources.mysql.appending import NewEvent, append
+from eventpub.sources.mysql.events import EventStore
+from eventpub.sources.mysql.layout import Layout
+from eventpub.sources.mysql.watermark import Watermark
 
 if TYPE_CHECKING:
-    from eventpub.store.checking import checks
-    from eventpub.store.migrating import migrate, would_execute
-    from eventpub.store.proposing import propose
+    from eventpub.sources.mysql.checking import checks
+    from eventpub.sources.mysql.migrating import migrate, would_execute
+    from eventpub.sources.mysql.proposing import propose
 
 __all__ = [
     "EventStore",

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from time import monotonic
 
 from eventpub.config import Store
-from eventpub.store.connection import ASKED_AFTER, KEPT_FOR, Connection, is_alive
-from eventpub.store.failures import mapped
-from eventpub.store.server import connect_to_primary
+from eventpub.sources.mysql.connection import ASKED_AFTER, KEPT_FOR, Connection, is_alive
+from eventpub.sources.mysql.failures import mapped
+from eventpub.sources.mysql.server import connect_to_primary
 
 
 class Pool:

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from eventpub.config import Columns, Store
 from eventpub.errors import StoreError
-from eventpub.store import fixes
-from eventpub.store.connection import Connection, is_mariadb
-from eventpub.store.layout import SLICES, find_slice, identity_of, roles_of
-from eventpub.store.table import EventTable, Roles, quote, read_table
+from eventpub.sources.mysql import fixes
+from eventpub.sources.mysql.connection import Connection, is_mariadb
+from eventpub.sources.mysql.layout import SLICES, find_slice, identity_of, roles_of
+from eventpub.sources.mysql.table import EventTable, Roles, quote, read_table
 
 ALTERS = "ALTER TABLE"
 """How a statement begins that changes a table which exists."""

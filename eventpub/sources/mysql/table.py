@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store.connection import Connection, display_name, run, run_named
-from eventpub.store.failures import error_number, mapped
-from eventpub.store.identity import literal
+from eventpub.sources.mysql.connection import Connection, display_name, run, run_named
+from eventpub.sources.mysql.failures import error_number, mapped
+from eventpub.sources.mysql.identity import literal
 
 TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
 BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}

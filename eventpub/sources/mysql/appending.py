@@ -16,8 +16,8 @@ from typing import Any
 
 from eventpub.config import Columns
 from eventpub.errors import VersionConflict
-from eventpub.store.failures import error_number
-from eventpub.store.table import quote
+from eventpub.sources.mysql.failures import error_number
+from eventpub.sources.mysql.table import quote
 
 _DUPLICATE = 1062
 

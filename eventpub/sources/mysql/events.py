@@ -18,11 +18,11 @@ from eventpub.config import Store
 from eventpub.errors import StoreError
 from eventpub.private_apis.packets import Columns
 from eventpub.sources.base import NewRow, Page, Poll
-from eventpub.store import server, statements
-from eventpub.store.by_key import BATCH_ROWS, ByKey, events_of
-from eventpub.store.connection import connect_for_reading, run
-from eventpub.store.layout import Layout, discover
-from eventpub.store.rows import keys_batch, local_times, micros, record_batch, with_identity
+from eventpub.sources.mysql import server, statements
+from eventpub.sources.mysql.by_key import BATCH_ROWS, ByKey, events_of
+from eventpub.sources.mysql.connection import connect_for_reading, run
+from eventpub.sources.mysql.layout import Layout, discover
+from eventpub.sources.mysql.rows import keys_batch, local_times, micros, record_batch, with_identity
 
 _PORTION_ROWS = 100_000
 _PORTION_BYTES = 16 << 20

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.store import fixes
-from eventpub.store.connection import Connection, run
-from eventpub.store.failures import mapped
-from eventpub.store.identity import Identity, IdPart, Kind, literal
-from eventpub.store.table import (
+from eventpub.sources.mysql import fixes
+from eventpub.sources.mysql.connection import Connection, run
+from eventpub.sources.mysql.failures import mapped
+from eventpub.sources.mysql.identity import Identity, IdPart, Kind, literal
+from eventpub.sources.mysql.table import (
     INTEGERS,
     OF_KEY,
     TIMES,
@@ -32,7 +32,7 @@ from eventpub.store.table import (
     quote,
     read_table,
 )
-from eventpub.store.zones import Zone, fixed_zone, named_zone, sampled_zone
+from eventpub.sources.mysql.zones import Zone, fixed_zone, named_zone, sampled_zone
 
 SLICES = 1024
 """`slice` is ``CRC32(aggregate_id) % SLICES``."""

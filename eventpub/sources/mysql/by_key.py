@@ -12,11 +12,11 @@ from eventpub.admission.model import EVENTS, VersionRange
 from eventpub.config import Store
 from eventpub.private_apis.packets import Columns, stream
 from eventpub.sources.base import RowSeen
-from eventpub.store import statements
-from eventpub.store.connection import run
-from eventpub.store.layout import Layout
-from eventpub.store.pool import Pool
-from eventpub.store.rows import keys_batch, record_batch, rows_seen
+from eventpub.sources.mysql import statements
+from eventpub.sources.mysql.connection import run
+from eventpub.sources.mysql.layout import Layout
+from eventpub.sources.mysql.pool import Pool
+from eventpub.sources.mysql.rows import keys_batch, record_batch, rows_seen
 
 BATCH_BYTES = 4 * 1024 * 1024
 BATCH_ROWS = 10_000
