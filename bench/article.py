@@ -19,7 +19,7 @@ from .publisher import Settings
 COLUMNS: dict[str, Settings | None] = {
     "window only": {
         "read": {"delay": "1s", "watermark": "off"},
-        "spark": {"master": "none"},
+        "run": {"engine": "threads"},
         "bench": {"backtrack": False},
         "recount": {"horizon": "0"},
     },

@@ -22,7 +22,7 @@ from .tables import Result, ResultTable, command, cpu_of_publisher, load, tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("measured.md", "sizing.md")
-RECOMMENDED = 'spark.master = "none"'
+RECOMMENDED = 'run.engine = "threads"'
 """What the decision table is of: the way for one machine."""
 _BLOCK = re.compile(r"(<!-- bench: ([\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 _DAY = 86_400

@@ -17,7 +17,7 @@ from .drain import drain
 from .growth import growth
 from .load import Phase
 from .machine import Machine, become_quiet, environment, git_version
-from .sizing import MASTERS, sizing
+from .sizing import ENGINES, sizing
 from .steady import DELAYS, bursts, idle, large, latency, restart
 from .tables import CASES
 
@@ -235,8 +235,8 @@ def _large(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
 
 def _sizing(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
     if plan.quick:
-        master = 'spark.master = "none"'
-        only = {master: MASTERS[master]}
+        engine = 'run.engine = "threads"'
+        only = {engine: ENGINES[engine]}
         return sizing(machine, (500,), 4, 20_000, publishers=only, warm_up=2, quiet=3, say=say)
     rates = plan.rates or (1_000, 6_000, 16_000)
     return sizing(machine, rates, plan.seconds(30), plan.events(1_000_000), say=say)

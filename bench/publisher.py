@@ -42,13 +42,14 @@ class Publisher:
             "app": {"id": topic, "state_dir": str(self.state)},
             "store": {"url": url},
             "sink": {"topic": topic, "bootstrap_servers": bootstrap_servers},
+            "run": {"engine": "threads"},
             "ops": {"http": "", "log": "json"},
         }
         for section, keys in settings.items():
             sections.setdefault(section, {}).update(keys)
         backtracks = sections.pop("bench", {}).get("backtrack", True)
         self._program = _command() if backtracks else window_only.program(folder)
-        self._by_threads = sections.get("spark", {}).get("master") == "none"
+        self._by_threads = sections["run"]["engine"] == "threads"
         self._config = folder / "eventpub.toml"
         self._config.write_text(
             "".join(

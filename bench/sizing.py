@@ -15,9 +15,9 @@ from .machine import Machine
 from .publisher import Settings
 from .steady import resting
 
-MASTERS: dict[str, Settings] = {
-    'spark.master = "none"': {"spark": {"master": "none"}},
-    'spark.master = "local[*]"': {"spark": {"master": "local[*]"}},
+ENGINES: dict[str, Settings] = {
+    'run.engine = "threads"': {"run": {"engine": "threads"}},
+    'run.engine = "spark"': {"run": {"engine": "spark"}},
 }
 AGGREGATES = 200_000
 """Of the backlog, by which the index is measured."""
@@ -29,7 +29,7 @@ def sizing(  # noqa: PLR0913 (what a case is measured with)
     seconds: float,
     backlog: int,
     *,
-    publishers: Mapping[str, Settings] = MASTERS,
+    publishers: Mapping[str, Settings] = ENGINES,
     warm_up: float = 8.0,
     quiet: float = 4.0,
     say: Callable[[str], None] = print,

@@ -1,7 +1,7 @@
 """`eventpub` that looks up no missing version: what a reader loses that only moves a window.
 
 It loses events, so it is no setting of the publisher. Only for shards that are threads of the
-publisher's process (`spark.master = "none"`): Spark's workers would not see it.
+publisher's process (`run.engine = "threads"`): Spark's workers would not see it.
 """
 
 from __future__ import annotations

@@ -134,9 +134,8 @@ ABOUT: dict[str, About] = {
         "backlog. Once without Spark, which is what eventpub init writes for one machine, and once "
         "with Spark's local tasks. All other settings are the defaults.",
         {
-            'spark.master = "none"': "no Spark and no Java: the shards are threads of one process",
-            'spark.master = "local[*]"': "Spark on this machine; threads publish until it has "
-            "started",
+            'run.engine = "threads"': "no Spark and no Java: the shards are threads of one process",
+            'run.engine = "spark"': "Structured Streaming on this machine",
             "CPU s per 1,000 events": "of all the publisher's processes, after a warm-up",
             "memory, RSS": "memory: the highest sum over the publisher's processes, pages that are "
             "shared count in part (PSS). RSS: such pages count in full, for each process: what a "

@@ -57,6 +57,9 @@ class App(Section):
 class Run(Section):
     """`[run]`"""
 
+    engine: Literal["spark", "threads"] = "spark"
+    """what publishes: 'spark' (Structured Streaming, on one machine or a cluster) or 'threads' (one
+    process without Java, for a service on one machine)"""
     shards: form.Whole = Field(2, ge=1, le=1024)
     """parts into which the aggregates are split, published in parallel; at most the topic's
     partitions"""
@@ -233,8 +236,7 @@ class Spark(Section):
 
     master: form.Master = "local[*]"
     """Spark's master: 'local[*]' or 'local[N]', with at least as many slots as there are shards,
-    'local-cluster[…]', 'spark://host:port', 'k8s://…' or 'yarn'; 'none': no Spark and no Java, the
-    shards are threads of one process: recommended on one machine, as `eventpub init` writes"""
+    'local-cluster[…]', 'spark://host:port', 'k8s://…' or 'yarn'; of the engine spark"""
     properties: form.Properties = Field(default_factory=dict, repr=False)
     """properties of Spark"""
 

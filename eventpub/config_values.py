@@ -132,7 +132,7 @@ Function = Annotated[Annotated[str, _like(_FUNCTION)] | None, _NONE_IF_EMPTY]
 Master = Annotated[
     Name,
     _like(
-        r"none|yarn|local(\[(\*|[1-9]\d{0,3})(\s*,\s*\d+)?\])?|local-cluster\[[\s\d,]+\]"
+        r"yarn|local(\[(\*|[1-9]\d{0,3})(\s*,\s*\d+)?\])?|local-cluster\[[\s\d,]+\]"
         r"|spark://[^\s/,]+:\d{1,5}(,[^\s/,]+:\d{1,5})*|(?!spark:)[a-z][a-z0-9+.-]*://\S+"
     ),
 ]

@@ -194,7 +194,7 @@ def test_the_composition_does_not_start_a_wrong_configuration_for_ever() -> None
                 assert services[name].get("restart", "no") == "no"
     publisher = services["publisher"]
     assert publisher["restart"] == "unless-stopped"
-    assert publisher["environment"]["EVENTPUB_SPARK__MASTER"] == "none"
+    assert publisher["environment"]["EVENTPUB_RUN__ENGINE"] == "threads"
     assert publisher["depends_on"]["doctor"]["condition"] == "service_completed_successfully"
     assert services["doctor"]["depends_on"]["migrate"]
     variables = {key.variable for key in KEYS.values()}

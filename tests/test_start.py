@@ -165,7 +165,7 @@ def test_what_ends_a_start_is_said_without_its_secrets(tmp_path: Path) -> None:
     config = config.model_copy(
         update={
             "store": Store.model_validate({"url": "mysql+pymysql://u:hidden@127.0.0.1:1/d"}),
-            "spark": config.spark.model_copy(update={"master": "none"}),
+            "run": config.run.model_copy(update={"engine": "threads"}),
         }
     )
     with structlog.testing.capture_logs() as lines, pytest.raises(EventpubError) as error:

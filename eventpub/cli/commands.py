@@ -152,6 +152,7 @@ def _parts_of(check: Check) -> list[Part]:
     "gaps.late",
     *_SINK,
     "sink.delivery",
+    "run.engine",
     "spark.master",
     "run.shards",
     "ops.log",

@@ -49,8 +49,9 @@ FLAGS: dict[str, tuple[str, str]] = {
     ),
     "spark.master": (
         "--master",
-        "Spark's master, such as 'local[*]'; 'none': no Spark and no Java.",
+        "Spark's master, such as 'local[*]'.",
     ),
+    "run.engine": ("--engine", "What publishes: spark or threads."),
     "run.shards": (
         "--shards",
         "Number of shards, published in parallel; at most the topic's partitions.",

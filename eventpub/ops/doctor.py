@@ -213,7 +213,7 @@ def java(environ: os._Environ[str] | dict[str, str]) -> Check:
 
 
 def _spark(config: Config) -> list[Check]:
-    if config.spark.master == "none":
+    if config.run.engine == "threads":
         return [Check("Spark", "ok", "not used, and no Java: the shards are threads")]
     return [java(os.environ), pyspark()]
 

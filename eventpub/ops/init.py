@@ -272,8 +272,8 @@ def _text(  # noqa: PLR0913 (what is written)
         "# [sink.properties]  # librdkafka's own, where the broker asks for a login",
         '# "security.protocol" = "SASL_SSL"',
         "",
-        "[spark]",
-        'master = "none"  # threads of one process; "local[*]": Spark on this machine',
+        "[run]",
+        'engine = "threads"  # one process; "spark": Structured Streaming, also on a cluster',
         "",
     ]
     return "\n".join(lines)

@@ -36,7 +36,7 @@ def run(
         StoreError, SinkError, StateError, ConfigError: what waiting cannot fix, and anything that
             is wrong when it starts.
     """
-    if config.spark.master == "none":
+    if config.run.engine == "threads":
         from eventpub.publisher.publisher import Publisher as Engine
     else:
         from eventpub.spark.publisher import SparkPublisher as Engine

@@ -88,7 +88,7 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
     run = _begin_run(state, started, now)
     # whatever number of shards has run last: that it did may not have come to be remembered
     writers = max(former, topics.partitions)
-    if config.spark.master == "none" and markers_of(config.sink) in partition_counts(config.sink):
+    if config.run.engine == "threads" and markers_of(config.sink) in partition_counts(config.sink):
         markers = NumberedSink(config.sink, config.app.id, markers_of(config.sink))
         markers.take(threads_of(run), writers)
     for app_id in (config.app.id, *config.app.former_ids):

@@ -151,7 +151,6 @@ def test_a_value_that_cannot_work_is_named_with_what_is_allowed(
     [
         ("sink.bootstrap_servers", "nohost"),  # at librdkafka's port, 9092
         ("sink.bootstrap_servers", "SASL_SSL://a:9093, [::1]:9092"),
-        ("spark.master", "none"),
         ("spark.master", "local[4]"),
         ("spark.master", "local-cluster[2,1,512]"),
         ("spark.master", "spark://a:7077,b:7077"),

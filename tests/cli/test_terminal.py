@@ -139,7 +139,7 @@ def environ(
             "EVENTPUB_STORE__URL": database.url,
             "EVENTPUB_SINK__TOPIC": topic_name,
             "EVENTPUB_SINK__BOOTSTRAP_SERVERS": kafka_server.bootstrap_servers,
-            "EVENTPUB_SPARK__MASTER": "none",
+            "EVENTPUB_RUN__ENGINE": "threads",
             "EVENTPUB_OPS__HTTP": "",
         }
     )

@@ -78,13 +78,13 @@ def test_without_spark_no_java_is_needed(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    def of_spark(master: str) -> list[tuple[str, str]]:
-        spark = config.spark.model_copy(update={"master": master})
-        checks = doctor._spark(config.model_copy(update={"spark": spark}))
+    def of_engine(engine: str) -> list[tuple[str, str]]:
+        run = config.run.model_copy(update={"engine": engine})
+        checks = doctor._spark(config.model_copy(update={"run": run}))
         return [(check.name, check.status) for check in checks]
 
-    assert of_spark("none") == [("Spark", "ok")]
-    assert ("Java", "wrong") in of_spark("local[*]")
+    assert of_engine("threads") == [("Spark", "ok")]
+    assert ("Java", "wrong") in of_engine("spark")
 
 
 def test_pyspark_is_new_enough() -> None:

@@ -357,8 +357,8 @@ class Publisher:
             "read": {},
             "gaps": {},
             "sink": {"topic": topic, "bootstrap_servers": bootstrap_servers, "partitions": 4},
-            "run": {},
-            "spark": {"master": "none"},
+            "run": {"engine": "threads"},
+            "spark": {},
             "ops": {"http": ""},
         }
         for section, keys in (settings or {}).items():
@@ -381,6 +381,8 @@ class Publisher:
     def config(self) -> Path:
         """The configuration file, as the settings are now."""
         path = self.folder / "eventpub.toml"
+        if "master" in self.settings["spark"]:
+            self.settings["run"]["engine"] = "spark"
         lines = []
         for section, keys in self.settings.items():
             lines.append(f"[{section}]")
@@ -479,7 +481,7 @@ class Publisher:
 
     def until_spark_publishes(self, timeout: float = 120.0) -> None:
         """Wait until Spark's tasks have taken the shards over, where there is Spark."""
-        if self.settings["spark"].get("master") == "none":
+        if self.settings["run"]["engine"] == "threads":
             return
 
         def has_begun() -> bool:

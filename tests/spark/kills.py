@@ -346,12 +346,12 @@ def job_of(
 def run_of(engine: str, url: str, address: str, folder: Path) -> Command:
     """`eventpub run`; "run" is the engine spark."""
     config = folder / "eventpub.toml"
-    master = "none" if engine == "threads" else "local[2]"
+    engine = "threads" if engine == "threads" else "spark"
     config.write_text(
         f'[app]\nid = "kills"\nstate_dir = "{folder}/run"\n[store]\nurl = "{url}"\n'
         '[read]\ndelay = "300ms"\nwatermark = "off"\n[gaps]\nbackoff_base = "100ms"\n'
         f'[sink]\ntopic = "kills"\nbootstrap_servers = "{address}"\n'
-        f'[spark]\nmaster = "{master}"\nshards = 2\n[ops]\nhttp = ""\n'
+        f'[run]\nengine = "{engine}"\nshards = 2\n[spark]\nmaster = "local[2]"\n[ops]\nhttp = ""\n'
     )
     program = str(Path(sys.executable).with_name("eventpub"))
     flags = ["--config", str(config)]
