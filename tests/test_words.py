@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from contextlib import suppress
 import click
 
 from eventpub import __version__, log
-from eventpub.cli.bench import bench_command
-from eventpub.cli.commands import demo, doctor, migrate, run, verify
+from eventpub.cli.commands import bench_command, demo, doctor, migrate, run, verify
 from eventpub.cli.config import config
 from eventpub.cli.dead import dead, publish
 from eventpub.cli.gaps import gaps

@@ -12,10 +12,14 @@ import click
 from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
 from eventpub.cli.output import DONE, NO, Report
 from eventpub.cli.parts import Line, Part, Span
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from eventpub.errors import Check
+from typing import NoReturn
+
+import eventpub
+from eventpub.errors import ConfigError
 
 _STORE = ("store.url", "store.table")
 _SINK = ("sink.bootstrap_servers", "sink.topic")
@@ -274,3 +278,26 @@ def demo(seconds: float | None, rate: int, keep: str | None) -> Report:
 
     sys.stdout.flush()
     return demo_run.run_demo(seconds=seconds, rate=rate, keep=keep)
+
+
+def bench_command() -> click.Command:
+    """The bench's own, or in its place one that says where it is."""
+    clone = Path(eventpub.__file__).parents[1]
+    if (clone / "bench" / "command.py").is_file():
+        from bench.command import bench
+
+        return bench
+
+    @click.command("bench", context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1)
+    def missing(arguments: tuple[str, ...]) -> NoReturn:
+        """Measure on this machine; in a clone of eventpub only."""
+        del arguments
+        raise ConfigError(
+            "bench.not_installed",
+            "the bench is not installed with eventpub",
+            where=str(clone),
+            suggestion="run it in a clone of eventpub: pip install -e '.[bench]'",
+        )
+
+    return missing

@@ -11,7 +11,7 @@ import click
 from eventpub.cli.options import Request, configured, reports
 from eventpub.cli.output import Report
 from eventpub.cli.parts import Span, Table
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 
 @click.group()

@@ -10,7 +10,7 @@ import click
 from eventpub.cli.options import Request, agrees, configured, reading_timeout, reports
 from eventpub.cli.output import Report
 from eventpub.cli.parts import Line, Part, Table, notes
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from eventpub.ops.dead import Letter

@@ -9,7 +9,7 @@ import click
 from eventpub.cli.options import Request, agrees, configured, reports
 from eventpub.cli.output import Report
 from eventpub.cli.parts import Table
-from eventpub.words import counted, named_versions
+from eventpub.terminal import counted, named_versions
 
 _COLUMNS = {
     "open": ("aggregate_id", "first_missing", "seen", "first_seen", "attempts", "next_attempt"),

@@ -16,9 +16,8 @@ import structlog
 from eventpub.cli.output import Report, end_if_asked
 from eventpub.cli.terminal import Facts, in_place
 from eventpub.config import Config, format_time
-from eventpub.coordinator.rate import Rate
-from eventpub.terminal import can_redraw
-from eventpub.words import counted
+from eventpub.coordinator.progress import Rate
+from eventpub.terminal import can_redraw, counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

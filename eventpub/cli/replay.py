@@ -10,7 +10,7 @@ import click
 
 from eventpub.cli.options import Request, configured, reports
 from eventpub.cli.output import Report, end_if_asked
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from eventpub.config import Config

@@ -13,8 +13,7 @@ import click
 from eventpub.cli.options import Request, configured, is_json_wanted, reports
 from eventpub.cli.output import Report, end_if_asked
 from eventpub.cli.parts import Part, Span, Table
-from eventpub.terminal import for_people
-from eventpub.words import counted
+from eventpub.terminal import counted, for_people
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,10 +9,10 @@ from eventpub.cli.output import Report, end_if_asked
 from eventpub.cli.terminal import progress
 from eventpub.config import Config, format_time
 from eventpub.ops import verify
-from eventpub.ops.behind import Behind
 from eventpub.ops.records import NO_TIME
+from eventpub.ops.status import Behind
 from eventpub.ops.verdict import KINDS, Progress, Sample, Verdict
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

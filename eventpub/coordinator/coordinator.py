@@ -36,8 +36,7 @@ from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.health import Health
 from eventpub.coordinator.leases import Leases
 from eventpub.coordinator.newest import NewestRows
-from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.rate import Rate
+from eventpub.coordinator.progress import Progress, Rate
 from eventpub.coordinator.recounting import Recounting
 from eventpub.coordinator.requests import Requests
 from eventpub.coordinator.shards import Shard, positions

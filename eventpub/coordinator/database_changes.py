@@ -21,7 +21,7 @@ from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow
 from eventpub.sources.mysql.events import altered_table
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 _ENDED_FOR = 60.0
 """Seconds for which rows are explained by a transaction that has ended."""

@@ -24,7 +24,7 @@ from eventpub.channel.lane import Received
 from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard, has_got_on
 from eventpub.errors import EventpubError
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 SILENT_AFTER = 15.0
 """Seconds without an answer after which the database, or the boundary, counts as not reached."""

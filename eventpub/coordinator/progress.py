@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,3 +132,26 @@ class Progress:
     def counters(self) -> dict[str, int]:
         """The totals, by name."""
         return {name: getattr(self, name) for name in _TOTALS}
+
+
+_SECONDS = 5.0
+
+
+class Rate:
+    """How much a second over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def add(self, at: float, total: int) -> None:
+        """Note a total, at a time in seconds."""
+        self._seen.append((at, total))
+        while len(self._seen) > 2 and self._seen[1][0] <= at - _SECONDS:
+            self._seen.popleft()
+
+    def at(self, now: float) -> float:
+        """The rate over what was noted; falls while nothing comes."""
+        if not self._seen:
+            return 0.0
+        (start, first), (_, last) = self._seen[0], self._seen[-1]
+        return max(0, last - first) / max(now - start, 0.001)

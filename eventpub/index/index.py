@@ -39,7 +39,6 @@ from eventpub.admission import (
 )
 from eventpub.admission.buckets import WIDTH, bucket_of
 from eventpub.errors import StateError
-from eventpub.index.bucket_counts import BucketCounts
 from eventpub.index.database import (
     Changes,
     Database,
@@ -58,8 +57,7 @@ from eventpub.index.identity import (
     require_known_format,
 )
 from eventpub.index.reading import Pending, choose
-from eventpub.index.recent import Recent
-from eventpub.index.values import LAST_SEEN, Partition, last_and_times, packed
+from eventpub.index.values import LAST_SEEN, BucketCounts, Partition, Recent, last_and_times, packed
 
 _MOVED_AT_ONCE = 10_000
 _AGGREGATE_AT = {b"v": 1, b"h": 1, b"s": 1, b"r": 1, b"x": 1, b"d": 17}

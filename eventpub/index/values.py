@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from eventpub.admission import NO_TIME, Numbers
+from eventpub.index.database import NUMBER, Database, Overlay
 
 LAST_SEEN = struct.Struct("<qq")
 _NEITHER = bytes(LAST_SEEN.size)
@@ -60,3 +62,88 @@ def flat_of(nested: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Partition
     for topic, partitions in nested.items():
         for partition, value in partitions.items():
             yield (topic, int(partition)), value
+
+
+_ROWS = struct.Struct("<q")
+
+
+class BucketCounts:
+    """By the bucket's number.
+
+    Args:
+        database: of the index.
+    """
+
+    def __init__(self, database: Database | Overlay) -> None:
+        self._db = database
+        self._pruned_below = 0
+
+    def since(self, first: int) -> dict[int, int]:
+        """Of the buckets from one on."""
+        found = self._db.items(b"c", NUMBER.pack(max(first, 0)))
+        return {NUMBER.unpack(key[1:])[0]: _ROWS.unpack(value)[0] for key, value in found}
+
+    def of(self, bucket: int) -> int:
+        found = self._db.get(b"c" + NUMBER.pack(bucket))
+        return 0 if found is None else int(_ROWS.unpack(found)[0])
+
+    def put(self, batch: Any, bucket: int, rows: int) -> None:
+        batch.put(b"c" + NUMBER.pack(bucket), _ROWS.pack(rows))
+
+    def delete_since(self, batch: Any, first: int) -> None:
+        """Delete buckets from one on."""
+        for bucket in self.since(first):
+            batch.delete(b"c" + NUMBER.pack(bucket))
+
+    def prune(self, batch: Any, forget_below: int) -> None:
+        since = self._pruned_below  # what was deleted before is not passed over again
+        if forget_below <= since:
+            return
+        for key, _ in self._db.items(b"c", NUMBER.pack(since)):
+            if NUMBER.unpack(key[1:])[0] >= forget_below:
+                break
+            batch.delete(key)
+        self._pruned_below = forget_below
+
+
+_MOST = 100_000
+"""Aggregates; about 25 MB."""
+
+
+class Recent:
+    """Values by aggregate, as they are on the disk.
+
+    Right only if whatever writes other values goes through `replaced_by`, or calls `forget`.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def values_of(
+        self,
+        aggregate_ids: list[str],
+        read: Callable[[list[str]], list[bytes | None]],
+    ) -> list[bytes | None]:
+        """The values of some aggregates; what is not kept is read."""
+        if not self._values:
+            return read(aggregate_ids)
+        found = list(map(self._values.get, aggregate_ids))
+        if None in found:
+            missing = [a for a, v in zip(aggregate_ids, found, strict=True) if v is None]
+            others = iter(read(missing))
+            found = [next(others) if value is None else value for value in found]
+        return found
+
+    @contextmanager
+    def replaced_by(self, values: Mapping[str, bytes]) -> Iterator[None]:
+        """The block writes these values, and no others; what it fails at is forgotten."""
+        kept, self._values = self._values, {}
+        yield
+        if len(kept) + len(values) > _MOST:
+            kept.clear()
+        kept.update(values)
+        self._values = kept
+
+    def forget(self) -> None:
+        """Anything may have been written."""
+        self._values = {}

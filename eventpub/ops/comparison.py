@@ -20,7 +20,7 @@ import pyarrow as pa
 from eventpub.ops.records import DEAD, DIVERTED, EVENT, FAULTS, GAP, LATE, LEFT_OUT
 from eventpub.ops.sides import Sides
 from eventpub.ops.verdict import SHOWN, Difference, Verdict
-from eventpub.words import named_versions
+from eventpub.terminal import named_versions
 
 MOST_LOOKED_UP = 10_000
 """Events that differ and are looked up once more, at most."""

@@ -114,8 +114,8 @@ def _sink(config: Config) -> Iterable[Check]:
 def _backlog(config: Config) -> list[Check]:
     """Whether the topic keeps what is to be published next; nothing where that is unknown."""
     from eventpub.publisher.prepare import check_backlog
+    from eventpub.sources.base import start_position
     from eventpub.sources.mysql import EventStore
-    from eventpub.sources.mysql.positions import start_position
     from eventpub.state import StateDir
 
     state = StateDir(config.app.state_dir)

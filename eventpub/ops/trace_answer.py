@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from eventpub.admission import Hold, SkippedGap
 from eventpub.ops.gaps import with_times
+from eventpub.terminal import named_versions
 from eventpub.times import format_time
-from eventpub.words import named_versions
 
 Verdict: TypeAlias = Literal[
     "published",

@@ -11,8 +11,8 @@ from typing import Any
 
 from eventpub.admission.model import Shard
 from eventpub.config import format_time
-from eventpub.ops.behind import Behind
 from eventpub.ops.records import NO_TIME
+from eventpub.ops.status import Behind
 
 SHOWN = 20
 """Differences of a kind that are listed one by one."""

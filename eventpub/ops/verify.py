@@ -26,17 +26,17 @@ from pathlib import Path
 from threading import Event
 
 from eventpub.config import Config, format_time
-from eventpub.ops.behind import GRACE, measure
 from eventpub.ops.comparison import MOST_LOOKED_UP, Rules, compare, differences
 from eventpub.ops.records import NO_TIME
 from eventpub.ops.sides import Sides, store_columns, topic_columns
+from eventpub.ops.status import GRACE, measure
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import KINDS, Difference, Progress, Sample, Verdict, line_of
 from eventpub.ops.verify_files import no_space_is_named, spill_folder, written
 from eventpub.ops.verify_range import compared_range, state, whole_hours
 from eventpub.sink.reading import Place
 from eventpub.sources.mysql import EventStore
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 _YEAR_3000 = 32_503_680_000_000
 _SECONDS_BETWEEN = 0.2

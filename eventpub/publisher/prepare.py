@@ -34,8 +34,8 @@ from eventpub.sink import (
 )
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.topics import partition_counts
+from eventpub.sources.base import BEGINNING, start_position
 from eventpub.sources.mysql import EventStore, Layout
-from eventpub.sources.mysql.positions import BEGINNING, start_position
 from eventpub.sources.mysql.server import UNGUARDED, Server
 from eventpub.state import StateDir
 

@@ -18,7 +18,7 @@ from eventpub.errors import StateError
 from eventpub.index import Summary, of_another, summary
 from eventpub.shard.assignment import adopts, identity_of
 from eventpub.sink import check_sides, oldest_events, sources_of, topic_ids, visible_ends
-from eventpub.sources.mysql.positions import BEGINNING
+from eventpub.sources.base import BEGINNING
 from eventpub.state import StateDir
 
 """The position before every event: 1970."""

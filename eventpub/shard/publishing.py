@@ -21,8 +21,7 @@ from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
 from eventpub.errors import SinkError, StateError
 from eventpub.failpoint import failpoint
 from eventpub.shard import pace
-from eventpub.shard.accounted import Accounted
-from eventpub.shard.context import ShardContext
+from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
 from eventpub.shard.hold_shard import at_first_row, with_unpublished
 from eventpub.shard.pace import rows_within

@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from eventpub.shard.accounted import Accounted
 from eventpub.shard.answering import Answering
 from eventpub.shard.comparing import Comparing
-from eventpub.shard.context import COUNTED_LATE, ShardContext
+from eventpub.shard.context import COUNTED_LATE, Accounted, ShardContext
 from eventpub.shard.publishing import HoldsInTurn, Publishing
 
 

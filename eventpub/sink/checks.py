@@ -28,7 +28,7 @@ from eventpub.sink.topics import (
     too_few_partitions,
     topic_ids,
 )
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 Weakness = tuple[Literal["warn", "wrong"], str, str]
 """How bad it is, what it means, and the setting that is better."""

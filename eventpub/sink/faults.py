@@ -31,8 +31,8 @@ from confluent_kafka import KafkaError, KafkaException
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import caution
+from eventpub.terminal import counted
 from eventpub.tokens import provider_failed, token_failed
-from eventpub.words import counted
 
 NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 """As librdkafka says it of its own ways to get one."""

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.sink import records
+from eventpub.sink.fold import Kind, Scope
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import other_publisher
-from eventpub.sink.scope import Kind, Scope
 
 
 def _no_versions() -> npt.NDArray[np.int64]:

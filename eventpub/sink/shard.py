@@ -22,7 +22,7 @@ from eventpub.sink import client, faults, fencing, records
 from eventpub.sink.batch import Batch, Content, batch_of
 from eventpub.sink.causes import aborted
 from eventpub.sink.caution import caution_of
-from eventpub.sink.fold import FOLD_TIMEOUT, Fold, Known
+from eventpub.sink.fold import FOLD_TIMEOUT, Fold, Known, Scope
 from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
     PartitionId,
@@ -35,7 +35,6 @@ from eventpub.sink.owned_producer import OwnedProducer
 from eventpub.sink.producing import CrashPoint, no_crash
 from eventpub.sink.reading import iter_ranges
 from eventpub.sink.records import DeadRow
-from eventpub.sink.scope import Scope
 from eventpub.sink.stable_ends import StandingStill
 from eventpub.sink.topics import list_offsets
 from eventpub.sink.transaction import Transactions

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from eventpub import config
+from eventpub.sink.fold import Scope
 from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
     MissingMarkerError,
@@ -22,7 +23,6 @@ from eventpub.sink.missing_markers import (
     Written,
     hanging,
 )
-from eventpub.sink.scope import Scope
 from eventpub.sink.topics import End, check_leaders, list_offsets, tail_gone
 
 

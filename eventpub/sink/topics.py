@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs e
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 REACH_TIMEOUT = 10.0
 """Seconds that a broker may take to answer before it counts as away."""

@@ -11,13 +11,15 @@ Every implementation passes `tests/sources/contract.py`; its twin in memory is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Protocol, Self
 
 import pyarrow as pa
 
 from eventpub.admission.model import Shard, VersionRange
+from eventpub.config import Read
 
 
 @dataclass(frozen=True)
@@ -279,3 +281,17 @@ class TransactionWatch(Protocol):
 
     def close(self) -> None:
         """Closes the connection; the next poll makes a new one."""
+
+
+BEGINNING = 0
+"""Before every event, µs."""
+
+
+def start_position(read: Read, now: Callable[[], int]) -> int:
+    """The position before the first event, µs: events created at or before it are baseline."""
+    if read.start == "beginning":
+        return BEGINNING
+    if read.start == "now":
+        return now()
+    started = datetime.fromisoformat(read.start) - datetime(1970, 1, 1, tzinfo=UTC)
+    return started // timedelta(microseconds=1)

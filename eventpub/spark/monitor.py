@@ -18,8 +18,7 @@ from eventpub.channel import Report, Request
 from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.health import SILENT_AFTER, STALLED_AFTER, Check
-from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.rate import Rate
+from eventpub.coordinator.progress import Progress, Rate
 from eventpub.coordinator.status import notable, unanswered
 from eventpub.coordinator.wording import ReportLog
 from eventpub.errors import EventpubError

@@ -31,8 +31,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from eventpub.admission import Shard
 from eventpub.errors import EventpubError, StateError, StoreError
+from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore, Layout
-from eventpub.sources.mysql.positions import start_position
 from eventpub.spark.journal import Journals
 from eventpub.spark.options import SourceOptions, source_options
 from eventpub.spark.place import Place

@@ -15,19 +15,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from eventpub.admission import EVENTS, VersionRange, topic_partition, values
-from eventpub.channel import Comparison, Request, Window, request_of
+from eventpub.channel import Comparison, Lease, Request, Window, request_of
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.failpoint import failpoint
-from eventpub.index import Changes, Index
+from eventpub.index import Changes, Index, folder_for
 from eventpub.shard import pace
 from eventpub.shard.assignment import Assignment
-from eventpub.shard.context import ShardContext
+from eventpub.shard.context import LeasedContext, ShardContext
+from eventpub.shard.folding import Fold
 from eventpub.shard.reading import chunks
 from eventpub.shard.step import Step
 from eventpub.sources.mysql import EventStore, Layout
@@ -35,7 +37,6 @@ from eventpub.spark.journal import Journal, Journals
 from eventpub.spark.options import SourceOptions
 from eventpub.spark.place import Place
 from eventpub.spark.planner import Plan
-from eventpub.spark.recovery import recover
 from eventpub.spark.rows import JournalSink, are, batches, replayed
 from eventpub.spark.snapshots import Snapshots
 
@@ -278,3 +279,40 @@ def _ranges(events: Iterator[tuple[str, int]]) -> list[VersionRange]:
             last = version
         found.append(VersionRange(aggregate_id, first, last))
     return found
+
+
+class _NoLink:
+    """The link of a shard that nobody can stop, and that has no lease to lose."""
+
+    is_stopping = False
+
+    def lease(self) -> Lease | None:
+        return None
+
+    def confirm(self) -> None:
+        """Nobody else has it."""
+
+    def send(self, message: object) -> None:
+        """Nobody wants to know."""
+
+
+def recover(assignment: Assignment, number: int, lease: Lease, folder: Path) -> None:
+    """Bring the index of the engine `threads`, or a new one, up to the topic; a copy of it is kept
+    in a folder.
+
+    Args:
+        assignment: of all shards.
+        number: the shard's.
+        lease: what is known of what was published before.
+        folder: does not exist.
+
+    Raises:
+        SinkError, StateError: as of `Fold.run`.
+    """
+    link: object = _NoLink()
+    with LeasedContext(assignment, number, lease, link) as context:  # type: ignore[arg-type]
+        Fold(context).run()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        copy = folder_for(folder)
+        context.index.copy_to(copy)
+    copy.rename(folder)

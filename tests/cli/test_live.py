@@ -16,8 +16,7 @@ from structlog.testing import capture_logs
 from eventpub.cli import live, output
 from eventpub.cli.live import STOPPING, Lines, Panel, facts_shown
 from eventpub.config import App, Config, Sink, Store
-from eventpub.coordinator.progress import Progress
-from eventpub.coordinator.rate import Rate
+from eventpub.coordinator.progress import Progress, Rate
 
 
 @pytest.fixture(autouse=True)

@@ -326,7 +326,7 @@ def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
 
     A boundary is of one server. The next one makes all its connections anew, and so do the shards.
     """
-    monkeypatch.setattr("eventpub.sources.mysql.pool.KEPT_FOR", 1.0)
+    monkeypatch.setattr("eventpub.sources.mysql.connection.KEPT_FOR", 1.0)
     name = f"moved_{uuid.uuid4().hex[:12]}"
     for server in (mysql_server, mariadb_server):
         with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from eventpub.coordinator.ranges import Buckets
+from eventpub.coordinator.recount import Buckets
 
 
 def test_it_is_what_a_set_would_be() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from eventpub.admission import EVENTS, Decision, Seen
 from eventpub.errors import StateError
-from eventpub.index import Index, recent
+from eventpub.index import Index
+from eventpub.index import values as recent
 from eventpub.index.database import Database
 
 IDENTITY = {"app": "orders", "topic": "orders.events", "partitions": 8, "shard": [0, 2]}

@@ -28,7 +28,7 @@ from eventpub.cli.verdict import report, show
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
-from eventpub.ops import behind
+from eventpub.ops import status as behind
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import KINDS, SHOWN, Progress, Sample, Verdict
 from eventpub.ops.verify import verify

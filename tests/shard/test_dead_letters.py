@@ -11,7 +11,7 @@ import pytest
 
 from eventpub.admission import EVENTS, Decision, Rules
 from eventpub.config import Sink
-from eventpub.shard.accounted import Accounted
+from eventpub.shard.context import Accounted
 from eventpub.shard.dead_letters import Refusals
 from eventpub.shard.publishing import Publishing
 from eventpub.sink import PublishedBatch, RecordRefusedError

@@ -20,8 +20,7 @@ from eventpub.channel import Comparison, Lease, Report, Request, Stop, Window, W
 from eventpub.coordinator.recount import Recount
 from eventpub.errors import SinkError
 from eventpub.shard import runner as runner_module
-from eventpub.shard.accounted import Accounted
-from eventpub.shard.context import LeasedContext
+from eventpub.shard.context import Accounted, LeasedContext
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 from eventpub.shard.runner import Runner
 from eventpub.shard.step import Step

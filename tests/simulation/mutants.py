@@ -19,8 +19,7 @@ from eventpub.coordinator.recount import Recount
 from eventpub.coordinator.shards import positions
 from eventpub.errors import StateError
 from eventpub.index import Index
-from eventpub.index.bucket_counts import BucketCounts
-from eventpub.index.recent import Recent
+from eventpub.index.values import BucketCounts, Recent
 from eventpub.publisher import prepare, recovery, workers
 from eventpub.shard import answering, folding, publishing, runner
 from eventpub.shard.answering import Answering
@@ -30,9 +29,8 @@ from eventpub.shard.publishing import Publishing
 from eventpub.sink import client, topics
 from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
-from eventpub.sink.fold import Fold
+from eventpub.sink.fold import Fold, Scope
 from eventpub.sink.folded import Decoder
-from eventpub.sink.scope import Scope
 from eventpub.sink.stable_ends import StableEnds
 from eventpub.sink.transaction import Transactions
 from eventpub.sources.mysql.open_transactions import OpenTransactions

@@ -13,9 +13,8 @@ from eventpub.config import Store
 from eventpub.private_apis.packets import Columns, stream
 from eventpub.sources.base import RowSeen
 from eventpub.sources.mysql import statements
-from eventpub.sources.mysql.connection import run
+from eventpub.sources.mysql.connection import Pool, run
 from eventpub.sources.mysql.layout import Layout
-from eventpub.sources.mysql.pool import Pool
 from eventpub.sources.mysql.rows import keys_batch, record_batch, rows_seen
 
 BATCH_BYTES = 4 * 1024 * 1024

@@ -28,6 +28,7 @@ from eventpub.sources.mysql.connection import (
 )
 from eventpub.sources.mysql.failures import mapped
 from eventpub.sources.mysql.frameworks import BESIDE_ID, holds_no_events, plain, rank, recognise
+from eventpub.sources.mysql.server import Versions
 from eventpub.sources.mysql.table import (
     BYTES,
     INTEGERS,
@@ -40,7 +41,6 @@ from eventpub.sources.mysql.table import (
     listed,
     read_table,
 )
-from eventpub.sources.mysql.versions import Versions
 
 _MOST_TABLES = 1000
 _SAMPLE = 5_000

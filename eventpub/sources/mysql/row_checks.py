@@ -14,9 +14,9 @@ from eventpub.sources.mysql import fixes, statements
 from eventpub.sources.mysql.connection import Connection, is_mariadb, run
 from eventpub.sources.mysql.identity import IdPart, literal
 from eventpub.sources.mysql.layout import Layout
+from eventpub.sources.mysql.server import Versions
 from eventpub.sources.mysql.table import EventTable, Roles, quote
-from eventpub.sources.mysql.versions import Versions
-from eventpub.words import counted
+from eventpub.terminal import counted
 
 FEW_ROWS = 1_000
 _SOME_KEYS = 5_000

@@ -13,9 +13,11 @@ show. An operator who has all writers use one of them may say so; it cannot be s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import pymysql.err
 
@@ -235,3 +237,34 @@ def _runs_replication(connection: Connection) -> bool:
         row["user"] == "system user" and "source" in str(row["state"])
         for row in run_named(connection, "SHOW PROCESSLIST")
     )
+
+
+class Versions:
+    """Figures of rows of an aggregate's columns and, last, the version.
+
+    Attributes:
+        without_identity: rows that have no aggregate or no version.
+        lowest: of each aggregate.
+        with_several: aggregates with several versions.
+        with_holes: of these, those whose versions do not follow each other.
+        count_all_rows: whether they number the rows of the table, not those of an aggregate.
+    """
+
+    def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
+        self.without_identity = 0
+        found: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+        for row in rows:
+            if None in row:
+                self.without_identity += 1
+            else:
+                found[tuple(row[:-1])].add(int(row[-1]))
+        every: set[int] = set().union(*found.values())
+        several = [v for v in found.values() if len(v) > 1]
+        self.lowest = [min(v) for v in found.values()]
+        self.with_several = len(several)
+        self.with_holes = sum(max(v) - min(v) + 1 != len(v) for v in several)
+        are_distinct = len(every) == sum(map(len, found.values()))
+        begin_later = sum(version > min(every) for version in self.lowest)
+        # of two alone it is sure if none is left out between all of them
+        is_sure = len(found) > 2 or (len(found) == 2 and max(every) - min(every) < len(every))
+        self.count_all_rows = is_sure and are_distinct and begin_later == len(found) - 1
