@@ -270,14 +270,21 @@ def _numbers(text: str, flag: str) -> list[int]:
 @click.option(
     "--rate", type=click.IntRange(1), default=500, show_default=True, help="Events/s to write."
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["threads", "spark"]),
+    default="threads",
+    show_default=True,
+    help="What publishes; spark starts slower, and shows its own pages.",
+)
 @click.option("--keep", type=click.Path(), metavar="DIR", help="Keep data and logs in this folder.")
 @reports
-def demo(seconds: float | None, rate: int, keep: str | None) -> Report:
+def demo(seconds: float | None, rate: int, engine: str, keep: str | None) -> Report:
     """See it work on this machine. Starts MariaDB, Kafka, writers and publisher; then verifies."""
     from eventpub.cli import demo_run
 
     sys.stdout.flush()
-    return demo_run.run_demo(seconds=seconds, rate=rate, keep=keep)
+    return demo_run.run_demo(seconds=seconds, rate=rate, engine=engine, keep=keep)
 
 
 def bench_command() -> click.Command:

@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 _LINE_SECONDS = 2.0
 
 
-def run_demo(*, seconds: float | None, rate: int, keep: str | None) -> Report:
+def run_demo(*, seconds: float | None, rate: int, engine: str, keep: str | None) -> Report:
     """Run the demo until the time is over or Ctrl-C, then publish the rest and compare.
 
     Args:
         seconds: how long the writers write beside the publisher; None: until Ctrl-C.
         rate: events per second.
+        engine: as of `run.engine`.
         keep: a folder for data and logs that stays; None: a temporary one that goes.
 
     Raises:
@@ -55,7 +56,7 @@ def run_demo(*, seconds: float | None, rate: int, keep: str | None) -> Report:
     with ExitStack() as stack:
         folder = _folder(stack, keep)
         database, broker = _servers(stack, folder)
-        config = _config(folder, database, broker)
+        config = _config(folder, database, broker, engine)
         _say(f"database {database.url()}   broker {broker.bootstrap_servers}")
         _say("writers commit late and sometimes roll back; Ctrl-C stops and compares")
         view = DemoView(config.sink.topic, seconds)
@@ -130,7 +131,7 @@ def _servers(stack: ExitStack, folder: Path) -> tuple[Database, Kafka]:
     return database, broker
 
 
-def _config(folder: Path, database: Database, broker: Kafka) -> Config:
+def _config(folder: Path, database: Database, broker: Kafka, engine: str) -> Config:
     from eventpub import settings
     from eventpub.sources.mysql import migrate
 
@@ -141,6 +142,8 @@ id = "demo"
 state_dir = {json.dumps(str(folder / "state"))}
 [store]
 url = "{database.url()}"
+[run]
+engine = "{engine}"
 [gaps]
 backoff_base = "100ms"  # give up a gap after 6 s, so that the demo shows it
 max_backoff = 6

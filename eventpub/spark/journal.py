@@ -134,6 +134,11 @@ class Journals:
                 )
             yield journal.changes
 
+    def newest(self) -> int:
+        """The last batch that has a journal; 0: none has."""
+        names = self._place.names(self._root)
+        return max((int(name.rsplit("/", 2)[1]) for name in names), default=0)
+
     def prune(self, upto: dict[int, int]) -> None:
         """Delete the journals up to a batch of each shard."""
         found = ([*name.rsplit("/", 2)[1:], name] for name in self._place.names(self._root))

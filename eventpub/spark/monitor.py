@@ -76,7 +76,7 @@ class Monitor:
         self._journals = Journals(Place(publisher.location), publisher.query)
         self._plan: Plan = publisher.initial
         self._reports: dict[int, Report] = {}
-        self._seen = self._plan.batch
+        self._seen = self._journals.newest()  # what a former process did is not counted
         self.progress = Progress(server=prepared.start_state.server)
         self._rate = Rate()
         self._log = ReportLog(config)

@@ -262,6 +262,7 @@ class Query:
         stopping = threading.Thread(target=lambda: _ignoring(query.stop), daemon=True)
         stopping.start()
         stopping.join(_STOPS_WITHIN)
+        self.monitor.look(query, time.monotonic())  # what was done since the last time
 
     def _end_session(self) -> None:
         self._session = None
