@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from eventpub.admission.model import SkippedGap, topic_partition
+from eventpub import config
+from eventpub.admission.model import Shard, SkippedGap, topic_partition
 from eventpub.sink import records
-from eventpub.sink.fold import Kind, Scope
 from eventpub.sink.missing_markers import PartitionId
-from eventpub.sink.origin import other_publisher
+from eventpub.sink.origin import Sources, other_publisher
 
 
 def _no_versions() -> npt.NDArray[np.int64]:
@@ -168,3 +169,54 @@ def time_of(text: str) -> int:
         return int(records.parse_times([text])[0])
     except ValueError:
         return 0
+
+
+Kind = Literal["events", "gaps", "dead", "late"]
+"""What a topic holds."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What of the topics is read back.
+
+    Args:
+        sink: the configuration.
+        shard: whose partitions are read.
+        sources: whose records count.
+        everywhere: read all partitions, for what belongs to this shard's aggregates: where the
+            number of partitions may have been another one when it was written.
+        with_contents: say of each event what tells it from another one of its version.
+    """
+
+    sink: config.Sink
+    shard: Shard
+    sources: Sources
+    everywhere: bool = False
+    with_contents: bool = False
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """By topic that is read."""
+        return {
+            self.sink.topic: "events",
+            self.sink.gaps_topic: "gaps",
+            self.sink.dead_topic: "dead",
+            self.sink.late_topic: "late",
+        }
+
+    def kind(self, place: PartitionId) -> Kind:
+        """Of the records of a partition."""
+        return self.kinds[place[0]]
+
+    @cached_property
+    def places(self) -> list[PartitionId]:
+        """All partitions that are read."""
+        shard = self.shard
+        numbers = range(shard.partitions) if self.everywhere else sorted(shard.topic_partitions())
+        return [(topic, number) for topic in self.kinds for number in numbers]
+
+    @cached_property
+    def of_others(self) -> set[PartitionId]:
+        """Those of them that other shards write."""
+        own = set(self.shard.topic_partitions())
+        return {(topic, number) for topic, number in self.places if number not in own}

@@ -22,7 +22,8 @@ from eventpub.sink import client, faults, fencing, records
 from eventpub.sink.batch import Batch, Content, batch_of
 from eventpub.sink.causes import aborted
 from eventpub.sink.caution import caution_of
-from eventpub.sink.fold import FOLD_TIMEOUT, Fold, Known, Scope
+from eventpub.sink.fold import FOLD_TIMEOUT, Fold, Known
+from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
     PartitionId,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from eventpub import config
-from eventpub.sink.fold import Scope
+from eventpub.sink.folded import Scope
 from eventpub.sink.missing_markers import (
     MARKER_TIMEOUT,
     MissingMarkerError,

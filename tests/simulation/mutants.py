@@ -29,8 +29,8 @@ from eventpub.shard.publishing import Publishing
 from eventpub.sink import client, topics
 from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
-from eventpub.sink.fold import Fold, Scope
-from eventpub.sink.folded import Decoder
+from eventpub.sink.fold import Fold
+from eventpub.sink.folded import Decoder, Scope
 from eventpub.sink.stable_ends import StableEnds
 from eventpub.sink.transaction import Transactions
 from eventpub.sources.mysql.open_transactions import OpenTransactions
