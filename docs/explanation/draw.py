@@ -136,14 +136,11 @@ def parts() -> str:
     p.arrow((800, 132), (730, 132))
     p.arrow((730, 144), (800, 144))
     p.text(870, 172, "status, request", "small dim")
-    p.text(20, 262, "channel: queues in one", "small dim", "start")
-    p.text(20, 278, "process, Arrow Flight to", "small dim", "start")
-    p.text(20, 294, "another one", "small dim", "start")
+    p.text(20, 262, "channel: queues", "small dim", "start")
     for x, number in ((210, 0), (480, 1)):
-        where = "a thread, or a Spark task" if number == 0 else "perhaps on another machine"
         p.box(x, 330, 230, 70, f"runner of shard {number}", "fold, then: read, admit, backtrack,",
               "publish, record, report", kind="strong")  # fmt: skip
-        p.text(x + 115, 420, where, "small dim")
+        p.text(x + 115, 420, "a thread", "small dim")
         p.arrow((x + 80, 220), (x + 80, 330))
         p.arrow((x + 150, 330), (x + 150, 220))
         for line, words in enumerate(("Lease", "Window", "Comparison", "Request, Stop")):

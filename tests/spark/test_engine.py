@@ -1,4 +1,4 @@
-"""`eventpub run` with the engine spark on real servers, and the change from one engine to another."""
+"""`eventpub run` with the engine spark on real servers, and the change between engines."""
 
 from __future__ import annotations
 
