@@ -16,7 +16,7 @@ from eventpub.sources.mysql import Layout
 
 @dataclass(frozen=True)
 class Assignment:
-    """Made by the publisher, pickled with every task.
+    """Made by the publisher, the same for all shards.
 
     Attributes:
         config: the whole configuration.
