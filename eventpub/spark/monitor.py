@@ -78,6 +78,7 @@ class Monitor:
         self._reports: dict[int, Report] = {}
         self._seen = self._journals.newest()  # what a former process did is not counted
         self.progress = Progress(server=prepared.start_state.server)
+        self._stand_at(self._seen - 1)  # the last one may not be committed
         self._rate = Rate()
         self._log = ReportLog(config)
         self._waiting: dict[str, tuple[Request, queue.SimpleQueue[Any], dict[int, str]]] = {}
@@ -145,20 +146,37 @@ class Monitor:
         offset = last.sources[0].endOffset
         plan = Plan.from_offset(json.loads(offset) if isinstance(offset, str) else offset)
         for batch in range(self._seen + 1, plan.batch + 1):
-            for shard in range(self._config.run.shards):
-                head = self._journals.head(batch, shard)
-                if head is not None:
-                    self._reported(head["report"], now)
+            for report in self._heads(batch):
+                self._reported(report, now)
             self._seen = batch
         if plan.batch > self._plan.batch:
+            self._stand_at(plan.batch)
             self._plan = plan
             self._well_since = self._well_since or now
             self._mark("publishing", "ok", "", now)
             self._mark("index", "ok", "", now)
             self.remember()
 
+    def _heads(self, batch: int) -> list[Report]:
+        heads = (self._journals.head(batch, n) for n in range(self._config.run.shards))
+        return [head["report"] for head in heads if head is not None]
+
+    def _stand_at(self, batch: int) -> None:
+        """A batch is committed: where its shards are is where the publisher is."""
+        for report in self._heads(batch):
+            self._reports[report.shard] = report
+            if report.shard not in self.progress.per_shard:  # of a former process: nothing is new
+                is_there = {n: getattr(report, n) for n in ("position", "low", "holds", "next_due")}
+                self.progress.add(Report(report.shard, **is_there), "Spark")
+        if len(self._reports) == self._config.run.shards:
+            self.progress.position = min(r.position for r in self._reports.values())
+
+    def ended(self) -> None:
+        """The query has ended by itself, so that every batch is committed."""
+        self._stand_at(self._journals.newest())
+        self.remember()
+
     def _reported(self, report: Report, now: float) -> None:
-        self._reports[report.shard] = report
         self.progress.add(report, "Spark")
         self._rate.add(now, self.progress.published)
         self._mark(f"shard {report.shard}", "ok", "", now)
@@ -166,8 +184,6 @@ class Monitor:
             getattr(log, line.level)(line.text, **line.facts)
         for id_, answer in report.answers.items():
             self._answered(id_, report.shard, answer)
-        if len(self._reports) == self._config.run.shards:
-            self.progress.position = min(r.position for r in self._reports.values())
 
     def _observe(self, event: e.Event, now: float) -> None:
         if isinstance(event, e.LagMeasured):
@@ -213,7 +229,9 @@ class Monitor:
             "run": begin.run,
             "position": min(r.position for r in reports) if is_whole else start,
             "low": min(r.low for r in reports) if is_whole else begin.low,
-            "hidden_since": self._plan.unpublished_since if is_whole else begin.hidden_since,
+            "hidden_since": (
+                self._plan.unpublished_since if self._plan.batch else begin.hidden_since
+            ),
             "holds": self.progress.holds_open,
             "ends": [[*place, end] for place, end in begin.acknowledged.items()],
             "shards": self._config.run.shards,

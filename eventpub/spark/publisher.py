@@ -197,6 +197,7 @@ class Query:
                 error = self._why_it_ended()
                 self._query = None
                 if error is None:
+                    self.monitor.ended()
                     break
             if error is not None:
                 if self.monitor.well_for(now) > _WELL_AFTER:
