@@ -28,7 +28,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -396,6 +396,16 @@ class StateDir:
         """The numbers of shards that there are indexes of."""
         found = (folder.name.removesuffix("-shards") for folder in self.index.glob("*-shards"))
         return sorted(int(number) for number in found if number.isdigit())
+
+    def index_of(self, progress: Mapping[str, Any], number: int, shards: int) -> Path:
+        """The folder of a shard's index, as of the engine that has written the progress."""
+        if progress.get("engine") == "spark":
+            return self.query_index(str(progress.get("query")), number)
+        return self.shard_index(shards, number)
+
+    def query_index(self, query: str, number: int) -> Path:
+        """The folder of a shard's index, of a query of the engine spark."""
+        return self.root / "query" / query / str(number)
 
     def shard_index(self, shards: int, number: int) -> Path:
         """The folder of a shard's index."""

@@ -174,8 +174,9 @@ def _asked(state: StateDir, most: int, about: tuple[str, ...]) -> Pending | None
 def _kept(config: Config, state: StateDir, most: int, about: tuple[str, ...]) -> Pending:
     """As the indexes of this machine have it."""
     progress = state.read_progress() or {}
-    shards = progress.get("shards", config.run.shards)
-    return _together(glance(state.shard_index(shards, n), most, about) for n in range(shards))
+    shards = range(progress.get("shards", config.run.shards))
+    folders = [state.index_of(progress, number, len(shards)) for number in shards]
+    return _together(glance(folder, most, about) for folder in folders)
 
 
 def _together(shards: Iterable[Pending]) -> Pending:

@@ -22,6 +22,7 @@ from eventpub.coordinator.progress import Progress, Rate
 from eventpub.coordinator.status import notable, unanswered
 from eventpub.coordinator.wording import ReportLog
 from eventpub.errors import EventpubError
+from eventpub.index import glance
 from eventpub.log import dropped
 from eventpub.masking import mask_all
 from eventpub.publisher.prepare import Prepared
@@ -361,6 +362,8 @@ class Monitor:
         if self._query.is_paused and request.action != "list":
             error = {"code": "run.paused", "message": "the publisher is paused"}
             return {"answers": None, "error": error}
+        if request.action == "list" and not request.aggregate_id and (here := self._list(request)):
+            return {"answers": here, "error": None}
         answers: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()
         self._waiting[request.id] = request, answers, {}
         self._state.keep(request)
@@ -370,6 +373,16 @@ class Monitor:
             self.withdraw(request.id)
             return {"answers": None, "error": None}
         return {"answers": {str(s): answer for s, answer in found.items()}, "error": None}
+
+    def _list(self, request: Request) -> dict[str, str]:
+        """What waits, by shard, of indexes that are on this machine; none: they are not."""
+        found = {}
+        for number in range(self._config.run.shards):
+            folder = self._state.query_index(self._publisher.query, number)
+            if not (folder / "CURRENT").exists():
+                return {}
+            found[str(number)] = json.dumps(asdict(glance(folder, request.most, request.about)))
+        return found
 
     def withdraw(self, id: str) -> None:
         """Take back a request that waits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eventpub.channel import Request
 from eventpub.errors import find_marked
 from eventpub.spark.options import source_options
 from eventpub.spark.source import EventStoreDataSource, SourceError
@@ -308,3 +310,26 @@ def _away(_: Any) -> None:
     from eventpub.errors import StoreError
 
     raise StoreError("store.unreachable", "connection refused", retriable=True)
+
+
+def test_a_request_is_answered_by_the_shard_of_its_aggregate(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    commit(table, "a", 1)
+    commit(table, "a", 3)
+    query = Query(table, tmp_path, shards="2", rows="all", watermark="off", backoff_base="60s")
+    assert events(query.run()) == [("a", 1)]
+
+    def answers(**of: Any) -> dict[str, str]:
+        request = Request(f"r{len(query.offsets)}", aggregate_id="a", **of)
+        query.reader._planner._requests = lambda: [request]
+        query.run()
+        plan = query.offsets[-1]
+        heads = [query.reader._planner._journals.head(plan["batch"], n) for n in range(2)]
+        return {k: v for head in heads for k, v in head["report"].answers.items()}
+
+    [listed] = answers(action="list").values()
+    assert json.loads(listed) == {"gap": [2, 2]}
+    [skipped] = answers(action="skip", version=2, to_version=2).values()
+    assert skipped == "skipped"
+    assert [r["kind"] for r in query.batches[-1][0] + query.batches[-1][1]] == ["skip", "event"]
