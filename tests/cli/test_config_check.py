@@ -55,6 +55,7 @@ delivery = "exactly_once"
 "compression.type" = "lz4"
 
 [run]
+engine = "spark"
 shards = 2
 trigger = "100ms"
 
@@ -106,7 +107,8 @@ def test_the_interface_s_example_is_valid_and_all_of_its_keys_are_documented(
     page = configuration()
     for section, table in tomllib.loads(INTERFACE).items():
         for key in table:
-            assert f"`{key}`" in page.partition(f"\n## [{section}]\n")[2] or key == "columns", key
+            keys = page.partition(f"\n## [{section}]\n")[2].partition("\n## ")[0]
+            assert f"\n- `{key}" in keys or key in {"columns", "properties"}, key
 
 
 @pytest.mark.parametrize(
