@@ -46,6 +46,8 @@ from eventpub.spark.source import SourceError
 
 _KEYS = ("create_topics", "partitions", "replication_factor", "dead_limit", "transaction_timeout")
 _OTHERS = ("id", "topic", "after_query", "checkpointlocation", "path")
+_DIGESTED = ("aggregate_id", "version", "kind", "key", "value", "topic", "partition")
+"""What tells a repeated batch from another one; of the source's rows without the payloads."""
 _COLUMNS = {"key", "value", "headers", "topic", "partition"}
 
 
@@ -222,9 +224,10 @@ def _numbered(rows: pa.Table, query: str | None) -> Numbered:
             suggestion='write with df.writeStream.format("eventpub"); to publish a table once, read'
             " it as a stream with trigger(availableNow=True)",
         )
+    identity = rows.select([name for name in _DIGESTED if name in rows.schema.names])
     out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, rows.schema) as writer:
-        writer.write_table(rows)
+    with pa.ipc.new_stream(out, identity.schema) as writer:
+        writer.write_table(identity)
     digest = hashlib.blake2b(memoryview(out.getvalue()), digest_size=16).hexdigest()
     return Numbered(query, int(batch), context.partitionId(), digest)
 
