@@ -285,9 +285,10 @@ class NumberedSink:
         if numbered.batch:
             return SinkError(
                 "sink.other_query",
-                f"query {owner} has taken over from this query, {numbered.query}",
+                f"another publisher (query {owner}) has taken over this id; nothing was lost or"
+                " repeated, and this one stops",
                 where=where,
-                suggestion="let only one query run for an id; give this one another id",
+                suggestion="let only one publisher run for an id; or give this one another id",
             )
         return SinkError(
             "sink.other_query",

@@ -115,7 +115,7 @@ def test_c8_of_two_publishers_with_one_application_id_the_older_one_stops(
 
         second.start()
         assert first.finish(240) == 3
-        assert "sink.fenced" in first.words()
+        assert "sink.other_query" in first.words()
         assert "only one publisher" in first.words()
         time.sleep(3.0)
         assert second.process is not None
