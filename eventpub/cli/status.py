@@ -139,7 +139,7 @@ def _standing(standing: Standing) -> str:
 
 def _behind(found: dict[str, Any]) -> str:
     """Of what is held nobody knows how many events it is."""
-    from eventpub.coordinator.lag import MOST_EVENTS  # which imports the store
+    from eventpub.publisher.workers import MOST_EVENTS  # which imports the store
 
     if found["lag"]["events"] is None:
         return f"lag {found['lag']['seconds']:,.1f} s, events to read not known"

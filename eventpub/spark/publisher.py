@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import secrets
 import shutil
 import sys
@@ -37,6 +36,7 @@ from eventpub.spark.monitor import Monitor
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
 from eventpub.spark.planner import Plan
+from eventpub.spark.session import end_session, ignoring, new_session
 from eventpub.state import StateDir
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class Query:
         query, self._query = self._query, None
         if query is None:
             return
-        stopping = threading.Thread(target=lambda: _ignoring(query.stop), daemon=True)
+        stopping = threading.Thread(target=lambda: ignoring(query.stop), daemon=True)
         stopping.start()
         stopping.join(_STOPS_WITHIN)
         self.monitor.look(query, time.monotonic())  # what was done since the last time
@@ -330,93 +330,6 @@ def require_java() -> None:
             suggestion="install it (Debian: apt-get install openjdk-17-jre-headless) or set"
             " JAVA_HOME",
         )
-
-
-def new_session(config: Config, state: StateDir) -> SparkSession:
-    """Spark, with what the data sources need; what it prints goes to `spark.log`.
-
-    Raises:
-        Exception: it does not start.
-    """
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    from pyspark import SparkConf, SparkContext, accumulators
-    from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
-
-    from eventpub.spark import register
-
-    local = re.fullmatch(r"local(?:\[(\*|\d+)\])?", config.spark.master)
-    master = f"local[{_slots(local[1], config)},4]" if local else config.spark.master
-    properties = _defaults(state, is_local=local is not None) | config.spark.properties
-    conf = SparkConf().setMaster(master).setAppName(f"eventpub:{config.app.id}")
-    conf.setAll([*properties.items()])
-    gateway = None
-    if SparkContext._gateway is None:
-        with state.spark_log.open("ab") as out:
-            gateway = launch_gateway(conf, {"stdout": out, "stderr": out})  # type: ignore[no-untyped-call]
-    # that Spark's process has gone is said by whoever needs it
-    servers: Any = (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer)
-    for server in servers:
-        server.handle_error = _say_nothing
-    context = SparkContext(conf=conf, gateway=gateway)
-    context.setLogLevel("WARN")
-    session = SparkSession(context)
-    register(session)
-    return session
-
-
-def end_session(*, is_local: bool) -> None:
-    """End Spark; of one on this machine the process, since to stop it in order takes a second."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    gateway: Any = SparkContext._gateway
-    process = getattr(gateway, "proc", None)
-    if is_local and process is not None:
-        process.kill()
-        process.wait()
-        _ignoring(gateway.shutdown)
-    elif SparkContext._active_spark_context is not None:
-        _ignoring(SparkContext._active_spark_context.stop)
-    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-
-
-def _defaults(state: StateDir, *, is_local: bool) -> dict[str, str]:
-    managers = "org.apache.spark.sql.execution.streaming.checkpointing"
-    found = {
-        "spark.driver.memory": "1g",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.sql.streaming.checkpointFileManagerClass": (
-            f"{managers}.FileSystemBasedCheckpointFileManager"
-        ),
-        "spark.pyspark.python": sys.executable,
-    }
-    if is_local:
-        found |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.ui.port": "0",
-            "spark.local.dir": str(state.spark_scratch),
-        }
-    return found
-
-
-def _slots(given: str | None, config: Config) -> int:
-    cores = (os.cpu_count() or 1) if given == "*" else int(given or 1)
-    return max(cores, config.run.shards)
-
-
-def _say_nothing(*_: object) -> None:
-    return
-
-
-def _ignoring(call: Callable[[], Any]) -> None:
-    with suppress(Exception):
-        call()
 
 
 def _error_of(error: Exception) -> EventpubError:

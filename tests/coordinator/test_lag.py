@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eventpub.coordinator.lag import MOST_EVENTS, Lag
+from eventpub.publisher.workers import MOST_EVENTS, Lag
 from eventpub.sources.base import Poll
 
 SECOND = 1_000_000
