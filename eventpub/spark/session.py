@@ -19,6 +19,8 @@ from eventpub.state import StateDir
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
 
 def new_session(config: Config, state: StateDir) -> SparkSession:
     """Spark, with what the data sources need; what it prints goes to `spark.log`.
@@ -58,7 +60,10 @@ def _launched(properties: Mapping[str, str], state: StateDir) -> Any:
     state.spark_scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="eventpub-", dir=state.spark_scratch) as folder:
-        file = Path(folder) / "spark.properties"
+        file, options = Path(folder) / "spark.properties", Path(folder) / "java.options"
+        if properties.get(_JAVA_OPTIONS):  # of which arguments are made
+            options.write_text(_as_arguments(properties[_JAVA_OPTIONS]))
+            properties = {**properties, _JAVA_OPTIONS: f'"@{options}"'}
         file.write_text(_as_properties(properties))
         for name in [n for n in kept if n.startswith("EVENTPUB_") and "__" in n]:
             del os.environ[name]
@@ -82,6 +87,12 @@ def _as_properties(properties: Mapping[str, str]) -> str:
         return "".join(chr(n) if n < 128 and chr(n).isalnum() else f"\\u{n:04x}" for n in numbers)
 
     return "".join(f"{escaped(k)}={escaped(v)}\n" for k, v in properties.items())
+
+
+def _as_arguments(options: str) -> str:
+    """A file of the java command's arguments, each of them quoted."""
+    quoted = (o.replace("\\", "\\\\").replace('"', '\\"') for o in options.split())
+    return "".join(f'"{option}"\n' for option in quoted)
 
 
 def end_session(*, is_local: bool) -> None:

@@ -311,7 +311,7 @@ def test_a_batch_refused_for_its_size_is_sent_again_record_by_record(
     without = rows.slice(0, refusal.value.rows[0])
     still_careful = new_sink()
     assert still_careful.publish(without).events == without.num_rows
-    assert not still_careful.needs_replacement
+    assert still_careful.needs_replacement, "the next one need not be careful"
 
 
 def test_a_batch_refused_for_its_size_is_not_blamed_as_a_whole_beside_another_refusal(

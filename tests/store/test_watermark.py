@@ -15,7 +15,7 @@ import pymysql.err
 import pytest
 
 from eventpub.local import Database
-from eventpub.sources.mysql import Watermark, turns, watermark
+from eventpub.sources.mysql import Watermark, watermark
 from eventpub.sources.mysql.open_transactions import OpenTransactions, Transaction
 from eventpub.sources.mysql.transaction_list import found_in, only_reads, started_at
 from tests.conftest import FreshDatabase, fresh_database
@@ -624,9 +624,9 @@ def test_where_a_server_has_no_locks_for_turns_nobody_takes_turns(
         assert "GET_LOCK" in statement
         raise pymysql.err.NotSupportedError(1235, "not supported by WSREP")
 
-    monkeypatch.setattr(turns, "run", refuse)
-    monkeypatch.setattr(turns, "is_alive", lambda _: True)
-    own, connection = turns.Turns(), None
+    monkeypatch.setattr(watermark, "run", refuse)
+    monkeypatch.setattr(watermark, "is_alive", lambda _: True)
+    own, connection = watermark.Turns(), None
     own.pause(is_fresh=False)
     assert own.wait(cast(Any, connection)) is None
-    assert own.pause(is_fresh=False) >= turns.REFRESH
+    assert own.pause(is_fresh=False) >= watermark.REFRESH
