@@ -104,6 +104,7 @@ class Monitor:
             self._mark(name, "error", "not seen to work yet", now)
         for name in ("recount", "times"):
             self._mark(name, "ok", "", now)
+        self._document = self._made(now)
 
     @property
     def _shards(self) -> list[str]:

@@ -66,7 +66,7 @@ def test_c4_a_stalled_worker_wakes_up_after_its_shard_was_published_by_another(
     create_table(database)
     # one shard: another would be stalled, too, and its error may be another one
     alone = {"shards": 1}
-    first, successor = new_publisher(database, spark=alone), new_publisher(database, spark=alone)
+    first, successor = new_publisher(database, run=alone), new_publisher(database, run=alone)
     commit(database, range(1, 4))
     marker = tmp_path / "stalled.pid"
     first.start(environment={"EVENTPUB_FAILPOINT": f"before_commit:1:{marker}"})
