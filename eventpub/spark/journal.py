@@ -158,16 +158,20 @@ class Journals:
         end = self._end_of_head(name, data)
         if len(data) < end:
             raise self._damaged(name)
-        head: dict[str, Any] = json.loads(data[_LENGTH.size : end])
-        return head | {"report": report_of(head["report"])}
+        try:
+            head: dict[str, Any] = json.loads(data[_LENGTH.size : end])
+            return head | {"report": report_of(head["report"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(name) from error
 
     def _damaged(self, name: str) -> StateError:
         return StateError(
             "state.journal_damaged",
-            "a journal ends too early, as after a power failure",
+            "a journal cannot be read: it ends too early, or another version has written it",
             where=f"{self._place.location}/{name}",
             suggestion="if the machine has just lost power, remove this object: its batch was not"
-            " published, and is decided again; otherwise restore it from a backup",
+            " published, and is decided again; otherwise restore it from a backup, or install the"
+            " version that has written it",
         )
 
 

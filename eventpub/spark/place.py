@@ -95,9 +95,10 @@ class Place:
         """
         try:
             with self._mapped():
-                if length is None:
-                    return bytes(obstore.get(self._store, name).bytes())
-                return bytes(obstore.get_range(self._store, name, start=0, length=length))
+                if length is not None:
+                    with suppress(BaseError):  # an empty object has no ranges
+                        return bytes(obstore.get_range(self._store, name, start=0, length=length))
+                return bytes(obstore.get(self._store, name).bytes())
         except FileNotFoundError:
             return None
 

@@ -1,0 +1,105 @@
+"""The shared location, journals and snapshots of a query, on a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eventpub.channel import Report
+from eventpub.errors import StateError
+from eventpub.index import Index
+from eventpub.spark.journal import KEYS, Journal, Journals
+from eventpub.spark.place import Place
+from eventpub.spark.snapshots import Snapshots, prune
+
+
+def journal(shard: int, **changes: bytes) -> Journal:
+    """One without rows that changes an index."""
+    given = {name.encode(): value for name, value in changes.items()}
+    return Journal(Report(shard, position=7), KEYS.empty_table(), given)
+
+
+class TestPlace:
+    def test_an_object_is_created_once(self, tmp_path: Path) -> None:
+        place = Place(str(tmp_path / "place"))
+        assert place.create("a/b", b"1")
+        assert not place.create("a/b", b"2")
+        assert (place.read("a/b"), place.read("a/c")) == (b"1", None)
+        assert place.read("a/b", 100) == b"1"
+        assert list(place.names("a")) == ["a/b"]
+        place.delete("a/b", "a/c")
+        assert list(place.names("a")) == []
+        place.require_exclusive("a")
+
+    def test_one_that_creates_an_object_twice_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Place, "create", lambda *_: True)
+        with pytest.raises(StateError) as refused:
+            Place(str(tmp_path)).require_exclusive("q")
+        assert refused.value.code == "state.not_exclusive"
+
+    def test_one_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises((StateError, OSError)):
+            Place(str(tmp_path / "file" / "below")).create("a", b"")
+
+
+class TestJournals:
+    def test_the_first_of_two_attempts_decides(self, tmp_path: Path) -> None:
+        journals = Journals(Place(str(tmp_path)), "q")
+        assert journals.create(1, 0, journal(0, v=b"1"))
+        assert not journals.create(1, 0, journal(0, v=b"2"))
+        found = journals.read(1, 0)
+        assert found is not None
+        assert found.changes == {b"v": b"1"}
+        assert found.report.position == 7
+        assert journals.head(1, 1) is None
+        assert journals.newest() == 1
+
+    def test_the_changes_of_batches_that_an_index_lacks(self, tmp_path: Path) -> None:
+        journals = Journals(Place(str(tmp_path)), "q")
+        for batch in (1, 2, 3):
+            journals.create(batch, 0, journal(0, v=str(batch).encode()))
+        assert [c[b"v"] for c in journals.changes(0, 1, 3)] == [b"2", b"3"]
+        journals.prune({0: 2})
+        with pytest.raises(StateError) as missing:
+            list(journals.changes(0, 1, 3))
+        assert missing.value.code == "state.journal_missing"
+
+    @pytest.mark.parametrize("data", [b"", b"1234567", b"\x05" + bytes(7) + b"nojso", b"x" * 100])
+    def test_one_that_cannot_be_read_is_named(self, tmp_path: Path, data: bytes) -> None:
+        place = Place(str(tmp_path))
+        place.create(f"q/journal/{1:012d}/0", data)
+        with pytest.raises(StateError) as damaged:
+            Journals(place, "q").head(1, 0)
+        assert damaged.value.code == "state.journal_damaged"
+
+
+def test_an_index_is_fetched_from_the_newest_snapshot_that_is_not_too_new(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "place"))
+    snapshots, journals = Snapshots(place, "q", 0), Journals(place, "q")
+    for batch in (1, 2, 3, 4):
+        with Index(tmp_path / "index", {}, redo=lambda _: ()) as index:
+            if batch == 1:
+                index.begin(None)
+            assert journals.create(batch, 0, journal(0))
+            index.end_batch(batch)
+            index.flush()
+            snapshots.begin(index, batch).join()
+    assert snapshots.fetch(tmp_path / "new", 3) == 3
+    seen: list[int | None] = []
+
+    def redo(batch: int | None) -> tuple[()]:
+        seen.append(batch)
+        return ()
+
+    with Index(tmp_path / "new", {}, redo=redo) as index:
+        assert not index.is_new
+    assert seen == [3]
+    prune(place, "q", journals, committed=4, shards=1)
+    assert snapshots.fetch(tmp_path / "old", 2) is None
+    assert snapshots.fetch(tmp_path / "newest", 4) == 4
+    assert journals.head(3, 0) is None
+    assert journals.head(4, 0) is not None
