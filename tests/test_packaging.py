@@ -116,6 +116,8 @@ def test_the_wheel_of_the_image_publishes(
         publisher.start()
         publisher.until_published("a", [1, 2])
         eventually(lambda: alive() == 0, 30)
+        progress = publisher.state / "progress.json"
+        eventually(lambda: json.loads(progress.read_text())["position"] > 0, 60)
         publisher.kill()
         assert alive() == 1
         done = publisher.command("verify", "--json")

@@ -210,6 +210,16 @@ class NumberedSink:
             headers=[],
         )
 
+    def published_tasks(self, query: str, batch: int) -> set[int]:
+        """The tasks whose part of the last batch that was begun is published.
+
+        Raises:
+            SinkError: as of `publish`.
+        """
+        found = self._markers(Numbered(query, batch, -1, ""))
+        mine = (k for k, m in found if (m["query"], m["batch"]) == (query, batch))
+        return {int(key.rpartition("/")[2]) for key in mine}
+
     def owner(self) -> str | None:
         """The query whose marker is the last one; None: there is none."""
         nobody = Numbered("", 1 << 62, -1, "")

@@ -27,6 +27,7 @@ from eventpub.log import dropped
 from eventpub.masking import mask_all
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.workers import BrokerWork, ChecksWork, Worker
+from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.spark.journal import Journals
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
@@ -177,6 +178,22 @@ class Monitor:
         """The query has ended by itself, so that every batch is committed."""
         self._stand_at(self._journals.newest())
         self.remember()
+
+    def settle(self) -> None:
+        """The query was stopped, perhaps before Spark has noted that its last batch is done: the
+        markers on the topic say so."""
+        newest, shards = self._journals.newest(), range(self._config.run.shards)
+        heads = [self._journals.head(newest, n) for n in shards] if newest else [None]
+        if newest <= self._plan.batch or None in heads:
+            return
+        with_rows = {n for n, head in zip(shards, heads, strict=True) if head and head["rows"]}
+        sink = NumberedSink(self._config.sink, self._config.app.id, markers_of(self._config.sink))
+        if with_rows <= sink.published_tasks(self._publisher.query, newest - 1):
+            for batch in range(self._seen + 1, newest + 1):
+                for report in self._heads(batch):
+                    self._reported(report, time.monotonic())
+            self._stand_at(newest)
+            self.remember()
 
     def _reported(self, report: Report, now: float) -> None:
         self.progress.add(report, "Spark")

@@ -50,7 +50,9 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0
 _WELL_AFTER = 60.0
 """Seconds after which a failure before does not count any more."""
 
-_STOPS_WITHIN = 3.0
+_BATCH_ENDS_WITHIN = 2.0
+"""Seconds in which a batch may end before the query is stopped: else the next start repeats it."""
+_STOPS_WITHIN = 3.5
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
@@ -220,7 +222,8 @@ class Query:
             time.sleep(_LOOKS_EVERY)
         progress.stopped_by = stopped_by()
         self._stop_query()
-        self.monitor.look(None, time.monotonic())
+        with suppress(EventpubError):
+            self.monitor.settle()
         self.monitor.show(time.monotonic(), is_over=True)
         on_progress(progress)
         return progress
@@ -260,7 +263,14 @@ class Query:
         query, self._query = self._query, None
         if query is None:
             return
-        stopping = threading.Thread(target=lambda: ignoring(query.stop), daemon=True)
+
+        def stop() -> None:
+            until = time.monotonic() + _BATCH_ENDS_WITHIN
+            while query.status["message"].startswith("Processing") and time.monotonic() < until:
+                time.sleep(0.02)
+            query.stop()
+
+        stopping = threading.Thread(target=lambda: ignoring(stop), daemon=True)
         stopping.start()
         stopping.join(_STOPS_WITHIN)
         self.monitor.look(query, time.monotonic())  # what was done since the last time
