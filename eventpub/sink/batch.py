@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -114,12 +114,19 @@ class Events:
 class Batch:
     """What one transaction shall make visible, and what came of it so far.
 
+    Args:
+        events: by topic; as columns, they are produced one by one.
+
     Attributes:
         produced: records whose delivery is reported.
         has_unreported: there are others, which the offsets around them prove delivered.
     """
 
-    def __init__(self, events: dict[str, Events], side: list[tuple[str, records.Record]]) -> None:
+    def __init__(
+        self,
+        events: Mapping[str, Events | records.Columns],
+        side: list[tuple[str, records.Record]],
+    ) -> None:
         self.events = events
         self.side = side
         self.produced = 0

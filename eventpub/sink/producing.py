@@ -77,10 +77,13 @@ class Producing:
     def _produce_events(
         self,
         topic: str,
-        events: Events,
+        events: Events | records.Columns,
         batch: Batch,
         crash_point: CrashPoint,
     ) -> None:
+        if isinstance(events, records.Columns):
+            self._produce_columns(topic, events, batch, crash_point)
+            return
         # At once only in a transaction: what failed without a report is not visible then.
         one_by_one = (
             not self._owned.is_transactional

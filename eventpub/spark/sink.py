@@ -18,8 +18,7 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -36,13 +35,13 @@ from pyspark.sql.datasource import (
 
 from eventpub.admission import EVENTS, Shard, SkippedGap
 from eventpub.config import Sink
-from eventpub.errors import ConfigError, EventpubError, SinkError
+from eventpub.errors import ConfigError, SinkError
 from eventpub.sink.batch import Batch, Content, batch_of
 from eventpub.sink.numbered import Numbered, NumberedSink, markers_of
 from eventpub.sink.records import Columns, DeadRow, dead_record
 from eventpub.sink.topics import check_topics, partition_counts
 from eventpub.spark.options import Publisher
-from eventpub.spark.source import SourceError
+from eventpub.spark.source import errors_through_spark
 
 _KEYS = ("create_topics", "partitions", "replication_factor", "dead_limit", "transaction_timeout")
 _OTHERS = ("id", "topic", "after_query", "checkpointlocation", "path")
@@ -141,7 +140,7 @@ class EventpubSink(DataSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> Writer:  # noqa: N802 (Spark's name)
         """The writer of a micro-batch."""
         del overwrite
-        with _errors_through_spark():
+        with errors_through_spark():
             options, names = sink_options(self.options), set(schema.names)
             is_source = set(EVENTS.names) <= names
             if not is_source and ("value" not in names or names - _COLUMNS):
@@ -192,7 +191,7 @@ class Writer(DataSourceStreamArrowWriter):
         batches = [batch for batch in iterator if batch.num_rows]
         if not batches:
             return Published(0, False)
-        with _errors_through_spark():
+        with errors_through_spark():
             rows = pa.Table.from_batches(batches).combine_chunks()
             options = self._options
             numbered = _numbered(rows, options.query)
@@ -301,14 +300,6 @@ def _flags(rows: pa.Table) -> Any:
     return np.array([bool(late) for late in rows["late"].to_pylist()], bool)
 
 
-@dataclass(frozen=True)
-class _Plain:
-    """Records of one topic, to be produced one by one; see `batch.Events`."""
-
-    columns: Columns
-    rows: tuple[()] = ()
-
-
 class _PlainRows:
     """Rows with Spark's Kafka columns."""
 
@@ -353,14 +344,14 @@ class _PlainRows:
         for row, topic in enumerate(self._topics):
             rows.setdefault(str(topic), []).append(row)
         side: list[tuple[str, Any]] = []
-        events: dict[str, Any] = {}
+        events: dict[str, Columns] = {}
         for topic, of_topic in rows.items():
             reasons = refused.get(topic, {})
             _require_few(self._options, reasons)
             dead = [(of_topic[at], why) for at, why in reasons.items()]
             side += [(f"{topic}.dead", self._dead(topic, row, why)) for row, why in dead]
             kept = [row for at, row in enumerate(of_topic) if at not in reasons]
-            events[topic] = _Plain(self._columns(kept))
+            events[topic] = self._columns(kept)
         return Batch(events, side)
 
     def _columns(self, rows: list[int]) -> Columns:
@@ -403,11 +394,3 @@ def _require_few(options: SinkOptions, reasons: Mapping[int, str]) -> None:
             " (max.message.bytes; the option kafka.message.max.bytes); if these rows shall be dead"
             " letters, raise the option dead_limit. Nothing of them was published",
         )
-
-
-@contextmanager
-def _errors_through_spark() -> Iterator[None]:
-    try:
-        yield
-    except EventpubError as error:
-        raise SourceError(error.marked()) from error
