@@ -117,7 +117,7 @@ class Requests:
                 self._send(pending)
             elif not (is_under_way or pending.is_kept):
                 error = pending.error
-                self._end(pending, _paused() if error is None else _failed(pending, error))
+                self._end(pending, paused() if error is None else _failed(pending, error))
 
     def _send(self, pending: _Pending) -> None:
         for shard in pending.shards:
@@ -163,7 +163,8 @@ class Requests:
         self._do(wording.warning(f"{pending.command} was requested, and not done", **facts))
 
 
-def _paused() -> StateError:
+def paused() -> StateError:
+    """Nothing is published, not even on request."""
     return StateError(
         "run.paused",
         "the publisher is paused: until eventpub resume it publishes nothing, not even on request",

@@ -222,8 +222,8 @@ class NumberedSink:
 
     def owner(self) -> str | None:
         """The query whose marker is the last one; None: there is none."""
-        nobody = Numbered("", 1 << 62, -1, "")
-        found = self._markers(nobody)
+        reader = Numbered("", 1 << 62, -1, "")
+        found = self._markers(reader)
         return found[0][1]["query"] if found else None
 
     # -- what was published -----------------------------------------------------------------------

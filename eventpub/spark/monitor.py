@@ -19,6 +19,7 @@ from eventpub.config import Config
 from eventpub.coordinator import events as e
 from eventpub.coordinator.health import SILENT_AFTER, STALLED_AFTER, Check
 from eventpub.coordinator.progress import Progress, Rate
+from eventpub.coordinator.requests import paused
 from eventpub.coordinator.status import notable, unanswered
 from eventpub.coordinator.wording import ReportLog
 from eventpub.errors import EventpubError
@@ -84,7 +85,7 @@ class Monitor:
         self._rate = Rate()
         self._log = ReportLog(config)
         self._waiting: dict[str, tuple[Request, queue.SimpleQueue[Any], dict[int, str]]] = {}
-        self._begun = self._wall = time.time()
+        self._begun = time.time()
         self._active_at: float | None = None
         self._well_since: float | None = None
         self._checks: dict[str, Check] = {}
@@ -378,8 +379,7 @@ class Monitor:
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         """Have shards do something in the next batch; see `ops.pages.Source`."""
         if self._query.is_paused and request.action != "list":
-            error = {"code": "run.paused", "message": "the publisher is paused"}
-            return {"answers": None, "error": error}
+            return {"answers": None, "error": paused().to_dict()}
         if request.action == "list" and not request.aggregate_id and (here := self._list(request)):
             return {"answers": here, "error": None}
         answers: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()

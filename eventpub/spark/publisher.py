@@ -98,8 +98,7 @@ class Query:
         self._starting: threading.Thread | None = None
         self._start_error: EventpubError | None = None
         if is_new:
-            sink = NumberedSink(config.sink, config.app.id, markers_of(config.sink))
-            sink.take(self._publisher.query, prepared.assignment.partitions)
+            self._sink().take(self._publisher.query, prepared.assignment.partitions)
 
     def __enter__(self) -> Query:
         self._pages.begin()
@@ -133,7 +132,9 @@ class Query:
         )
         is_same = is_of_spark and all(known.get(name) == belongs[name] for name in belongs)
         name = str(known.get("query", ""))
-        if is_same and any(Place(location).names(f"checkpoint/{name}/offsets")):
+        has_begun = is_same and any(Place(location).names(f"checkpoint/{name}/offsets"))
+        # another publisher of this id may have published since: only the topic knows what
+        if has_begun and self._sink().owner() == name:
             return self._of(name, location, Plan(name)), False
         name = secrets.token_hex(8)
         log.info("new checkpoint: the topic is read back first", query=name, location=location)
@@ -150,6 +151,10 @@ class Query:
         if (former := known.get("query")) is not None:
             self._forget(str(former), str(known.get("location", location)))
         return self._of(name, location, plan), True
+
+    def _sink(self) -> NumberedSink:
+        sink = self._config.sink
+        return NumberedSink(sink, self._config.app.id, markers_of(sink))
 
     def _forget(self, name: str, location: str) -> None:
         """Remove what a checkpoint that is no longer used has left."""

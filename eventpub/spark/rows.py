@@ -77,7 +77,7 @@ class JournalSink:
         return PublishedBatch(events.num_rows, {})
 
     def check_between(self) -> None:
-        """Nobody else writes a journal."""
+        """A journal has one writer."""
 
     def take(self) -> list[pa.Table]:
         """What was collected since the last call, schema `DECIDED`."""

@@ -55,7 +55,7 @@ class Snapshots:
         return thread
 
     def keep(self, folder: Path, batch: int) -> None:
-        """Write an index that nobody has open to the location.
+        """Write an index that is closed to the location.
 
         Raises:
             StateError: state.unreachable

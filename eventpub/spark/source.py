@@ -71,12 +71,12 @@ class EventStoreDataSource(DataSource):
 
     def reader(self, schema: Any) -> EventStoreReader:
         """The reader of a batch: what the table has of a time."""
-        with _errors_through_spark():
+        with errors_through_spark():
             return EventStoreReader(source_options(self.options, is_stream=False))
 
     def streamReader(self, schema: Any) -> EventStoreStreamReader:  # noqa: N802 (Spark's name)
         """The reader of one streaming query."""
-        with _errors_through_spark():
+        with errors_through_spark():
             return EventStoreStreamReader(source_options(self.options))
 
 
@@ -98,7 +98,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where a query without a checkpoint starts."""
-        with _errors_through_spark():
+        with errors_through_spark():
             config, publisher = self._options.config, self._options.publisher
             if publisher is not None:
                 return publisher.initial.to_offset()
@@ -113,7 +113,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Everything that was created by now."""
         with (
-            _errors_through_spark(),
+            errors_through_spark(),
             EventStore(self._options.config.store, self._discovered()) as store,
         ):
             self._until = store.now()
@@ -121,7 +121,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The next batch, or `start` where there is nothing to do."""
         del limit
-        with _errors_through_spark():
+        with errors_through_spark():
             last = Plan.from_offset(start)
             if self._planner is None:
                 self._planner = self._new_planner(last)
@@ -143,7 +143,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """One for each shard."""
         del start  # of a first batch that is repeated, it is another one than it was
-        with _errors_through_spark():
+        with errors_through_spark():
             plan, planner = Plan.from_offset(end), self._planner
             layout = self._discovered() if planner is None else planner.layout
             return [Part(plan, n, layout) for n in range(self._options.config.run.shards)]
@@ -193,7 +193,7 @@ class EventStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one shard's part of a batch, as Arrow batches."""
         assert isinstance(partition, Part)
-        with _errors_through_spark():
+        with errors_through_spark():
             yield from Task(self._options, partition).run()
 
 
@@ -205,7 +205,7 @@ class EventStoreReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One for each shard, all with the same end."""
-        with _errors_through_spark():
+        with errors_through_spark():
             config, options = self._options.config, self._options
             layout = EventStore.discover(config.store)
             with EventStore(config.store, layout) as store:
@@ -218,7 +218,7 @@ class EventStoreReader(DataSourceReader):
         assert isinstance(partition, Part)
         options, plan = self._options, partition.plan
         with (
-            _errors_through_spark(),
+            errors_through_spark(),
             EventStore(options.config.store, partition.layout) as store,
         ):
             shard = Shard(partition.shard, options.config.run.shards, options.partitions)
@@ -255,7 +255,8 @@ def _require_own(options: SourceOptions, place: Place, query: str) -> None:
 
 
 @contextmanager
-def _errors_through_spark() -> Iterator[None]:
+def errors_through_spark() -> Iterator[None]:
+    """Raise errors of ours as Spark can pass them on."""
     try:
         yield
     except EventpubError as error:

@@ -52,7 +52,7 @@ class Part(InputPartition):
     layout: Layout
 
 
-class SparkContextOfShard(ShardContext):
+class JournaledContext(ShardContext):
     """A shard whose step writes a journal.
 
     Args:
@@ -139,7 +139,7 @@ class Task:
                 snapshots.keep(self._folder, 0)
         identity = {"query": plan.query}
         index = Index(self._folder, identity, adopts=lambda _: True, redo=self._redo)
-        with SparkContextOfShard(assignment, self._number, index, plan) as context:
+        with JournaledContext(assignment, self._number, index, plan) as context:
             failpoint("before_step")
             for _ in self._step(context):
                 yield from batches(context.journal_sink.take(), all_rows=all_rows)
@@ -172,7 +172,7 @@ class Task:
             )
         return self._journals.changes(self._number, known or 0, last)
 
-    def _step(self, context: SparkContextOfShard) -> Iterator[None]:
+    def _step(self, context: JournaledContext) -> Iterator[None]:
         """The step, in parts: between two, what was decided is to be taken."""
 
         def never() -> None:
@@ -282,7 +282,7 @@ def _ranges(events: Iterator[tuple[str, int]]) -> list[VersionRange]:
 
 
 class _NoLink:
-    """The link of a shard that nobody can stop, and that has no lease to lose."""
+    """The link of a shard that cannot be stopped, and that has no lease to lose."""
 
     is_stopping = False
 
@@ -290,10 +290,10 @@ class _NoLink:
         return None
 
     def confirm(self) -> None:
-        """Nobody else has it."""
+        """It cannot be lost."""
 
     def send(self, message: object) -> None:
-        """Nobody wants to know."""
+        """Answers go into the journal."""
 
 
 def recover(assignment: Assignment, number: int, lease: Lease, folder: Path) -> None:

@@ -80,6 +80,9 @@ def test_status_requests_and_pause_are_answered(
     assert json.loads(skipped.stdout)["ok"], skipped.stdout
     publisher.until_published("a", [1, 3], timeout=60)
     assert publisher.command("pause").returncode == 0
+    refused = json.loads(publisher.command("gaps", "retry", "a", "--json").stdout)
+    assert refused["error"]["code"] == "run.paused", refused
+    assert "eventpub resume" in refused["error"]["suggestion"]
     commit(database, "b", 1)
     time.sleep(3)
     assert not [r for r in publisher.topic.read() if r.key == "b"]
@@ -131,5 +134,10 @@ def test_who_takes_over_with_another_state_owns_the_topic(
         assert "sink.other_query" in create.log.read_text()
         other.until_published("a", [*range(1, version + 1)], timeout=120)
         assert other.command("verify").returncode in {0, 1}
-        found = [r.version for r in other.topic.read() if r.key == "a"]
+        other.stop()
+        create.start()  # takes it back, from what the other one has published
+        version += 1
+        commit(database, "a", version)
+        create.until_published("a", [*range(1, version + 1)], timeout=180)
+        found = [r.version for r in create.topic.read() if r.key == "a"]
         assert found == [*range(1, version + 1)]
