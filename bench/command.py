@@ -8,17 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from eventpub.cli.options import reports
-from eventpub.cli.output import Report
+from eventpub.cli.options import is_json_wanted, reports
+from eventpub.cli.output import Report, console
 from eventpub.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _ALL = ("article", "drain", "growth", "idle", "latency", "bursts", "restart", "large", "sizing")
 _OF_CASES = {
@@ -172,12 +169,10 @@ def _answer(name: str, results: list[dict[str, Any]], out: Path) -> Report:
         f" with the defaults; see {out / 'index.html'}"
     )
 
-    def text(console: Console) -> None:
+    if not is_json_wanted():
         for result in results:
-            tables.show(console, result)
-        console.print(summary, markup=False)
-
-    return Report(name, not wrong, summary, {r["case"]: r for r in results}, text=text)
+            tables.show(console(), result)
+    return Report(name, not wrong, summary, {r["case"]: r for r in results})
 
 
 def _say(text: str) -> None:

@@ -20,6 +20,7 @@ from .machine import Machine, environment
 from .peers import Run
 
 AGGREGATES = 20_000
+ON_SPARK = "eventpub on Spark"
 _FACTS = (
     *("rate", "rate_from_start", "first_visible_seconds", "cpu_seconds_per_million"),
     "others_cores",
@@ -41,6 +42,7 @@ def drain(  # noqa: PLR0913 (what a case is measured with)
     transaction = min(raw_pipe.TRANSACTION_ROWS, 2 * page)
     contestants: list[Callable[[], Run]] = [
         lambda: peers.eventpub(machine, url, events),
+        lambda: peers.eventpub(machine, url, events, {"run": {"engine": "spark"}}, what=ON_SPARK),
         lambda: peers.raw_pipe(machine, url, events, page_rows=page, transaction_rows=transaction),
     ]
     runs: list[Run] = []

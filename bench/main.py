@@ -210,7 +210,7 @@ def _latency(machine: Machine, plan: Plan, say: Say) -> dict[str, Any]:
         return latency(
             machine, plan.rates or (500,), 4, publishers=_ONE, warm_up=2, quiet=3, say=say
         )
-    rates = plan.rates or (100, 1_000, 6_000, 16_000)
+    rates = plan.rates or (10, 1_000, 6_000, 16_000)
     return latency(machine, rates, plan.seconds(30), say=say)
 
 

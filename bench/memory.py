@@ -113,7 +113,7 @@ def _kind(process: psutil.Process, driver: int) -> str:
         is_forked = parent is not None and parent.cmdline() == process.cmdline()
     except psutil.Error:
         return "gone"
-    if "pyspark.daemon" in command:
+    if "spark.daemon" in command:
         return "worker" if is_forked else "daemon"
     return "source"
 

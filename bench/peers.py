@@ -27,19 +27,20 @@ def module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", f"{__package__}.{name}", *arguments]
 
 
-def eventpub(
+def eventpub(  # noqa: PLR0913 (what a case is measured with)
     machine: Machine,
     url: str,
     events: int,
     settings: Settings | None = None,
     *,
     partitions: int = PARTITIONS,
+    what: str = "eventpub",
 ) -> Run:
     """Drains by `eventpub run --available-now`, exactly once, from an empty state."""
     drain = Eventpub(machine, url, partitions)
     run = drain.drain(events, settings)
     drain.finish()
-    return run
+    return run | {"what": what}
 
 
 class Eventpub:

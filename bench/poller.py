@@ -18,7 +18,8 @@ import pymysql
 from confluent_kafka import Producer
 from sqlalchemy.engine import make_url
 
-from eventpub.sink.records import event_columns
+from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.records import partitions_of
 
 from .raw_pipe import PRODUCER, SELECTED, one_by_one, table
 
@@ -54,7 +55,9 @@ def poll(
                 )
                 rows = cursor.fetchall()
             if rows:
-                one_by_one(producer, topic, event_columns(table(rows), "poller", partitions))
+                page = table(rows)
+                placed = partitions_of(page, partitions)
+                one_by_one(producer, topic, CloudEvents("poller").events(page, placed))
                 producer.flush()
                 sent += len(rows)
                 last = rows[-1][-1]

@@ -29,13 +29,8 @@ from confluent_kafka import Producer
 from sqlalchemy.engine import make_url
 
 from eventpub.private_apis.bulk import bulk_of
-from eventpub.sink.records import (
-    Columns,
-    event_columns,
-    fixed_events,
-    have_fixed_headers,
-    partitions_of,
-)
+from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.records import Columns, partitions_of
 
 READERS = ("connectorx", "asyncmy", "pymysql")
 PAGE_ROWS = 100_000
@@ -198,10 +193,10 @@ def drain(  # noqa: PLR0913 (what a case is measured with)
     for page in pages(url, client, page_rows):
         if not open_rows:
             producer.begin_transaction()
-        if at_once is None or not have_fixed_headers(page, None):
-            one_by_one(producer, topic, event_columns(page, "raw", partitions))
+        encoder, placed = CloudEvents("raw"), partitions_of(page, partitions)
+        if at_once is None or (events := encoder.fixed(page, placed)) is None:
+            one_by_one(producer, topic, encoder.events(page, placed))
         else:
-            events = fixed_events(page, "raw", partitions_of(page, partitions))
             rows = np.arange(page.num_rows)
             while len(rows := rows[at_once.produce(topic, events, rows) :]):
                 producer.poll(0.05)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from eventpub.admission.buckets import WIDTH, window_of
+from eventpub.admission.model import WIDTH, window_of
 from eventpub.config import Store
 from eventpub.coordinator.recount import Recount
 from eventpub.sources.mysql import EventStore

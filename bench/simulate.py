@@ -23,10 +23,10 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
-from tests.simulation.install import installed
 from tests.simulation.kept import keep
 from tests.simulation.kinds import KINDS, made
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.parts import scaled
 from tests.simulation.runner import Failure, run, shrink, sweep_all
 
 _SHOWN = 5
@@ -101,7 +101,7 @@ def _kinds(names: str) -> list[str]:
 
 def _show(failure: Failure, mutant: str | None, kept: bool) -> dict[str, object]:
     """Shrink one failure and print it."""
-    with installed(), MUTANTS[mutant]() if mutant else nullcontext():
+    with scaled(), MUTANTS[mutant]() if mutant else nullcontext():
         shrunk = shrink(made(failure.of, failure.seed), failure.kind)
         text = run(shrunk).text
     print(f"\n{failure.of} {failure.seed}: {failure.text}")

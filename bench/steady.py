@@ -19,6 +19,7 @@ from .usage import Usage
 DELAYS: dict[str, Settings] = {
     "delay 1s, watermark off": {"read": {"delay": "1s", "watermark": "off"}},
     "delay 50ms, watermark": {"read": {"delay": "50ms", "watermark": "auto"}},
+    "Spark, delay 1s, watermark": {"run": {"engine": "spark"}, "read": {"delay": "1s"}},
 }
 _BEYOND_RECOUNT = 600_000_000
 _SETTLE_SECONDS = 10.0

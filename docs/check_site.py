@@ -1,9 +1,9 @@
-"""Says what is wrong with the built site: links that lead nowhere, and what a page would fetch.
+"""Checks the built site for broken links and for anything that a page would fetch from elsewhere.
 
 python docs/check_site.py SITE
 
-Zensical checks the links that are written in Markdown. This looks at the HTML that came of it, so
-also at the navigation, at pictures, and at pages that are HTML from the start.
+Zensical checks the links in Markdown. This checks the generated HTML: also the navigation,
+pictures, and pages that are HTML from the start.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from urllib.parse import unquote, urlsplit
 FETCHED = {
     "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href",
 }  # fmt: skip
-"""What a browser loads without being asked; of `link` not what only names an address."""
+"""What a browser loads by itself; for `link`, except the relations below."""
 _NAMES_ONLY = {"canonical", "next", "prev", "alternate", "author", "license"}
 
 
 class _Page(HTMLParser):
-    """Ids, links and what is fetched, of one page."""
+    """Ids, links and fetched addresses of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _Page(HTMLParser):
 
 
 def problems(site: Path) -> Iterator[str]:
-    """What is wrong, a line each."""
+    """The problems, a line each."""
     pages = {path: _read(path) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         name = path.relative_to(site)

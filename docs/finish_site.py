@@ -1,9 +1,9 @@
-"""Takes out of the built site what is not for its readers.
+"""Removes from the built site what is not for its readers.
 
 python docs/finish_site.py SITE
 
-Programs that make pages are no pages. Developers' notes stay, but the search does not find them:
-they have the words of every other page, and answer no user's question.
+Scripts are deleted. Developers' notes stay, but are left out of the search: they contain the words
+of every other page and answer no user's question.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from eventpub import config_values as form
 from eventpub.errors import ConfigError
@@ -46,7 +46,7 @@ class App(Section):
 
     id: form.AppId
     """name of this publisher, 1 to 200 of A-Z a-z 0-9 . _ -: the ce_source of its records and part
-    of its transactional ids; only one of a name may run; add a former name to former_ids"""
+    of its transactional ids; never run two with one name; add a former name to former_ids"""
     former_ids: form.AppIds = ()
     """former values of app.id: records on the topic with these as ce_source count as this
     publisher's own"""
@@ -74,9 +74,9 @@ class Columns(Section):
     id: form.Column = "id"
     """a unique ascending number; '' if the table has none"""
     aggregate_id: form.KeyColumns = ("aggregate_id",)
-    """text, compared as bytes, a whole number, or BINARY(16), read as a UUID; where several columns
-    say it a list, such as ["aggregate_type", "aggregate_id"]: the key is their values joined by |
-    (in each, % becomes %25 and | becomes %7C)"""
+    """text, compared as bytes, a whole number, or BINARY(16), read as a UUID; for several columns a
+    list, such as ["aggregate_type", "aggregate_id"]: the key is their values joined by | (in each,
+    % becomes %25 and | becomes %7C)"""
     version: form.Name = "version"
     """1, 2, 3, … within the aggregate"""
     event_type: form.Name = "event_type"
@@ -95,7 +95,7 @@ class Store(Section):
 
     url: form.StoreUrl
     """mysql+pymysql://user@host:3306/database"""
-    password: SecretStr | None = None
+    password: form.Secret | None = None
     """the account's password; wins over one in store.url from the same source"""
     password_file: form.File = None
     """a file that holds the password, instead; read for each connection"""
@@ -111,9 +111,9 @@ class Store(Section):
     """read from a replica, although rows that it applies later than recount.horizon after their
     create_time may be lost, and the primary's open transactions are not seen"""
     takes_all_writes: bool = False
-    """your promise that every writer of the event table uses the server that url names, though
-    others could take writes, too: Galera, a group in multi-primary mode, two servers that replicate
-    each other; eventpub cannot check it"""
+    """your promise that every writer of the event table uses the server in url although others
+    accept writes, too (Galera, a group in multi-primary mode, two servers that replicate each
+    other); eventpub cannot check it"""
     without_identity: Literal["stop", "skip"] = "stop"
     """rows whose aggregate_id or version is NULL: 'stop' with the error store.row_invalid, or count
     and 'skip' them: they appear neither on the topic nor among the dead letters"""
@@ -142,7 +142,7 @@ class Read(Section):
     (PROCESS); off: read.delay alone"""
     max_wait: form.Micros = 1_000_000
     """longest wait of the boundary for an open transaction; the recount finds the events of a
-    transaction that is open for longer, when it has committed"""
+    transaction that is open for longer, once it has committed"""
 
 
 class Gaps(Section):
@@ -175,17 +175,17 @@ class Recount(Section):
     rows_in_past: Literal["stop", "count"] = "stop"
     """what to do when rows keep being inserted with a create_time older than recount.horizon,
     because of another time zone or an import of old rows: 'stop' with the error store.rows_in_past,
-    or 'count' the buckets of those that are seen again, which publishes them"""
+    or 'count' their buckets again, which publishes the rows that are seen"""
 
 
 class Sink(Section):
     """`[sink]`"""
 
     topic: form.Topic
-    """topic of the events, 1 to 240 of A-Z a-z 0-9 . _ -, which nobody else writes to; its side
-    topics are <topic>.gaps, .dead and .late"""
+    """topic of the events, 1 to 240 of A-Z a-z 0-9 . _ -, without other writers; its side topics
+    are <topic>.gaps, .dead and .late"""
     bootstrap_servers: form.Servers = "127.0.0.1:9092"
-    """brokers, host:port, several with commas between; a port from 1 to 65535, without one 9092"""
+    """brokers, host:port, comma-separated; a port from 1 to 65535, by default 9092"""
     kind: Literal["kafka"] = "kafka"
     """where the events are published"""
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
@@ -194,13 +194,13 @@ class Sink(Section):
     create_topics: bool = True
     """create missing topics, if the account may"""
     partitions: form.Whole = Field(8, ge=1, le=4096)
-    """of a topic that eventpub creates"""
+    """number of partitions of a topic that eventpub creates"""
     replication_factor: form.Whole = Field(-1, ge=-1, le=32_767)
-    """of a topic that eventpub creates; -1 = the broker's default"""
+    """replication factor of a topic that eventpub creates; -1 = the broker's default"""
     transaction_timeout: form.Micros = Field(60_000_000, ge=1_000_000, le=900_000_000)
-    """the broker aborts a transaction that is open longer; 1s to 15m"""
+    """the broker aborts a transaction that stays open for longer; 1s to 15m"""
     dead_limit: form.Whole = Field(100, ge=1, le=1_000_000_000)
-    """dead letters in a row that are allowed; at one more the publisher stops"""
+    """most dead letters in a row; one more stops the publisher"""
     accept_topic_id: str = ""
     """Kafka's id (`eventpub doctor` shows it) of a recreated or another topic to continue in: only
     what was not published before is published there"""
@@ -236,7 +236,10 @@ class Spark(Section):
 
     master: form.Master = "local[*]"
     """Spark's master: 'local[*]' or 'local[N]', with at least as many slots as there are shards,
-    'local-cluster[…]', 'spark://host:port', 'k8s://…' or 'yarn'; of the engine spark"""
+    'local-cluster[…]', 'spark://host:port', 'k8s://…' or 'yarn'"""
+    trigger: form.Micros = Field(600_000, ge=10_000)
+    """shortest time from the start of one micro-batch to the next, where run.trigger is shorter; a
+    batch costs about 0.15 s of CPU, however few rows it has"""
     properties: form.Properties = Field(default_factory=dict, repr=False)
     """properties of Spark"""
 
@@ -245,8 +248,8 @@ class State(Section):
     """`[state]`: what the executors of a cluster share (engine Spark)."""
 
     location: form.Location = ""
-    """what executors share: a folder, or s3://, gs://, az:// or abfss:// with what follows it; '' =
-    in app.state_dir (one machine)"""
+    """location that all executors share: a folder, or s3://…, gs://…, az://… or abfss://…; '' = in
+    app.state_dir (one machine)"""
     snapshot_every: form.Micros = Field(300_000_000, ge=1_000_000)
     """time between two snapshots of a shard's index there"""
 
@@ -257,8 +260,8 @@ class Ops(Section):
     http: form.HttpAddress = "127.0.0.1:8077"
     """address:port of metrics, health and dashboard, such as 127.0.0.1:8077; '' = off"""
     token: form.Token | None = None
-    """secret with which one may pause, resume, retry and skip on the dashboard; at least 16
-    characters; unset = nobody may"""
+    """secret required to pause, resume, retry and skip on the dashboard; at least 16 characters;
+    unset = the dashboard is read-only"""
     token_file: form.File = None
     """a file that holds the token, instead"""
     log: Literal["auto", "text", "json"] = "auto"
@@ -295,6 +298,13 @@ def contradictions(config: Config, origins: Mapping[str, str]) -> Iterator[Confi
                     where=key,
                     suggestion=f"remove {name} from [{section}.properties]",
                 )
+    if config.run.engine == "spark" and sink.delivery != "exactly_once":
+        yield ConfigError(
+            "config.contradiction",
+            f'sink.delivery = "{sink.delivery}" is only for run.engine = "threads"',
+            where="sink.delivery",
+            suggestion='remove sink.delivery, or set run.engine = "threads"',
+        )
     given = {name: value.upper() for name, value in sink.properties.items()}
     mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms") or ""
     has_token = (
@@ -305,7 +315,7 @@ def contradictions(config: Config, origins: Mapping[str, str]) -> Iterator[Confi
     if mechanism == "OAUTHBEARER" and not has_token:
         yield ConfigError(
             "config.contradiction",
-            "sasl.mechanism is OAUTHBEARER, and nothing gives a token",
+            "sasl.mechanism is OAUTHBEARER, but no token source is configured",
             where="sink.token_provider",
             suggestion="set sink.token_provider, or sasl.oauthbearer.method = oidc with the other"
             " sasl.oauthbearer.* in [sink.properties]",

@@ -1,21 +1,32 @@
 """The form of single values of the configuration, as types of the models in `eventpub.config`.
 
-What a value must be is said by the meaning of its key, or by the refusal, which does not repeat the
-value: it may be a secret.
+Each says how a value is read, and how it is written where the configuration is shown: as the file
+would have it, secrets masked. What a value must be is said by the meaning of its key, or by the
+refusal, which does not repeat the value: it may be a secret.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, SecretStr
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SecretStr,
+)
 
-from eventpub.times import format_time, parse_duration, parse_time
+from eventpub import masking
+from eventpub.properties import is_secret_property
+from eventpub.times import format_duration, format_time, parse_duration, parse_time
 
 
 def _whole(value: Any) -> Any:
@@ -97,8 +108,17 @@ def _key_columns(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _shown(properties: dict[str, str]) -> dict[str, str]:
+    secret = {n for n, v in properties.items() if isinstance(v, masking.FileSecret)}
+    secret.update(filter(is_secret_property, properties))
+    return {n: masking.MASK if n in secret else masking.mask_url(v) for n, v in properties.items()}
+
+
+def _written(how: Callable[[Any], Any]) -> PlainSerializer:
+    return PlainSerializer(how, when_used="json-unless-none")
+
+
 def _like(pattern: str) -> Any:
-    """Text that a regular expression matches as a whole."""
     return Field(pattern=rf"^(?:{pattern})\Z")
 
 
@@ -109,18 +129,28 @@ _PROTOCOL = r"(?i:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://"
 _SERVER = rf"\s*(?:{_PROTOCOL})?(?:{_IPV6}|[^\s:/,\[\]]+)(?::{_PORT})?\s*"
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-Micros = Annotated[int, BeforeValidator(parse_duration)]
+Micros = Annotated[int, BeforeValidator(parse_duration), _written(format_duration)]
 """A duration: text with a unit in the configuration, whole microseconds inside."""
 Name = Annotated[str, Field(min_length=1)]
-Properties = dict[str, Annotated[str, PlainValidator(_property_text)]]
+Secret = Annotated[SecretStr, _written(lambda _: masking.MASK)]
+Properties = Annotated[dict[str, Annotated[str, PlainValidator(_property_text)]], _written(_shown)]
 """Passed to a library as they are."""
 Folder = Annotated[Path, BeforeValidator(_folder)]
 File = Annotated[Path | None, _NONE_IF_EMPTY]
 Column = Annotated[str | None, _NONE_IF_EMPTY]
-KeyColumns = Annotated[tuple[str, ...], BeforeValidator(_names), AfterValidator(_key_columns)]
+KeyColumns = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_names),
+    AfterValidator(_key_columns),
+    _written(lambda names: list(names) if names[1:] else names[0]),
+]
 AppId = Annotated[str, _like(r"[A-Za-z0-9._-]{1,200}")]
 AppIds = Annotated[tuple[AppId, ...], BeforeValidator(_names)]
-StoreUrl = Annotated[SecretStr, AfterValidator(_url)]
+StoreUrl = Annotated[
+    SecretStr,
+    AfterValidator(_url),
+    _written(lambda url: masking.mask_url(url.get_secret_value())),
+]
 Start = Annotated[str, BeforeValidator(_start)]
 Zone = Annotated[str, AfterValidator(_zone)]
 Topic = Annotated[str, _like(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,240}")]
@@ -141,4 +171,4 @@ Location = Annotated[
     str, _like(rf"(?![A-Za-z][A-Za-z0-9+.-]*:)(?s:.*)|{_SCHEME}(?s:.*)[^/](?s:.*)")
 ]
 HttpAddress = Annotated[str, _like(rf"|(?:{_IPV6}|[^\s:/\[\]]*):(?:0|{_PORT})")]
-Token = Annotated[SecretStr, AfterValidator(_token)]
+Token = Annotated[Secret, AfterValidator(_token)]

@@ -103,7 +103,7 @@ class LocalError(EventpubError):
 
 
 class VersionConflict(EventpubError):  # noqa: N818 (the name users hold on to)
-    """Somebody else has already appended the expected version of the aggregate."""
+    """Another writer has already appended the expected version of the aggregate."""
 
     exit_status = 1
 

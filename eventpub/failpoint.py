@@ -7,9 +7,10 @@ was stalled does. A file that exists already has been used: the failpoint stays 
 restarted publisher passes. Of several, with commas between, each one is on when those before it
 were used.
 
-| name | the process stands |
+| name | the process is |
 |---|---|
 | `during_fold` | in a shard that has read a part of its topics back |
+| `after_baseline` | where rows were counted as published that the topic has lost |
 | `before_begin`, `after_begin` | at a shard's transaction |
 | `during_produce`, `after_produce` | where half of a batch, all of it was given to the client |
 | `before_commit`, `after_commit` | where all of it was delivered, is visible |

@@ -33,7 +33,7 @@ MOST_OF_TRACEBACK = 4_000
 
 
 class Lines(logging.Handler):
-    """Hands lines to a thread that writes them: whoever logs never waits for the reader of stderr.
+    """Hands lines to a thread that writes them: logging never waits for the reader of stderr.
 
     A log driver that blocks, or a stopped `tee`, would otherwise stop the publisher with it.
 
@@ -54,7 +54,7 @@ class Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception as error:  # must not end, nor block, whoever logs
+        except Exception as error:  # must neither end nor block the caller
             line = json.dumps({"event": f"a line cannot be formatted: {error}", "level": "error"})
         self.write(line + "\n")
 
@@ -91,7 +91,6 @@ class Lines(logging.Handler):
         self.write(self.format(record) + "\n")  # not by a logger, whose lock `close` may hold
 
     def flush(self) -> None:
-        """Wait until all is written, for a short time."""
         deadline = time.monotonic() + _WRITTEN_WITHIN
         while not self.is_written and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -106,7 +105,6 @@ class Lines(logging.Handler):
 
     @property
     def is_written(self) -> bool:
-        """Whether nothing waits."""
         return not self._waiting
 
 
@@ -115,19 +113,17 @@ _is_json = False
 
 
 def dropped() -> int:
-    """Log lines of this process that were dropped."""
     return 0 if _lines is None else _lines.dropped
 
 
 def is_json() -> bool:
-    """Whether lines are JSON objects."""
     return _is_json
 
 
 def end() -> bool:
     """Write what waits, at the end of the process, for a short time; whether all is written.
 
-    If not, a thread still holds stderr: whoever writes to it or flushes it waits for its reader.
+    If not, a thread still holds stderr: writing to it or flushing it waits for its reader.
     """
     if _lines is not None:
         _lines.close()

@@ -23,7 +23,7 @@ class FileSecret(str):
     """A secret as it stood in a file when the configuration was read.
 
     Attributes:
-        file: where it stands; a machine that runs only shards need not have it.
+        file: where it is; a machine that runs only shards need not have it.
     """
 
     file: Path
@@ -55,7 +55,7 @@ _lock = threading.Lock()
 _lasting: set[str] = set()
 _passing: deque[str] = deque(maxlen=32)
 _forms: tuple[re.Pattern[str] | None, list[str]] | None = None
-"""As of `_as_written`; None: to be made anew."""
+"""As of `_as_written`; None: to be recreated."""
 
 
 def remember(secret: str, *, passing: bool = False) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 _ONLY_OWN_KEY = "it has a key of its own in [sink]"
-_JOINS_NO_GROUP = "eventpub joins no group"
-_IS_NO_TEXT = "it is no property of librdkafka, but an argument of its Python client"
+_JOINS_NO_GROUP = "eventpub uses no consumer group"
+_IS_NO_TEXT = "it is not a property of librdkafka but an argument of its Python client"
 _LOG_IS_WATCHED = "the client's log is watched for lost answers of the transaction coordinator"
 
 PROTECTED_PROPERTIES: dict[str, str] = {
     "bootstrap.servers": _ONLY_OWN_KEY,
     "metadata.broker.list": _ONLY_OWN_KEY,
     "transaction.timeout.ms": _ONLY_OWN_KEY,
-    "transactional.id": "it is made of app.id and the shard's number, so that a newer owner fences",
+    "transactional.id": "derived from app.id and the shard's number, to fence the former owner",
     "enable.gapless.guarantee": "transactions give it",
     "partitioner": "the partition is CRC32 of the aggregate's id",
     "delivery.report.only.error": "delivery reports are counted before each commit",
@@ -21,7 +21,7 @@ PROTECTED_PROPERTIES: dict[str, str] = {
     "group.id": _JOINS_NO_GROUP,
     "enable.auto.commit": _JOINS_NO_GROUP,
     "enable.auto.offset.store": _JOINS_NO_GROUP,
-    "enable.partition.eof": "reading back ends by it",
+    "enable.partition.eof": "reading back relies on it to end",
     "auto.offset.reset": "an offset that is gone must be reported, not skipped",
     "default.topic.config": _IS_NO_TEXT,
     "error_cb": _IS_NO_TEXT,
@@ -64,16 +64,15 @@ def refused_property(name: str, value: str, delivery: str) -> str | None:  # noq
 _OF_SPARK: dict[str, str] = {
     "spark.master": "it has a key of its own, spark.master",
     "spark.python.daemon.module": "eventpub's own starts the processes of the shards",
-    "spark.task.maxFailures": "eventpub starts a shard again that was lost",
+    "spark.task.maxFailures": "eventpub itself restarts a lost shard",
 }
 
 
 def refused_spark_property(name: str, value: str) -> str | None:
-    """Why a property of `[spark.properties]` cannot be set, or None."""
     if name == "spark.submit.deployMode" and value.strip().lower() != "client":
         return "the publisher's own process is Spark's driver"
     if name == "spark.speculation" and value.strip().lower() != "false":
-        return "a second task of a shard would take its lease, each from the other"
+        return "two attempts of a task would fence each other"
     if not name.startswith("spark."):
         return "Spark ignores names that do not begin with spark."
     return _OF_SPARK.get(name)

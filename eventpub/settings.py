@@ -25,6 +25,7 @@ from eventpub.config import Config, contradictions
 from eventpub.errors import ConfigError
 from eventpub.properties import FILE_SUFFIX, is_secret_property
 from eventpub.settings_keys import KEYS, MAPS, PREFIX, SECTIONS, is_secret, meant_by, split
+from eventpub.times import format_duration
 
 _DEFAULT_FILE = Path("eventpub.toml")
 _Source = Iterable[tuple[str, Any, str]]
@@ -42,7 +43,6 @@ class CombinedConfigError(ConfigError):
         return "\n".join(str(p) for p in self.problems)
 
     def to_dict(self) -> dict[str, Any]:
-        """As of any error, with all of them under `problems`."""
         return super().to_dict() | {"problems": [p.to_dict() for p in self.problems]}
 
 
@@ -51,7 +51,7 @@ class Loaded:
     """A configuration and where each of its values came from.
 
     Args:
-        config: secrets that stand in files have been read, and are read again by `masking.current`.
+        config: secrets in files have been read, and are read again by `masking.current`.
         origins: by key: "default", "file …", "env …" or "flag …".
         file: the file that was read, or None.
     """
@@ -90,31 +90,14 @@ def load(  # noqa: PLR0913 (one a source)
     flag = {key: f"--set {key}" for key in overrides} | {**(flags or {})}
     table = _Table(named)
     table.add((k, v, "default") for k, v in (defaults or {}).items())
-    table.add((k, v, f"file {named}") for k, v in _leaves(_read_toml(named) if is_read else {}))
+    table.add((k, v, f"file {named}") for k, v in (_read_toml(named) if is_read else {}).items())
     table.add(_of_environment(environ))
     table.add((k, v, f"flag {flag[k]}") for k, v in overrides.items())
-    table.read_secret_files()
     config = table.validated()
     if config is None or table.problems:
         raise CombinedConfigError(table.problems) if table.problems[1:] else table.problems[0]
     defaults = {name: "default" for name, key in KEYS.items() if not key.is_map}
     return Loaded(config, defaults | table.origins, named if is_read else None)
-
-
-def shown(loaded: Loaded) -> dict[str, Any]:
-    """Every key's effective value as the file would write it; secrets are masked."""
-    result: dict[str, Any] = {}
-    for name, key in KEYS.items():
-        value: Any = loaded.config
-        for part in name.split("."):
-            value = getattr(value, part)
-        if not key.is_map:
-            result[name] = key.as_written(value)
-            continue
-        for prop, text in value.items():
-            is_hidden = isinstance(text, masking.FileSecret) or is_secret_property(prop)
-            result[f"{name}.{prop}"] = masking.MASK if is_hidden else masking.mask_url(text)
-    return result
 
 
 def read_file(file: Path, key: str) -> str:
@@ -138,6 +121,19 @@ def read_file(file: Path, key: str) -> str:
 # --- sources
 
 
+def _read_secret(file: Path, key: str) -> masking.FileSecret:
+    text = read_file(file, key).rstrip("\r\n")
+    if not text:
+        raise ConfigError(
+            "config.password_file",
+            f"{file} is empty",
+            where=key,
+            suggestion="write the secret into it, or remove the key",
+        )
+    masking.remember(text)
+    return masking.FileSecret(text, file.absolute())
+
+
 def _read_toml(file: Path) -> dict[str, Any]:
     text = read_file(file, str(file))
     try:
@@ -148,20 +144,10 @@ def _read_toml(file: Path) -> dict[str, Any]:
             "config.file_invalid",
             f"{file} is not TOML: {error}",
             where=str(file),
-            suggestion="the key or section of this line is there twice: remove one"
+            suggestion="the key or section on this line is a duplicate: remove one"
             if is_repeated
             else 'put text in quotes, and names with dots, too: "compression.type" = "lz4"',
         ) from None
-
-
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested tables; ``compression.type = "lz4"`` without quotes is one, too."""
-    for name, value in table.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict) and (key in SECTIONS or key in MAPS or split(key)[0] in MAPS):
-            yield from _leaves(value, f"{key}.")
-        else:
-            yield key, value
 
 
 _OF_OTHERS = re.compile(
@@ -219,12 +205,14 @@ class _Table:
             self._put(name, value, origin)
 
     def _put(self, name: str, value: Any, origin: str) -> None:
+        """A value, or a table of some; ``compression.type = "lz4"`` without quotes is one, too."""
         if name in MAPS and isinstance(value, str):
             with contextlib.suppress(ValueError, RecursionError):
                 value = json.loads(value)
-        if name in MAPS and isinstance(value, dict):
-            for key, text in _leaves(value, f"{name}."):
-                self._put(key, text, origin)
+        is_property = split(name)[0] in MAPS
+        if isinstance(value, dict) and (name in SECTIONS or name in MAPS or is_property):
+            for key, inner in value.items():
+                self._put(f"{name}.{key}", inner, origin)
         elif name in SECTIONS or name in MAPS:
             self._refuse(
                 "config.invalid_value",
@@ -233,7 +221,7 @@ class _Table:
                 fix=f"write [{name}] on a line of its own, its keys below it; in the environment,"
                 " properties are a JSON object",
             )
-        elif name in KEYS or split(name)[0] in MAPS:
+        elif name in KEYS or is_property:
             for secret in _secrets_in(name, value):
                 masking.remember(secret)
             self._values[name], self.origins[name] = value, origin
@@ -259,10 +247,10 @@ class _Table:
     def _refuse(self, code: str, message: str, key: str, *, fix: str) -> None:
         self.problems.append(ConfigError(code, message, where=key, suggestion=fix))
 
-    def read_secret_files(self) -> None:
+    def _read_secret_files(self) -> None:
         """Replace `store.password_file` by `store.password`, and so on.
 
-        Other machines need not have the file. Whatever stands in one is taken for a secret.
+        Other machines need not have the file. The content of any is taken for a secret.
         """
         for key, file in [*self._values.items()]:
             is_property = split(key)[0] == "sink.properties"
@@ -271,26 +259,21 @@ class _Table:
             if not is_named or not isinstance(file, str):
                 continue
             del self._values[key]
-            if meant in self._values:
-                both = f"both {meant} and {key} are set"
-                self._refuse("config.contradiction", both, key, fix="keep one of the two")
-                continue
             try:
-                text = read_file(Path(file), key).rstrip("\r\n")
+                if meant in self._values:
+                    both = f"both {meant} and {key} are set"
+                    raise ConfigError(
+                        "config.contradiction", both, where=key, suggestion="keep one of the two"
+                    )
+                secret = _read_secret(Path(file), key)
             except ConfigError as problem:
                 self.problems.append(problem)
                 continue
-            if not text:
-                remedy = "write the secret into it, or remove the key"
-                self._refuse("config.password_file", f"{file} is empty", key, fix=remedy)
-                continue
-            masking.remember(text)
-            secret = masking.FileSecret(text, Path(file).absolute())
             self._values[meant] = secret if is_property else SecretStr(secret)
             self.origins[meant] = f"file {file}"
 
     def validated(self) -> Config | None:
-        """The values as a configuration; None: there are problems with them."""
+        self._read_secret_files()
         nested: dict[str, Any] = {s: {} for s in SECTIONS if "." not in s}
         for key, value in self._values.items():
             section, name = split(key)
@@ -308,7 +291,6 @@ class _Table:
         return config
 
     def _refuse_value(self, detail: Mapping[str, Any]) -> None:
-        """What pydantic found, in our words."""
         names = accumulate(map(str, detail["loc"]), "{}.{}".format)
         # the fault may be that of one name of a list
         key = [name for name in names if name in KEYS or name in self._values][-1]
@@ -353,7 +335,9 @@ def _wanted(detail: Mapping[str, Any], key: str) -> str:
     if wanted is None:
         return re.sub(r"^(Value error, |Input should be )", "", detail["msg"])
     limits = detail.get("ctx", {})
-    return wanted.format_map({k: KEYS[key].as_written(v) for k, v in limits.items()})
+    if isinstance(KEYS[key].default, str):
+        limits = {name: format_duration(micros) for name, micros in limits.items()}
+    return wanted.format_map(limits)
 
 
 def _quoted(key: str, value: Any) -> str:

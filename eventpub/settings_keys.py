@@ -1,19 +1,16 @@
-"""All keys of the configuration, their defaults, and the one that a wrong name stands for."""
+"""All keys of the configuration, their defaults, and the key that a wrong name was meant for."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from eventpub import masking
 from eventpub.config import Config
 from eventpub.properties import is_secret_property
-from eventpub.times import format_duration, parse_duration
 
 PREFIX = "EVENTPUB_"
 
@@ -26,35 +23,31 @@ class Key(NamedTuple):
         variable: its environment variable.
         info: its type, default and meaning.
         is_map: it holds properties of a library, under names of their own.
+        default: as the file would write it; None where there is none.
     """
 
     name: str
     variable: str
     info: FieldInfo
     is_map: bool
+    default: Any
 
-    @property
-    def is_duration(self) -> bool:
-        """Whether the value is a duration."""
-        return any(getattr(m, "func", None) is parse_duration for m in self.info.metadata)
 
-    @property
-    def default(self) -> Any:
-        """As the file would write it; None where there is none."""
-        has_none = self.info.is_required() or self.is_map
-        return None if has_none else self.as_written(self.info.default)
+def effective(config: Config) -> dict[str, Any]:
+    """Every key's value as the file would write it; secrets are masked."""
+    return dict(_leaves(config.model_dump(mode="json")))
 
-    def as_written(self, value: Any) -> Any:
-        """A value as the file would write it; a secret is masked."""
-        if isinstance(value, SecretStr):
-            secret = value.get_secret_value()
-            return masking.mask_url(secret) if self.name == "store.url" else masking.MASK
-        if self.is_duration:
-            return format_duration(value)
-        if isinstance(value, tuple):
-            is_one = self.name == "store.columns.aggregate_id" and len(value) == 1
-            return value[0] if is_one else [*value]
-        return str(value) if isinstance(value, Path) else value
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+_NEEDED = {"app": {"id": "-"}, "store": {"url": "mysql+pymysql://-/-"}, "sink": {"topic": "-"}}
+_DEFAULTS = effective(Config.model_validate(_NEEDED))
 
 
 def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
@@ -64,7 +57,8 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
             yield from _walk(kind, f"{name}.")
         else:
             variable = PREFIX + name.upper().replace(".", "__")
-            yield Key(name, variable, info, field == "properties")
+            default = None if info.is_required() else _DEFAULTS.get(name)
+            yield Key(name, variable, info, field == "properties", default)
 
 
 KEYS: dict[str, Key] = {key.name: key for key in _walk(Config)}
@@ -79,14 +73,13 @@ def split(name: str) -> tuple[str, str]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a key or property is never shown."""
     if name in KEYS:
         return "SecretStr" in str(KEYS[name].info.annotation)
     return is_secret_property(name)
 
 
 def meant_by(name: str) -> str | None:
-    """The key or section that a wrong name stands for: of another section, or misspelt."""
+    """The key or section that a wrong name was meant for: of another section, or misspelt."""
     known = {key: key for key in (*KEYS, *SECTIONS)}
     by_last = {key.rpartition(".")[2]: key for key in reversed(KEYS)}
     last = name.rpartition(".")[2]

@@ -20,13 +20,11 @@ payloads as far as Spark writes any.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,23 +34,22 @@ from typing import IO, Any
 
 from eventpub.channel import MalformedError, Request, request_of
 from eventpub.errors import StateError
+from eventpub.state_files import give_to_owner, mapping, replace_file
 
 _LOCK_TIMEOUT = 1.0
-"""Seconds: who asks whether a publisher runs shares the lock for an instant."""
+"""Seconds: checking whether a publisher runs shares the lock for an instant."""
 
 LOCK = "eventpub.lock"
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-
 WITHOUT_FILES = (
-    "start the publisher (eventpub run): it does without a damaged file. Without progress.json it"
-    " takes the position from the indexes, or reads the table from the start where there are none,"
-    " counts the events of the day below it again, and forgets a pause"
+    "start the publisher (eventpub run): it runs without the damaged file. Without progress.json it"
+    " takes the position from the indexes, or reads the table from the start if there are none,"
+    " re-counts the events of the day before it, and forgets a pause"
 )
 """What to do where files cannot be read."""
 
 _LEFT_OVER = 60.0
-"""Seconds after which a temporary file belongs to nobody any more."""
+"""Seconds after which a temporary file counts as abandoned."""
 
 
 class StateDir:
@@ -70,6 +67,7 @@ class StateDir:
         self.start_file = self.root / "start.json"
         self.run_file = self.root / "run.json"
         self.status_file = self.root / "status.json"
+        self._files = (self.start_file, self.run_file, self.progress_file, self.status_file)
         self.query_file = self.root / "query.json"
         self.index = self.root / "index"
         self.spark_log = self.root / "spark.log"
@@ -78,17 +76,15 @@ class StateDir:
         self._lock: IO[str] | None = None
 
     def _make(self) -> None:
-        try:
+        with mapping(self.root):
             is_new = not self.root.exists()
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if is_new:
-                _give_to_owner(self.root)
+                give_to_owner(self.root)
             self.require_ours()
             if not self.lock_file.exists():
                 self.lock_file.touch(mode=0o600)
-                _give_to_owner(self.lock_file)
-        except OSError as error:
-            raise _mapped(error, self.root) from error
+                give_to_owner(self.lock_file)
 
     def require_ours(self) -> None:
         """Whatever is deleted or closed to others here must be a publisher's.
@@ -105,7 +101,7 @@ class StateDir:
         if others:
             raise StateError(
                 "state.not_ours",
-                f"the folder is no state directory, and not empty: {', '.join(others[:5])}"
+                f"the folder is not a state directory, and not empty: {', '.join(others[:5])}"
                 + (", …" if len(others) > 5 else ""),
                 where=str(self.root),
                 suggestion="set app.state_dir to a folder of its own, such as"
@@ -127,38 +123,29 @@ class StateDir:
                 directory cannot be made or written; state.not_ours; state.no_locks.
         """
         self._make()
-        path = self.lock_file
-        try:
-            handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
-        except OSError as error:
-            raise _mapped(error, path) from error
-        deadline = time.monotonic() + _LOCK_TIMEOUT
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() < deadline:
-                    time.sleep(0.02)
-                    continue
-                pid = (self.read(path) or {}).get("pid", "unknown")
-                raise StateError(
-                    "state.locked",
-                    f"another publisher (process {pid}) is running on this state directory",
-                    where=str(self.root),
-                    suggestion=f"stop process {pid}; a publisher of another table needs an app.id,"
-                    " an app.state_dir and a sink.topic of its own",
-                ) from error
-            except OSError as error:
-                raise _mapped(error, path) from error
-        self._lock = handle
-        try:
+        with mapping(self.lock_file):
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            handle = os.fdopen(descriptor, "a+")
+            deadline = time.monotonic() + _LOCK_TIMEOUT
+            while not _is_locked(handle, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise self._locked()
+                time.sleep(0.02)
+            self._lock = handle
             self.socket_file.unlink(missing_ok=True)  # of one that was killed
             handle.truncate(0)
             handle.write(json.dumps({"pid": os.getpid()}))
             handle.flush()
-        except OSError as error:
-            raise _mapped(error, path) from error
+
+    def _locked(self) -> StateError:
+        pid = (self.read(self.lock_file) or {}).get("pid", "unknown")
+        return StateError(
+            "state.locked",
+            f"another publisher (process {pid}) is running on this state directory",
+            where=str(self.root),
+            suggestion=f"stop process {pid}; a publisher of another table needs an app.id,"
+            " an app.state_dir and a sink.topic of its own",
+        )
 
     def listen(self) -> socket.socket:
         """The socket on which the publisher that holds the lock answers its own user's commands.
@@ -166,15 +153,10 @@ class StateDir:
         Raises:
             OSError: the directory's file system takes none.
         """
-        listening = socket.socket(socket.AF_UNIX)
-        try:
-            with self._socket_address() as address:
-                listening.bind(address)
+        with self._socket() as (listening, address):
+            listening.bind(address)
             self.socket_file.chmod(0o600)
             listening.listen(64)
-        except OSError:
-            listening.close()
-            raise
         return listening
 
     def connect(self, timeout: float) -> socket.socket:
@@ -183,23 +165,22 @@ class StateDir:
         Raises:
             OSError: none runs, or it does not answer yet.
         """
-        connection = socket.socket(socket.AF_UNIX)
-        try:
+        with self._socket() as (connection, address):
             connection.settimeout(timeout)
-            with self._socket_address() as address:
-                connection.connect(address)
-        except OSError:
-            connection.close()
-            raise
+            connection.connect(address)
         return connection
 
     @contextmanager
-    def _socket_address(self) -> Iterator[str]:
-        """The socket's path, in less than the 108 bytes that the kernel takes."""
+    def _socket(self) -> Iterator[tuple[socket.socket, str]]:
+        """A socket, and the path of ours in less than the 108 bytes that the kernel takes."""
         folder = os.open(self.root, os.O_RDONLY)
+        made = socket.socket(socket.AF_UNIX)
         try:
             short = f"/proc/self/fd/{folder}/{self.socket_file.name}"
-            yield short if os.path.exists("/proc/self/fd") else str(self.socket_file)
+            yield made, short if os.path.exists("/proc/self/fd") else str(self.socket_file)
+        except OSError:
+            made.close()
+            raise
         finally:
             os.close(folder)
 
@@ -226,9 +207,7 @@ class StateDir:
 
     def protect(self) -> bool:
         """Take other users' access away; whether there was any."""
-        files = [self.progress_file, self.start_file, self.run_file, self.spark_log]
-        files.append(self.status_file)
-        files.append(self.lock_file)
+        files = [*self._files, self.spark_log, self.lock_file]
         folders = [self.index, self.spark_scratch, self.requests]
         inside = [path for folder in folders for path in folder.rglob("*")]
         found = False
@@ -241,7 +220,6 @@ class StateDir:
         return found
 
     def unlock(self) -> None:
-        """Let others in."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -267,8 +245,7 @@ class StateDir:
 
     def damaged(self) -> list[Path]:
         """The files that are there, and of which nothing can be read any more."""
-        files = (self.start_file, self.run_file, self.progress_file, self.status_file)
-        return [file for file in files if os.path.exists(file) and self.read(file) is None]
+        return [file for file in self._files if file.exists() and self.read(file) is None]
 
     def read_progress(self) -> dict[str, Any] | None:
         """What progress.json says, for a command that would be wrong without it; None: there is
@@ -281,7 +258,7 @@ class StateDir:
         if found is None and self.progress_file.exists():
             raise StateError(
                 "state.file_damaged",
-                f"{self.progress_file.name} is damaged: nothing can be read of it",
+                f"{self.progress_file.name} is damaged and cannot be read",
                 where=str(self.progress_file),
                 suggestion=WITHOUT_FILES,
             )
@@ -289,13 +266,7 @@ class StateDir:
 
     def was_used(self) -> bool:
         """Whether a publisher has run here, as far as files say."""
-        return bool(
-            self.indexed()
-            or any(
-                file.exists()
-                for file in (self.start_file, self.run_file, self.progress_file, self.status_file)
-            )
-        )
+        return bool(self.indexed()) or any(file.exists() for file in self._files)
 
     def write(self, path: Path, data: dict[str, Any], *, lasting: bool = False) -> None:
         """Replace one of the files, whole or not at all.
@@ -303,13 +274,10 @@ class StateDir:
         Args:
             lasting: on the disk when this returns.
         """
-        try:
+        with mapping(path):
             replace_file(path, json.dumps(data), lasting=lasting)
-        except OSError as error:
-            raise _mapped(error, path) from error
 
     def forget_shards(self, shards: int) -> None:
-        """Remove the indexes of a number of shards that is not used any more."""
         shutil.rmtree(self.index / f"{shards}-shards", ignore_errors=True)
 
     def set_aside(self, shards: int, partitions: int) -> None:
@@ -319,11 +287,9 @@ class StateDir:
             source.rename(aside)
 
     def former_indexes(self) -> tuple[Path, ...]:
-        """What `set_aside` has kept; empty: nothing."""
         return tuple(sorted(self.index.glob("former-*/*")))
 
     def forget_former(self) -> None:
-        """Remove what `set_aside` has kept."""
         for aside in self.index.glob("former-*"):
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -334,35 +300,19 @@ class StateDir:
             StateError: state.not_writable
         """
         self._make()
-        try:
+        with mapping(self.requests), suppress(FileExistsError):
             self.requests.mkdir(mode=0o700)
-            _give_to_owner(self.requests)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise _mapped(error, self.requests) from error
+            give_to_owner(self.requests)
         self.write(self.requests / f"{request.id}.json", asdict(request), lasting=True)
 
     def kept(self) -> list[Request]:
-        """The requests that nobody has answered, oldest first."""
-        return [request for _, request in self._requests() if request is not None]
-
-    def set_invalid_requests_aside(self) -> list[Path]:
-        """Rename the files in requests/ that are none; their new names."""
-        aside = []
-        for file, request in self._requests():
-            if request is None:
-                aside.append(file.with_suffix(".invalid"))
-                with suppress(FileNotFoundError):
-                    file.rename(aside[-1])
-        return aside
-
-    def _requests(self) -> list[tuple[Path, Request | None]]:
+        """The requests that are not answered, oldest first; other files are skipped."""
         try:
             files = sorted(self.requests.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         except FileNotFoundError:  # answered at this moment
             return []
-        return [(file, _request(self.read(file), file.stem)) for file in files if file.exists()]
+        found = (_request(self.read(file), file.stem) for file in files)
+        return [request for request in found if request is not None]
 
     def withdraw(self, request: Request) -> bool:
         """Take a request back; False where it was answered before.
@@ -371,29 +321,18 @@ class StateDir:
             StateError: state.not_writable
         """
         file = self.requests / f"{request.id}.json"
-        try:
+        with mapping(file), suppress(FileNotFoundError):
             file.unlink()
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise _mapped(error, file) from error
-        return True
+            return True
+        return False
 
     def is_running(self) -> bool:
         """Whether a publisher has this directory."""
-        try:
-            with self.lock_file.open() as handle:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            raise _mapped(error, self.root) from error
+        with mapping(self.root), suppress(FileNotFoundError), self.lock_file.open() as handle:
+            return not _is_locked(handle, fcntl.LOCK_SH)
         return False
 
     def indexed(self) -> list[int]:
-        """The numbers of shards that there are indexes of."""
         found = (folder.name.removesuffix("-shards") for folder in self.index.glob("*-shards"))
         return sorted(int(number) for number in found if number.isdigit())
 
@@ -404,94 +343,25 @@ class StateDir:
         return self.shard_index(shards, number)
 
     def query_index(self, query: str, number: int) -> Path:
-        """The folder of a shard's index, of a query of the engine spark."""
         return self.root / "query" / query / str(number)
 
     def shard_index(self, shards: int, number: int) -> Path:
-        """The folder of a shard's index."""
         return self.index / f"{shards}-shards" / str(number)
 
 
-def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
-    """Write a file anew, whole or not at all, whoever else does the same at this moment.
-
-    Args:
-        lasting: on the disk when this returns.
-
-    Raises:
-        OSError: it is as it was before.
-    """
-    handle, partial = tempfile.mkstemp(".new", f"{path.name}.", path.parent)
+def _is_locked(handle: IO[str], how: int) -> bool:
+    """Whether the lock of a file could be had; it is held until the file is closed."""
     try:
-        _give_to_owner(Path(partial))
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            if lasting:
-                file.flush()
-                os.fsync(handle)
-        Path(partial).rename(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(partial).unlink()
-        raise
-    if lasting:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # a file system that has no such thing
-                os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _give_to_owner(path: Path) -> None:
-    """What root makes (an operator's command) belongs to the publisher's user: it is to read it."""
-    if os.geteuid() == 0:
-        of = path.parent.stat()
-        with suppress(OSError):  # a file system without owners
-            os.chown(path, of.st_uid, of.st_gid)
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _request(data: dict[str, Any] | None, id: str) -> Request | None:
-    """What a file in requests/ says; None: it is none that this version knows."""
     try:
         request = request_of(data or {})
     except MalformedError:
         return None
     is_known = request.action in {"retry", "skip"} and request.aggregate_id
     return request if request.id == id and is_known else None
-
-
-def _mapped(error: OSError, path: Path) -> StateError:
-    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-    if error.errno in _NO_LOCKS:
-        return StateError(
-            "state.no_locks",
-            f"files cannot be locked there: {error.strerror}; nothing would keep a second publisher"
-            " out",
-            where=str(path),
-            suggestion="set app.state_dir to a folder on a local disk; on NFS, mount it with locks"
-            " (NFS 4, or lockd, and without nolock)",
-        )
-    if error.errno == errno.ENOENT:
-        return StateError(
-            "state.not_writable",
-            f"the folder {path.parent} is gone",
-            where=str(path),
-            suggestion="put it back, or start again: the publisher then asks for what it needs",
-        )
-    if error.errno in {errno.EEXIST, errno.ENOTDIR}:
-        return StateError(
-            "state.not_writable",
-            f"{path} is not a folder",
-            where=str(path),
-            suggestion="set app.state_dir to a folder",
-        )
-    return StateError(
-        "state.disk_full" if full else "state.not_writable",
-        "no space is left on the disk" if full else f"cannot be written: {error.strerror}",
-        where=str(path),
-        suggestion="free space on the disk of app.state_dir"
-        if full
-        else "give the publisher's user write access, or set app.state_dir",
-        retriable=full,
-    )

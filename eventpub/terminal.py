@@ -31,7 +31,6 @@ def printable(text: str) -> str:
 
 
 def escaped(character: str) -> str:
-    """How one character is written."""
     return f"\\x{ord(character):02x}" if character < "\u0100" else f"\\u{ord(character):04x}"
 
 
@@ -51,5 +50,4 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 def named_versions(first: int, last: int) -> str:
-    """``version 3``, ``versions 3 to 5``."""
     return f"version {first}" if first == last else f"versions {first} to {last}"

@@ -41,7 +41,6 @@ def parse_duration(value: Any) -> int:
 
 
 def format_duration(micros: int) -> str:
-    """A duration as the configuration would write it, in the largest whole unit."""
     for unit in ("d", "h", "m", "s", "ms", "us"):
         if micros and micros % _UNITS[unit] == 0:
             return f"{micros // _UNITS[unit]}{unit}"

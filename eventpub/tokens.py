@@ -16,11 +16,6 @@ from typing import Any
 from eventpub import masking
 from eventpub.errors import ConfigError, SinkError
 
-_SUGGESTION = (
-    "sink.token_provider names package.module:function; the package must be installed beside"
-    " eventpub, or be found by PYTHONPATH"
-)
-
 
 class TokenProvider:
     """Calls the function for one client, and keeps why it failed: the client does not say.
@@ -68,9 +63,9 @@ def token_failed(how: str) -> SinkError:
     """The function gives no token; waiting may help, since its issuer may be away."""
     return SinkError(
         "sink.token_failed",
-        f"there is no token for Kafka: {how}",
+        f"no token for Kafka: {how}",
         where="sink.token_provider",
-        suggestion="call the function by itself; it must return (token, expires), the latter in"
+        suggestion="test the function on its own; it must return (token, expires), with expires in"
         " seconds since 1970",
         retriable=True,
     )
@@ -80,11 +75,11 @@ def provider_failed(how: str) -> SinkError:
     """The identity provider that librdkafka asks gives no token, or is away."""
     return SinkError(
         "sink.token_failed",
-        f"the identity provider gives no token for Kafka: {how}",
+        f"the identity provider returned no token for Kafka: {how}",
         where="sink.properties.sasl.oauthbearer.token.endpoint.url",
         suggestion="check it, sasl.oauthbearer.client.id, sasl.oauthbearer.client.secret and"
-        " sasl.oauthbearer.scope in [sink.properties], and that the provider can be reached; where"
-        " its tokens are no JWTs with sub and exp, write a sink.token_provider",
+        " sasl.oauthbearer.scope in [sink.properties], and that the provider can be reached; if its"
+        " tokens are not JWTs with sub and exp, write a sink.token_provider",
         retriable=True,
     )
 
@@ -97,19 +92,15 @@ def find_function(name: str) -> Callable[[str], Any]:
     """
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        found: Callable[[str], Any] = getattr(importlib.import_module(module), function)
+        if not callable(found):
+            raise TypeError("it is not a function")
     except Exception as error:  # whatever the module raises while it is imported
         raise ConfigError(
             "config.token_provider",
             f"there is no {name}: {type(error).__name__}: {masking.mask_url(str(error))}",
             where="sink.token_provider",
-            suggestion=_SUGGESTION,
+            suggestion="sink.token_provider names package.module:function; the package must be"
+            " installed in eventpub's environment, or be on PYTHONPATH",
         ) from error
-    if not callable(found):
-        raise ConfigError(
-            "config.token_provider",
-            f"{name} is no function",
-            where="sink.token_provider",
-            suggestion=_SUGGESTION,
-        )
-    return found  # type: ignore[no-any-return]
+    return found

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from eventpub.sink import caution
+from eventpub.sink import causes, faults
 
 
 def forget_all() -> None:
     """Forget it."""
-    caution._by_owner.clear()
-    caution._unanswered_at = float("-inf")
+    causes._by_owner.clear()
+    faults._unanswered_at = float("-inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,14 @@ from eventpub.config import App, Config, Sink, Store
 from eventpub.coordinator import events as e
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.index import Index
+from eventpub.index.database import ROCKSDB
 from eventpub.ops.asking import ask_running, ask_shards
 from eventpub.publisher import run
+from eventpub.publisher.commands import CommandRunner
 from eventpub.publisher.prepare import _begin_run
-from eventpub.publisher.publisher import CommandRunner
 from eventpub.publisher.recovery import kept_progress
 from eventpub.publisher.workers import Worker
 from eventpub.state import StateDir
-from tests.channel.ends import until
 from tests.ops.served import Source, running
 
 DAY = 86_400_000_000
@@ -54,11 +55,11 @@ def test_a21_without_progress_json_a_day_below_the_position_is_counted(tmp_path:
         with Index(state.shard_index(2, number), {}) as index:
             index.begin(None)
             index.record(Decision(EVENTS.empty_table()), {}, position)
-    found = kept_progress(state, 2, 0)
+    found = kept_progress(state, 2, 0, ROCKSDB)
     assert found["position"] == 4 * DAY
     assert found["hidden_since"] == 3 * DAY
     state.write(state.progress_file, {"position": 7})
-    assert kept_progress(state, 2, 0) == {"position": 7}
+    assert kept_progress(state, 2, 0, ROCKSDB) == {"position": 7}
 
 
 def test_without_java_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,4 +173,7 @@ def test_what_ends_a_start_is_said_without_its_secrets(tmp_path: Path) -> None:
         run(config)
     assert error.value.code == "store.unreachable"
     assert "hidden" not in str(error.value) + str(lines)
-    assert until(lambda: not StateDir(tmp_path).is_running())
+    deadline = time.monotonic() + 20.0
+    while StateDir(tmp_path).is_running():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

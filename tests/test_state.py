@@ -19,7 +19,8 @@ import pytest
 from eventpub.channel import Request
 from eventpub.errors import StateError
 from eventpub.publisher.publisher import Publisher
-from eventpub.state import StateDir, replace_file
+from eventpub.state import StateDir
+from eventpub.state_files import replace_file
 
 _MANY = 300
 
@@ -175,8 +176,8 @@ def test_a_directory_that_was_moved_away_is_said_to_be_gone(tmp_path: Path) -> N
     with pytest.raises(StateError) as caught:
         state.write(state.progress_file, {})
     assert caught.value.code == "state.not_writable"
-    assert f"{state.root} is gone" in caught.value.message
-    assert "put it back" in str(caught.value.suggestion)
+    assert caught.value.where == str(state.progress_file)
+    assert "move it back" in str(caught.value.suggestion)
 
 
 def test_a_kept_request_is_gone_when_it_was_answered_and_not_when_it_failed(
@@ -195,13 +196,12 @@ def test_a_kept_request_is_gone_when_it_was_answered_and_not_when_it_failed(
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"id": "r", "action": "drop"}', '{"id": "other", "action": "skip"}']
 )
-def test_a_file_that_is_no_request_is_moved_aside(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_request_is_passed_over(tmp_path: Path, text: str) -> None:
     state = StateDir(tmp_path)
     state.requests.mkdir()
     (state.requests / "r.json").write_text(text)
     assert state.kept() == []
-    assert state.set_invalid_requests_aside() == [state.requests / "r.invalid"]
-    assert [found.name for found in state.requests.iterdir()] == ["r.invalid"]
+    assert [found.name for found in state.requests.iterdir()] == ["r.json"]
 
 
 def test_what_a_former_run_has_left_is_cleared_and_nothing_else(tmp_path: Path) -> None:
@@ -297,10 +297,8 @@ def test_a_file_in_the_place_of_the_directory_is_said_to_be_no_folder(tmp_path: 
     for root in (taken, taken / "state"):
         with pytest.raises(StateError) as caught:
             StateDir(root).lock()
-        assert (caught.value.code, caught.value.message) == (
-            "state.not_writable",
-            f"{root} is not a folder",
-        )
+        assert (caught.value.code, caught.value.where) == ("state.not_writable", str(root))
+        assert "set app.state_dir" in str(caught.value.suggestion)
 
 
 def test_a_file_that_may_not_be_read_is_an_error_with_a_code(tmp_path: Path) -> None:

@@ -85,11 +85,11 @@ class Picture:
 
 
 def event() -> str:
-    """An event's way through the packages."""
-    p = Picture(960, 340, "An event's way through the packages")
+    """The path of a row from the event table to the topic."""
+    p = Picture(960, 340, "The path of a row from the event table to the topic")
     p.box(20, 70, 120, 74, "MySQL", "event table")
-    p.box(220, 70, 140, 74, "store", "window: rows by", "create_time", kind="strong")
-    p.box(440, 70, 150, 74, "admission", "may it go out now?", kind="strong")
+    p.box(220, 70, 140, 74, "source", "window: rows by", "create_time", kind="strong")
+    p.box(440, 70, 150, 74, "admission", "next version?", kind="strong")
     p.box(670, 70, 130, 74, "sink", "one transaction", kind="strong")
     p.box(860, 70, 80, 74, "Kafka", "topic")
     for x0, x1, label in ((140, 220, "rows"), (360, 440, "chunk"), (590, 670, "admitted")):
@@ -100,70 +100,81 @@ def event() -> str:
     p.text(385, 26, "backtrack: missing versions, by key", "small dim")
     p.box(440, 218, 150, 68, "index", "last version of each", "aggregate, holds", kind="strong")
     p.arrow((490, 218), (490, 144))
-    p.text(482, 185, "what is known", "small dim", "end")
+    p.text(482, 185, "last versions", "small dim", "end")
     p.arrow((735, 144), (735, 238), (590, 238))
     p.text(728, 185, "record, after", "small dim", "end")
     p.text(728, 201, "the commit", "small dim", "end")
     p.arrow((900, 144), (900, 268), (590, 268), dashed=True)
-    p.text(706, 284, "fold: what the index does not know", "small dim")
+    p.text(706, 284, "fold: read back what the index lacks", "small dim")
     p.frame(200, 46, 622, 276, "")
-    p.text(216, 312, "shard: runs these steps, in this order, for its part of the aggregates",
+    p.text(216, 312, "shard step: the same code with both engines, for one part of the aggregates",
            "small dim", "start")  # fmt: skip
     return p.svg()
 
 
-def parts() -> str:
-    """Coordinator and shards, with the messages between them."""
-    p = Picture(960, 520, "Coordinator and shards, and the messages between them")
-    p.frame(190, 16, 560, 204, "the publisher's process")
-    p.box(20, 80, 110, 90, "MySQL", "boundary, pages,", "open transactions")
-    p.box(210, 40, 150, 48, "boundary worker", "Poll → Polled")
-    p.box(210, 98, 150, 48, "checks worker", "Count, Sample, …")
-    p.box(210, 156, 150, 48, "broker worker", "asks Kafka: CheckTopic, …")
-    p.box(470, 60, 260, 140, "coordinator", "pure state machine, one loop:",
-          "events in, commands out", "windows, leases, recount,",
-          "requests, what must last", kind="strong")  # fmt: skip
-    p.arrow((210, 66), (130, 106))
-    p.arrow((210, 122), (130, 130))
-    for y in (68, 116, 174):
-        p.arrow((470, y), (360, y))
-        p.arrow((360, y + 12), (470, y + 12))
-    p.text(415, 60, "commands", "small dim")
-    p.text(415, 98, "events", "small dim")
-    p.box(800, 34, 140, 52, "state directory", "run.json, progress.json")
-    p.arrow((730, 80), (800, 64))
-    p.box(800, 104, 140, 52, "eventpub gaps", "health check")
-    p.arrow((800, 132), (730, 132))
-    p.arrow((730, 144), (800, 144))
-    p.text(870, 172, "status, request", "small dim")
-    p.text(20, 262, "channel: queues", "small dim", "start")
-    for x, number in ((210, 0), (480, 1)):
-        p.box(x, 330, 230, 70, f"runner of shard {number}", "fold, then: read, admit, backtrack,",
-              "publish, record, report", kind="strong")  # fmt: skip
-        p.text(x + 115, 420, "a thread", "small dim")
-        p.arrow((x + 80, 220), (x + 80, 330))
-        p.arrow((x + 150, 330), (x + 150, 220))
-        for line, words in enumerate(("Lease", "Window", "Comparison", "Request, Stop")):
-            p.text(x + 74, 250 + 17 * line, words, "small dim", "end")
-        for line, words in enumerate(("Hello", "Report", "Folding", "Farewell")):
-            p.text(x + 156, 250 + 17 * line, words, "small dim", "start")
-    p.box(790, 338, 150, 54, "Kafka", "topic, .gaps, .dead")
-    p.arrow((710, 365), (790, 365))
-    p.arrow((440, 388), (462, 388), (462, 444), (865, 444), (865, 392))
-    p.text(660, 437, "each shard writes its own partitions, in its own transactions", "small dim")
-    p.box(210, 448, 230, 50, "index of shard 0", "RocksDB, on the runner's disk")
-    p.arrow((225, 400), (225, 448))
-    p.arrow((240, 448), (240, 400))
-    p.text(
-        480, 478, "Small windows, and pages too large to be sent, are read by", "small dim", "start"
+def batch() -> str:
+    """A micro-batch of Spark: plan, decision, journal, index, transaction."""
+    p = Picture(960, 430, "A micro-batch of Spark and its journal")
+    p.frame(20, 16, 640, 112, "Spark's driver")
+    p.box(
+        40,
+        44,
+        240,
+        66,
+        "1. plan: latestOffset",
+        "polls the boundary, chooses",
+        "window and recount",
     )
-    p.text(480, 494, "the runners themselves, from MySQL.", "small dim", "start")
+    p.box(
+        400, 44, 240, 66, "Spark's offset log", "the plan is the offset, so", "it can be repeated"
+    )
+    p.arrow((280, 77), (400, 77))
+    p.frame(20, 166, 640, 140, "a task: one shard")
+    p.box(
+        40,
+        200,
+        180,
+        80,
+        "2. decide",
+        "read, admit, backtrack,",
+        "hold; index in memory",
+        kind="strong",
+    )
+    p.box(
+        250,
+        200,
+        180,
+        80,
+        "3. journal",
+        "keys in order, changes",
+        "of the index, report",
+        kind="strong",
+    )
+    p.box(460, 200, 180, 80, "4. index", "RocksDB on this machine", kind="strong")
+    p.arrow((520, 110), (520, 147), (130, 147), (130, 200))
+    p.arrow((220, 240), (250, 240))
+    p.arrow((430, 240), (460, 240))
+    p.box(250, 344, 180, 66, "state location", "journals and snapshots,", "shared by all executors")
+    p.arrow((360, 280), (360, 344))
+    p.text(368, 330, "created only if absent", "small dim", "start")
+    p.arrow((250, 377), (130, 377), (130, 280), dashed=True)
+    p.text(138, 330, "repeated batch:", "small dim", "start")
+    p.text(138, 346, "read its keys again", "small dim", "start")
+    p.arrow((430, 377), (600, 377), (600, 280), dashed=True)
+    p.text(440, 394, "an executor without the index", "small dim", "start")
+    p.frame(700, 166, 240, 140, "a task of the sink")
+    said = "rows and a marker naming", "the batch, in one transaction"
+    p.box(720, 200, 200, 80, "5. publish", *said, kind="strong")
+    p.arrow((660, 240), (720, 240))
+    p.text(680, 230, "rows", "small dim")
+    p.box(720, 344, 200, 66, "Kafka", "topic, <topic>.batches")
+    p.arrow((820, 280), (820, 344))
     return p.svg()
 
 
 def gap() -> str:
     """What happens to an aggregate whose version 3 is missing."""
-    p = Picture(960, 420, "A gap: backtrack, hold, and at last a skip")
+    p = Picture(960, 420, "A gap: backtrack, hold, skip")
     p.text(20, 30, "A window shows versions 1, 2 and 4 of an aggregate. Version 3 is missing.",
            "name", "start")  # fmt: skip
     p.box(20, 52, 200, 74, "1. admit", "1 and 2 go out, as do the", "events of other aggregates")
@@ -189,7 +200,7 @@ def gap() -> str:
         200,
         92,
         "3. hold the aggregate",
-        "the others go on; look again",
+        "others continue; look again",
         "after 0.25, 0.5, 1, 2, 4, 8,",
         "16, 32 s",
         kind="warm",
@@ -197,7 +208,7 @@ def gap() -> str:
     p.arrow((470, 200), (660, 200), (660, 126))
     p.text(565, 192, "its transaction has committed", "small dim")
     p.arrow((370, 262), (370, 306))
-    p.text(380, 280, "8 attempts in vain, and no transaction is", "small dim", "start")
+    p.text(380, 280, "8 failed attempts, and no transaction is", "small dim", "start")
     p.text(380, 296, "open that began before the gap was seen", "small dim", "start")
     p.box(
         270,
@@ -220,16 +231,16 @@ def gap() -> str:
     )
     p.arrow((470, 343), (700, 343))
     p.text(585, 334, "the recount, or a window", "small dim")
-    p.text(20, 410, "What waits above a gap is not stored: it is read again, by key, in its turn.",
+    p.text(20, 410, "Held events are not stored: they are read again, by key, when the gap closes.",
            "small dim", "start")  # fmt: skip
     return p.svg()
 
 
 def fold() -> str:
-    """How a new owner brings its index up to the topic."""
-    p = Picture(960, 380, "A fold: the index is brought up to the topic")
+    """How a new owner brings its index up to date with the topic."""
+    p = Picture(960, 380, "Recovery: the topic is read back into the index")
     p.text(
-        20, 30, "The former owner committed, and died before it wrote its index.", "name", "start"
+        20, 30, "The previous owner committed, and died before it wrote its index.", "name", "start"
     )
     p.text(20, 74, "partition", "small dim", "start")
     x = 110
@@ -248,21 +259,21 @@ def fold() -> str:
         (
             "1. take the shard",
             "init_transactions fences",
-            "the former producer and",
+            "the previous producer and",
             "aborts what it left open",
         ),
         (
-            "2. confirm the lease",
-            "the coordinator says",
-            "whether it is still ours",
-            "(run.superseded if not)",
+            "2. check the owner",
+            "threads: the coordinator;",
+            "Spark: the last marker",
+            "in <topic>.batches",
         ),
         ("3. read", "committed records from 9", "to the partition's end:", "versions and offsets"),
         (
             "4. write the index",
-            "it knows all that is visible;",
-            "its offset is 15: 14 is the",
-            "marker of the abort",
+            "versions up to offset 14,",
+            "the abort marker; next",
+            "offset: 15",
         ),
     ]
     for number, (title, *lines) in enumerate(steps):
@@ -271,28 +282,28 @@ def fold() -> str:
         if number < 3:
             p.arrow((left + 205, 248), (left + 235, 248))
     for line, words in enumerate((
-        "Then the runner reads the store from the index's position. Duplicates are dropped;",
-        "what was in 12 and 13 is published. A lost, old or moved index takes the same four steps.",
+        "Then the shard reads the table from the index's position. Duplicates are dropped;",
+        "what was in 12 and 13 is published. A lost or outdated index takes the same four steps.",
     )):  # fmt: skip
         p.text(20, 328 + 18 * line, words, "small dim", "start")
     return p.svg()
 
 
 def late() -> str:
-    """Why a poller by time loses an event."""
-    p = Picture(960, 330, "Why a poller by time loses events")
+    """Why polling by timestamp loses an event."""
+    p = Picture(960, 330, "Why polling by timestamp loses events")
     at = {"12:00:00": 150, "12:00:01": 370, "12:00:02": 590, "12:00:03": 810}
     for label, x in at.items():
         p.text(x, 30, label, "small dim")
         p.arrow((x, 38), (x, 46))
     p.text(20, 86, "transaction A", "name", "start")
-    p.box(196, 62, 416, 40, "open: nobody sees its row", kind="warm", dim=0)
+    p.box(196, 62, 416, 40, "open: its row is invisible", kind="warm", dim=0)
     p.text(196, 122, "INSERT: create_time = 12:00:00.2", "small dim", "start")
     p.text(612, 122, "COMMIT at 12:00:02.1", "small dim", "end")
     p.text(20, 166, "transaction B", "name", "start")
     p.box(282, 142, 40, 40)
     p.text(332, 166, "create_time = 12:00:00.6, committed at once", "small dim", "start")
-    p.text(20, 226, "a poller", "name", "start")
+    p.text(20, 226, "polling by time", "name", "start")
     p.box(300, 204, 140, 44, "poll at 12:00:01", "sees B; last = 00.6", dim=1)
     p.box(740, 204, 200, 44, "poll at 12:00:03", "create_time > 00.6: not A", kind="warm")
     p.arrow((440, 226), (740, 226))
@@ -305,7 +316,7 @@ def late() -> str:
         310,
         44,
         "publishes A",
-        "as a missing version, or by counting again",
+        "as a missing version, or by the recount",
         kind="strong",
     )
     p.arrow((440, 288), (630, 288))
@@ -316,7 +327,7 @@ def late() -> str:
 PICTURES = {
     "late.svg": late,
     "event.svg": event,
-    "parts.svg": parts,
+    "batch.svg": batch,
     "gap.svg": gap,
     "fold.svg": fold,
 }

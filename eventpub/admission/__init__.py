@@ -1,28 +1,26 @@
 """Which events may go out now. Pure: no I/O, no clock; time and rows are arguments."""
 
+from eventpub.admission.batch import CONFLICT, Counts, Decision, Rules
+from eventpub.admission.bulk import unknown
 from eventpub.admission.decide import Plan, plan
-from eventpub.admission.known_events import unknown
 from eventpub.admission.model import (
     EVENTS,
-    Shard,
-    SkippedGap,
-    VersionRange,
-    topic_partition,
-    topic_partitions,
-    values,
-)
-from eventpub.admission.rules import CONFLICT, Counts, Decision, Rules
-from eventpub.admission.state import (
     NO_TIME,
     Hold,
     Known,
     Numbers,
     Rewritten,
     Seen,
+    Shard,
+    SkippedGap,
+    VersionRange,
     Versions,
     after_fold,
     in_ranges,
     numbers_of,
+    topic_partition,
+    topic_partitions,
+    values,
     without,
 )
 from eventpub.admission.walk import tried_in_vain

@@ -11,7 +11,7 @@ version ``v + 1`` only after ``v`` was admitted, skipped, or is baseline. An agg
 version is missing is held; the others never wait for it.
 
 The common case (each aggregate contiguous, nothing repeated) is decided by NumPy for the whole
-batch, in `contiguous`. Only the other aggregates are walked one by one, in `walk`.
+batch, in `bulk`. Only the other aggregates are walked one by one, in `walk`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from eventpub.admission.batch import Batch, Columns
-from eventpub.admission.contiguous import Contiguous
-from eventpub.admission.model import VersionRange, values
-from eventpub.admission.rules import Counts, Decision, Rules
-from eventpub.admission.state import NO_TIME, Known, Numbers, Versions
+from eventpub.admission.batch import Batch, Columns, Counts, Decision, Rules
+from eventpub.admission.bulk import Contiguous
+from eventpub.admission.model import NO_TIME, Known, Numbers, VersionRange, Versions, values
 from eventpub.admission.walk import Walk, Walker
 
 
@@ -38,18 +36,9 @@ class Plan:
             lies below it tells where the baseline of this aggregate ends; see `settle`.
     """
 
-    def __init__(
-        self,
-        batch: Batch,
-        due: Collection[str],
-        open_since: int | None,
-        retry_now: Collection[str],
-        skip_now: Collection[str],
-    ) -> None:
+    def __init__(self, batch: Batch, due: Collection[str], retry_now: Collection[str]) -> None:
         self._batch = batch
-        self._open_since = open_since
-        self._skip_now = skip_now
-        self._retry_now = {*retry_now, *skip_now}
+        self._retry_now = {*retry_now, *batch.skip_now}
         self._due = {*due, *self._retry_now}
         self._plain: tuple[Numbers, Numbers] | None = None  # last and times, decided in bulk
         self._walks: list[Walk] = []
@@ -65,57 +54,45 @@ class Plan:
             self._plain = contiguous.plain
             if len(contiguous.apart):
                 self._set_apart(contiguous.apart, contiguous.columns, contiguous.second[0])
-        holds = self._batch.known.holds
-        present = {walk.aggregate_id for walk in self._walks}
-        for aggregate_id in self._due:
-            hold = holds.get(aggregate_id)
-            if hold is not None and aggregate_id not in present:
-                self._walks.append(
-                    Walk(
-                        aggregate_id,
-                        hold.first_missing - 1,
-                        hold,
-                        {},
-                        hold.seen,
-                        hold.since,
-                        asks_store=hold.next_attempt <= self._batch.now
-                        or aggregate_id in self._retry_now,
-                    )
-                )
+        for aggregate_id in self._due - {walk.aggregate_id for walk in self._walks}:
+            hold = self._batch.known.holds.get(aggregate_id)
+            if hold is not None:
+                self._begin(aggregate_id, hold.first_missing - 1, hold.since)
         for walk in self._walks:
             self._ask_for(walk)
 
     def _set_apart(self, order: np.ndarray, columns: Columns, second: np.ndarray) -> None:
         ids, code, version, created, _ = columns
         known = self._batch.known
+        unknown = self._batch.rules.first_version - 1 if known.baseline is None else None
         walks: dict[int, Walk] = {}
         for row in order.tolist():
             number = int(code[row])
-            walk = walks.get(number)
-            if walk is None:
-                aggregate_id = ids[number]
-                hold = known.holds.get(aggregate_id)
-                last = known.last.get(aggregate_id)
-                if last is None and known.baseline is None:
-                    last = self._batch.rules.first_version - 1
-                walk = walks[number] = Walk(
-                    aggregate_id,
-                    last,
-                    hold,
-                    {},
-                    seen=hold.seen if hold else 0,
-                    since=hold.since if hold else int(created[row]),
-                    asks_store=hold is None
-                    or (aggregate_id in self._due and hold.next_attempt <= self._batch.now)
-                    or aggregate_id in self._retry_now,
-                    is_first_sight=last is None,
-                )
-                self._walks.append(walk)
+            if number not in walks:
+                last = known.last.get(ids[number], unknown)
+                walks[number] = self._begin(ids[number], last, int(created[row]))
+            walk = walks[number]
             walk.rows[int(version[row])] = row
             walk.seen = max(walk.seen, int(version[row]))
             walk.since = min(walk.since, int(created[row]))
         for row in second.tolist():
             walks[int(code[row])].second.append((int(version[row]), row))
+
+    def _begin(self, aggregate_id: str, last: int | None, since: int) -> Walk:
+        hold = self._batch.known.holds.get(aggregate_id)
+        is_due = hold is None or (
+            aggregate_id in self._due and hold.next_attempt <= self._batch.now
+        )
+        walk = Walk(
+            aggregate_id,
+            last,
+            hold,
+            seen=hold.seen if hold else 0,
+            since=hold.since if hold else since,
+            asks_store=is_due or aggregate_id in self._retry_now,
+        )
+        self._walks.append(walk)
+        return walk
 
     def _ask_for(self, walk: Walk) -> None:
         if walk.last is None:
@@ -145,6 +122,7 @@ class Plan:
         for walk in self._walks:
             if walk.last is None:
                 walk.last, walk.newest_below = ends.get(walk.aggregate_id, none)
+                walk.is_first_sight = True
                 self._ask_for(walk)
 
     # -- second step ---------------------------------------------------------------------------
@@ -156,34 +134,37 @@ class Plan:
             found: what the store has of `missing`, or as much of it as one batch may hold.
             rest: what of `missing` was not read; of each aggregate, what lies below it was.
         """
-        decision = Decision(self._batch.rows.slice(0, 0), counts=self._batch.counts)
-        fetched, second = _by_aggregate(found, self._batch.rows.num_rows)
-        everything = (
-            pa.concat_tables([self._batch.rows, found]) if found.num_rows else self._batch.rows
-        )
-        created = everything.column("create_time").to_numpy()
-        walker = Walker(self._batch, decision, self._open_since, self._skip_now, everything)
+        batch = self._batch
+        everything = pa.concat_tables([batch.rows, found]) if found.num_rows else batch.rows
+        fetched, second = _by_aggregate(found, batch.rows.num_rows)
         unread: dict[str, int] = {}
         for left in rest:
             unread[left.aggregate_id] = min(left.first, unread.get(left.aggregate_id, left.first))
-
+        walker = Walker(batch, everything)
         for walk in self._walks:
             a = walk.aggregate_id
             walk.second += second.get(a, [])
             reachable = min(walk.seen, unread.get(a, walk.seen + 1) - 1)
             walker.decide(walk, fetched.get(a, {}), reachable)
-        self._order_events(everything, created, decision)
-        if self._batch.refused:
-            rows = [row for row, _ in self._batch.refused]
-            decision.refused = everything.take(rows), [reason for _, reason in self._batch.refused]
-            self._batch.counts.refused += len(rows)
-        decision.last, decision.times = self._remembered()
-        decision.rewritten = self._batch.rewritten
-        decision.skipped = self._batch.skipped
+        last, times = self._remembered()
+        decision = Decision(
+            batch.rows.slice(0, 0),
+            gaps=batch.gaps,
+            last=last,
+            times=times,
+            holds=batch.holds,
+            skipped=batch.skipped,
+            rewritten=batch.rewritten,
+            counts=batch.counts,
+        )
+        if batch.refused:
+            rows, reasons = zip(*batch.refused, strict=True)
+            decision.refused = everything.take(list(rows)), list(reasons)
+            batch.counts.refused += len(rows)
+        self._order_events(everything, decision)
         return decision
 
     def _remembered(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """`Decision.last` and `Decision.times`."""
         if self._plain is not None and not (self._batch.last or self._batch.times):
             return self._plain
         last, times = {**self._batch.last}, {**self._batch.times}
@@ -194,27 +175,27 @@ class Plan:
             last[a] = self._batch.known.last.get(a, self._batch.rules.first_version - 1)
         return last, times
 
-    def _order_events(self, everything: pa.Table, created: np.ndarray, decision: Decision) -> None:
+    def _order_events(self, everything: pa.Table, decision: Decision) -> None:
         """Across aggregates by `create_time`, within one always by version."""
-        counts = self._batch.counts
-        late = np.array(self._batch.late, dtype=np.int64)
+        batch, counts = self._batch, self._batch.counts
+        late = np.array(batch.late, dtype=np.int64)
         counts.late += len(late)
-        if len(late) and self._batch.rules.late == "divert":
+        counts.admitted += sum(len(rows) for rows, _ in batch.admitted)
+        if len(late) and batch.rules.late == "divert":
             decision.diverted = everything.take(late)
-        if len(late) and self._batch.rules.late == "publish":
-            self._batch.admitted.append((late, created[late]))
-        if not self._batch.admitted:
+        publishes_late = len(late) > 0 and batch.rules.late == "publish"
+        if publishes_late:
+            created = everything.column("create_time").to_numpy()
+            batch.admitted.append((late, created[late]))
+        if not batch.admitted:
             return
-        rows = np.concatenate([rows for rows, _ in self._batch.admitted])
-        key = np.concatenate([key for _, key in self._batch.admitted])
+        rows = np.concatenate([rows for rows, _ in batch.admitted])
+        key = np.concatenate([key for _, key in batch.admitted])
         version = everything.column("version").to_numpy()[rows]
         rows = rows[np.lexsort((version, key))]
-        counts.admitted += len(rows) - (len(late) if self._batch.rules.late == "publish" else 0)
-        in_place = len(rows) == self._batch.rows.num_rows == everything.num_rows and bool(
-            (rows == np.arange(len(rows))).all()
-        )
+        in_place = len(rows) == everything.num_rows and bool((rows == np.arange(len(rows))).all())
         decision.events = everything if in_place else everything.take(rows)
-        if len(late) and self._batch.rules.late == "publish":
+        if publishes_late:
             decision.late = np.isin(rows, late)
 
 
@@ -239,12 +220,12 @@ def plan(  # noqa: PLR0913 (options, by keyword)
         due: held aggregates to try again; of the others the rows only tell what waits, unless the
             missing version is among them.
         open_since: when the oldest transaction began that is open and may write, µs: a gap that
-            was seen after it is not skipped. None: there is none, or nobody can tell.
+            was seen after it is not skipped. None: there is none, or it is unknown.
         retry_now: held aggregates to try although they are not due.
-        skip_now: held aggregates whose gap somebody asked to skip.
+        skip_now: held aggregates whose gap an operator asked to skip.
     """
-    batch = Batch(rows, known, rules, now, Counts(rows=rows.num_rows))
-    made = Plan(batch, due, open_since, retry_now, skip_now)
+    counts = Counts(rows=rows.num_rows)
+    made = Plan(Batch(rows, known, rules, now, open_since, skip_now, counts), due, retry_now)
     made.split()
     return made
 
@@ -268,11 +249,7 @@ def _by_aggregate(
     """aggregate → version → row, counted from `offset`; and (version, row) of all others."""
     result: dict[str, dict[int, int]] = {}
     second: dict[str, list[tuple[int, int]]] = {}
-    rows = zip(
-        values(table, "aggregate_id"),
-        values(table, "version"),
-        strict=True,
-    )
+    rows = zip(values(table, "aggregate_id"), values(table, "version"), strict=True)
     for number, (aggregate_id, version) in enumerate(rows, offset):
         if result.setdefault(aggregate_id, {}).setdefault(version, number) != number:
             second.setdefault(aggregate_id, []).append((version, number))

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
-from eventpub.admission.batch import Batch
-from eventpub.admission.model import SkippedGap
-from eventpub.admission.rules import Decision, Rules
-from eventpub.admission.state import NO_TIME, Hold, Seen, Versions
+from eventpub.admission.batch import Batch, Rules
+from eventpub.admission.model import NO_TIME, Hold, Seen, SkippedGap, Versions
 
 
 @dataclass
 class Walk:
-    """One aggregate that is not plainly contiguous: the rows of the window that concern it."""
+    """One aggregate that is not plainly contiguous.
+
+    Attributes:
+        last: None where nothing is known of it and a baseline exists, until `Plan.settle`.
+        seen, since: as of `Hold`.
+        asks_store: whether the store is asked for what is missing in this batch.
+        rows: version → row of the window, only above `last`.
+        newest_below: the newest `create_time` known of what is baseline of it, µs.
+        is_first_sight: whether nothing was known of it where a baseline exists.
+        fetched: what the store is asked for.
+        second: version and row of those whose version another row has.
+    """
 
     aggregate_id: str
     last: int | None
     hold: Hold | None
-    rows: dict[int, int]
-    """version → row of the window, only above `last`"""
     seen: int
     since: int
     asks_store: bool
-    """whether the store is asked for what is missing in this batch"""
-    is_first_sight: bool = False
-    """whether nothing is known of it where a baseline exists"""
+    rows: dict[int, int] = field(default_factory=dict)
     newest_below: int = NO_TIME >> 1
-    """the newest `create_time` known of what is baseline of it, µs"""
+    is_first_sight: bool = False
     fetched: list[Versions] = field(default_factory=list)
     second: list[tuple[int, int]] = field(default_factory=list)
-    """version and row of those whose version another row has"""
 
 
 class Walker:
@@ -41,23 +44,11 @@ class Walker:
 
     Args:
         batch: takes what is decided.
-        decision: takes holds and skips.
-        open_since, skip_now: as of `plan`.
         everything: the batch's rows, and those that were fetched.
     """
 
-    def __init__(
-        self,
-        batch: Batch,
-        decision: Decision,
-        open_since: int | None,
-        skip_now: Collection[str],
-        everything: pa.Table,
-    ) -> None:
+    def __init__(self, batch: Batch, everything: pa.Table) -> None:
         self._batch = batch
-        self._decision = decision
-        self._open_since = open_since
-        self._skip_now = skip_now
         self._rows = everything
         self._created = everything.column("create_time").to_numpy()
         self._steady = batch.rules.steady(self._created)
@@ -75,9 +66,8 @@ class Walker:
         if not walk.asks_store:
             assert hold is not None
             self._batch.counts.held += len(walk.rows) + len(walk.second)
-            self._decision.holds[walk.aggregate_id] = replace(
-                hold, seen=walk.seen, since=walk.since
-            )
+            waits = replace(hold, seen=walk.seen, since=walk.since)
+            self._batch.holds[walk.aggregate_id] = waits
             return
 
         available = fetched | walk.rows
@@ -129,31 +119,27 @@ class Walker:
         """
         aggregate_id, hold = walk.aggregate_id, walk.hold
         rules, now, counts = self._batch.rules, self._batch.now, self._batch.counts
+        behind = min((v for v in available if v > version), default=None)
         since = min(
             (int(self._created[r]) for v, r in available.items() if v > version),
             default=walk.since,
         )
         if reachable < walk.seen:  # what was not read waits, too
             since = min(since, walk.since)
-        waited = hold is not None and hold.first_missing == version and not hold.catching_up
-        if version > reachable:
-            if waited and hold is not None:  # it is due as before
-                return replace(hold, seen=walk.seen, since=min(since, hold.since)), None
-            catching_up = Hold(
-                aggregate_id, version, walk.seen, now, 0, now, since, catching_up=True
-            )
-            return catching_up, None
-        if not waited:
-            counts.gaps_opened += 1
-            due = rules.next_attempt(now, 0)
-            return Hold(aggregate_id, version, walk.seen, now, 0, due, since), None
-        assert hold is not None
-        requested = aggregate_id in self._skip_now
+        if hold is None or hold.first_missing != version or hold.catching_up:
+            if version > reachable:
+                new = Hold(aggregate_id, version, walk.seen, now, 0, now, since, catching_up=True)
+            else:
+                counts.gaps_opened += 1
+                due = rules.next_attempt(now, 0)
+                new = Hold(aggregate_id, version, walk.seen, now, 0, due, since)
+            return new, None
+        requested = aggregate_id in self._batch.skip_now
         tried: Hold | None = None
-        if not requested:
-            is_early = hold.next_attempt > now  # looked for before its time
-            tried = hold if is_early else tried_in_vain(hold, rules, now, self._open_since)
-        behind = min((v for v in available if v > version), default=None)
+        if version > reachable or (hold.next_attempt > now and not requested):
+            tried = hold  # it was not looked for, or before its time: it is due as before
+        elif not requested:
+            tried = tried_in_vain(hold, rules, now, self._batch.open_since)
         if tried is None and reachable < (walk.seen if behind is None else behind - 1):
             tried = hold  # what follows was not read: how far the gap goes is not known yet
         if tried is not None:
@@ -168,16 +154,9 @@ class Walker:
     def _skip(self, hold: Hold, version: int, behind: int, reason: str) -> None:
         batch, aggregate_id = self._batch, hold.aggregate_id
         batch.counts.gaps_skipped += 1
-        self._decision.gaps.append(
-            SkippedGap(
-                aggregate_id,
-                version,
-                behind - 1,
-                hold.first_seen,
-                batch.now,
-                hold.attempts + 1,
-                reason,
-            )
+        at, attempts = batch.now, hold.attempts + 1
+        batch.gaps.append(
+            SkippedGap(aggregate_id, version, behind - 1, hold.first_seen, at, attempts, reason)
         )
         before = batch.known.skipped.get(aggregate_id, ())
         # none may be left of them: a late event of this batch was the last
@@ -186,7 +165,7 @@ class Walker:
 
     def _note(self, walk: Walk, version: int, gap: Hold | None) -> None:
         """Holds, and gaps that were filled, after all below a version is decided."""
-        counts, gaps, hold = self._batch.counts, self._decision.gaps, walk.hold
+        counts, gaps, hold = self._batch.counts, self._batch.gaps, walk.hold
         if hold is None:
             at_once = sum(1 for _, end in walk.fetched if end < version)
             counts.gaps_opened += at_once
@@ -195,7 +174,7 @@ class Walker:
             skipped = gaps and gaps[-1].aggregate_id == walk.aggregate_id
             counts.gaps_filled += not skipped
         if gap is not None or hold is not None:
-            self._decision.holds[walk.aggregate_id] = gap
+            self._batch.holds[walk.aggregate_id] = gap
 
     def _remember(self, walk: Walk, last: int, row: int | None, taken: list[int]) -> None:
         """The last version, the row of which is `row`, and when its rows were created."""

@@ -1,18 +1,21 @@
-"""The channel between the coordinator and the runners of its shards.
+"""The channel between the coordinator and the runners of its shards, threads of one process.
 
-`messages` says what goes over it, `lane` what its two ends are, and `local` joins them: runners are
-threads of the coordinator's process. Knows nothing of Kafka, SQL, RocksDB or Spark.
+`messages` says what goes over it; `lane` takes a runner's work to it, and what a runner says is
+posted among the coordinator's other events. Of a shard there is one runner at a time: the next one
+is started when `Ended` of the last has come. Knows nothing of Kafka, SQL, RocksDB or Spark.
 """
 
+from eventpub.channel.lane import Lane
 from eventpub.channel.messages import (
+    LATENCY_BOUNDS,
+    Beginning,
     Comparison,
-    Farewell,
+    Ended,
     Folding,
     FromRunner,
-    Hello,
-    Lease,
     MalformedError,
     PartitionId,
+    Post,
     Report,
     Request,
     Stop,
@@ -22,14 +25,16 @@ from eventpub.channel.messages import (
 )
 
 __all__ = [
+    "LATENCY_BOUNDS",
+    "Beginning",
     "Comparison",
-    "Farewell",
+    "Ended",
     "Folding",
     "FromRunner",
-    "Hello",
-    "Lease",
+    "Lane",
     "MalformedError",
     "PartitionId",
+    "Post",
     "Report",
     "Request",
     "Stop",

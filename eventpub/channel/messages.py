@@ -1,17 +1,18 @@
 """What the coordinator and the shards' runners say to each other: a closed set of typed messages.
 
-    coordinator → runner   Lease, then any number of Window, Comparison, Request; Stop
-    runner → coordinator   Hello, then any number of Report, Folding; Farewell
+    coordinator → runner   any number of Window, Comparison, Request; Stop
+    runner → coordinator   any number of Report, Folding; Ended, which is the last
 
-A runner connects with `Hello` and is given a `Lease` when the shard is free. It does its work in
-the order in which it comes and reports after each committed transaction, and after each window,
-comparison and request. Either side may be gone at any moment: the runner of the next lease reads
-the topic back, and reports what it finds. So a report carries what *is* (position, offsets, holds)
-as it stands, and what *happened* since the report before. All times are µs on the database's clock.
+A runner is started with a `Beginning`. It does its work in the order in which it comes and reports
+after each committed transaction, and after each window, comparison and request. It may end at any
+moment: the next one reads the topic back, and reports what it finds. So a report carries what *is*
+(position, offsets, holds) as it stands, and what *happened* since the report before. All times are
+µs on the database's clock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from types import UnionType
@@ -25,16 +26,20 @@ from eventpub.errors import EventpubError
 PartitionId: TypeAlias = tuple[str, int]
 """A topic and a partition."""
 
+LATENCY_BOUNDS = (
+    0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
+)  # fmt: skip
+"""Seconds: upper bounds, inclusive; a last bucket is for all above."""
+
 
 # -- to a runner -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Lease:
-    """The right to publish one shard, until it is taken back or the connection ends.
+class Beginning:
+    """What a runner knows of its shard when it is started.
 
     Attributes:
-        number: of the lease; it grows.
         low: the shard's position, or just before its oldest hold; of all shards until it has
             reported. Without an index it reads from there, minus the horizon.
         position: up to where all shards have accounted for everything.
@@ -48,7 +53,6 @@ class Lease:
         former_indexes: folders of the indexes of another number of partitions.
     """
 
-    number: int
     low: int
     position: int
     acknowledged: dict[PartitionId, int] = field(default_factory=dict)
@@ -66,13 +70,13 @@ class Window:
     One that ends where the one before did is for holds that are due.
 
     Attributes:
-        number: of the work within a lease; a report names the last that is done.
+        number: counts the windows of a runner; a report names the last that is done.
         upto: events created at or before belong to it.
-        open_since: when the oldest open transaction began; None: there is none, or nobody can tell.
+        open_since: when the oldest open transaction began; None: there is none, or it is unknown.
             A gap that was seen after it is not skipped.
         hidden_since: nothing that open transactions hide, or that was hidden and is not counted
-            since, was created at or before; None: nothing is hidden, or nobody can tell.
-        uncounted_since: as of `Lease`.
+            since, was created at or before; None: nothing is hidden, or it is unknown.
+        uncounted_since: as of `Beginning`.
         after: where the rows begin, if they come along.
         rows: the shard's rows of ``after < create_time <= upto``, schema `EVENTS`; None: the
             runner reads them itself.
@@ -102,7 +106,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asks the publisher to do with one aggregate, or to show.
+    """What a client asks the publisher to do with one aggregate, or to show.
 
     Attributes:
         id: names it.
@@ -142,21 +146,6 @@ Work: TypeAlias = Window | Comparison | Request | Stop
 # -- from a runner ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Hello:
-    """A runner asks for the lease of a shard.
-
-    Attributes:
-        shard: its number.
-        where: names the place of the runner, for people.
-        attempt: which start of a runner of the shard this is, in its run; it grows.
-    """
-
-    shard: int
-    where: str = ""
-    attempt: int = 0
-
-
 @dataclass
 class Report:
     """What a shard has done since its last report, and where it is now.
@@ -165,7 +154,7 @@ class Report:
         shard: its number.
         done: number of the last window that is done.
         position: everything created at or before is accounted for.
-        low: the position, or just before the shard's oldest hold; see `Lease`.
+        low: the position, or just before the shard's oldest hold; see `Beginning`.
         hidden_since: as of `Window`, of the last one.
         holds: open holds.
         next_due: when the next hold is due; None: nothing is held.
@@ -183,14 +172,14 @@ class Report:
             they are very many.
         dead: refused rows that were dead-lettered, by `aggregate_id`, `version`, `reason`.
         buckets: rows of buckets that were accounted for, where the number has changed; in the
-            first report of a lease all that may still be of use.
-        read_before: up to where the index had accounted for everything when the lease began; None:
+            first report of a runner all that may still be of use.
+        read_before: up to where the index had accounted for everything when the runner began; None:
             another report than the first, or a new index.
         compared: the last `Comparison` that was done.
         unfinished: its buckets of which something was left.
         answers: what came of requests, by their ids.
         not_ours: how many records of the topics this publisher has not written.
-        jumps: versions on the topic that nobody can have published there in order.
+        jumps: versions on the topic that cannot have been published there in order.
         made_again: topics that were deleted and created again since the index was written.
         is_placed: whether it has read all partitions from their beginnings and found everything
             where it would be written today.
@@ -200,8 +189,9 @@ class Report:
             since neither index nor topic knows them; None: none may.
         rebuilt: what was wrong with its index, which is rebuilt from the topic; None: nothing was.
         seconds: by step.
+        took: seconds of a micro-batch from its begin until it was decided.
         latency: events published by their age when their transaction was committed, in the buckets
-            of `histogram.LATENCY_BOUNDS`; none: nothing was published.
+            of `LATENCY_BOUNDS`; none: nothing was published.
         latency_sum: of these ages, s.
         index_bytes: what the index takes on the disk; None: it was not looked at this time.
     """
@@ -236,6 +226,7 @@ class Report:
     repeats_after: int | None = None
     rebuilt: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    took: float = 0.0
     latency: list[int] = field(default_factory=list)
     latency_sum: float = 0.0
     index_bytes: int | None = None
@@ -246,27 +237,32 @@ class Folding:
     """How far a shard has read its topics back into its index.
 
     Attributes:
+        shard: its number.
         read: records so far.
         left: offsets that are not read yet.
     """
 
+    shard: int
     read: int
     left: int
 
 
 @dataclass(frozen=True)
-class Farewell:
-    """A runner leaves: nothing of its shard is in work any more.
+class Ended:
+    """A shard's runner has ended: nothing of the shard is open or in work any more.
 
     Attributes:
+        shard: its number.
         error: why; None: it was asked to.
     """
 
+    shard: int
     error: EventpubError | None = None
 
 
-FromRunner: TypeAlias = Report | Folding | Farewell
-"""What comes from a runner that has a lease."""
+FromRunner: TypeAlias = Report | Folding | Ended
+Post: TypeAlias = Callable[[FromRunner], None]
+"""Takes what a runner says; called in its thread."""
 
 
 # -- what is kept or comes from elsewhere ----------------------------------------------------------
@@ -340,7 +336,7 @@ _LIMIT = 2**63
 
 
 def _short(what: object) -> str:
-    """Of what a stranger has sent no more than a line."""
+    """Cut what was received to at most a line."""
     text = repr(what)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 

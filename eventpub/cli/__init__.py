@@ -11,12 +11,12 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from typing import IO
 
 import click
 
 from eventpub import __version__, log
-from eventpub.cli.commands import bench_command, demo, doctor, migrate, run, verify
-from eventpub.cli.config import config
+from eventpub.cli.commands import bench_command, config, demo, doctor, migrate, run
 from eventpub.cli.dead import dead, publish
 from eventpub.cli.gaps import gaps
 from eventpub.cli.init import init
@@ -24,7 +24,6 @@ from eventpub.cli.output import (
     DONE,
     READER_GONE,
     WRONG_USE,
-    Answer,
     ReaderGoneError,
     Report,
     Stopped,
@@ -37,11 +36,13 @@ from eventpub.cli.output import (
     take_streams,
     why_ended,
     write_error,
+    write_json,
     write_text,
 )
 from eventpub.cli.replay import replay
 from eventpub.cli.status import pause, resume, status
 from eventpub.cli.trace import trace
+from eventpub.cli.verify import verify
 from eventpub.errors import EventpubError
 from eventpub.masking import mask
 
@@ -106,7 +107,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _answered(arguments: list[str]) -> int:
-    """The exit status, once the answer is given, or cannot be."""
     try:
         if "--json" not in arguments:
             return _run(arguments, None)
@@ -117,8 +117,7 @@ def _answered(arguments: list[str]) -> int:
     except EventpubError as failed:  # the answer is known, and cannot be written
         write_error(failed, failed)
         return failed.exit_status
-    except (KeyboardInterrupt, Stopped) as stopped:
-        # nobody takes the answer, or this is a second signal
+    except (KeyboardInterrupt, Stopped) as stopped:  # a second signal
         return as_error(stopped)[1]
 
 
@@ -144,19 +143,18 @@ def _leave(status: int) -> int:
     return status
 
 
-def _run(arguments: list[str], out: Answer | None) -> int:
+def _run(arguments: list[str], out: IO[bytes] | None) -> int:
     try:
         answer = eventpub.main(arguments, prog_name="eventpub", standalone_mode=False)
-        if out is not None:
+        if isinstance(answer, Report):
             hold_signals()
-        elif isinstance(answer, Report):
-            write_text(answer)
+            if out is None:
+                write_text(answer)
     except click.exceptions.NoArgsIsHelpError as helped:
         helped.show()
         return WRONG_USE
     except (Exception, KeyboardInterrupt, Stopped) as raised:
-        if out is not None:
-            hold_signals()
+        hold_signals()
         cause = why_ended(raised)
         error, status = as_error(cause)
         name = _command_name(arguments)
@@ -167,7 +165,7 @@ def _run(arguments: list[str], out: Answer | None) -> int:
     if not isinstance(answer, Report):
         return answer if isinstance(answer, int) else DONE
     if out is not None:
-        out.write(answer)
+        write_json(answer, out)
     return answer.exit_status
 
 

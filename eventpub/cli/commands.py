@@ -1,25 +1,23 @@
-"""`eventpub migrate`, `doctor`, `run`, `verify` and `demo`."""
+"""`eventpub migrate`, `doctor`, `run`, `config` and `demo`, and the place of `bench`."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
+import eventpub
 from eventpub.cli.options import Request, agrees, configured, is_somebody_there, reports
-from eventpub.cli.output import DONE, NO, Report
-from eventpub.cli.parts import Line, Part, Span
+from eventpub.cli.output import DONE, NO, Line, Part, Report, Span, Table
+from eventpub.errors import ConfigError
 from eventpub.terminal import counted
 
 if TYPE_CHECKING:
     from eventpub.errors import Check
-from typing import NoReturn
-
-import eventpub
-from eventpub.errors import ConfigError
 
 _STORE = ("store.url", "store.table")
 _SINK = ("sink.bootstrap_servers", "sink.topic")
@@ -32,7 +30,7 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 @click.option(
     "--dialect",
     type=click.Choice(["mysql", "mariadb"]),
-    help="With --sql: print what makes the whole table on such a server; look at no database.",
+    help="With --sql: print a whole CREATE TABLE for this server; needs no database.",
 )
 @click.option("--yes", is_flag=True, help="Alter an existing table without asking.")
 @reports
@@ -40,16 +38,16 @@ _NEEDLESS_TO_MIGRATE = {"app.id": "none", "sink.topic": "none"}
 def migrate(
     request: Request, sql: bool, dialect: Literal["mysql", "mariadb"] | None, yes: bool
 ) -> Report:
-    """Create the event table, or what is missing of it.
+    """Create the event table, or add what it lacks.
 
-    On a terminal it shows what it would do to a table that exists, and asks; elsewhere it does it.
+    On a terminal, shows the changes to an existing table and asks first.
     """
     if sql:
         return _print_migration(request, dialect)
     if dialect is not None:
         raise click.UsageError("--dialect goes with --sql")
     loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE)
-    from eventpub.sources import mysql as store
+    from eventpub.sources.mysql.migrating import migrate
 
     table = loaded.config.store.table
 
@@ -59,7 +57,7 @@ def migrate(
             raise _RefusedError
 
     try:
-        statements = store.migrate(loaded.config.store, ask)
+        statements = migrate(loaded.config.store, ask)
     except _RefusedError:
         result = {"table": table, "statements": []}
         return Report("migrate", False, "not done: nothing was altered", result)
@@ -70,7 +68,7 @@ def migrate(
 
 
 class _RefusedError(Exception):
-    """Somebody at the terminal has said no."""
+    """The operator at the terminal declined."""
 
 
 def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | None) -> Report:
@@ -79,9 +77,9 @@ def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | No
     loaded = request.load(defaults=_NEEDLESS_TO_MIGRATE | {"store.url": placeholder})
     if loaded.origins.get("store.url") == "default":
         dialect = dialect or "mysql"
-    from eventpub.sources import mysql as store
+    from eventpub.sources.mysql.migrating import would_execute
 
-    statements, has_looked = store.would_execute(loaded.config.store, dialect)
+    statements, has_looked = would_execute(loaded.config.store, dialect)
     table = loaded.config.store.table
     result = {"table": table, "statements": statements, "has_looked": has_looked}
     if not statements:
@@ -89,7 +87,7 @@ def _print_migration(request: Request, dialect: Literal["mysql", "mariadb"] | No
     text = "\n".join(statements)
     if not has_looked:
         server = "MariaDB" if dialect == "mariadb" else "MySQL"
-        text = f"-- no database was looked at: this makes the whole table, on {server}\n{text}"
+        text = f"-- without looking at a database: creates the whole table, on {server}\n{text}"
     return Report("migrate", True, text, result)
 
 
@@ -169,113 +167,70 @@ def run(request: Request, available_now: bool) -> Report:
     return live.publish(loaded.config, available_now=available_now)
 
 
-@click.command()
-@click.option(
-    "--from",
-    "from_",
-    metavar="TIME",
-    help="Compare events created at or after this (RFC 3339), and read only what is of that time;"
-    " default: the publisher's start.",
-)
-@click.option(
-    "--to",
-    metavar="TIME",
-    help="Compare events created at or before this; default: the publisher's position.",
-)
-@click.option(
-    "--sample",
-    metavar="N",
-    type=click.IntRange(2, 100_000),
-    help="Compare one aggregate in N, chosen by hash, with all its events.",
-)
-@click.option(
-    "--differences",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write all differences to a file, one JSON object a line.",
-)
-@click.option(
-    "--former-partitions",
-    metavar="N,N…",
-    default="",
-    help="How many partitions the topic had before, the first number first;"
-    " default: what app.state_dir remembers.",
-)
+@click.group()
+def config() -> None:
+    """Check the configuration, or show what is in effect."""
+
+
+@config.command("check")
 @reports
-@configured(
-    "app.id",
-    "app.state_dir",
-    *_STORE,
-    *_SINK,
-    "read.start",
-    "read.delay",
-    "ops.log",
-    texts={
-        "read.start": "As for run: where the publisher's range begins, if its state does not say."
-    },
-)
-def verify(  # noqa: PLR0913 (flags, by keyword)
-    request: Request,
-    *,
-    from_: str | None,
-    to: str | None,
-    sample: int | None,
-    differences: Path | None,
-    former_partitions: str,
-) -> Report:
-    """Compare table and topic. Counts events missing, repeated, out of order, altered, extra.
+@configured()
+def config_check(request: Request) -> Report:
+    """Validate the configuration.
 
-    And rows of one version beside another ("doubled"). Without --to, also those that should be
-    published by now and are not. Exit status 1 if it counts any.
+    It does not connect to the database or the brokers; with OIDC it requests a token.
     """
-    first = _time(from_, "--from")
-    last = _time(to, "--to")
-    former = _numbers(former_partitions, "--former-partitions")
     loaded = request.load()
-    from eventpub.cli import verdict
+    from eventpub import settings, sink
+    from eventpub.sources.mysql.connection import connect_arguments
 
-    found = verdict.compare(
-        loaded.config,
-        first=first,
-        last=last,
-        sample=sample,
-        differences=differences,
-        former_partitions=former,
+    url = connect_arguments(loaded.config.store)
+    for name in ("ssl_ca", "ssl_cert", "ssl_key"):
+        if (file := url.get(name)) is not None:
+            settings.read_file(Path(file), "store.url")
+    sink.check_properties(loaded.config.sink, loaded.config.app.id)
+    where = str(loaded.file) if loaded.file else "environment and flags"
+    return Report("config check", True, f"the configuration ({where}) is valid")
+
+
+@config.command("show")
+@reports
+@configured()
+def config_show(request: Request) -> Report:
+    """Show each value and where it came from. Secrets are masked."""
+    loaded = request.load()
+    from eventpub.settings_keys import effective
+
+    values = effective(loaded.config)
+    result: dict[str, Any] = {
+        key: {"value": value, "origin": loaded.origins[key]} for key, value in values.items()
+    }
+    return Report(
+        "config show",
+        True,
+        counted(len(values), "key"),
+        {"file": str(loaded.file) if loaded.file else None, "keys": result},
+        parts=[Table(("key", "value", "from"), [_key(n, **shown) for n, shown in result.items()])],
     )
-    return verdict.report(found)
 
 
-def _time(text: str | None, flag: str) -> int | None:
-    if text is None:
-        return None
-    from eventpub.config import parse_time
-
-    try:
-        return parse_time(text)
-    except ValueError as e:
-        raise click.UsageError(f"{flag} {text}: it must be {e}") from None
-
-
-def _numbers(text: str, flag: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")] if text else []
-    if not all(part.isdecimal() and 0 < int(part) < 1_000_000 for part in parts):
-        raise click.UsageError(f"{flag} {text}: it must be numbers with commas between, as 4,6")
-    return [int(part) for part in parts]
+def _key(name: str, value: object, origin: str) -> list[Span]:
+    text = "" if value is None else json.dumps(value, ensure_ascii=False)
+    is_default = origin == "default"
+    return [name if is_default else (name, "bold"), text, (origin, "dim" if is_default else "")]
 
 
 @click.command()
-@click.option(
-    "--seconds", type=click.FloatRange(1), help="Stop after so many seconds; default: at Ctrl-C."
-)
+@click.option("--seconds", type=click.FloatRange(1), help="Seconds to run; default: until Ctrl-C.")
 @click.option(
     "--rate", type=click.IntRange(1), default=500, show_default=True, help="Events/s to write."
 )
 @click.option(
     "--engine",
-    type=click.Choice(["threads", "spark"]),
-    default="threads",
+    type=click.Choice(["spark", "threads"]),
+    default="spark",
     show_default=True,
-    help="What publishes; spark starts slower, and shows its own pages.",
+    help="What publishes; threads start faster and need no Java.",
 )
 @click.option("--keep", type=click.Path(), metavar="DIR", help="Keep data and logs in this folder.")
 @reports
@@ -288,7 +243,6 @@ def demo(seconds: float | None, rate: int, engine: str, keep: str | None) -> Rep
 
 
 def bench_command() -> click.Command:
-    """The bench's own, or in its place one that says where it is."""
     clone = Path(eventpub.__file__).parents[1]
     if (clone / "bench" / "command.py").is_file():
         from bench.command import bench

@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from eventpub.cli.parts import Part, Span, Table
+from eventpub.cli.output import Part, Span, Table
 from eventpub.terminal import CONTROLS, escaped, for_people
 
 
@@ -24,10 +24,6 @@ class SafeConsole(Console):
 
     Who lays text out by its width escapes it before, by `for_people`: here it is too late for that.
     Nor is anything markup or the name of an emoji: ids may contain ``[red]`` or ``:bug:``.
-
-    Args:
-        file: where to.
-        options: others of rich's.
     """
 
     def __init__(self, file: IO[str], **options: Any) -> None:
@@ -36,13 +32,11 @@ class SafeConsole(Console):
         super().__init__(file=file, _environ=environ, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text of a string, without secrets."""
         return super().render_str(for_people(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """What is written of something that can be drawn."""
         if isinstance(renderable, Text):
             renderable = _printable(renderable)
         return super().render(renderable, options)
@@ -58,7 +52,7 @@ def _is_size(value: str) -> bool:
 
 
 def has_width() -> bool:
-    """Whether somebody has said how wide the text is to be."""
+    """Whether the width of the text was set explicitly."""
     return _is_size(os.environ.get("COLUMNS", ""))
 
 
@@ -73,7 +67,6 @@ def _printable(text: Text) -> Text:
 
 
 def drawn(part: Part) -> RenderableType:
-    """A part of an answer, to be printed."""
     return _Rows(part) if isinstance(part, Table) else _text(*part.spans)
 
 
@@ -83,14 +76,11 @@ def _text(*spans: Span) -> Text:
 
 
 class _Rows:
-    """A table; where it is wider than the terminal, a paragraph for each of its rows."""
-
     def __init__(self, table: Table) -> None:
         self._table = table
         self._rows = [[_text(cell) for cell in row] for row in table.rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it."""
         names, title = self._table.names, self._table.title
         columns = zip(names, *self._rows, strict=True)
         widths = [max([len(name), *(c.cell_len for c in cells)]) for name, *cells in columns]

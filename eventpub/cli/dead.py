@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eventpub.cli.options import Request, agrees, configured, reading_timeout, reports
-from eventpub.cli.output import Report
-from eventpub.cli.parts import Line, Part, Table, notes
+from eventpub.cli.output import Part, Report, Table, notes
 from eventpub.terminal import counted
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ _KEYS = (
     "sink.bootstrap_servers", "sink.topic", "ops.log",
 )  # fmt: skip
 _READING = "reading the topics"
-_timeout = reading_timeout()
 
 
 @click.group()
@@ -34,20 +32,19 @@ def dead() -> None:
     type=click.IntRange(1, 10_000),
     default=50,
     show_default=True,
-    help="Show the newest so many.",
+    help="Number of letters to show.",
 )
-@_timeout
+@reading_timeout
 @reports
 @configured(*_KEYS)
 def dead_list(request: Request, limit: int, timeout: float) -> Report:
-    """List dead letters, the newest first. Exit status 1 while any of these is not published."""
+    """List dead letters, newest first. Exit status 1 while any of them is unpublished."""
     loaded = request.load()
     from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
     with waiting(_READING, timeout):
         found = letters.find(loaded.config, limit=limit, timeout=timeout)
-    open_letters = sum(letter.published is None for letter in found.newest)
     summary = counted(found.count, "dead letter")
     if found.rows != found.count:
         summary += f" of {counted(found.rows, 'row')}"
@@ -61,7 +58,7 @@ def dead_list(request: Request, limit: int, timeout: float) -> Report:
     shown = [letter.to_dict() for letter in found.newest]
     result = {"count": found.count, "rows": found.rows, "letters": shown, "notes": said}
     parts: list[Part] = [*([_table(shown)] if shown else []), *notes(said)]
-    is_done = not open_letters and found.is_whole
+    is_done = found.is_whole and all(letter.published for letter in found.newest)
     return Report("dead list", is_done, summary, result, parts)
 
 
@@ -75,25 +72,21 @@ def _notes(is_whole: bool, letters: list[Letter], topic: str) -> list[str]:
 
 
 def _table(letters: list[dict[str, Any]]) -> Table:
-    rows = []
-    has_earlier = not all(entry["is_last"] for entry in letters)
-    for entry in letters:
-        row = [
+    rows = [
+        [
             str(entry["aggregate_id"] or "-"),
             "-" if entry["version"] is None else str(entry["version"]),
+            "last" if entry["is_last"] else "earlier",
             entry["created"],
             _size(entry["payload_bytes"]),
             _IN_STORE[entry["in_store"]],
             _where(entry),
             entry["reason"],
         ]
-        if has_earlier:
-            row.insert(2, "last" if entry["is_last"] else "earlier")
-        rows.append(row)
-    names = ["aggregate id", "version", "created", "bytes", "in the store", "published", "reason"]
-    if has_earlier:
-        names.insert(2, "letter")
-    return Table(names, rows)
+        for entry in letters
+    ]
+    names = ("aggregate id", "version", "letter", "created", "bytes", "in the store", "published")
+    return Table((*names, "reason"), rows)
 
 
 _IN_STORE = {True: "yes", False: "no", None: "-"}
@@ -112,7 +105,7 @@ def _size(payload_bytes: int | None) -> str:
 @dead.command("show")
 @click.argument("aggregate_id", metavar="ID")
 @click.argument("version", type=int)
-@_timeout
+@reading_timeout
 @reports
 @configured(*_KEYS)
 def dead_show(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
@@ -146,80 +139,78 @@ def _printable(payload: bytes) -> str:
 
 
 def _parts_of(shown: dict[str, Any]) -> list[Part]:
-    lines = {
+    of = f" (the newest of {shown['letters']})" if shown["letters"] > 1 else ""
+    facts = {
         "event": f"{shown['aggregate_id']}/{shown['version']}",
         "created": shown["created"],
-        "dead letter": f"partition {shown['partition']}, offset {shown['offset']}"
-        + (f" (the newest of {shown['letters']})" if shown["letters"] > 1 else ""),
+        "dead letter": f"partition {shown['partition']}, offset {shown['offset']}{of}",
         "in the store": _IN_STORE[shown["in_store"]],
         "published": _where(shown),
         "payload": f"{_size(shown['payload_bytes'])} bytes",
+        "begins with": shown["first_bytes"],
     }
-    if shown["first_bytes"]:
-        lines["begins with"] = shown["first_bytes"]
-    parts: list[Part] = [Line((f"{name:>12}  ", "bold"), lines[name]) for name in lines]
-    for name, value in shown["headers"].items():
-        parts.append(Line(("      header  ", "dim"), f"{name}: {_printable(value.encode())}"))
-    return [*parts, *notes(shown["notes"])]
+    rows = [(name, value) for name, value in facts.items() if value]
+    headers = shown["headers"].items()
+    rows += [("header", f"{name}: {_printable(value.encode())}") for name, value in headers]
+    return [Table(("", ""), rows), *notes(shown["notes"])]
 
 
 _OUTCOMES = {
     "published": "published, marked as late (header eventpub_late)",
     "published before": "it is on the topic already; nothing was done",
-    "no dead letter": "not done: there is no dead letter of it",
+    "no dead letter": "not done: it has no dead letter",
     "another event has its version": "not done: another event was published under this version",
     "below the first version": "not done: the version is below store.first_version",
-    "late events are not published": "not done: it would be late; gaps.late says not to publish it",
+    "late events are not published": 'not done: it would be late, and gaps.late is not "publish"',
     "not running": "not done: no publisher is running",
     "not searched": "not done: the topics were not read to their ends; see --timeout",
     "not known": "not done: it may have been published, in records that retention has removed",
     "not in the store": "not done: the row is no longer in the store",
     "versions below it are missing": "not done: versions below it are missing in the store",
     "held": "not done: it waits for a version below it, see eventpub gaps list",
-    "not confirmed": "not done: --yes does it",
+    "not confirmed": "not done: --yes confirms it",
     "refused again": "not done: it was refused again, and is a dead letter again",
-    "no answer": "the publisher has not answered: `eventpub trace` says what came of it",
+    "no answer": "the publisher did not answer: `eventpub trace` shows the outcome",
 }
 
 
 @dead.command("retry")
 @click.argument("aggregate_id", metavar="ID")
 @click.argument("version", type=int)
-@_timeout
+@reading_timeout
 @reports
 @configured(*_KEYS)
 def dead_retry(request: Request, aggregate_id: str, version: int, timeout: float) -> Report:
-    """Publish a refused row after all, as it is in the store now, marked as late.
+    """Publish a refused row as it is in the table now, marked as late.
 
-    Needs a running publisher that is not paused. It publishes the row once, however often you ask.
-    Not possible for a version under which another event was published, for one below
-    store.first_version, and while gaps.late is divert or drop. Exit status 1 if the event is not on
-    the topic.
+    Needs a running publisher that is not paused. Repeated requests publish the row once. Refused
+    for a version under which another event was published, for one below store.first_version, and
+    while gaps.late is divert or drop. Exit status 1 if the event is not on the topic.
     """
     loaded = request.load()
     from eventpub.cli.terminal import waiting
     from eventpub.ops import dead as letters
 
     with waiting(_READING, timeout):
-        answer = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
-    words = _OUTCOMES.get(answer.outcome, answer.outcome)
-    if answer.outcome == "refused again" and answer.letter is not None:
-        words += f": {answer.letter.reason}"
+        outcome, letter = letters.retry(loaded.config, aggregate_id, version, timeout=timeout)
+    words = _OUTCOMES.get(outcome, outcome)
+    if outcome == "refused again" and letter is not None:
+        words += f": {letter.reason}"
     result: dict[str, Any] = {
         "aggregate_id": aggregate_id,
         "version": version,
-        "outcome": answer.outcome,
-        "letter": None if answer.letter is None else answer.letter.to_dict(),
+        "outcome": outcome,
+        "letter": letter and letter.to_dict(),
     }
     summary = f"{aggregate_id}/{version}: {words}"
-    return Report("dead retry", answer.is_done, summary, result)
+    return Report("dead retry", outcome in letters.PUBLISHED, summary, result)
 
 
 @click.command()
 @click.argument("aggregate_id", metavar="ID")
 @click.argument("version", type=int, required=False)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@_timeout
+@reading_timeout
 @reports
 @configured(*_KEYS)
 def publish(
@@ -227,29 +218,28 @@ def publish(
 ) -> Report:
     """Publish rows that are not on the topic, whatever their create_time says.
 
-    Such as rows of a writer in another time zone, which `eventpub verify` names as missing. Without
-    VERSION: all of the last 1,000 rows of the aggregate that are not on the topic. Needs a running
-    publisher that is not paused. A row above the last published version goes out in order; one
-    below as a late event, marked as such. Exit status 1 if one of them is not on the topic.
+    For rows that `eventpub verify` reports as missing, such as those of a writer in another time
+    zone. Without VERSION: all of the aggregate's last 1,000 rows that are not on the topic. Needs a
+    running publisher that is not paused. Rows above the last published version are published in
+    order, others marked as late. Exit status 1 if any of them is not on the topic.
     """
     loaded = request.load()
     from eventpub.cli.terminal import waiting
-    from eventpub.ops import unpublished
+    from eventpub.ops import dead as letters
 
     with waiting(_READING, timeout):
-        rows = unpublished.unpublished(loaded.config, aggregate_id, version, timeout=timeout)
+        rows = letters.unpublished(loaded.config, aggregate_id, version, timeout=timeout)
     done, outcome = 0, rows.outcome
     if not outcome:
         name = ", ".join(map(str, rows.versions[:10])) + ", …" * (len(rows.versions) > 10)
         if yes or agrees(f"{aggregate_id}: publish {counted(len(rows.versions), 'row')}: {name}?"):
-            done, outcome = unpublished.publish(loaded.config, aggregate_id, rows, timeout=timeout)
+            done, outcome = letters.publish(loaded.config, aggregate_id, rows, timeout=timeout)
         else:
             outcome = "not confirmed"
     words = _OUTCOMES.get(outcome, outcome)
     if done:
         left = f"; the next: {words}" if done < len(rows.versions) else ""
         words = f"{done} of {counted(len(rows.versions), 'row')} published{left}"
-    is_done = outcome in {"published", "published before"}
     result = {"aggregate_id": aggregate_id, "version": version, "outcome": outcome}
     result |= {"published": done, "unpublished": len(rows.versions) - done}
-    return Report("publish", is_done, f"{aggregate_id}: {words}", result)
+    return Report("publish", outcome in letters.PUBLISHED, f"{aggregate_id}: {words}", result)

@@ -17,20 +17,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventpub.cli import live, verdict
-from eventpub.cli.output import Report, Stopped
-from eventpub.cli.terminal import Facts, in_place
+from eventpub.cli import live
+from eventpub.cli.output import Line, Report, Stopped
+from eventpub.cli.terminal import in_place
+from eventpub.cli.verify import compare, parts, summary
 from eventpub.config import Config
 from eventpub.terminal import can_redraw
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from eventpub.coordinator.progress import Progress
     from eventpub.local import Database, Kafka
 
@@ -42,8 +40,6 @@ def run_demo(*, seconds: float | None, rate: int, engine: str, keep: str | None)
 
     Args:
         seconds: how long the writers write beside the publisher; None: until Ctrl-C.
-        rate: events per second.
-        engine: as of `run.engine`.
         keep: a folder for data and logs that stays; None: a temporary one that goes.
 
     Raises:
@@ -59,6 +55,8 @@ def run_demo(*, seconds: float | None, rate: int, engine: str, keep: str | None)
         config = _config(folder, database, broker, engine)
         _say(f"database {database.url()}   broker {broker.bootstrap_servers}")
         _say("writers commit late and sometimes roll back; Ctrl-C stops and compares")
+        if engine == "spark":
+            _say("Spark starts, which takes 10 to 20 s")
         view = DemoView(config.sink.topic, seconds)
         shown = in_place(view) if can_redraw() else nullcontext()
         with _writers(database.url(), rate, view), shown:
@@ -68,34 +66,27 @@ def run_demo(*, seconds: float | None, rate: int, engine: str, keep: str | None)
         if rest.stopped_by:
             raise Stopped(rest.stopped_by)
         _say("comparing store and topic")
-        found = verdict.compare(config)
+        found = compare(config)
     if keep:
         _say(f"data and logs are in {folder}")
     publisher = {name: getattr(done, name) + getattr(rest, name) for name in live.COUNTERS}
-    return Report(
-        "demo",
-        found.ok,
-        verdict.summary(found),
-        {"writers": view.written, "publisher": publisher, "verify": found.to_dict()},
-        text=lambda console: _show(console, publisher, found),
-    )
-
-
-def _show(console: Console, publisher: dict[str, int], found: Any) -> None:
-    console.print(
+    text = (
         f"{found.records:,} events were published, {publisher['backtracked']:,} of them found"
         f" by key; gaps found {publisher['gaps_opened']:,},"
         f" filled {publisher['gaps_filled']:,}, skipped {publisher['gaps_skipped']:,}"
     )
-    verdict.show(console, found)
+    return Report(
+        "demo",
+        found.ok,
+        summary(found),
+        {"writers": view.written, "publisher": publisher, "verify": found.to_dict()},
+        [Line(text), *parts(found)],
+    )
 
 
 def _say(text: str) -> None:
     sys.stderr.write(f"eventpub: {text}\n")
     sys.stderr.flush()
-
-
-# --- the stage
 
 
 def _folder(stack: ExitStack, keep: str | None) -> Path:
@@ -113,19 +104,8 @@ def _servers(stack: ExitStack, folder: Path) -> tuple[Database, Kafka]:
 
     java = local.find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
-    with ThreadPoolExecutor(2) as pool:
-        starting_broker = pool.submit(local.kafka, folder / "kafka")
-        starting_database = pool.submit(local.mariadb, folder / "mariadb")
-        starting: list[Future[Any]] = [starting_broker, starting_database]
-        try:
-            wait(starting)
-        finally:
-            # whether one failed or Ctrl-C came: what is starting is waited for, and then stopped
-            wait(starting)
-            for started in starting:
-                if started.exception() is None:
-                    stack.enter_context(started.result())
-    broker, database = starting_broker.result(), starting_database.result()
+    broker = stack.enter_context(local.kafka(folder / "kafka"))
+    database = stack.enter_context(local.mariadb(folder / "mariadb"))
     with database.connect(None) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE DATABASE IF NOT EXISTS eventpub")
     return database, broker
@@ -133,7 +113,7 @@ def _servers(stack: ExitStack, folder: Path) -> tuple[Database, Kafka]:
 
 def _config(folder: Path, database: Database, broker: Kafka, engine: str) -> Config:
     from eventpub import settings
-    from eventpub.sources.mysql import migrate
+    from eventpub.sources.mysql.migrating import migrate
 
     file = folder / "eventpub.toml"
     file.write_text(
@@ -145,7 +125,7 @@ url = "{database.url()}"
 [run]
 engine = "{engine}"
 [gaps]
-backoff_base = "100ms"  # give up a gap after 6 s, so that the demo shows it
+backoff_base = "100ms"  # skip a gap after 6 s, so that the demo shows it
 max_backoff = 6
 [sink]
 topic = "demo.events"
@@ -184,22 +164,19 @@ def _writers(url: str, rate: int, view: DemoView) -> Iterator[None]:
             child.wait()
 
 
-# --- the view
-
-
 class DemoView(live.Panel):
-    """What writers and publisher are doing, side by side; ends the show when its time is over."""
+    """What writers and publisher are doing; stops the publisher when its time is over."""
 
     def __init__(self, topic: str, seconds: float | None) -> None:
         super().__init__(f"publisher → Kafka {topic}")
         self._seconds = seconds
         self._began: float | None = None
         self._reported = 0.0
+        self._spark_ui = ""
         self._on_terminal = can_redraw()
         self.written: dict[str, Any] = {}
 
     def listen(self, lines: Iterator[str]) -> None:
-        """Take the writers' reports."""
         for line in lines:
             try:
                 self.written = json.loads(line)
@@ -207,7 +184,6 @@ class DemoView(live.Panel):
                 continue
 
     def see(self, progress: Progress) -> None:
-        """Take the publisher's, and ask it to stop when the time is over."""
         super().see(progress)
         now = time.monotonic()
         if self._began is None and progress.published:
@@ -216,6 +192,10 @@ class DemoView(live.Panel):
         if self._seconds is not None and lasted >= self._seconds:
             self._seconds = None
             os.kill(os.getpid(), signal.SIGTERM)
+        if progress.spark_ui != self._spark_ui:
+            self._spark_ui = progress.spark_ui
+            if not self._on_terminal:
+                _say(f"Spark's own pages: {self._spark_ui}")
         if not self._on_terminal and now - self._reported >= _LINE_SECONDS:
             self._reported = now
             _say(self._line(progress, lasted))
@@ -229,25 +209,10 @@ class DemoView(live.Panel):
         )
 
     def footer(self) -> str:
-        """What is left of its time."""
-        if self._seconds is None or self._began is None:
-            return "Ctrl-C stops and compares"
-        left = max(0.0, self._seconds - (time.monotonic() - self._began))
-        return f"{left:.0f} s left, Ctrl-C stops and compares"
-
-    def __rich__(self) -> RenderableType:
-        from rich.console import Group
-        from rich.panel import Panel
-
-        w = self.written
-        writers = Facts(
-            {
-                "committed": f"{w.get('events', 0):,}",
-                "rate": f"{w.get('rate', 0):,.0f}/s",
-                "held open": f"{w.get('held_open', 0):,}",
-                "reversed": f"{w.get('reversed', 0):,}",
-                "rolled back": f"{w.get('rolled_back', 0):,}",
-                "never come": f"{w.get('skipped_versions', 0):,}",
-            }
-        )
-        return Group(Panel(writers, title="writers: MariaDB"), super().__rich__())
+        done = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.written.items()]
+        ends = "Ctrl-C stops and compares"
+        if self._seconds is not None and self._began is not None:
+            left = max(0.0, self._seconds - (time.monotonic() - self._began))
+            ends = f"{left:.0f} s left, {ends}"
+        pages = f" Spark's own pages: {self._spark_ui}" if self._spark_ui else ""
+        return f"writers: {', '.join(done)}. {ends}.{pages}"

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import click
 
 from eventpub.cli.options import Request, agrees, configured, reports
-from eventpub.cli.output import Report
-from eventpub.cli.parts import Table
+from eventpub.cli.output import Report, Table
 from eventpub.terminal import counted, named_versions
 
 _COLUMNS = {
@@ -24,7 +23,7 @@ _COLUMNS = {
 def gaps() -> None:
     """List missing versions, or act on one.
 
-    A hold is an aggregate that waits for a missing version. A skip is a gap that was given up.
+    A hold is an aggregate that waits for a missing version. A skip ends a gap without it.
     """
 
 
@@ -34,14 +33,14 @@ def gaps() -> None:
     type=click.IntRange(1),
     default=50,
     show_default=True,
-    help="Show at most so many holds, and so many skips.",
+    help="Number of holds, and of skips, to show.",
 )
 @reports
 @configured("app.id", "app.state_dir", "sink.bootstrap_servers", "sink.topic", "ops.log")
 def gaps_list(request: Request, limit: int) -> Report:
-    """List aggregates that wait for a version (holds), and versions that were given up (skips).
+    """List aggregates that wait for a version (holds), and skipped versions (skips).
 
-    When no publisher runs: as the last one has left them. Exit status 1 while any aggregate waits.
+    Without a running publisher, the last known ones. Exit status 1 while any aggregate waits.
     """
     loaded = request.load()
     from eventpub.cli.status import KINDS
@@ -103,15 +102,14 @@ _later = click.option(
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
 def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
-    """Look up an aggregate's missing versions now, whether they are waited for or were skipped.
+    """Look up an aggregate's missing versions now, held or skipped.
 
-    Exit status 1 if they are still missing, or nobody has looked; 0 if none is missing any more.
+    Exit status 0 if none is missing any more; 1 if any is, or no publisher has looked.
     """
     loaded = request.load()
     from eventpub.ops.gaps import act
 
-    answer = act(loaded.config, "retry", aggregate_id, later=later)
-    return _acted("retry", aggregate_id, answer, "")
+    return _acted("retry", aggregate_id, *act(loaded.config, "retry", aggregate_id, later=later))
 
 
 @gaps.command("skip")
@@ -123,19 +121,20 @@ def gaps_retry(request: Request, aggregate_id: str, later: bool) -> Report:
 def gaps_skip(request: Request, aggregate_id: str, yes: bool, later: bool) -> Report:
     """Skip an aggregate's missing versions now. Records the skip; later versions are published."""
     loaded = request.load()
-    from eventpub.ops.gaps import Answer, act, given_up
+    from eventpub.ops.gaps import act, given_up
     from eventpub.state import StateDir
 
     gap = given_up(loaded.config, aggregate_id)
+    kept: Any = None
     if gap is None:
-        return _acted("skip", aggregate_id, Answer("nothing is held"), "")
-    named = named_versions(*gap)
-    if not (later or StateDir(loaded.config.app.state_dir).is_running()):
-        return _acted("skip", aggregate_id, Answer("not running"), named, gap)
-    if not (yes or agrees(f"{aggregate_id}: give up {named}?")):
-        return _acted("skip", aggregate_id, Answer("not confirmed"), named, gap)
-    answer = act(loaded.config, "skip", aggregate_id, gap, later=later)
-    return _acted("skip", aggregate_id, answer, named, gap)
+        outcome = "nothing is held"
+    elif not (later or StateDir(loaded.config.app.state_dir).is_running()):
+        outcome = "not running"
+    elif not (yes or agrees(f"{aggregate_id}: skip {named_versions(*gap)}?")):
+        outcome = "not confirmed"
+    else:
+        outcome, kept = act(loaded.config, "skip", aggregate_id, gap, later=later)
+    return _acted("skip", aggregate_id, outcome, kept, gap)
 
 
 @gaps.command("cancel")
@@ -167,24 +166,27 @@ def _request(request: Any) -> dict[str, Any]:
 def _acted(
     action: Literal["retry", "skip"],
     aggregate_id: str,
-    answer: Any,
-    named: str,
+    outcome: str,
+    request: Any,
     gap: tuple[int, int] | None = None,
 ) -> Report:
-    wait = f"gaps cancel {answer.request.id}" if answer.request else ""
+    from eventpub.ops.gaps import DONE
+
+    named = named_versions(*gap) if gap else "its gap"
     words = {
-        "skipped": f"skipped, {named}" if named else "skipped",
-        "changed": f"not done: more is missing by now than {named}",
-        "kept": f"kept for the next publisher that runs; eventpub {wait} withdraws it",
+        "skipped": f"skipped, {named}",
+        "changed": f"not done: more versions are missing by now than {named}",
+        "kept": "kept for the next publisher that runs; eventpub gaps cancel"
+        f" {request and request.id} withdraws it",
         "not running": "not done: no publisher is running; --later keeps it for the next one",
-        "not confirmed": f"not done: it would give up {named}; --yes does it",
+        "not confirmed": f"not done: it would skip {named}; --yes confirms it",
         "no answer": "the publisher did not answer in time; the request was withdrawn, unless"
         " already under way: eventpub gaps list shows the outcome",
     }
-    summary = f"{aggregate_id}: {words.get(answer.outcome, answer.outcome)}"
-    result: dict[str, Any] = {"aggregate_id": aggregate_id, "outcome": answer.outcome}
+    summary = f"{aggregate_id}: {words.get(outcome, outcome)}"
+    result: dict[str, Any] = {"aggregate_id": aggregate_id, "outcome": outcome}
     if gap is not None:
         result |= {"from_version": gap[0], "to_version": gap[1]}
-    if answer.request is not None:
-        result["request"] = answer.request.id
-    return Report(f"gaps {action}", answer.is_done, summary, result)
+    if request is not None:
+        result["request"] = request.id
+    return Report(f"gaps {action}", outcome in DONE, summary, result)

@@ -1,7 +1,7 @@
 """`eventpub run`: the publisher with a view of what it does.
 
 On a terminal one panel on stderr that stays in place, log lines above it; elsewhere a log line
-every few seconds while something happens, and at once on anything that somebody should look at.
+every few seconds while something happens, and at once on anything that needs attention.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from eventpub.cli.output import Report, end_if_asked
-from eventpub.cli.terminal import Facts, in_place
+from eventpub.cli.terminal import in_place
 from eventpub.config import Config, format_time
 from eventpub.coordinator.progress import Rate
 from eventpub.terminal import can_redraw, counted
@@ -34,13 +34,13 @@ COUNTERS = (
     "dead", "conflicts", "recount_found", "without_identity",
 )  # fmt: skip
 LABELS = {"duplicates": "rows read again and dropped"}
-"""What people read where a counter's name says too little."""
+"""Labels of counters whose names say too little."""
 
 _WARNINGS = {
     "late": "events arrived after their gap had been skipped",
     "passed": "transactions are open for longer than read.max_wait and no longer waited for",
 }
-"""Of counters that no other line of the log is about."""
+"""Warnings by counter, for counters that no other log line covers."""
 
 
 def publish(config: Config, *, available_now: bool) -> Report:
@@ -81,16 +81,8 @@ def publish(config: Config, *, available_now: bool) -> Report:
     return Report("run", True, summary, result)
 
 
-class View(Protocol):
-    """Takes each progress of the publisher."""
-
-    def see(self, progress: Progress) -> None:
-        """Called about once a second; must return quickly."""
-
-
 @contextmanager
-def watching(config: Config) -> Iterator[View]:
-    """The view that suits where stderr goes."""
+def watching(config: Config) -> Iterator[Panel | Lines]:
     if can_redraw() and config.ops.log != "json":
         panel = Panel(f"{config.app.id}  {config.store.table} → {config.sink.topic}")
         with in_place(panel):
@@ -100,8 +92,6 @@ def watching(config: Config) -> Iterator[View]:
 
 
 class Lines:
-    """A log line now and then."""
-
     def __init__(self, clock: Any = time.monotonic) -> None:
         self._log = structlog.get_logger("eventpub.run")
         self._clock = clock
@@ -109,13 +99,11 @@ class Lines:
         self._written = float("-inf")
         self._done: list[int] = [0] * (len(COUNTERS) + 1)
         self._said: dict[str, tuple[float, int]] = {}
+        """By counter or error code: when it was logged last, and how often by then, or since."""
         self._last_error: str | None = None
-        self._errors: dict[str, tuple[float, int]] = {}
-        """By code: when it was said last, and how often it was met since."""
         self._stops = False
 
     def see(self, progress: Progress) -> None:
-        """Write what is worth a line."""
         now = self._clock()
         if progress.stopped_by is not None and not self._stops:
             self._stops = True
@@ -137,15 +125,15 @@ class Lines:
             self._written, self._done = now, done
 
     def _warn_of(self, error: str, now: float) -> None:
-        """A code once a minute: what is away is met by many, in many words."""
+        """Log each error code at most once a minute."""
         code = error.partition(":")[0]
-        said_at, times = self._errors.get(code, (float("-inf"), 0))
+        said_at, times = self._said.get(code, (float("-inf"), 0))
         if now - said_at < WARNING_LINE_SECONDS:
-            self._errors[code] = said_at, times + 1
+            self._said[code] = said_at, times + 1
             return
-        self._errors[code] = now, 0
+        self._said[code] = now, 0
         more = {"times_since_the_last_line": times} if times else {}
-        self._log.warning("waiting, then trying again", error=error, **more)
+        self._log.warning("waiting before a retry", error=error, **more)
 
 
 def _facts(progress: Progress) -> dict[str, Any]:
@@ -162,8 +150,6 @@ def _facts(progress: Progress) -> dict[str, Any]:
 
 
 class Panel:
-    """The same facts in one place, redrawn."""
-
     def __init__(self, title: str) -> None:
         self._title = title
         self._rate = Rate()
@@ -171,17 +157,14 @@ class Panel:
         self.progress: Progress | None = None
 
     def see(self, progress: Progress) -> None:
-        """Show these facts from the next redraw on."""
         self.progress = progress
         self._rate.add(time.monotonic(), progress.published)
 
     @property
     def rate(self) -> float:
-        """Events a second, published in the last seconds."""
         return self._rate.at(time.monotonic())
 
     def footer(self) -> str:
-        """How it ends."""
         return "Ctrl-C stops"
 
     def __rich__(self) -> RenderableType:
@@ -197,32 +180,30 @@ class Panel:
 
 
 def facts_shown(p: Progress, rate: float) -> RenderableType:
-    """What a person looks at: how fast, how far behind, what waits, what went wrong."""
     from rich.console import Group
     from rich.text import Text
 
     from eventpub.terminal import for_people
 
-    def count(value: int, bad: str = "") -> Text:
-        return Text(f"{value:,}", style=bad if value else "dim")
-
-    behind = Text(f"{p.lag_seconds:,.1f} s", style="yellow" if p.lag_seconds > 10 else "green")
-    numbers = Facts(
-        {
-            "rate": f"{rate:,.0f}/s",
-            "published": f"{p.published:,}",
-            "lag": behind,
-            "gaps found": count(p.gaps_opened),
-            "filled": count(p.gaps_filled, "green"),
-            "skipped": count(p.gaps_skipped, "bold red"),
-            "holds open": count(p.holds_open, "yellow"),
-            "read again": count(p.duplicates),
-            "backlog": Text("unknown") if p.lag_events < 0 else count(p.lag_events),
-            "found by key": count(p.backtracked, "green"),
-            "late": count(p.late, "yellow"),
-            "dead letters": count(p.dead, "bold red"),
-        }
-    )
+    lag = (f"{p.lag_seconds:,.1f} s", "yellow" if p.lag_seconds > 10 else "green")
+    backlog = "unknown" if p.lag_events < 0 else f"{p.lag_events:,}"
+    counts = {
+        "gaps found": (p.gaps_opened, ""),
+        "filled": (p.gaps_filled, "green"),
+        "skipped": (p.gaps_skipped, "bold red"),
+        "holds open": (p.holds_open, "yellow"),
+        "read again": (p.duplicates, ""),
+        "found by key": (p.backtracked, "green"),
+        "late": (p.late, "yellow"),
+        "dead letters": (p.dead, "bold red"),
+    }
+    shown = [(f"{n:,} {name}", style if n else "dim") for name, (n, style) in counts.items()]
+    numbers = [
+        Text.assemble(
+            f"{rate:,.0f}/s, published {p.published:,}, lag ", lag, ", backlog ", backlog
+        ),
+        Text(", ").join(Text(text, style) for text, style in shown),
+    ]
     position = format_time(p.position) if p.position > 0 else "beginning"
     lines = [Text(f"position {position}", style="dim")]
     if p.report_seconds:
@@ -235,4 +216,4 @@ def facts_shown(p: Progress, rate: float) -> RenderableType:
         lines.append(Text(for_people(p.last_error), style="red"))
     if p.stopped_by is not None:
         lines.append(Text(STOPPING, style="yellow"))
-    return Group(numbers, *lines)
+    return Group(*numbers, *lines)

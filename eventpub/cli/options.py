@@ -1,4 +1,4 @@
-"""Flags that stand for configuration keys: one place gives each its key, and so its variable.
+"""Flags for configuration keys: one place gives each its key, and so its variable.
 
 `--config`, `--set` and these are the same everywhere; a command names the keys it offers.
 """
@@ -14,9 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from eventpub.settings import Loaded
+
+
+class Time(click.ParamType[int]):
+    """A time of the command line, in microseconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Raises click.BadParameter: it is no RFC 3339 time."""
+        from eventpub.times import parse_time
+
+        try:
+            return parse_time(value)
+        except ValueError as error:
+            self.fail(f"{value}: it must be {error}", param, ctx)
+
 
 FLAGS: dict[str, tuple[str, str]] = {
     "app.id": ("--app-id", "Name of this publisher."),
@@ -29,13 +46,13 @@ FLAGS: dict[str, tuple[str, str]] = {
     ),
     "read.delay": (
         "--delay",
-        "Age at which events are read, such as '1s': until then transactions may commit.",
+        "Read events at this age, such as '1s', so that transactions can commit first.",
     ),
     "read.page_rows": ("--page-rows", "Largest number of rows read at once."),
     "gaps.max_backoff": (
         "--max-backoff",
         "Attempts (a number, not a time) to find a missing version before it is skipped; the"
-        " default 8 take about 64 s in all, and each more doubles that.",
+        " default 8 take about 64 s in all, each additional one doubles that.",
     ),
     "gaps.late": (
         "--late",
@@ -56,15 +73,13 @@ FLAGS: dict[str, tuple[str, str]] = {
         "--shards",
         "Number of shards, published in parallel; at most the topic's partitions.",
     ),
-    "ops.log": ("--log", "Form of the log on stderr: auto, text or json."),
+    "ops.log": ("--log", "Log format on stderr: auto, text or json."),
 }
 """Configuration key → flag and its help."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line says about the configuration."""
-
     file: Path | None
     overrides: dict[str, Any]
     flags: dict[str, str]
@@ -152,16 +167,10 @@ def configured(
     return decorate
 
 
-_AS_JSON = "eventpub.as_json"
-
-
 def is_json_wanted() -> bool:
     """Whether the command that runs has `--json`."""
-    return bool(click.get_current_context().meta.get(_AS_JSON))
-
-
-def _note_json(context: click.Context, _: click.Parameter, value: bool) -> None:
-    context.meta[_AS_JSON] = value
+    source = click.get_current_context().get_parameter_source("as_json")
+    return source is ParameterSource.COMMANDLINE
 
 
 def reports(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,30 +180,26 @@ def reports(command: Callable[..., Any]) -> Callable[..., Any]:
         "as_json",
         is_flag=True,
         expose_value=False,
-        callback=_note_json,
         help="Print the result as one JSON object.",
     )(command)
 
 
-def reading_timeout() -> Callable[[Any], Any]:
-    """`--timeout` of commands that read the topics."""
-    return click.option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        default=60.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Stop reading the topics after so many seconds.",
-    )
+reading_timeout = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit for reading the topics.",
+)
 
 
 def agrees(question: str) -> bool:
-    """Whether somebody at a terminal says yes; where there is none, nobody does."""
+    """Whether the operator at a terminal confirms; False without a terminal."""
     from eventpub.terminal import for_people
 
     return is_somebody_there() and click.confirm(for_people(question), err=True)
 
 
 def is_somebody_there() -> bool:
-    """Whether a question would be read and answered."""
     return sys.stdin.isatty() and sys.stderr.isatty()

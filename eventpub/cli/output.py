@@ -1,7 +1,7 @@
 """What a command leaves behind: its answer on stdout, everything else on stderr, an exit status.
 
 With ``--json`` stdout gets exactly one object, ``{"command", "ok", "summary", "result", "error"}``,
-whatever happens; part of it where a signal comes while nobody takes it. Every text passes the
+whatever happens; part of it if a signal comes while it is not read. Every text passes the
 masking of secrets here, and for people the escaping of control characters.
 """
 
@@ -11,15 +11,15 @@ import io
 import json
 import logging
 import os
-import select
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -31,8 +31,6 @@ from eventpub.terminal import for_people
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from eventpub.cli.parts import Part
-
 DONE = 0
 NO = 1
 WRONG_USE = 2
@@ -42,17 +40,44 @@ READER_GONE = 128 + signal.SIGPIPE
 """As of a process that SIGPIPE ends."""
 
 
+Span: TypeAlias = str | tuple[str, str]
+"""Text, or text and its style."""
+
+
+class Line:
+    """A line of an answer for people."""
+
+    def __init__(self, *spans: Span) -> None:
+        self.spans = spans
+
+
+@dataclass
+class Table:
+    """A table of an answer for people.
+
+    Args:
+        names: of the columns; "" for a column that needs none.
+    """
+
+    names: Sequence[str]
+    rows: Sequence[Sequence[Span]]
+    title: str = ""
+
+
+Part: TypeAlias = Line | Table
+
+
+def notes(texts: Iterable[str]) -> list[Line]:
+    return [Line(f"note: {text}") for text in texts]
+
+
 @dataclass
 class Report:
     """A command's answer.
 
     Args:
         command: its name, as the user typed it ("config show").
-        ok: whether the answer is yes.
-        summary: one sentence.
-        result: JSON-serializable details.
         parts: what people see above the summary.
-        text: writes the answer for people in another way; None: parts and summary.
         status: the exit status; None: 0 or 1, by `ok`.
         error: why there is no yes, where one error says it.
     """
@@ -62,13 +87,11 @@ class Report:
     summary: str
     result: dict[str, Any] = field(default_factory=dict)
     parts: Sequence[Part] = ()
-    text: Callable[[Console], None] | None = None
     status: int | None = None
     error: EventpubError | None = None
 
     @property
     def exit_status(self) -> int:
-        """What the process ends with."""
         return self.status if self.status is not None else (DONE if self.ok else NO)
 
 
@@ -88,6 +111,8 @@ _log = logging.getLogger("eventpub.cli")
 
 _is_answering = False
 """Whether the answer is being given; `stop` then raises nothing."""
+_TAKEN_WITHIN = 0.2
+"""Seconds after a signal in which a reader must take the answer."""
 
 
 def take_signals() -> None:
@@ -98,12 +123,16 @@ def take_signals() -> None:
     _asked.clear()
     stop_at_signals()
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGALRM, _end_at_once)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop)
 
 
 def hold_signals() -> None:
-    """From now on a signal is remembered, and interrupts nothing: the answer is being given."""
+    """From now on a signal interrupts nothing: the answer is being given.
+
+    If its reader does not take it soon after a signal, the process ends.
+    """
     global _is_answering  # noqa: PLW0603 (as are signals: one of a process)
     _is_answering = True
 
@@ -112,10 +141,12 @@ def stop_at_signals() -> None:
     """The end of `hold_signals`."""
     global _is_answering  # noqa: PLW0603
     _is_answering = False
+    if threading.current_thread() is threading.main_thread():
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def leave_signals() -> None:
-    """Have signals end the process at once, as if we had not taken them: all is said."""
+    """Restore the default handlers: the answer is given, and a signal may end the process."""
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is stop:
             signal.signal(number, signal.SIG_DFL)
@@ -126,6 +157,11 @@ def stop(number: int, _: FrameType | None) -> None:
     _asked.append(number)
     if not _is_answering:
         raise _stop_by(number)
+    signal.setitimer(signal.ITIMER_REAL, _TAKEN_WITHIN)
+
+
+def _end_at_once(_: int, __: FrameType | None) -> None:
+    os._exit(128 + _asked[-1])
 
 
 def _stop_by(number: int) -> BaseException:
@@ -172,10 +208,6 @@ class _Output(io.FileIO):
         self._is_needed = is_needed
         self._is_over = False
 
-    def drop(self) -> None:
-        """Write nothing more."""
-        self._is_over = True
-
     def write(self, data: Any, /) -> Any:
         """As of its base.
 
@@ -195,10 +227,10 @@ class _Output(io.FileIO):
                 raise ReaderGoneError from error
             raise EventpubError(
                 "cli.output_failed",
-                f"the answer cannot be written: {error.strerror}",
+                f"the output cannot be written: {error.strerror}",
                 where="stdout",
-                suggestion="free space where stdout goes, or send it elsewhere; then run the"
-                " command again",
+                suggestion="free space where stdout goes, or redirect it; then run the command"
+                " again",
             ) from error
 
 
@@ -213,7 +245,7 @@ def _text_stream(output: _Output, encoding: str = "utf-8", *, by_line: bool = Fa
 def take_streams() -> None:
     """Make this process's stdout and stderr ones that say what cannot be written.
 
-    A closed one becomes /dev/null: nobody wants to read it. What is opened later, a connection say,
+    A closed one becomes /dev/null: it has no reader. What is opened later, a connection say,
     would have its number, and get what is written to it.
     """
     for descriptor in (0, 1, 2):
@@ -232,39 +264,16 @@ def take_streams() -> None:
     sys.stderr = _text_stream(_Output(2, is_needed=False), encodings[1], by_line=True)
 
 
-class Answer:
-    """Stdout of a command with `--json`: for one object, and for nothing after it has begun."""
+def write_json(report: Report, output: IO[bytes]) -> None:
+    """The envelope; signals must be held.
 
-    def __init__(self, output: _Output) -> None:
-        self._output = output
-        self._has_begun = False
-
-    def write(self, report: Report) -> None:
-        """The envelope; signals must be held.
-
-        What is raised into a write that has done its work would hide how much it has written.
-
-        Raises:
-            Stopped, KeyboardInterrupt: there was a signal, and nobody takes the rest.
-            EventpubError: cli.output_failed
-            ReaderGoneError: there is no reader any more.
-        """
-        if self._has_begun:
-            return
-        self._has_begun = True
-        left = memoryview(_envelope(report))
-        room = select.poll()
-        room.register(self._output.fileno(), select.POLLOUT)
-        while left:
-            # so little that a pipe that has room takes it without waiting
-            if room.poll(_ROOM_WITHIN):
-                left = left[self._output.write(left[: select.PIPE_BUF]) :]
-            else:
-                end_if_asked()
-
-
-_ROOM_WITHIN = 200
-"""Milliseconds in which a reader takes some of an answer; later, if there was no signal."""
+    Raises:
+        EventpubError: cli.output_failed
+        ReaderGoneError: there is no reader any more.
+    """
+    left = memoryview(_envelope(report))
+    while left:
+        left = left[output.write(left) :]
 
 
 def _envelope(report: Report) -> bytes:
@@ -281,10 +290,10 @@ def _envelope(report: Report) -> bytes:
 
 
 @contextmanager
-def only_stderr() -> Iterator[Answer]:
+def only_stderr() -> Iterator[IO[bytes]]:
     """Give the caller stdout for itself: meanwhile all others, child processes too, write stderr.
 
-    Spark's and Ivy's output would otherwise stand beside the one object that scripts read.
+    Spark's and Ivy's output would otherwise mix with the one object that scripts read.
     """
     sys.stdout.flush()
     own = os.dup(1)
@@ -293,50 +302,22 @@ def only_stderr() -> Iterator[Answer]:
         os.dup2(2, 1)
         sys.stdout = sys.stderr
         try:
-            yield Answer(output)
+            yield output
         finally:
             sys.stdout = before
             os.dup2(own, 1)
 
 
 def write_text(report: Report) -> None:
-    """The answer for people, on stdout.
+    """The answer for people, on stdout; signals must be held."""
+    if report.exit_status > 128:  # a signal has ended the command
+        stop(report.exit_status - 128, None)
+    if report.parts:
+        from eventpub.cli.console import drawn
 
-    Raises:
-        Stopped, KeyboardInterrupt: there was a signal; the rest is not written any more.
-    """
-    if report.exit_status > _BY_SIGNAL and not _has_reader(sys.stdout):
-        _drop_rest(sys.stdout)  # the process was asked to end
-    try:
-        if report.text is not None:
-            report.text(console())
-        else:
-            if report.parts:
-                from eventpub.cli.console import drawn
-
-                console().print(*map(drawn, report.parts), sep="\n")
-            sys.stdout.write(for_people(report.summary) + "\n")
-        sys.stdout.flush()
-    except (Stopped, KeyboardInterrupt):
-        _drop_rest(sys.stdout)
-        raise
-
-
-_BY_SIGNAL = 128
-"""Exit statuses above it are of processes that a signal has ended."""
-
-
-def _has_reader(stream: IO[str]) -> bool:
-    room = select.poll()
-    room.register(stream.fileno(), select.POLLOUT)
-    return bool(room.poll(_ROOM_WITHIN))
-
-
-def _drop_rest(stream: IO[str]) -> None:
-    """Forget what is not written yet: at the end of the process it would wait for a reader."""
-    output = getattr(getattr(stream, "buffer", None), "raw", None)
-    if isinstance(output, _Output):
-        output.drop()
+        console().print(*map(drawn, report.parts), sep="\n")
+    sys.stdout.write(for_people(report.summary) + "\n")
+    sys.stdout.flush()
 
 
 def write_error(error: EventpubError, cause: BaseException, *, as_line: bool = False) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eventpub.cli.options import Request, configured, is_json_wanted, reports
-from eventpub.cli.output import Report, end_if_asked
-from eventpub.cli.parts import Part, Span, Table
+from eventpub.cli.output import Part, Report, Span, Table, end_if_asked
 from eventpub.terminal import counted, for_people
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ KINDS = {
     "running": "a publisher runs",
     "starting": "a publisher is starting",
     "silent": "a publisher runs, but does not answer: its process is frozen, or waits for a disk or"
-    " for CPU; this is what was kept",
-    "stopped": "no publisher runs; this is what the last one has left",
+    " for CPU; this is its last known status",
+    "stopped": "no publisher runs; this is what the last one recorded",
     "never": "no publisher has run on this state directory",
 }
 _STYLES = {"ok": "green", "warn": "yellow", "error": "bold red", "unknown": "yellow"}
@@ -35,15 +34,16 @@ _STYLES = {"ok": "green", "warn": "yellow", "error": "bold red", "unknown": "yel
 @click.option(
     "--watch",
     is_flag=True,
-    help="Show it again every second, until Ctrl-C; where stdout is no terminal, the last line of"
-    " it. Not with --json.",
+    help="Refresh every second, until Ctrl-C; without a terminal, only the summary. Not with"
+    " --json.",
 )
 @reports
 @configured("app.id", "app.state_dir", "ops.log")
-def status(request: Request, watch: bool) -> Report:
+def status(request: Request, watch: bool) -> Report | int:
     """Show what the publisher does: its lag, its checks and each shard.
 
-    When none runs: what ended the last one. Exit status 1 if none runs, or a check is wrong.
+    If none runs, the last known status and why it ended. Exit status 1 if none runs or a check
+    fails.
     """
     if watch and is_json_wanted():
         raise click.UsageError("--watch does not go with --json, which prints one object")
@@ -57,8 +57,8 @@ def status(request: Request, watch: bool) -> Report:
     return Report("status", standing.is_well, _summary(standing), _result(standing), parts)
 
 
-def _watch(find: Callable[[], Standing]) -> Report:
-    """Show it anew every second until Ctrl-C, which is how it ends.
+def _watch(find: Callable[[], Standing]) -> int:
+    """Refresh the status every second until Ctrl-C.
 
     On a terminal in one place; elsewhere, where a pipe's reader waits for lines, the summary.
     """
@@ -87,9 +87,7 @@ def _watch(find: Callable[[], Standing]) -> Report:
                 end_if_asked()
                 panel.standing = find()
     except KeyboardInterrupt:
-        summary, is_well = _summary(panel.standing), panel.standing.is_well
-        result = _result(panel.standing)
-        return Report("status", is_well, summary, result, text=lambda _: None, status=130)
+        return 130
 
 
 def _result(standing: Standing) -> dict[str, Any]:
@@ -117,28 +115,27 @@ def _summary(standing: Standing) -> str:
 
 def _standing(standing: Standing) -> str:
     words, found = KINDS[standing.kind], standing.document
-    if standing.kind == "stopped" and found is None:
-        return "no publisher runs, and how the last one ended is not known"
-    if standing.kind != "running" or found is None:
-        if standing.kind == "silent" and found and found["state"] == "not answering":
+    if found is None:
+        unknown = "no publisher runs, and how the last one ended is not known"
+        return unknown if standing.kind == "stopped" else words
+    match standing.kind, found["state"]:
+        case "silent", "not answering":
             return f"{words}; {found['checks'][0]['message'].partition(':')[0]}"
-        if found is None or standing.kind != "stopped":
+        case "stopped", "killed":
+            return f"{words}; it was killed, or could not record why it ended"
+        case "stopped", _:
+            ago = f"{_age(time.time() - found['stopped_at'])} ago"
+            by = found["stopped_by"]
+            why = f"by {by}" if by else "when it was asked to stop"
+            return f"{words}; it ended {ago} {why}"
+        case (("starting" | "silent"), _):
             return words
-        if found["state"] == "killed":
-            return (
-                f"{words}; it was killed, its machine went down, or it could not write down why it"
-                " ended (state directory full or read-only)"
-            )
-        ago = f"{_age(time.time() - found['stopped_at'])} ago"
-        why = f"by {found['stopped_by']}" if found["stopped_by"] else "when it was asked to stop"
-        return f"{words}; it ended {ago} {why}"
     wrong = [check["name"] for check in found["checks"] if check["state"] == "error"]
     words = f"{found['state']}, {_behind(found)}, {counted(found['holds_open'], 'hold')} open"
     return f"{words}; wrong: {', '.join(wrong)}" if wrong else words
 
 
 def _behind(found: dict[str, Any]) -> str:
-    """Of what is held nobody knows how many events it is."""
     from eventpub.publisher.workers import MOST_EVENTS  # which imports the store
 
     if found["lag"]["events"] is None:
@@ -229,8 +226,8 @@ def _age(seconds: float) -> str:
 def pause(request: Request) -> Report:
     """Publish nothing until `eventpub resume`.
 
-    Not even after a restart. Returns when the transactions under way are published. Without a
-    running publisher the next one starts paused.
+    Also after a restart. Returns when the transactions in progress are published. Without a running
+    publisher the next one starts paused.
     """
     return _set_paused(request, "pause", is_paused=True)
 
@@ -253,10 +250,10 @@ def _set_paused(request: Request, command: str, *, is_paused: bool) -> Report:
         "resumed": "events are published again",
         "kept": "no publisher runs; the next one starts "
         + ("paused" if is_paused else "without a pause"),
-        "no answer": "the publisher is starting, or does not answer; it may do it later: see"
+        "no answer": "the publisher is starting, or does not answer; it may act on it later: see"
         " eventpub status",
         "not written": outcome.error,
-        "in work": "paused, but what was under way is not finished yet: see eventpub status",
+        "in work": "paused, but transactions are still in progress: see eventpub status",
     }
     result = {"outcome": outcome.outcome}
     return Report(command, outcome.is_done, words[outcome.outcome], result)

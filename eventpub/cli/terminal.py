@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,23 +19,17 @@ from eventpub.terminal import can_redraw, for_people
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.text import Text
 
 _SECONDS_BETWEEN_LINES = 10.0
 _BAR_WIDTH = 40
 _GAP = 2
-_VALUE_WIDTH = 9
-"""So that the columns stay where they are while numbers grow."""
 
 
 @contextmanager
 def in_place(view: RenderableType, *, stays: bool = False) -> Iterator[None]:
-    """Redraw something on the terminal behind stderr; what is logged meanwhile stands above it.
+    """Redraw something on the terminal behind stderr; what is logged meanwhile appears above it.
 
     The terminal is held by a descriptor of its own: while Spark starts, stderr goes to a file.
-
-    Args:
-        stays: whether it is still there at the end.
     """
     from rich.live import Live
 
@@ -75,11 +69,7 @@ Show = Callable[[str, "float | None"], None]
 
 @contextmanager
 def progress(log: logging.Logger) -> Iterator[Show]:
-    """How far a command is: a bar with an estimate on a terminal, log lines elsewhere.
-
-    Args:
-        log: gets the lines.
-    """
+    """How far a command is: a bar with an estimate on a terminal, log lines elsewhere."""
     if can_redraw():
         with _bar() as show:
             yield show
@@ -89,11 +79,7 @@ def progress(log: logging.Logger) -> Iterator[Show]:
 
 @contextmanager
 def waiting(doing: str, limit: float) -> Iterator[None]:
-    """Something of which nobody knows how far it is: on a terminal, for how long it goes on.
-
-    Args:
-        limit: it ends after so many seconds.
-    """
+    """Show on a terminal how long something of unknown progress has been running."""
     from rich.text import Text
 
     began = time.monotonic()
@@ -140,7 +126,6 @@ class Lines:
         self._done_before: float | None = None
 
     def show(self, doing: str, done: float | None) -> None:
-        """Write it, if the last line is ten seconds old."""
         now = self._clock()
         if self._done_before is None and done is not None:
             self._began, self._done_before = now, done
@@ -154,29 +139,3 @@ class Lines:
         left = (now - self._began) * (1 - done) / gained if gained > 0 else None
         estimate = "" if left is None else f", about {left:.0f} s left"
         self._log.info("%s: %.0f%%%s", doing, 100 * done, estimate)
-
-
-class Facts:
-    """Names and short values, beside each other as far as the terminal has room, at most three."""
-
-    def __init__(self, of: Mapping[str, str | Text]) -> None:
-        self._of = of
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw them."""
-        from rich.table import Table
-        from rich.text import Text
-
-        names = max(map(len, self._of))
-        cells = []
-        for name, value in self._of.items():
-            cell = Text(f"{name:>{names}}  ", style="cyan", no_wrap=True)
-            cells.append(cell.append_text(value if isinstance(value, Text) else Text(value)))
-        width = max(names + _GAP + _VALUE_WIDTH, *(cell.cell_len for cell in cells))
-        beside = max(1, min(3, (options.max_width + _GAP) // (width + _GAP)))
-        grid = Table.grid(padding=(0, _GAP))
-        for _column in range(beside):
-            grid.add_column(min_width=width)
-        for first in range(0, len(cells), beside):
-            grid.add_row(*cells[first : first + beside])
-        yield grid

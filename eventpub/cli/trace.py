@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from eventpub.cli.options import Request, configured, reading_timeout, reports
-from eventpub.cli.output import Report
-from eventpub.cli.parts import Part, Span, Table, notes
+from eventpub.cli.output import Part, Report, Span, Table, notes
 
 if TYPE_CHECKING:
-    from eventpub.ops.trace_answer import Stored, Trace, Traced
+    from eventpub.ops.trace import Trace, Traced
+    from eventpub.ops.trace_lookup import Stored
 
 _STYLES = {
     "published": "green",
@@ -35,9 +35,9 @@ _STYLES = {
     type=click.IntRange(1, 1000),
     default=20,
     show_default=True,
-    help="Without VERSION: show the last so many.",
+    help="Without VERSION: number of versions to show.",
 )
-@reading_timeout()
+@reading_timeout
 @reports
 @configured(
     "app.id", "app.state_dir", "store.url", "store.table",
@@ -46,10 +46,10 @@ _STYLES = {
 def trace(
     request: Request, aggregate_id: str, version: int | None, limit: int, timeout: float
 ) -> Report:
-    """Say where one event is: stored, published, held, dead.
+    """Show where an event is: stored, published, held, dead.
 
-    Without a version: of the last versions of the aggregate. Exit status 0 if each version shown is
-    published, late, from before the start, or skipped and not in the store; 1 if any is not, or
+    Without a version, the aggregate's last versions. Exit status 0 if each version shown is
+    published, late, from before the start, or skipped and not in the table; 1 if any is not, or
     none is known.
     """
     loaded = request.load()
@@ -73,7 +73,6 @@ def _table(found: Trace) -> Table:
 
 
 def _cells(traced: Traced) -> list[str]:
-    """When created, type, bytes, where, and the note."""
     stored = traced.stored
     row = ["not in the store", "", ""] if stored is None else _of_row(stored)
     where = ", ".join(f"{f.topic}[{f.partition}] offset {f.offset}" for f in traced.found)

@@ -11,7 +11,6 @@ later into its window is found like any other row that commits below the positio
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,17 +19,18 @@ import numpy as np
 import pyarrow as pa
 
 from eventpub.admission.model import EVENTS, topic_partitions
-from eventpub.config import Read, Store
+from eventpub.config import Config
 from eventpub.errors import StoreError
+from eventpub.parts import Parts
 from eventpub.sources.base import Poll
-from eventpub.sources.mysql import EventStore, Layout, Watermark
+from eventpub.sources.mysql import Layout, Watermark
 
 _BEFORE_IT_SHOWS = 100_000
 """µs in which a statement that has begun shows among the open transactions, with a wide margin."""
 
 _SHOWS_AT_LAST = 3_000_000
 """µs in which it does, whatever it does before the engine knows of it: an INSERT shows in the list
-of processes from two seconds on. Nobody waits for that, but what it hides is older by so much."""
+of processes from two seconds on. No poll waits for that, but what it hides is that much older."""
 
 _IDLE_AFTER = 1.0
 _IDLE_EVERY = 0.3
@@ -42,7 +42,7 @@ _SOON = 1_000_000
 """µs; `read.max_wait` where that is more."""
 
 _MOST_PAGE_BYTES = 32 << 20
-"""Of a page that is read for all shards, about."""
+"""Approximate bytes of a page that is read for all shards."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PollResult:
         end: of the next window, µs; None: there is nothing to read.
         is_page: whether the window is a full page, so that more follows.
         is_due: whether a hold that was asked for is due, and open transactions were polled for it.
-        server: who has answered.
+        server: identity of the server that answered.
         open_since, hidden_since: as of `channel.Window`.
         state, timed_out: as of `store.Watermark`.
         ended: ``(after, upto]``, µs, in which transactions wrote that have ended since, and whose
@@ -85,42 +85,46 @@ class Boundary:
     """Polls over connections of its own; a context manager that closes them.
 
     Args:
-        store: the section `[store]`.
+        config: the whole configuration.
         layout: of the event table.
-        read: the section `[read]`.
-        horizon: of the recount, µs: for so long something counts as open while nobody can tell.
+        parts: the store, and the time.
+        partitions: of the topic, where rows are read for shards.
         until: nothing created after it is read, µs; None: there is no end.
         hidden_since: as of `store.Watermark`.
-        every: seconds between two polls while rows come.
-        shards: how many there are, and the topic's partitions, where rows are read for them.
+
+    Attributes:
+        page_rows: most rows of the next window, of `[read]` at first.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
-        store: Store,
+        config: Config,
         layout: Layout,
-        read: Read,
+        parts: Parts,
         *,
-        horizon: int = 0,
+        partitions: int = 1,
         until: int | None = None,
         hidden_since: int | None = None,
-        every: float = 0.05,
-        shards: tuple[int, int] = (1, 1),
     ) -> None:
-        self._every = every
-        self._shards = shards
-        self._config = store
-        self._read = read
+        self._every = config.run.trigger / 1e6
+        self._clock = parts.clock
+        self._shards = config.run.shards, partitions
+        self._config, self._read = config.store, config.read
+        self.page_rows = self._read.page_rows
         self._until = until
-        self._store = EventStore(store, layout)
+        self._store = parts.stores(config.store, layout)
         self._server: str | None = None
         self._is_first = True
         self._is_behind = False
         self._found_at = float("-inf")
         self._watermark: Watermark | None = None
-        if read.watermark == "auto":
-            self._watermark = Watermark(
-                store, read.max_wait, unknown_for=horizon, hidden_since=hidden_since
+        if self._read.watermark == "auto":
+            self._watermark = parts.watermark(
+                config.store,
+                self._read.max_wait,
+                unknown_for=config.recount.horizon,
+                hidden_since=hidden_since,
+                clock=parts.clock,
             )
 
     def __enter__(self) -> Boundary:
@@ -157,7 +161,7 @@ class Boundary:
         """
         reads = with_rows and self._is_behind
         passed_over = self._store.without_identity
-        poll, is_due = self._poll(after, next_due, None if reads else self._read.page_rows)
+        poll, is_due = self._poll(after, next_due, None if reads else self.page_rows)
         upto = poll.upper if self._until is None else min(poll.upper, self._until)
         is_last = self._until is not None and poll.upper >= self._until
         end = upto if poll.page_end is None else min(poll.page_end, upto)
@@ -168,7 +172,7 @@ class Boundary:
         self._is_behind = is_new and is_page
         if is_new:
             self._is_first = False
-            self._found_at = time.monotonic()
+            self._found_at = self._clock.monotonic()
         watermark = self._watermark
         return PollResult(
             now=poll.now,
@@ -189,7 +193,7 @@ class Boundary:
 
     def _page(self, after: int, upto: int) -> tuple[tuple[pa.Table, ...] | None, int, bool]:
         """The rows of a page, for each shard its own; where it ends; whether more follows."""
-        page = self._store.page(after, upto, self._read.page_rows, _MOST_PAGE_BYTES)
+        page = self._store.page(after, upto, self.page_rows, _MOST_PAGE_BYTES)
         end, is_full = (upto, False) if page.end is None else (page.end, True)
         if is_full and not page.batches:
             return None, end, is_full
@@ -241,7 +245,7 @@ class Boundary:
 
     def _pause(self, poll: Poll) -> float:
         comes = self._comes_soon(poll)
-        is_idle = time.monotonic() - self._found_at > _IDLE_AFTER
+        is_idle = self._clock.monotonic() - self._found_at > _IDLE_AFTER
         usual = every = self._every
         if is_idle:
             usual = max(every, _IDLE_EVERY * min(self._read.delay / 1e6, 1.0))
@@ -264,7 +268,7 @@ class Boundary:
         if server != self._server and not self._config.allow_replica:
             raise StoreError(
                 "store.moved",
-                "another database server answers now; reconnecting everything",
+                "another database server answers now; reconnecting",
                 where="store.url",
                 suggestion="nothing to do after a planned failover; else make sure that "
                 "store.url leads to one server, the primary",

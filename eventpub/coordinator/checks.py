@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from eventpub.channel import PartitionId
 from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard
+from eventpub.errors import EventpubError
 
 _SECOND = 1.0
 _TOPIC_EVERY = 5.0
@@ -20,6 +21,8 @@ _IN_DOUBT_AFTER = 0.5
 _TABLE_EVERY = 60.0
 """Seconds between two checks whether the event table is the same: by an altered type its times are
 read wrongly, by an altered collation no index is of use any more."""
+
+_OF_ANOTHER_TABLE = {"store.table_altered", "store.index_missing", "store.column_missing"}
 
 _OPEN_EVERY = 10.0
 """Seconds without a window after which what consumers see is compared with what was published."""
@@ -88,9 +91,10 @@ class Checks:
             self._open_at = now + _OPEN_EVERY
             yield e.CheckOpen(ends)
 
-    def table_is_in_doubt(self, now: float) -> None:
-        """A statement has met another table than is known: it is looked at soon."""
-        self._table_at = min(self._table_at, now + _IN_DOUBT_AFTER)
+    def met(self, error: EventpubError, now: float) -> None:
+        """Where a statement has met another table than is known, it is looked at soon."""
+        if error.code in _OF_ANOTHER_TABLE:
+            self._table_at = min(self._table_at, now + _IN_DOUBT_AFTER)
 
     def _begin(self, command: e.Command) -> e.Command:
         self._under_way.add(type(command))

@@ -8,23 +8,21 @@ altered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from eventpub.admission.buckets import bucket_of
+from eventpub.admission.model import bucket_of
 from eventpub.config import format_time
 from eventpub.coordinator import wording
 from eventpub.coordinator.boundary import PollResult
-from eventpub.coordinator.durable_state import DurableState
 from eventpub.coordinator.events import Do, Log, Reassign, Sampled, TableChecked
-from eventpub.coordinator.newest import NewestRows
+from eventpub.coordinator.newest import ENDED_FOR, NewestRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow
+from eventpub.sources.mysql import Layout
 from eventpub.sources.mysql.events import altered_table
 from eventpub.terminal import counted
-
-_ENDED_FOR = 60.0
-"""Seconds for which rows are explained by a transaction that has ended."""
 
 _SAID_EVERY = 60.0
 """Seconds between two warnings of one kind, where their reason lasts."""
@@ -34,6 +32,22 @@ _WARNS_FOR = 300.0
 
 _CLOCK_TOLERANCE = 60_000_000
 """µs by which an event may lie in the future without a word."""
+
+
+class Known(Protocol):
+    """What is known of the table; times are µs.
+
+    Attributes:
+        position: everything created at or before is read.
+        layout: of the event table.
+        newest: as of `NewestRows.last`.
+        open_hidden_since: as of `channel.Window`, of what was open at the last poll.
+    """
+
+    position: int
+    layout: Layout
+    newest: tuple[int, int] | None
+    open_hidden_since: int | None
 
 
 class DatabaseChanges:
@@ -55,7 +69,7 @@ class DatabaseChanges:
         self,
         newest: NewestRows,
         recounting: Recounting,
-        durable: DurableState,
+        durable: Known,
         progress: Progress,
         do: Do,
         *,
@@ -81,7 +95,7 @@ class DatabaseChanges:
         progress = self._progress
         self.seen_at = now
         progress.time = result.now
-        if result.state != "denied":  # what was seen to be hidden stays so while nobody may look
+        if result.state != "denied":  # what was seen to be hidden stays so without the privilege
             self._durable.open_hidden_since = result.hidden_since
         self._meet(result.server)
         self._recounting.ended(result.ended)
@@ -126,7 +140,7 @@ class DatabaseChanges:
             The error to end with, where they are of a kind that would be lost.
         """
         newest, durable, time = self._newest, self._durable, self._progress.time
-        self._ended = {b: since for b, since in self._ended.items() if now - since < _ENDED_FOR}
+        self._ended = {b: since for b, since in self._ended.items() if now - since < ENDED_FOR}
         ended = list(self._ended)
         found = newest.sample(time, durable.position, event.rows, ended, event.above)
         if found:
@@ -169,14 +183,14 @@ class DatabaseChanges:
         said, progress = [], self._progress
         if progress.ahead_seconds:
             said.append(
-                f"store.rows_in_future: {counted(progress.rows_ahead, 'row')}, the last"
-                f" {progress.ahead_seconds:.0f} s ahead of the database's time, held until then"
+                f"store.rows_in_future: {counted(progress.rows_ahead, 'row')}, the newest"
+                f" {progress.ahead_seconds:.0f} s ahead of the database's time, published then"
             )
         if now - self._past_at <= _WARNS_FOR:
             said.append(
-                f"store.rows_in_past: {counted(self._past_rows, 'row')} committed lately with old"
-                f" times, since {format_time(self._past_oldest)}; they are counted again, which"
-                " publishes them (eventpub verify shows whether all are)"
+                f"store.rows_in_past: {counted(self._past_rows, 'row')} committed recently with old"
+                f" times, from {format_time(self._past_oldest)}; a recount publishes them"
+                " (`eventpub verify` shows whether all are published)"
             )
         if self._never_read:
             said.append(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventpub.channel import Lease, PartitionId, Report, Request
+from eventpub.channel import Beginning, PartitionId, Report, Request
 from eventpub.coordinator.events import Do, ForgetFormer, Remember, Reply
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
@@ -26,11 +26,11 @@ class StartState:
         partitions: of the topic.
         start: events created at or before are not published.
         position: up to where a former run has accounted for everything; None: there was none.
-        low: as of `channel.Lease`.
+        low: as of `channel.Beginning`.
         hidden_since: as of `channel.Window`, as the former run has left it.
         acknowledged: next offsets up to which shards have ever reported to be.
-        is_placed: as of `channel.Lease`.
-        former_shards, former_indexes: as of `channel.Lease`.
+        is_placed: as of `channel.Beginning`.
+        former_shards, former_indexes: as of `channel.Beginning`.
         newest: as of `NewestRows.last`.
         server: identity of the database server that was read last; "": not known.
         until: nothing created after it is published, and then it is over; None: there is no end.
@@ -110,7 +110,7 @@ class DurableState:
     def hidden(self, time: int | None) -> int | None:
         """Nothing that is hidden, or was and is not counted since, was created at or before.
 
-        Who polls anew begins with it: whatever was hidden when the position was reached. Where that
+        A new poller begins with it: whatever was hidden when the position was reached. Where that
         is years old nothing was seen hidden there, and a start counts again itself what the former
         run has left: of both, more than a day counts as a day.
 
@@ -134,14 +134,13 @@ class DurableState:
             return (last.low, last.position) if last.holds else None
         return None if begin.position is None else (begin.low, begin.position)
 
-    def lease(self, shard: Shard, uncounted_since: int | None) -> Lease:
-        """The next lease of a shard, with its own `low` where it has reported one.
+    def beginning(self, shard: Shard, uncounted_since: int | None) -> Beginning:
+        """What a shard's next runner is to know, with its own `low` where it has reported one.
 
         Args:
-            uncounted_since: as of `channel.Lease`.
+            uncounted_since: as of `channel.Beginning`.
         """
-        return Lease(
-            shard.lease + 1,
+        return Beginning(
             hidden_since=self._unpublished_since(uncounted_since),
             low=self.low if shard.report is None else max(self.low, shard.report.low),
             position=self.position,
@@ -170,7 +169,7 @@ class DurableState:
             self.written, self.to_forget = what, None
 
     def is_not_written(self, command: Remember) -> None:
-        """It could not be: it is due again."""
+        """The state could not be written: it is due again."""
         self.written = None
         self.to_forget = command.then or self.to_forget
 

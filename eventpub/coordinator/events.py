@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from eventpub.channel import PartitionId, Request
-from eventpub.channel.lane import ChannelEvent
+from eventpub.channel import Beginning, FromRunner, Lane, PartitionId, Request
 from eventpub.coordinator.boundary import PollResult
 from eventpub.errors import EventpubError
 from eventpub.sources.base import NewRow
@@ -87,7 +86,7 @@ class LagMeasured:
 
 @dataclass(frozen=True)
 class TopicChecked:
-    """The topic is the same, and nobody else writes to it."""
+    """The topic is the same, and no other publisher writes to it."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class RequestReceived:
-    """Somebody asks for something that shards do.
+    """A client requests something that shards carry out.
 
     Attributes:
         reply: as of `Reply`.
@@ -131,14 +130,14 @@ class RequestReceived:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Nobody waits for a request any more."""
+    """The client has stopped waiting for a request."""
 
     id: str
 
 
 @dataclass(frozen=True)
 class PauseAsked:
-    """Somebody wants nothing to be published for now, or that to end.
+    """A client asks to pause publishing, or to resume it.
 
     Attributes:
         reply: called once it is written down, so that a crash does not undo it, with how many
@@ -169,7 +168,7 @@ class StopAsked:
 
 
 Event: TypeAlias = (
-    ChannelEvent
+    FromRunner
     | Tick
     | Polled
     | Counted
@@ -263,14 +262,15 @@ class CheckOpen:
 
 @dataclass(frozen=True)
 class StartRunner:
-    """Start a runner of a shard, which will connect.
+    """Start a runner of a shard.
 
     Attributes:
-        attempt: the number of the attempt.
+        lane: brings its work.
     """
 
     shard: int
-    attempt: int
+    lane: Lane
+    beginning: Beginning
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Remember:
     """Write down, for good, where the publisher is.
 
     Attributes:
-        then: what nobody needs any more when that is written.
+        then: what is no longer needed once that is written.
     """
 
     what: Mapping[str, Any]
@@ -319,7 +319,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Finish:
-    """It is over.
+    """The run is over.
 
     Attributes:
         error: why; None: it was asked for, or everything is published.

@@ -16,9 +16,9 @@ _SIGHTINGS = {"sink.fenced": 10, "sink.own_request_late": 1}
 _MOST_SIGHTINGS = 30
 _SIGHTINGS_WITHIN = 3600.0
 """The publisher stops when a shard was fenced three times within so many seconds, or thirty times
-where a late request of its own may have done it. A runner of our own that had stalled, or that a
-former run has left, does that once, and a shard that has little to publish notices late. With
-little to publish, two publishers of one id meet once in minutes."""
+where a late request of its own may have done it. A process of a former run that was frozen does
+that once, and a shard that has little to publish notices late. With little to publish, two
+publishers of one id meet once in minutes."""
 
 _ROTATED_WITHIN = 120.0
 """Seconds in which a new password or certificate reaches its file: Kubernetes takes up to a minute

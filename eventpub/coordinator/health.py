@@ -9,18 +9,17 @@
     times        no row is of the future, and none that has come lately of the past
     broker       it answers, and the topic is the one that was there at the start
 
-Made of the coordinator's events alone (`observe`). A check that nothing is heard of turns bad by
+Made of the coordinator's events alone (`observe`). A check that gets no events turns bad by
 itself (`checks`): a query that hangs raises nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from eventpub.channel import Farewell, Folding, Report
-from eventpub.channel.lane import Received
+from eventpub.channel import Ended, Folding, Report
 from eventpub.coordinator import events as e
 from eventpub.coordinator.shards import Shard, has_got_on
 from eventpub.errors import EventpubError
@@ -29,8 +28,7 @@ from eventpub.terminal import counted
 SILENT_AFTER = 15.0
 """Seconds without an answer after which the database, or the boundary, counts as not reached."""
 
-_BROKER_SILENT_AFTER = 60.0
-"""It is asked every 5 s."""
+_LIMITS = {"database": SILENT_AFTER, "boundary": SILENT_AFTER, "broker": 60.0}
 
 STALLED_AFTER = 60.0
 """Seconds in which a shard with work does nothing after which it counts as stalled."""
@@ -39,22 +37,24 @@ _DATABASE = (e.Polled, e.Counted, e.Sampled, e.LagMeasured, e.TableChecked)
 _BROKER = (e.TopicChecked, e.OpenChecked)
 
 _FEW_FAILURES = 3
-"""Runners of a shard that are gone one after the other, and have done nothing."""
+"""Consecutive runners of a shard that ended without progress before it is an error."""
 
-_NOT_YET = "not seen to work yet"
+HERE = "this process"
+"""Where the runners of this engine are."""
+
+NOT_YET = "not seen to work yet"
 _NO_RUNNER = "no runner at the moment; one is being started"
-_NOT_POLLED = "not polling: no shard has a runner"
 
 State = Literal["ok", "warn", "error"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check, as it stands. Times are the machine's, s.
+    """The current state of one check. Times are the machine's, s.
 
     Attributes:
         name: as in the module.
-        state: "warn" works, but somebody should look.
+        state: "warn": it works, but needs attention.
         message: what is wrong, with its code; "" where nothing is.
         since: when the state began.
         last_ok: when it was ok last; None: never.
@@ -73,7 +73,7 @@ class ShardError:
 
     Attributes:
         code, message: of the error.
-        where: the machine and process.
+        where: which process.
         at: the machine's time, s.
     """
 
@@ -81,6 +81,57 @@ class ShardError:
     message: str
     where: str
     at: float
+
+
+class NamedChecks:
+    """The checks, by name. Pure: times are the machine's, s, and arguments.
+
+    Args:
+        shards: their names.
+        now: since when they are what they are at first.
+    """
+
+    def __init__(self, shards: Sequence[str], now: float = 0.0) -> None:
+        names = ["database", "boundary", "publishing", *shards, "index", "broker"]
+        self._checks = {name: Check(name, "error", NOT_YET, now) for name in names}
+        self._checks |= {name: Check(name, "ok", "", now) for name in ("recount", "times")}
+        self._recovered: list[tuple[str, float]] = []
+
+    def __getitem__(self, name: str) -> Check:
+        return self._checks[name]
+
+    def begin(self, now: float) -> None:
+        """They are what they are since then."""
+        self._checks = {name: replace(c, since=now) for name, c in self._checks.items()}
+
+    def set(self, name: str, state: State, message: str, now: float) -> None:
+        """A check is in this state."""
+        before = self._checks[name]
+        if state == "ok" and before.state == "error" and before.last_ok is not None:
+            self._recovered.append((name, now - before.last_ok))
+        since = before.since if before.state == state else now
+        last_ok = now if state == "ok" else before.last_ok
+        self._checks[name] = Check(name, state, message, since, last_ok)
+
+    def take_recovered(self) -> list[tuple[str, float]]:
+        """The checks that were wrong and are ok now, each with how long they were, s; once."""
+        found, self._recovered = self._recovered, []
+        return found
+
+    def now(self, now: float, limits: Mapping[str, float]) -> dict[str, Check]:
+        """All of them; one that was ok and not heard of for longer than its limit, s, is not."""
+        found = dict(self._checks)
+        for name, limit in limits.items():
+            check = found[name]
+            if check.state == "ok" and check.last_ok is not None and now - check.last_ok > limit:
+                silent = f"no answer for {now - check.last_ok:.0f} s"
+                found[name] = replace(check, state="error", message=silent, since=check.last_ok)
+        return found
+
+
+def paused(by: str) -> str:
+    """What the check `publishing` says while the publisher is paused."""
+    return f"paused{f' by {by}' if by else ''}; run `eventpub resume` to publish again"
 
 
 class Health:
@@ -95,17 +146,12 @@ class Health:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
-        self._checks: dict[str, Check] = {}
-        names = ["database", "boundary", "publishing", *map(_of, shards), "index", "broker"]
-        for name in names:
-            self._checks[name] = Check(name, "error", _NOT_YET, 0.0)
-        for name in ("recount", "times"):
-            self._checks[name] = Check(name, "ok", "", 0.0)
+        self._checks = NamedChecks([_of(shard) for shard in shards])
+        self.take_recovered = self._checks.take_recovered
         self._got_on_at: float | None = None
         self._folding: dict[int, tuple[str, float]] = {}
-        """Of shards that read their topics back: how far, and when that was said."""
+        """By shard that reads its topic back: how far it is, and when that was reported."""
         self.errors: dict[int, ShardError] = {}
-        self._recovered: list[tuple[str, float]] = []
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -113,19 +159,19 @@ class Health:
         """Take over what an event says; before it is handled."""
         if self._got_on_at is None:
             self._got_on_at = now
-            self._checks = {name: replace(c, since=now) for name, c in self._checks.items()}
+            self._checks.begin(now)
         if isinstance(event, _DATABASE):
-            self._set("database", "ok", "", now)
+            self._checks.set("database", "ok", "", now)
             if isinstance(event, e.Polled):
-                self._set("boundary", "ok", "", now)
+                self._checks.set("boundary", "ok", "", now)
             if isinstance(event, e.Counted):
-                self._set("recount", "ok", "", now)
+                self._checks.set("recount", "ok", "", now)
         elif isinstance(event, _BROKER):
-            self._set("broker", "ok", "", now)
+            self._checks.set("broker", "ok", "", now)
         elif isinstance(event, e.Failed):
             self._failed(event.command, event.error, now)
-        elif isinstance(event, Received):
-            self._received(event, now)
+        elif isinstance(event, (Report, Folding, Ended)):
+            self._heard(event, now)
 
     def is_away(self, name: str) -> bool:
         """Whether what a check is about has failed last."""
@@ -133,12 +179,12 @@ class Health:
 
     def mark(self, name: str, message: str, now: float) -> None:
         """A check warns of this; of nothing where the message is empty."""
-        self._set(name, "warn" if message else "ok", message, now)
+        self._checks.set(name, "warn" if message else "ok", message, now)
 
     def written(self, now: float) -> None:
         """The position was written down."""
-        if self._checks["index"].message.startswith(("state.", _NOT_YET)):
-            self._set("index", "ok", "", now)
+        if self._checks["index"].message.startswith(("state.", NOT_YET)):
+            self._checks.set("index", "ok", "", now)
 
     def _failed(self, command: e.Command, error: EventpubError, now: float) -> None:
         text = _text_of(error)
@@ -146,86 +192,55 @@ class Health:
             size = counted(len(command.buckets), "bucket")
             self.mark("recount", f"{size} could not be counted, trying fewer; {text}", now)
         elif error.code.startswith("store."):
-            self._set("database", "error", text, now)
+            self._checks.set("database", "error", text, now)
         if isinstance(command, e.Poll):
-            self._set("boundary", "error", text, now)
+            self._checks.set("boundary", "error", text, now)
         elif isinstance(command, (e.CheckTopic, e.CheckOpen)):
-            self._set("broker", "error", text, now)
+            self._checks.set("broker", "error", text, now)
         elif isinstance(command, e.Remember):
-            self._set("index", "error", text, now)
+            self._checks.set("index", "error", text, now)
 
-    def _received(self, event: Received, now: float) -> None:
-        number, message = event.lane.shard, event.message
-        if event.lane is not self._shards[number].lane:
-            return
-        if isinstance(message, Farewell):
+    def _heard(self, message: Report | Folding | Ended, now: float) -> None:
+        number = message.shard
+        if isinstance(message, Ended):
             if message.error is not None:
-                self._shard_failed(number, message.error, event.lane.hello.where, now)
+                self._shard_failed(number, message.error, now)
         elif isinstance(message, Folding):
             read, left = message.read, message.left
-            text = f"it reads its topic back: {counted(read, 'record')} so far,"
+            text = f"reading the topic back: {counted(read, 'record')} so far,"
             text += f" {counted(left, 'offset')} left"
             self._folding[number] = text, now
-        elif isinstance(message, Report):
+        else:
             self._folding.pop(number, None)
             name = _of(self._shards[number])
-            # who has failed, and begins anew, may fail at the same again
-            if has_got_on(message) or self._checks[name].message == _NOT_YET:
-                self._set(name, "ok", "", now)
+            # a runner that restarts after a failure may fail at the same point again
+            if has_got_on(message) or self._checks[name].message == NOT_YET:
+                self._checks.set(name, "ok", "", now)
                 self._got_on_at = now
 
-    def _shard_failed(self, number: int, error: EventpubError, where: str, now: float) -> None:
-        self.errors[number] = ShardError(error.code, error.message, where, now)
-        self._set(f"shard {number}", "error", _text_of(error), now)
+    def _shard_failed(self, number: int, error: EventpubError, now: float) -> None:
+        self.errors[number] = ShardError(error.code, error.message, HERE, now)
+        self._checks.set(f"shard {number}", "error", _text_of(error), now)
 
-    def take_recovered(self) -> list[tuple[str, float]]:
-        """The checks that were wrong and are ok now, each with how long they were, s; once."""
-        found, self._recovered = self._recovered, []
-        return found
-
-    def _set(self, name: str, state: State, message: str, now: float) -> None:
-        before = self._checks[name]
-        if state == "ok" and before.state == "error" and before.last_ok is not None:
-            self._recovered.append((name, now - before.last_ok))
-        since = before.since if before.state == state else now
-        last_ok = now if state == "ok" else before.last_ok
-        self._checks[name] = Check(name, state, message, since, last_ok)
-
-    # -- how it stands ----------------------------------------------------------------------------
+    # -- the current state -----------------------------------------------------------------------
 
     def checks(
         self, now: float, unread_seconds: float, *, paused_by: str | None = None
     ) -> list[Check]:
-        """All of them, as they stand now; for the loop, which alone reads what it changes.
+        """All checks as of now; only for the loop, since it reads what the loop changes.
 
         Args:
             unread_seconds: the lag, without what is held, which waits for its time.
             paused_by: who has paused it; "": not known; None: it is not paused.
         """
-        found = dict(self._checks)
-        limits = {
-            "database": SILENT_AFTER,
-            "boundary": SILENT_AFTER,
-            "broker": _BROKER_SILENT_AFTER,
-        }
-        for name, limit in limits.items():
-            check = found[name]
-            if check.state == "ok" and check.last_ok is not None and now - check.last_ok > limit:
-                silent = f"no answer for {now - check.last_ok:.0f} s"
-                found[name] = replace(check, state="error", message=silent, since=check.last_ok)
-        found["boundary"] = self._of_boundary(found["boundary"])
+        found = self._checks.now(now, _LIMITS)
         for shard in self._shards:
             found[_of(shard)] = self._of_shard(shard, found[_of(shard)], now)
         found["index"] = self._of_index(found["index"], now)
-        found["publishing"] = self._publishing(found, now, unread_seconds, paused_by)
-        self._checks["publishing"] = found["publishing"]
+        state, message = self._publishing(found, now, unread_seconds, paused_by)
+        self._checks.set("publishing", state, message, now)
+        found["publishing"] = self._checks["publishing"]
         return list(found.values())
-
-    def _of_boundary(self, check: Check) -> Check:
-        """Nobody polls it while nobody could read, which says nothing of the database."""
-        if check.state == "ok" or any(shard.lane is not None for shard in self._shards):
-            return check
-        return replace(check, message=_NOT_POLLED)
 
     def _of_shard(self, shard: Shard, check: Check, now: float) -> Check:
         folding = self._of_fold(shard.number, now)
@@ -249,27 +264,20 @@ class Health:
         rebuilt = [s.number for s in self._shards if self._of_fold(s.number, now)]
         if check.state != "ok" or not rebuilt:
             return check
-        text = f"the topic is read back for shards {', '.join(map(str, rebuilt))}"
+        text = f"reading the topic back for shards {', '.join(map(str, rebuilt))}"
         return replace(check, state="warn", message=text)
 
     def _publishing(
         self, found: dict[str, Check], now: float, unread_seconds: float, paused_by: str | None
-    ) -> Check:
-        before = self._checks["publishing"]
+    ) -> tuple[State, str]:
         got_on_at = now if self._got_on_at is None else self._got_on_at
-        state: State = "ok"
-        message = ""
-        shards = [found[_of(shard)] for shard in self._shards]
         if paused_by is not None:
-            by = f" by {paused_by}" if paused_by else ""
-            state, message = "warn", f"paused{by}; run `eventpub resume` to publish again"
-        elif not all(check.last_ok for check in shards):
-            state, message = "error", "not every shard is ready to publish yet"
-        elif unread_seconds > STALLED_AFTER and now - got_on_at > STALLED_AFTER:
-            state = "error"
-            message = f"events are due, and none was published for {now - got_on_at:.0f} s"
-        since = before.since if before.state == state else now
-        return Check("publishing", state, message, since, now if state == "ok" else before.last_ok)
+            return "warn", paused(paused_by)
+        if not all(found[_of(shard)].last_ok for shard in self._shards):
+            return "error", "not every shard is ready to publish yet"
+        if unread_seconds > STALLED_AFTER and now - got_on_at > STALLED_AFTER:
+            return "error", f"events are due, and none was published for {now - got_on_at:.0f} s"
+        return "ok", ""
 
 
 def _text_of(error: EventpubError) -> str:

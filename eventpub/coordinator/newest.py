@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from eventpub.admission.buckets import bucket_of
+from eventpub.admission.model import bucket_of
 from eventpub.config import format_time
 from eventpub.errors import StoreError
 from eventpub.sources.base import NewRow
@@ -28,6 +28,9 @@ of the future."""
 
 MOST = 100_000
 """Rows that are fetched, lowest ids first, where all of a sample are new and one is of the past."""
+
+ENDED_FOR = 60.0
+"""Seconds for which rows are explained by a transaction that has ended."""
 
 _NEVER_LATE = 60_000_000
 """µs: no zones differ by less; commits may be so late whatever the horizon is."""
@@ -167,7 +170,7 @@ class NewestRows:
         of_zone = (
             ""
             if zone is None
-            else "if the writers' sessions keep another time zone: set store.time_zone to theirs,"
+            else "if the writers' sessions use another time zone: set store.time_zone to it,"
             f" or have them SET time_zone to that of {zone}. "
         )
         return StoreError(
@@ -177,9 +180,9 @@ class NewestRows:
             f" {(now - row.created) // 1_000_000} s behind the database's clock. Some would be"
             " lost",
             where=where,
-            suggestion=f"{of_zone}If old rows are imported, or statements wait for so long:"
-            ' recount.rows_in_past = "count" publishes them as they are seen. What was missed'
-            " meanwhile, eventpub verify names, and eventpub publish ID publishes",
+            suggestion=f"{of_zone}If old rows are imported, or statements wait that long:"
+            ' recount.rows_in_past = "count" publishes those that are seen. `eventpub verify`'
+            " names those that were missed, `eventpub publish ID` publishes them",
         )
 
 

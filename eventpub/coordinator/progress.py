@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventpub.channel import Report
-from eventpub.channel.histogram import LATENCY_BOUNDS, STEP_BOUNDS, Histogram
+from eventpub.channel import LATENCY_BOUNDS, Report
+from eventpub.coordinator.events import LagMeasured
+
+STEP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Seconds, of one step of one transaction."""
+
+_LAG_IS_OLD = 5.0
+"""Seconds after which a lag that was measured has grown by its age; it is measured every second."""
 
 _LAST = ("holds", "low", "next_due", "position")
-"""What of a report is shown of each shard as it stands."""
+"""Fields of a report that are shown per shard, unchanged."""
 
 _OF_COUNTS = (
     "duplicates", "backtracked", "gaps_opened", "gaps_filled", "gaps_skipped", "gaps_vanished",
@@ -21,6 +29,39 @@ _TOTALS = (
     "rows_read", "published", *_OF_COUNTS, "dead", "recount_found", "rows_in_past",
     "comparisons", "begin_above", "passed", "folded", "replaced", "restored", "reports",
 )  # fmt: skip
+
+
+@dataclass
+class Histogram:
+    """How many durations were at most each bound, and above the last; as Prometheus wants them.
+
+    Attributes:
+        bounds: seconds, ascending.
+        counts: one more than there are bounds; not cumulative.
+        sum: of all durations, s.
+    """
+
+    bounds: Sequence[float]
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def observe(self, seconds: float) -> None:
+        """One more."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add what was counted elsewhere, by the same bounds.
+
+        Args:
+            total: their sum, s.
+        """
+        if len(counts) == len(self.counts):
+            self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+            self.sum += total
 
 
 @dataclass
@@ -44,7 +85,7 @@ class Progress:
         begin_above: aggregates seen for the first time, whose first version was missing.
         watermark: as `store.Watermark.state`.
         passed: transactions that were open for longer than the watermark waits.
-        timed_out_seen: the same, since the boundary was last polled anew.
+        timed_out_seen: the same, since the boundary's poller last connected.
         reports: of shards, after a transaction or a window.
         holds_open: aggregates that wait for a version.
         without_identity: rows that have no aggregate or no version, passed over.
@@ -57,6 +98,7 @@ class Progress:
         server: identity of the database server that is read.
         last_error: the last error that was met and waited out.
         stopped_by: number of the signal that ended it; None: it ended by itself or runs.
+        spark_ui: address of Spark's own pages; "": there are none.
     """
 
     time: int = 0
@@ -96,6 +138,7 @@ class Progress:
     server: str = ""
     last_error: str | None = None
     stopped_by: int | None = None
+    spark_ui: str = ""
 
     def add(self, report: Report, where: str = "") -> None:
         """Take over what a shard has done.
@@ -155,3 +198,78 @@ class Rate:
             return 0.0
         (start, first), (_, last) = self._seen[0], self._seen[-1]
         return max(0, last - first) / max(now - start, 0.001)
+
+
+class ShownLag:
+    """How far what is published is behind, as it is shown: while it cannot be measured, it grows.
+
+    Times are the machine's, s, where nothing else is said.
+
+    Args:
+        progress: has what was measured last.
+
+    Attributes:
+        progress: as given.
+        boundary: the highest that was seen, µs on the database's clock.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._at: float | None = None
+        self._is_measured = False
+        """Whether it ever was; until then its age is that of the process."""
+        self.boundary = 0
+
+    def begin(self, now: float) -> None:
+        """The publisher begins; of no effect later."""
+        self._at = now if self._at is None else self._at
+
+    def measured(self, event: LagMeasured, position: int, now: float) -> None:
+        """The lag was measured.
+
+        Args:
+            position: everything created at or before is read by now, µs.
+        """
+        self.boundary = max(self.boundary, event.upper)
+        self._at, self._is_measured = now, True
+        seconds, events = event.seconds, event.events
+        if seconds and event.position < position:
+            # the position has moved on meanwhile: what is left is younger than that
+            left = max(0.0, (event.upper - position) / 1e6)
+            seconds, events = min(seconds, left), events if left else 0
+        self.progress.lag_seconds, self.progress.lag_events = seconds, events
+
+    def is_none(self, seen_at: float) -> None:
+        """Everything up to the boundary is published, which was polled then."""
+        self.progress.lag_seconds, self.progress.lag_events = 0.0, 0
+        self._at, self._is_measured = max(seen_at, self._at or seen_at), True
+
+    def is_known(self, now: float) -> bool:
+        """Whether it was measured lately."""
+        return self._is_measured and self._at is not None and now - self._at <= _LAG_IS_OLD
+
+    def unread_seconds(self, now: float) -> float:
+        """Age below the boundary of the oldest event that is not read."""
+        lag, at = self.progress.lag_seconds, self._at
+        is_new = self._is_measured and at is not None and now - at <= _LAG_IS_OLD
+        return lag if is_new or at is None else lag + now - at
+
+    def seconds(self, low: int, now: float) -> float:
+        """The lag of what is not published, held events included, s.
+
+        Args:
+            low: everything created at or before is published, µs on the database's clock.
+        """
+        lag = self.unread_seconds(now)
+        if self.progress.holds_open and self.boundary:
+            lag = max(lag, self.below(low))
+        return lag
+
+    def below(self, low: int) -> float:
+        """Seconds between a time on the database's clock, µs, and the boundary."""
+        return (self.boundary - low) / 1e6
+
+    def events(self, now: float) -> int | None:
+        """Events below the boundary that are not read yet, and held aggregates; None: not known."""
+        progress = self.progress
+        return progress.lag_events + progress.holds_open if self.is_known(now) else None

@@ -21,8 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 
-from eventpub.admission.buckets import KEPT, WIDTH, bucket_of, oldest_needed
-from eventpub.admission.rules import CLOCK_STEP
+from eventpub.admission.model import CLOCK_STEP, KEPT, WIDTH, bucket_of, oldest_needed
 
 _FIRST_AGE = 2_000_000
 _RECOUNT_PAUSE = 2_000_000
@@ -84,9 +83,9 @@ class Recount:
             self._count_again(now, position, hidden_since)
 
     def _count_again(self, now: int, position: int, hidden_since: int | None) -> None:
-        """What a former run has passed: nobody knows what has ended in the meantime."""
+        """Transactions that a former run stopped waiting for may have ended in the meantime."""
         since = min(now, position) - self._horizon
-        if position > now + CLOCK_STEP:  # nobody knows since when the clock has been behind
+        if position > now + CLOCK_STEP:  # unknown: since when the clock has been behind
             since = min(since, hidden_at_most(now))
         since = since if hidden_since is None else min(since, hidden_since)
         young = bucket_of(now - self._horizon)
@@ -96,7 +95,7 @@ class Recount:
             self._due = [(0, b) for b in range(max(first, young), self._next)]
 
     def read_before(self, position: int, known: int | None) -> None:
-        """A shard's index is further than anybody remembers: what lies between is counted anew.
+        """A shard's index is ahead of the kept position: the buckets between are counted again.
 
         Args:
             known: up to where this run has read the shard, µs; None: it has not.
@@ -219,10 +218,10 @@ class Recount:
             found.add(heapq.heappop(self._due)[1])
         return sorted(found)
 
-    def not_counted(self, buckets: Iterable[int]) -> None:
-        """What was due could not be counted: it is due again."""
+    def not_counted(self, buckets: Iterable[int], at: int = 0) -> None:
+        """What was due could not be counted: it is due again, at a time in µs."""
         for bucket in buckets:
-            heapq.heappush(self._due, (0, bucket))
+            heapq.heappush(self._due, (at, bucket))
 
     def counted(
         self,

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eventpub.admission.rules import CLOCK_STEP
+from eventpub.admission.model import CLOCK_STEP
 from eventpub.channel import Comparison, Report
 from eventpub.coordinator.events import Count, Counted
 from eventpub.coordinator.recount import MOST_BUCKETS, Recount
 
 _LATE_SHARE = 0.5
 """Seconds of each second for what is counted out of turn."""
+
+_PAUSE = 60_000_000
+"""µs until a bucket is counted again that could not be, by itself."""
 
 _AHEAD = 10_000_000
 """µs by which the database's clock goes ahead of the machine's before it counts as a step."""
@@ -51,24 +54,23 @@ class Recounting:
 
     # -- what is learned --------------------------------------------------------------------------
 
-    def began(self, read_before: int, known: int | None) -> None:
-        """As of `Recount.read_before`."""
-        self._recount.read_before(read_before, known)
+    def began(self, report: Report, known: int | None, held: tuple[int, int] | None) -> None:
+        """Take over the first report of a runner, whose index may be older than the one before.
+
+        Args:
+            known: up to where the shard had accounted for everything, as it has said last, µs.
+            held: ``(after, upto]``, µs, in which the shard held events; what its index does not
+                hold any more is looked for again. None: nowhere.
+        """
+        if report.read_before is not None:
+            self._recount.read_before(report.read_before, known)
+        self._recount.account(report.shard, report.buckets, anew=True)
+        if held is not None and held[0] < min(report.low, held[1]):
+            self._recount.ended(held[0], min(report.low, held[1]))
 
     def account(self, report: Report) -> None:
         """Take over a shard's numbers."""
         self._recount.account(report.shard, report.buckets)
-
-    def account_anew(self, report: Report, held: tuple[int, int] | None) -> None:
-        """Take over the numbers of an index that may be older than the shard's one before.
-
-        Args:
-            held: ``(after, upto]``, µs, in which the shard held events; what its index does not
-                hold any more is looked for again. None: nowhere.
-        """
-        self._recount.account(report.shard, report.buckets, anew=True)
-        if held is not None and held[0] < min(report.low, held[1]):
-            self._recount.ended(held[0], min(report.low, held[1]))
 
     def ended(self, ranges: Sequence[tuple[int, int]]) -> None:
         """As of `boundary.PollResult.ended`."""
@@ -167,11 +169,13 @@ class Recounting:
         )
 
     def not_counted(self, count: Count) -> None:
-        """They have not: they are due again."""
+        """The count failed: its buckets are due again, fewer at once; one that has failed by itself
+        comes later, for it would keep all others waiting."""
+        waits = self._at_most == 1 and not self._is_last
         self._counting = None
         self._at_most = max(1, len(count.buckets) // 4)
         if count.in_turn:
-            self._recount.not_counted(count.buckets)
+            self._recount.not_counted(count.buckets, self._last_time + _PAUSE if waits else 0)
 
     # -- comparing --------------------------------------------------------------------------------
 
@@ -202,7 +206,7 @@ class Recounting:
             self._recount.everything(now)
 
     def is_over(self) -> bool:
-        """Whether that has found nothing, and nothing is under way; it begins anew otherwise."""
+        """Whether the last recount found nothing and none is running; otherwise it restarts."""
         if not self._is_last or self._counting is not None:
             return False
         if self.comparison.buckets or self._recount.has_mismatches():

@@ -2,23 +2,23 @@
 
 A request is sent to a runner that has begun, and to the next one where that one is gone before it
 has answered. It must end nobody: where two runners have failed with it, it is answered with an
-error that names theirs. While the publisher is paused, none is done that publishes.
+error that names theirs. While the publisher is paused (`Pauses`), none is done that publishes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eventpub.admission import topic_partition
-from eventpub.channel import Request
-from eventpub.channel.lane import Lane
+from eventpub.channel import Lane, Request
 from eventpub.coordinator import wording
-from eventpub.coordinator.events import Do, Log, Reply
+from eventpub.coordinator.events import Do, Log, PauseAsked, Reply
 from eventpub.coordinator.shards import Shard
 from eventpub.errors import EventpubError, StateError
 
-_COMMANDS = {
+COMMANDS = {
     "list": "gaps list",
     "retry": "gaps retry",
     "skip": "gaps skip",
@@ -39,7 +39,7 @@ class _Pending:
         lanes: of the runners that it was sent to, by shard.
         failures: runners that have failed with it.
         error: what the last of these has met.
-        is_withdrawn: whether nobody waits for it any more; a runner may still do it.
+        is_withdrawn: whether the client has stopped waiting; a runner may still carry it out.
     """
 
     request: Request
@@ -55,7 +55,7 @@ class _Pending:
     @property
     def command(self) -> str:
         """What the user has typed."""
-        return _COMMANDS[self.request.action]
+        return COMMANDS[self.request.action]
 
     @property
     def publishes(self) -> bool:
@@ -94,7 +94,7 @@ class Requests:
         self._pending[request.id] = _Pending(request, reply, self._of(request), is_kept)
 
     def withdraw(self, request_id: str) -> None:
-        """Nobody waits for it any more."""
+        """The client has stopped waiting for it."""
         if (pending := self._pending.get(request_id)) is not None:
             pending.is_withdrawn = True
 
@@ -147,10 +147,10 @@ class Requests:
             facts = {"aggregate_id": pending.request.aggregate_id, "outcome": answer}
             self._do(Log("info", f"{pending.command} was requested", facts))
 
-    def runner_failed(self, shard: Shard, lane: Lane, error: EventpubError) -> None:
-        """A runner has ended with an error, or was lost."""
+    def runner_failed(self, shard: Shard, error: EventpubError) -> None:
+        """A shard's runner has ended with an error."""
         for pending in list(self._pending.values()):
-            if pending.lanes.get(shard.number) is not lane or shard.number in pending.answers:
+            if not pending.is_at(shard):
                 continue
             pending.failures, pending.error = pending.failures + 1, error
             if pending.failures >= _MOST_FAILURES and not pending.is_withdrawn:
@@ -163,12 +163,54 @@ class Requests:
         self._do(wording.warning(f"{pending.command} was requested, and not done", **facts))
 
 
+class Pauses:
+    """Whether nothing is published, as users have asked; a crash does not undo it.
+
+    Args:
+        is_paused, paused_by: as the former run was, and who had paused it.
+        do: takes commands.
+
+    Attributes:
+        is_paused: nothing that is not under way is published.
+        paused_by: who has paused it, and when; "": not known.
+    """
+
+    def __init__(self, is_paused: bool, paused_by: str, do: Do) -> None:
+        self.is_paused, self.paused_by = is_paused, paused_by
+        self._is_written = is_paused
+        self._do = do
+        self._waiting: deque[PauseAsked] = deque()
+        """Those that wait for what they want to be written down, the first first."""
+
+    def ask(self, event: PauseAsked) -> bool:
+        """Note that a pause, or its end, is asked for; whether something has to be written down."""
+        if event.is_paused == self.is_paused == self._is_written and not self._waiting:
+            return False
+        self._waiting.append(event)
+        if event.is_paused != self.is_paused:
+            self.is_paused = event.is_paused
+            self.paused_by = event.by if event.is_paused else ""
+            text = "paused: run `eventpub resume` to publish again"
+            self._do(Log("info", text if self.is_paused else "resumed", {"by": event.by}))
+        return True
+
+    def written(self, is_paused: bool, in_work: int) -> None:
+        """That it is paused, or not, was written down."""
+        self._is_written = is_paused
+        self.reply(is_paused, in_work)
+
+    def reply(self, is_paused: bool, outcome: int | EventpubError) -> None:
+        """Answer those that wanted it so, in the order in which they have asked."""
+        while self._waiting and self._waiting[0].is_paused == is_paused:
+            self._waiting.popleft().reply(outcome)
+
+
 def paused() -> StateError:
     """Nothing is published, not even on request."""
     return StateError(
         "run.paused",
-        "the publisher is paused: until eventpub resume it publishes nothing, not even on request",
-        suggestion="eventpub resume, then ask again",
+        "the publisher is paused: it publishes nothing, not even on request, until eventpub resume",
+        suggestion="eventpub resume, then repeat the request",
     )
 
 

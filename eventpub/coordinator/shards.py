@@ -1,15 +1,25 @@
-"""What the coordinator knows of each shard: who has its lease, what is on its way, where it is."""
+"""What the coordinator knows of each shard, and how each gets a runner.
+
+A shard without a runner is given one, a thread with a `Lane` of its own. When that has ended
+(`Ended`), the next one is started; after a failure, after a wait. So a shard never has two runners
+in this process, and what comes from a shard comes from its runner: no lease is
+needed. Producers of other processes, or of a former run, are fenced by Kafka and their records read
+back.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from eventpub.channel import Comparison, Lease, Report, Window
-from eventpub.channel.lane import Lane
+from eventpub.channel import Beginning, Comparison, Ended, Lane, Report, Stop, Window
+from eventpub.coordinator.events import Command, Do, Finish, Show, StartRunner
+from eventpub.coordinator.failures import Failures
+from eventpub.coordinator.progress import Progress
+from eventpub.errors import EventpubError
 
 MOST_PAGES = 4
 """Full pages on their way to a shard."""
@@ -18,12 +28,15 @@ MOST_WINDOWS = 16
 """Windows on their way to a shard; what comes then is one window, when these are done."""
 
 _STALLED = 5.0
-"""Seconds after which nobody waits for a shard that has not done what it was sent."""
+"""Seconds after which a stop no longer waits for a shard that has work pending."""
 
 _FIRST_WAIT = 0.25
 _LONGEST_WAIT = 10.0
 """Seconds until a runner that has failed is started again, twice as many each time: as long as
 librdkafka waits, at most, before it connects again."""
+
+_STOPS_WITHIN = 1.2
+"""Seconds in which runners may finish what they do when the publisher is to stop."""
 
 
 @dataclass
@@ -42,19 +55,15 @@ class Shard:
 
     Attributes:
         number: the shard's.
-        lane: of the runner that has the lease; None: nobody has.
-        lease: number of the lease; 0: there was none.
+        lane: of its runner; None: it has none.
+        has_begun: whether that has reported, and so has read the topic back.
         sent: windows on their way.
         is_behind: whether a window was left out, so that one is due when these are done.
-        window: the number of the last window.
+        window: the number of the last window that its runner was sent.
         report: the last one; None: the shard has not said anything in this run.
-        reported_lease: the number of the lease that it is of.
         comparison: the number of the last that it was sent.
         compares_since: when the comparison was sent that it has not done, s; None: it has.
         due_sent_for: what the last report was when a window for holds that are due was sent.
-        attempt: how often a runner was started.
-        is_starting: whether the last one has not connected yet.
-        valid_from: the first attempt that may have the lease.
         start_at: when the next one is started, where none runs.
         wait: until it is started after another failure.
         failures: runners that have failed in a row.
@@ -62,42 +71,33 @@ class Shard:
 
     number: int
     lane: Lane | None = None
-    lease: int = 0
+    has_begun: bool = False
     sent: deque[Sent] = field(default_factory=deque)
     is_behind: bool = False
     window: int = 0
     report: Report | None = None
-    reported_lease: int = 0
     comparison: int = 0
     compares_since: float | None = None
     due_sent_for: Report | None = None
-    attempt: int = 0
-    is_starting: bool = False
-    valid_from: int = 0
     start_at: float = 0.0
     wait: float = _FIRST_WAIT
     failures: int = 0
 
-    # -- who has the lease ------------------------------------------------------------------------
+    # -- its runner -------------------------------------------------------------------------------
 
-    def grant(self, lane: Lane, lease: Lease) -> None:
-        """Give the lease to a runner that has connected."""
-        self.lane, self.is_starting = lane, False
-        self.lease, self.window = lease.number, 0
-        lane.send(lease)
+    def begin(self, lane: Lane) -> None:
+        """A runner is started."""
+        self.lane, self.window = lane, 0
 
-    def leave(self, lane: Lane) -> bool:
-        """A runner is gone; whether it was the one that had the lease."""
-        if lane is not self.lane:
-            return False
-        self.lane = None
+    def end(self) -> None:
+        """Its runner has ended."""
+        self.lane, self.has_begun = None, False
         self.sent.clear()
         self.is_behind = False
         self.compares_since = None
-        return True
 
     def failed(self, now: float, *, at_once: bool = False) -> None:
-        """Its runner is gone: another one is started, after a wait.
+        """Its runner has ended: another one is started, after a wait.
 
         Args:
             at_once: without a wait, unless one has failed before.
@@ -105,20 +105,6 @@ class Shard:
         self.start_at = now if at_once and self.failures == 0 else now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
         self.failures += 1
-
-    def outdate(self) -> None:
-        """A runner on its way does not get the lease: what it was started with is out of date."""
-        self.valid_from, self.is_starting = self.attempt + 1, False
-
-    def wants_runner(self, now: float) -> bool:
-        """Whether a runner is to be started."""
-        return self.lane is None and not self.is_starting and now >= self.start_at
-
-    def start(self) -> int:
-        """A runner is started; the number of the attempt."""
-        self.attempt += 1
-        self.is_starting = True
-        return self.attempt
 
     # -- what it is sent --------------------------------------------------------------------------
 
@@ -157,11 +143,6 @@ class Shard:
         return now - self.sent[0].at < _STALLED
 
     @property
-    def has_begun(self) -> bool:
-        """Whether it has a runner, which has read the topic back."""
-        return self.lane is not None and self.reported_lease == self.lease
-
-    @property
     def works_since(self) -> float | None:
         """When the first was sent of what it has not done yet, s; None: it has done all."""
         since = [*(sent.at for sent in self.sent), self.compares_since]
@@ -174,13 +155,13 @@ class Shard:
     # -- what it says -----------------------------------------------------------------------------
 
     def take_report(self, report: Report) -> None:
-        """Take over a report of who has the lease."""
+        """Take over a report of its runner."""
         while self.sent and self.sent[0].number <= report.done:
             self.sent.popleft()
         if report.compared >= self.comparison:
             self.compares_since = None
         self.report = report
-        self.reported_lease = self.lease
+        self.has_begun = True
         if has_got_on(report):
             self.failures, self.wait = 0, _FIRST_WAIT
 
@@ -196,12 +177,111 @@ def has_got_on(report: Report) -> bool:
     return bool(report.done or report.published)
 
 
-def positions(shards: Sequence[Shard]) -> tuple[int, int] | None:
-    """Up to where all shards have accounted for everything, and up to where any of them has; µs.
+class Runners:
+    """The runners of all shards: see the module. Times are the machine's, s, and arguments.
 
-    None while one of them has not said anything.
+    Args:
+        shards: of the publisher.
+        failures: judges which errors end the publisher.
+        progress: shows the last error.
+        do: takes commands.
+
+    Attributes:
+        is_stopping: whether runners were asked to leave for good.
+        stop_by: when they are no longer waited for.
+        is_over: whether nothing is done any more.
     """
-    reports = [shard.report for shard in shards if shard.report is not None]
-    if len(reports) < len(shards):
-        return None
-    return min(r.position for r in reports), max(r.position for r in reports)
+
+    def __init__(
+        self, shards: Sequence[Shard], failures: Failures, progress: Progress, do: Do
+    ) -> None:
+        self._shards = shards
+        self._failures = failures
+        self._progress = progress
+        self._do = do
+        self._error: EventpubError | None = None
+        self.is_stopping = False
+        self.stop_by = 0.0
+        self.is_over = False
+
+    # -- runners come and go ----------------------------------------------------------------------
+
+    def due(self, now: float) -> Iterator[Shard]:
+        """The shards for which one is to be started."""
+        return (s for s in self._shards if s.lane is None and now >= s.start_at)
+
+    def due_at(self) -> Iterator[float]:
+        """When the next are to be started."""
+        return (shard.start_at for shard in self._shards if shard.lane is None)
+
+    def start(self, shard: Shard, beginning: Beginning) -> None:
+        """Start one, which takes work from now on."""
+        lane = Lane()
+        shard.begin(lane)
+        self._do(StartRunner(shard.number, lane, beginning))
+
+    def ended(self, event: Ended, now: float) -> None:
+        """One has ended; what it has left is repaired by the next one."""
+        shard, error = self._shards[event.shard], event.error
+        shard.end()
+        if error is None:
+            if not self.is_stopping:
+                shard.failed(now, at_once=True)
+            return
+        shard.failed(now)
+        final = self._failures.of_shard(shard.number, error, shard.failures, now)
+        if final is not None:
+            self.stop(final, now)
+        elif not self.is_stopping:
+            self.wait_out(error)
+
+    def end_all(self, now: float) -> None:
+        """Have all leave; the next ones come at once."""
+        for shard in self._shards:
+            shard.start_at = now
+        self._stop_all()
+
+    def _stop_all(self) -> None:
+        for shard in self._shards:
+            if shard.lane is not None:
+                shard.lane.send(Stop())
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def command_failed(self, command: Command, error: EventpubError, now: float) -> None:
+        """Start to stop, or wait it out."""
+        final = self._failures.of_command(command, error, now)
+        if final is not None:
+            self.stop(final, now)
+        else:
+            self.wait_out(error)
+
+    def wait_out(self, error: EventpubError) -> None:
+        """Only show the error."""
+        self._progress.last_error = str(error)
+        self._do(Show())
+
+    def stop(self, error: EventpubError | None, now: float) -> None:
+        """Have the runners finish what they do; then it is over.
+
+        Args:
+            error: why; None: it was asked for, or everything is published.
+        """
+        if self.is_stopping:
+            return
+        self.is_stopping, self._error = True, error
+        self.stop_by = now + _STOPS_WITHIN
+        self._stop_all()
+
+    def have_stopped(self, now: float) -> bool:
+        """Whether the runners that were asked to leave have, or have had their time to.
+
+        What is cut off is aborted by the broker, and read back by the next start.
+        """
+        return all(shard.lane is None for shard in self._shards) or now >= self.stop_by
+
+    def finish(self) -> None:
+        """End the run."""
+        self.is_over = True
+        self._do(Show())
+        self._do(Finish(self._error))

@@ -1,4 +1,4 @@
-"""The one document of how a publisher stands: all that is shown anywhere is made of it.
+"""The publisher's status as one document, from which everything shown anywhere is made.
 
 `eventpub status`, `/status`, `/metrics`, the dashboard and what a stopped publisher leaves behind
 show the same numbers, since they are taken here, once.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.health import STALLED_AFTER, Check
+from eventpub.coordinator.progress import Rate, ShownLag
+from eventpub.coordinator.shards import Shard
+from eventpub.log import dropped
 
 _BUSY_FOR = 4.0
 """Seconds without an answer after which it is reported: with the question, less than 10 s."""
@@ -32,66 +36,114 @@ def status(coordinator: Coordinator, now: float) -> dict[str, Any]:
         `lag.MOST_EVENTS`, and one for each aggregate that waits; null: not known, as while the
         database does not answer. Rates are events a second.
     """
-    wall, progress = time.time(), coordinator.progress
-    lag = coordinator.lag_seconds(now)
-    is_paused = coordinator.is_paused
-    unread = coordinator.unread_seconds(now)
-    paused_by = coordinator.paused_by if is_paused else None
-    checks = coordinator.health.checks(now, unread, paused_by=paused_by)
-    seen_at = coordinator.database_seen_at
-
-    def unix(at: float | None) -> float | None:
-        return None if at is None else round(wall - (now - at), 3)
-
-    def of_check(check: Check) -> dict[str, Any]:
-        times = {"since": unix(check.since), "last_ok": unix(check.last_ok)}
-        return asdict(check) | times
-
-    shards = []
+    is_paused, paused_by = coordinator.pauses.is_paused, coordinator.pauses.paused_by
+    unread = coordinator.lag.unread_seconds(now)
+    checks = coordinator.health.checks(now, unread, paused_by=paused_by if is_paused else None)
+    shards: list[dict[str, Any]] = []
     for shard in coordinator.shards:
-        known = progress.per_shard.get(shard.number, {})
         error = coordinator.health.errors.get(shard.number)
+        at = None if error is None else unix(error.at, now)
         shards.append(
             {
-                "shard": shard.number,
-                "where": known.get("where", ""),
-                "position": known.get("position"),
-                "lag_seconds": coordinator.shard_lag_seconds(shard, now),
-                "holds": known.get("holds", 0),
-                "next_due": known.get("next_due"),
-                "published": known.get("published", 0),
-                "index_bytes": known.get("index_bytes"),
-                "lease": shard.lease,
+                "lag_seconds": lag_seconds(coordinator, now, shard),
                 "is_running": shard.lane is not None,
                 "in_work": coordinator.in_work(shard),
-                "last_error": None if error is None else asdict(error) | {"at": unix(error.at)},
+                "last_error": None if error is None else asdict(error) | {"at": at},
             }
         )
-    return {
-        "state": coordinator.state,
-        "at": round(wall, 3),
+    low, seen_at = coordinator.durable.low, coordinator.changes.seen_at
+    return document(
+        coordinator.lag, coordinator.rate, low, checks=checks, shards=shards, now=now
+    ) | {
+        "state": _state(coordinator),
         "is_paused": is_paused,
-        "paused_by": coordinator.paused_by,
+        "paused_by": paused_by,
         "is_alive": now - coordinator.seen_at < STALLED_AFTER,
+        "poll_age_seconds": None if seen_at is None else round(now - seen_at, 3),
+    }
+
+
+def document(  # noqa: PLR0913 (what all of it is made of)
+    lag: ShownLag,
+    rate: Rate,
+    low: int,
+    *,
+    checks: Iterable[Check],
+    shards: Iterable[dict[str, Any]],
+    now: float,
+) -> dict[str, Any]:
+    """What of the status both engines make in the same way.
+
+    Args:
+        low: everything created at or before is published, µs.
+        shards: what is not in the progress of each.
+        now: the machine's monotonic time, s.
+    """
+    progress = lag.progress
+
+    def of_check(check: Check) -> dict[str, Any]:
+        times = {"since": unix(check.since, now), "last_ok": unix(check.last_ok, now)}
+        return asdict(check) | times
+
+    def of_shard(number: int, facts: dict[str, Any]) -> dict[str, Any]:
+        known = progress.per_shard.get(number, {})
+        shown = {name: known.get(name) for name in ("position", "next_due", "index_bytes")}
+        shown |= {name: known.get(name, 0) for name in ("holds", "published")}
+        return {"shard": number, "where": known.get("where", "")} | shown | facts
+
+    return {
+        "at": round(time.time(), 3),
         "position": progress.position,
         "database_time": progress.time,
         "lag": {
-            "seconds": round(lag, 3),
-            "events": coordinator.lag_events(now),
+            "seconds": round(lag.seconds(low, now), 3),
+            "events": lag.events(now),
             "ahead_seconds": round(progress.ahead_seconds, 3),
             "ahead_rows": progress.rows_ahead,
         },
-        "rates": {"published": round(coordinator.published_per_second(now), 1)},
-        "poll_age_seconds": None if seen_at is None else round(now - seen_at, 3),
+        "rates": {"published": round(rate.at(now), 1)},
         "watermark": progress.watermark,
-        "counters": progress.counters(),
+        "counters": progress.counters() | {"log_lines_dropped": dropped()},
         "holds_open": progress.holds_open,
         "latency": asdict(progress.latency),
         "steps": {step: asdict(found) for step, found in progress.steps.items()},
         "last_error": progress.last_error,
         "checks": [of_check(check) for check in checks],
-        "shards": shards,
+        "shards": [of_shard(number, facts) for number, facts in enumerate(shards)],
     }
+
+
+def unix(at: float | None, now: float) -> float | None:
+    """The Unix time, s, of a time of the machine's monotonic clock."""
+    return None if at is None else round(time.time() - (now - at), 3)
+
+
+def _state(coordinator: Coordinator) -> str:
+    """What the publisher does: starting, running, paused or stopping."""
+    if coordinator.runners.is_stopping:
+        return "stopping"
+    if any(shard.report is None for shard in coordinator.shards):
+        return "starting"
+    return "paused" if coordinator.pauses.is_paused else "running"
+
+
+def lag_seconds(coordinator: Coordinator, now: float, shard: Shard | None = None) -> float:
+    """Age below the boundary of the oldest event that is not published, held ones included.
+
+    Args:
+        now: the machine's monotonic time, s.
+        shard: only of its events; at most that of the publisher.
+    """
+    shown = coordinator.lag
+    lag = shown.seconds(coordinator.durable.low, now)
+    report = None if shard is None else shard.report
+    if shard is None or report is None or not lag or not shown.is_known(now):
+        return lag
+    if shard.sent or report.holds or report.position < coordinator.windows.planned:
+        return min(lag, max(0.0, shown.below(report.low)))
+    # where nothing is planned any more, what comes may be this shard's
+    is_published = shard.lane is not None and not coordinator.pauses.is_paused
+    return 0.0 if is_published else shown.unread_seconds(now)
 
 
 def unanswered(document: dict[str, Any], since: float, now: float) -> dict[str, Any]:

@@ -20,10 +20,6 @@ _FIRST_WAIT = 0.25
 _LONGEST_WAIT = 30.0
 """Seconds until a poll that has failed is tried again, twice as many each time."""
 
-_STARTS_WITHIN = 2.0
-"""Seconds for which the first window waits for all shards to have a runner."""
-
-
 _PAUSED_EVERY = 1.0
 """Seconds between two polls while the publisher is paused: they find the same window each time."""
 
@@ -37,7 +33,7 @@ class Polling:
         wait: until the one after it, if it fails.
         is_under_way: whether there is one now.
         waits_for_time: whether nothing but time is waited for.
-        anew: whether the next one connects anew.
+        anew: whether the next poll opens a new connection.
     """
 
     at: float = 0.0
@@ -47,13 +43,13 @@ class Polling:
     anew: bool = False
 
     def begin(self) -> bool:
-        """One begins; whether it is to connect anew."""
+        """Start a poll; returns whether it must open a new connection."""
         self.is_under_way, self.waits_for_time = True, False
         anew, self.anew = self.anew, False
         return anew
 
     def done(self, pause: float, now: float) -> None:
-        """It has an answer."""
+        """The poll was answered."""
         self.is_under_way, self.wait = False, _FIRST_WAIT
         self.at = now + pause
 
@@ -62,7 +58,7 @@ class Polling:
         self.at, self.wait = min(self.at, now), _FIRST_WAIT
 
     def failed(self, now: float) -> None:
-        """It has none. Whatever the reason is, nothing is concluded from two servers."""
+        """The poll failed: the next one reconnects, so no conclusion spans two servers."""
         self.is_under_way, self.anew = False, True
         self.at = now + self.wait
         self.wait = min(2 * self.wait, _LONGEST_WAIT)
@@ -100,7 +96,6 @@ class Windows:
         self.planned = durable.position
         self._boundary = 0
         self._time: int | None = None
-        self._began_at: float | None = None
         self.polling = Polling()
         self.last: Window | None = None
 
@@ -112,15 +107,12 @@ class Windows:
         Args:
             is_paused: only how far the boundary is, and what is open, is of use.
         """
-        if self._began_at is None:
-            self._began_at = now
         polling = self.polling
         if polling.is_under_way or now < polling.at:
             polling.waits_for_time = not polling.is_under_way
             return
         live = [shard for shard in self._shards if shard.lane is not None]
-        is_early = len(live) < len(self._shards) and now < self._began_at + _STARTS_WITHIN
-        if not live or is_early or any(shard.is_full(now) for shard in live):
+        if not live or any(shard.is_full(now) for shard in live):
             polling.waits_for_time = False
             return
         shards = [] if is_paused else live
@@ -136,7 +128,7 @@ class Windows:
         """The boundary was polled: send the window that there is now, if any.
 
         Args:
-            uncounted_since: as of `channel.Lease`.
+            uncounted_since: as of `channel.Beginning`.
             is_paused: nothing is sent; the window is there again at the next poll.
         """
         result = event.result
@@ -222,6 +214,18 @@ class Windows:
         return time if due is not None and due > time + self._longest_wait else due
 
     # -- how far it is ----------------------------------------------------------------------------
+
+    def read_upto(self) -> tuple[int, int] | None:
+        """Up to where all shards have read, and any of them, or the database for them; µs.
+
+        None while one of them has not reported. Rows may be as old as their window when a shard
+        comes to them: what was young when that was planned is counted, however long it takes.
+        """
+        reports = [shard.report for shard in self._shards if shard.report is not None]
+        if len(reports) < len(self._shards):
+            return None
+        at = [report.position for report in reports]
+        return min(at), max([*at, self.planned])
 
     def is_reached(self, position: int) -> bool:
         """Whether everything up to the boundary is published.

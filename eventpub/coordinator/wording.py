@@ -11,10 +11,10 @@ from eventpub.coordinator.progress import Progress
 
 WATERMARK = {
     "denied": "the account may not see open transactions, so the boundary is the database's time"
-    " less read.delay; late commits are still found (GRANT PROCESS ON *.* lets it see them)",
-    "stale": "no fresh answer about open transactions, since something else reads"
-    " information_schema.innodb_trx too often; the boundary is the database's time less"
-    " read.delay, late commits are still found",
+    " minus read.delay; late commits are still found (to make them visible: GRANT PROCESS ON *.*)",
+    "stale": "no fresh answer about open transactions, since another client polls"
+    " information_schema.innodb_trx too often; the boundary is the database's time minus"
+    " read.delay; late commits are still found",
 }
 """By state of the watermark, where it cannot see."""
 
@@ -23,12 +23,12 @@ _TIMES = ("first_seen", "skipped_at")
 
 
 def warning(text: str, **facts: object) -> Log:
-    """A line that somebody should read."""
+    """A line at the level warning."""
     return Log("warning", text, facts)
 
 
 class Named:
-    """How many lines of one kind are still written in this minute: thousands help nobody."""
+    """Limits the lines of one kind to so many a minute."""
 
     def __init__(self, most: int = 100, seconds: float = 60.0) -> None:
         self._most = most
@@ -56,9 +56,9 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         yield warning("gap skipped", **gap | times)
     unnamed = report.counts.gaps_skipped - min(named, len(report.skipped))
     if unnamed > 0:
-        yield warning("more gaps skipped: see the topic of gaps", count=unnamed, topic=gaps_topic)
+        yield warning("more gaps skipped; all are on the topic", count=unnamed, topic=gaps_topic)
     for row in report.dead:
-        yield warning("refused, written to the topic of dead letters", **row)
+        yield warning("row refused, written to the dead-letter topic", **row)
     for jump in report.jumps:
         text = "unexpected version on the topic: from another process, or earlier ones are missing"
         yield warning(text, **jump)
@@ -68,17 +68,17 @@ def of_report(report: Report, gaps_topic: str, named: int) -> Iterator[Log]:
         text = "ignored records that other programs wrote to the topics"
         yield warning(text, records=report.not_ours)
     if report.restored:
-        text = "republished records from transactions committed but left open by the broker"
+        text = "republished records of committed transactions that the broker had left open"
         yield warning(text, records=report.restored)
     shard = {"shard": report.shard}
     if report.rebuilt is not None:
-        text = "an index was damaged, and is rebuilt from the topic"
+        text = "the index was damaged and is being rebuilt from the topic"
         yield warning(text, damage=report.rebuilt, **shard)
     if report.baseline is not None:
-        text = "retention removed what the index has not read: earlier events count as published"
+        text = "retention removed unread records: events created earlier count as published"
         yield warning(text, before=format_time(report.baseline), **shard)
     if report.repeats_after is not None:
-        text = "retention removed what the index has not read: later events may be published again"
+        text = "retention removed unread records: events created later may be published again"
         yield warning(text, after=format_time(report.repeats_after), **shard)
     if count := report.counts.gaps_vanished:
         yield warning("holds ended: the events above the gap were deleted", count=count)
@@ -105,9 +105,9 @@ def clock_stepped(seconds: float, position: int) -> Log:
 def first_versions_missing(aggregates: int, first_version: int) -> Log:
     """Very many aggregates begin above the first version."""
     text = (
-        "very many aggregates begin above the first version and wait for it: is"
-        " store.first_version wrong, or were the first events archived? read.start leaves out what"
-        " was created before a time"
+        "very many aggregates begin above the first version and wait for it: either"
+        " store.first_version is wrong, or the first events were archived (read.start excludes"
+        " events created before a time)"
     )
     return warning(text, aggregates=aggregates, first_version=first_version)
 
@@ -115,9 +115,9 @@ def first_versions_missing(aggregates: int, first_version: int) -> Log:
 def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str) -> Log:
     """Rows are committed that were created before the horizon."""
     text = (
-        "rows created before the horizon were only now committed; they are published, but only the"
-        " newest ids are sampled: to miss none, if writers' sessions keep another time zone, set"
-        " store.time_zone to theirs; if transactions last so long, raise recount.horizon above it"
+        "rows older than recount.horizon were committed only now; those among the newest ids are"
+        " published, others may be missed: if writers' sessions use another time zone, set"
+        " store.time_zone to it; if transactions last that long, raise recount.horizon above that"
     ) + ", or GRANT PROCESS" * (watermark == "denied")
     seconds = round((now - oldest) / 1e6)
     facts = {"rows": rows, "oldest": format_time(oldest), "seconds": seconds}
@@ -127,8 +127,8 @@ def rows_of_the_past(rows: int, oldest: int, now: int, watermark: str) -> Log:
 def rows_of_the_future(rows: int, seconds: float) -> Log:
     """The newest row lies in the future."""
     text = (
-        "the newest event lies in the future, and is published when its time has come; if writers'"
-        " sessions keep another time zone, set store.time_zone to theirs"
+        "the newest event lies in the future and is published when its time comes; if writers'"
+        " sessions use another time zone, set store.time_zone to it"
     )
     return warning(text, code="store.rows_in_future", rows=rows, seconds=round(seconds))
 
@@ -161,7 +161,7 @@ class ReportLog:
         yield from of_report(report, self._config.sink.gaps_topic, named)
         self._opened += report.counts.gaps_opened
         if self._opened and now - self._opened_at >= _OPENED_EVERY:
-            text = "aggregates miss a version and are held: eventpub gaps list shows them"
+            text = "aggregates lack a version and are held; `eventpub gaps list` shows them"
             yield Log("info", text, {"opened": self._opened, "shard": report.shard})
             self._opened, self._opened_at = 0, now
         begin_above, passed_over = progress.begin_above, progress.without_identity
@@ -170,7 +170,7 @@ class ReportLog:
             yield first_versions_missing(begin_above, self._config.store.first_version)
         if passed_over >= self._warns_of_passed:
             self._warns_of_passed = 10 * passed_over
-            text = "rows without aggregate_id or version are passed over: store.without_identity"
+            text = "rows without aggregate_id or version are skipped (store.without_identity)"
             yield warning(text, rows=passed_over)
 
 
@@ -185,17 +185,17 @@ class FoldLog:
         self._began: tuple[float, int] | None = None
         self._said = 0.0
 
-    def add(self, shard: int, folding: Folding) -> None:
+    def add(self, folding: Folding) -> None:
         """A shard has come so far."""
         if folding.read or folding.left:
-            self._shards[shard] = folding
+            self._shards[folding.shard] = folding
 
     def forget(self, shard: int) -> None:
-        """It has read everything, or has gone."""
+        """The shard has read everything, or its runner has ended."""
         self._shards.pop(shard, None)
 
     def line(self, now: float) -> Log | None:
-        """What is to be said now; seconds."""
+        """The line to log now, if any; seconds."""
         if not self._shards:
             self._began = None
             return None

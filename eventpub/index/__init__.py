@@ -5,19 +5,19 @@ Nothing here knows SQL or Kafka. One shard's task has its index open at a time; 
 makes sure of it.
 """
 
-from eventpub.index.database import Changes, folder_for, set_aside
-from eventpub.index.identity import of_another
-from eventpub.index.index import Index
+from eventpub.index.database import Changes, Storage
+from eventpub.index.facts import of_another
+from eventpub.index.index import Index, folder_for
 from eventpub.index.reading import Pending, Summary, glance, summary
 
 __all__ = [
     "Changes",
     "Index",
     "Pending",
+    "Storage",
     "Summary",
     "folder_for",
     "glance",
     "of_another",
-    "set_aside",
     "summary",
 ]

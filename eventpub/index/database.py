@@ -11,51 +11,110 @@ without a gap.
 
 from __future__ import annotations
 
+import json
 import os
-import secrets
 import shutil
 import struct
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch
 
+from eventpub.clock import SYSTEM_CLOCK, Clock
 from eventpub.errors import StateError
 
+FORMAT = 3
+IDENTITY = b"midentity"
+"""The key of what an index belongs to, in every format."""
 NUMBER = struct.Struct(">q")
 """A number in a key: in this order RocksDB has them."""
 _OF_WHO_OPENS = ("LOCK", "LOG", "rocksdict-config.json")
-"""Files that are written anew whenever an index is opened."""
+"""Files that are rewritten whenever an index is opened."""
 _MARKED_EVERY = 1 << 20
 """Bytes between two marks: fewer than RocksDB keeps in one file."""
 
-
 Changes = Mapping[bytes, bytes | None]
 """New values by key; None: the key is deleted."""
+Items = Callable[[bytes], Iterator[tuple[bytes, bytes]]]
+"""All keys with a prefix."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where indexes are: RocksDB on this machine's disk. Tests have others."""
+
+    clock: Clock
+
+    def exists(self, directory: Path) -> bool:
+        """Whether there is a database."""
+        return (directory / "CURRENT").exists()
+
+    def open(self, directory: Path) -> Rdict:
+        """A database in raw mode, for writing; made when absent."""
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_keep_log_file_num(2)
+        options.set_max_open_files(256)
+        options.set_write_buffer_size(16 << 20)
+        options.set_stats_dump_period_sec(0)
+        options.set_stats_persist_period_sec(0)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        return Rdict(str(directory), options)
+
+    @contextmanager
+    def reader(self, directory: Path) -> Iterator[Rdict]:
+        """One that another process may have open, to be read until the block is left."""
+        options, access = Options(raw_mode=True), AccessType.read_only()
+        with ExitStack() as stack:
+            if not os.access(directory, os.W_OK):  # rocksdict writes a file there also to read
+                folder = stack.enter_context(TemporaryDirectory(prefix="eventpub-index-"))
+                for file in directory.resolve().iterdir():
+                    if file.name not in _OF_WHO_OPENS:
+                        Path(folder, file.name).symlink_to(file)
+                directory = Path(folder)
+            yield stack.enter_context(closing(Rdict(str(directory), options, access_type=access)))
+
+    def new_batch(self) -> WriteBatch:
+        """An empty batch of writes."""
+        return WriteBatch(raw_mode=True)
+
+    def set_aside(self, directory: Path, *, is_damaged: bool = True) -> Path:
+        """Move an index out of the way of a new one; where to. An older one there is removed."""
+        aside = directory.with_name(f"{directory.name}.{'damaged' if is_damaged else 'former'}")
+        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            directory.rename(aside)
+        return aside
+
+
+ROCKSDB = Storage(SYSTEM_CLOCK)
 
 
 class Database:
-    """Open for writing; nobody else has it.
+    """Open for writing, by this process alone.
 
     Args:
         directory: made when absent.
         lock_timeout: seconds to wait while another process has it open.
+        storage: where it is.
 
     Raises:
         StateError: index.locked, index.corrupt, index.disk_full.
     """
 
-    def __init__(self, directory: Path, lock_timeout: float) -> None:
+    def __init__(self, directory: Path, lock_timeout: float, storage: Storage) -> None:
         self.directory = directory
-        self._db = _open(directory, lock_timeout)
+        self.storage = storage
+        self._db = _open(directory, lock_timeout, storage)
         self._session = os.urandom(8)
         self._marks = self._since_mark = 0
         try:
-            self._old_marks = checked_marks(self._db, directory)
+            self._old_marks = _checked_marks(self._db, directory)
         except BaseException:
             self.close()
             raise
@@ -64,7 +123,7 @@ class Database:
         """Close it and release the lock.
 
         What it may not write any more, on a full disk, was said by the write that failed before;
-        what stands in the write-ahead log, or on the topic, is read again.
+        what is in the write-ahead log, or on the topic, is read again.
         """
         with suppress(Exception):
             self._db.close()
@@ -85,22 +144,21 @@ class Database:
         try:
             Checkpoint(self._db).create_checkpoint(str(folder))
         except Exception as error:
-            raise mapped(error, self.directory) from error
+            raise _mapped(error, self.directory) from error
 
-    @staticmethod
-    def new_batch() -> Any:
+    def new_batch(self) -> Any:
         """An empty batch of writes that belong together, for `write`."""
-        return WriteBatch(raw_mode=True)
+        return self.storage.new_batch()
 
     def apply(self, changes: Changes) -> None:
-        """Write changes, all of them or none."""
-        batch = self.new_batch()
+        """Write changes to the disk, all of them or none."""
+        batch = self.storage.new_batch()
         for key, value in changes.items():
             if value is None:
                 batch.delete(key)
             else:
                 batch.put(key, value)
-        self.write(batch)
+        Database.write(self, batch)
 
     def write(self, batch: Any) -> None:
         """All of it or nothing."""
@@ -114,7 +172,7 @@ class Database:
         try:
             self._db.write(batch)
         except Exception as error:
-            raise mapped(error, self.directory) from error
+            raise _mapped(error, self.directory) from error
         if is_marked:
             self._old_marks = 0
         self._marks += is_marked
@@ -125,17 +183,11 @@ class Database:
         try:
             return self._db.get(keys)
         except Exception as error:
-            raise mapped(error, self.directory) from error
-
-    def get_all(self, prefix: bytes, aggregate_ids: list[str]) -> list[bytes | None]:
-        """The values of aggregates; one multi-get."""
-        if not aggregate_ids:
-            return []
-        return list(self.get([prefix + a.encode() for a in aggregate_ids]))
+            raise _mapped(error, self.directory) from error
 
     def items(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """As `items_of`."""
-        return items_of(self._db, prefix, self.directory, start)
+        """All keys with a prefix, from `prefix + start` on."""
+        return _items(self._db, self.directory, prefix, start)
 
 
 class _Batch(dict[bytes, bytes | None]):
@@ -147,25 +199,16 @@ class _Batch(dict[bytes, bytes | None]):
         self[key] = None
 
 
-class Overlay:
-    """A database with changes that are kept in memory until `flush`: a reader sees them at once.
+class Overlay(Database):
+    """A database whose changes are kept in memory until `flush`: a reader sees them at once."""
 
-    Args:
-        database: below.
-    """
-
-    new_batch = _Batch
-
-    def __init__(self, database: Database) -> None:
-        self._below = database
-        self.directory = database.directory
+    def __init__(self, directory: Path, lock_timeout: float, storage: Storage) -> None:
+        super().__init__(directory, lock_timeout, storage)
         self.changes = _Batch()
-        self.close, self.copy_to = database.close, database.copy_to
 
-    @property
-    def size(self) -> int:
-        """As of `Database`."""
-        return self._below.size
+    def new_batch(self) -> Any:
+        """An empty batch of writes that belong together, for `write`."""
+        return _Batch()
 
     def write(self, batch: Changes) -> None:
         """Keep changes in memory."""
@@ -173,26 +216,20 @@ class Overlay:
 
     def flush(self) -> None:
         """Write all changes to the database, at once."""
-        self._below.apply(self.changes)
+        self.apply(self.changes)
         self.changes.clear()
 
     def get(self, keys: Any) -> Any:
         """As of `Database`."""
         if isinstance(keys, bytes):
-            return self.changes[keys] if keys in self.changes else self._below.get(keys)
-        if not self.changes:
-            return self._below.get(keys)
+            return self.changes[keys] if keys in self.changes else super().get(keys)
         missing = [key for key in keys if key not in self.changes]
-        below = dict(zip(missing, self._below.get(missing), strict=True)) if missing else {}
+        below = dict(zip(missing, super().get(missing), strict=True)) if missing else {}
         return [below[key] if key in below else self.changes[key] for key in keys]
-
-    def get_all(self, prefix: bytes, aggregate_ids: list[str]) -> list[bytes | None]:
-        """As of `Database`."""
-        return list(self.get([prefix + a.encode() for a in aggregate_ids])) if aggregate_ids else []
 
     def items(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """As of `Database`."""
-        found: dict[bytes, bytes | None] = dict(self._below.items(prefix, start))
+        found: dict[bytes, bytes | None] = dict(super().items(prefix, start))
         first = prefix + start
         found |= {k: v for k, v in self.changes.items() if k.startswith(prefix) and k >= first}
         for key in sorted(found):
@@ -200,8 +237,8 @@ class Overlay:
                 yield key, value
 
 
-def items_of(
-    db: Any, prefix: bytes, directory: Path, start: bytes = b""
+def _items(
+    db: Any, directory: Path, prefix: bytes, start: bytes = b""
 ) -> Iterator[tuple[bytes, bytes]]:
     """All keys with a prefix; unlike `Rdict.items`, it does not end where a block is damaged."""
     items = db.iter()
@@ -218,17 +255,17 @@ def items_of(
     try:
         items.status()
     except Exception as error:
-        raise mapped(error, directory) from error
+        raise _mapped(error, directory) from error
 
 
-def checked_marks(db: Any, directory: Path) -> int:
+def _checked_marks(db: Any, directory: Path) -> int:
     """How many marks there are: one for each MiB that a runner has written while it had the shard.
 
     Raises:
         StateError: index.corrupt: some are missing, and what was written between them.
     """
     count, first = 0, None
-    for key, session in items_of(db, b"g", directory):
+    for key, session in _items(db, directory, b"g"):
         first = first or session
         if key != _mark(count) or session != first:
             raise _corrupt("a part of what was written is missing", directory)
@@ -240,97 +277,64 @@ def _mark(number: int) -> bytes:
     return b"g" + NUMBER.pack(number)
 
 
-def set_aside(directory: Path, *, is_damaged: bool = True) -> Path:
-    """Move an index out of the way of a new one; where to. An older one there is removed."""
-    aside = directory.with_name(f"{directory.name}.{'damaged' if is_damaged else 'former'}")
-    shutil.rmtree(aside, ignore_errors=True)
-    with suppress(FileNotFoundError):
-        directory.rename(aside)
-    return aside
+def require_known_format(items: Iterator[tuple[bytes, bytes]], directory: Path) -> None:
+    """To be called before anything else of an index is read.
 
+    Args:
+        items: of the key `IDENTITY`; none where nothing was written yet.
 
-_copies: set[Path] = set()
-"""Folders of this process's copies, which whoever makes one removes."""
-
-
-def folder_for(directory: Path) -> Path:
-    """Where a copy of an index is made: beside it, on its disk, for links.
-
-    What processes that were killed have left of others is removed.
+    Raises:
+        StateError: index.newer_format
     """
-    for left in directory.parent.glob(f"{directory.name}.copy-*"):
-        if left not in _copies and not _is_of_another(left):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = directory.with_name(f"{directory.name}.copy-{os.getpid()}-{secrets.token_hex(4)}")
-    _copies.add(folder)
-    return folder
-
-
-def _is_of_another(folder: Path) -> bool:
-    """Whether another process that lives may have made it."""
-    pid = folder.name.rpartition(".copy-")[2].split("-")[0]
-    if not pid.isdigit() or int(pid) == os.getpid():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
+    written = next((json.loads(identity).get("format") for _, identity in items), None)
+    if isinstance(written, int) and written > FORMAT:
+        raise StateError(
+            "index.newer_format",
+            "this index was written by a newer version of eventpub",
+            where=str(directory),
+            suggestion="install that version again; or stop the publisher, remove the folder"
+            " `index` of app.state_dir (on a cluster, on each machine) and start it: what was"
+            " published is read back from the topic (do not do this if the topic lacks part of it,"
+            " as with sink.accept_topic_id)",
+        )
 
 
 @contextmanager
-def read_only(directory: Path) -> Iterator[Rdict | None]:
-    """An index beside whoever has it open, until the block is left; None where there is none."""
-    if not (directory / "CURRENT").exists():
+def read_only(directory: Path, storage: Storage = ROCKSDB) -> Iterator[Items | None]:
+    """An index that another process may have open, until the block is left; None: there is none.
+
+    Yields:
+        A function that gives all keys with a prefix.
+
+    Raises:
+        StateError: index.newer_format, index.corrupt, ….
+    """
+    if not storage.exists(directory):
         yield None
         return
-    with _writable(directory) as folder:
+    with ExitStack() as stack:
         try:
-            reader = Rdict(str(folder), Options(raw_mode=True), access_type=AccessType.read_only())
+            reader = stack.enter_context(storage.reader(directory))
         except Exception as error:
-            raise mapped(error, directory) from error
-        try:
-            yield reader
-        finally:
-            reader.close()
+            raise _mapped(error, directory) from error
+        require_known_format(_items(reader, directory, IDENTITY), directory)
+        _checked_marks(reader, directory)
+        yield partial(_items, reader, directory)
 
 
-@contextmanager
-def _writable(directory: Path) -> Iterator[Path]:
-    """The same files in a folder that may be written: rocksdict writes one also to read."""
-    if os.access(directory, os.W_OK):
-        yield directory
-        return
-    with TemporaryDirectory(prefix="eventpub-index-") as folder:
-        for file in directory.resolve().iterdir():
-            if file.name not in _OF_WHO_OPENS:
-                (Path(folder) / file.name).symlink_to(file)
-        yield Path(folder)
-
-
-def _open(directory: Path, lock_timeout: float) -> Rdict:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_keep_log_file_num(2)
-    options.set_max_open_files(256)
-    options.set_write_buffer_size(16 << 20)
-    options.set_stats_dump_period_sec(0)
-    options.set_stats_persist_period_sec(0)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + lock_timeout
+def _open(directory: Path, lock_timeout: float, storage: Storage) -> Any:
+    deadline = storage.clock.monotonic() + lock_timeout
     while True:
         try:
-            return Rdict(str(directory), options)
+            return storage.open(directory)
         except Exception as error:
-            found = mapped(error, directory)
-            if found.code != "index.locked" or time.monotonic() > deadline:
+            found = _mapped(error, directory)
+            if found.code != "index.locked" or storage.clock.monotonic() > deadline:
                 raise found from error
-        time.sleep(0.05)
+        storage.clock.sleep(0.05)
 
 
-def mapped(error: Exception, directory: Path) -> StateError:
+def _mapped(error: Exception, directory: Path) -> StateError:
     """An error of RocksDB as one of ours."""
     text = str(error)
     where = str(directory)
@@ -347,7 +351,7 @@ def mapped(error: Exception, directory: Path) -> StateError:
             "index.disk_full",
             "no space is left for the index",
             where=where,
-            suggestion="free space on the disk of app.state_dir; publishing goes on after it",
+            suggestion="free space on the disk of app.state_dir; publishing then resumes",
             retriable=True,
         )
     if "Permission denied" in text or "Read-only file system" in text:

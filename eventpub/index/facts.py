@@ -7,33 +7,49 @@ about, in one write batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from eventpub.index.database import Database, Overlay
-from eventpub.index.values import MISSING_MARKERS, Offsets, Partition, flat_of, nested_of
+from eventpub.errors import StateError
+from eventpub.index.database import Database, Items
 
 _TIMES_SETTLE = 86_400_000_000
 """µs: by so much at most do times differ that are read in two zones."""
 NO_TIMES = {"read_as": None, "since": None}
 """Where nothing was published yet."""
+_FLAGS = ("skips", "refusals", "rewrites")
 
+Partition = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+Offsets = dict[Partition, int]
+"""The offset of the next record."""
+
+MISSING_MARKERS = "unmarked"
+"""The name of this fact on the disk, as it has always been."""
 Range = tuple[int, int]
 """The first offset of records that belong together, and the next after their last."""
 
 
+_NAMES = {"app": "app.id", "topic": "sink.topic", "table": "the table"}
+_RENAMED = 'if app.id was changed: app.former_ids = ["{}"]; '
+_MOVED = (
+    "if sink.topic was changed, and only new events are to be published there: set"
+    " sink.accept_topic_id to the new topic's id, which `eventpub doctor` shows; "
+)
+
+
+def read_facts(items: Items) -> dict[str, Any]:
+    """All facts of an index, by name."""
+    return {key[1:].decode(): json.loads(value) for key, value in items(b"m")}
+
+
 class Facts:
-    """They, of an open database.
+    """The facts of an open index."""
 
-    Args:
-        database: of the index.
-    """
-
-    def __init__(self, database: Database | Overlay) -> None:
+    def __init__(self, database: Database) -> None:
         self._db = database
-        self._facts: dict[str, Any] = {
-            key[1:].decode(): json.loads(value) for key, value in database.items(b"m")
-        }
+        self._facts = read_facts(database.items)
 
     @property
     def is_new(self) -> bool:
@@ -109,7 +125,7 @@ class Facts:
 
     def note_contents(self, are_kept: bool) -> None:
         if are_kept != self.has_contents:
-            self._write(self._db.new_batch(), {"contents": are_kept})
+            self._note({"contents": are_kept})
 
     def begin(self, baseline: int | None, *, everywhere: bool = False) -> None:
         """Write the first facts of a new index; `baseline` as in `Known`, `everywhere` as there.
@@ -118,7 +134,7 @@ class Facts:
         """
         facts: dict[str, Any] = {"baseline": baseline, "offsets": {}, "times": NO_TIMES}
         facts["everywhere"] = everywhere
-        self._write(self._db.new_batch(), facts | {"undecided": [False, 0, True]})
+        self._note(facts | {"undecided": [False, 0, True]})
 
     def keep_times(self, read_as: str, now: int) -> None:
         """What is known of times before this was not kept by this way of reading them.
@@ -133,12 +149,12 @@ class Facts:
         since = times["since"]
         if times["read_as"] is not None:  # what was read before may be read at another time now
             since = now + _TIMES_SETTLE
-        self._write(self._db.new_batch(), {"times": {"read_as": read_as, "since": since}})
+        self._note({"times": {"read_as": read_as, "since": since}})
 
     def forget_times(self, now: int) -> None:
         """Rows may have been published of which nothing is known any more."""
         times = {**self._facts["times"], "since": now}
-        self._write(self._db.new_batch(), {"times": times})
+        self._note({"times": times})
 
     def note_truncated(self, truncated: bool, newest: int) -> None:
         """What a fold has met so far, before its offsets move on; see `undecided`."""
@@ -148,23 +164,23 @@ class Facts:
         if before is not None:
             now = (truncated or before[0], max(newest, before[1]), before[2])
             if now != before:
-                self._write(self._db.new_batch(), {"undecided": [*now]})
+                self._note({"undecided": [*now]})
 
     def decide_baseline(self, baseline: int | None) -> None:
         """That fold has ended. `baseline`: see the property; None: it stays as it is."""
         facts: dict[str, Any] = {"undecided": None, "forgotten": []}
         if baseline is not None:
             facts["baseline"] = baseline
-        self._write(self._db.new_batch(), facts)
+        self._note(facts)
 
     def note_chunk_bytes(self, size: int | None) -> None:
-        """Remember it for whoever has the shard next; None: there is no need to any more."""
+        """Remember it for the shard's next owner; None: it is no longer needed."""
         if size != self.chunk_bytes:
-            self._write(self._db.new_batch(), {"chunk_bytes": size})
+            self._note({"chunk_bytes": size})
 
     def moved_to(self, offsets: Mapping[Partition, int]) -> None:
         """Note how far a fold has read where it found nothing to take over."""
-        self._write(self._db.new_batch(), self._moved(offsets))
+        self._note(self._moved(offsets))
 
     def note_topics(self, ids: Mapping[str, str], made_again: Collection[str]) -> None:
         """Remember the topics' ids; of those that were made again no offset means anything."""
@@ -172,7 +188,7 @@ class Facts:
         for name in ("offsets", "written", MISSING_MARKERS):
             kept = {t: p for t, p in self._facts.get(name, {}).items() if t not in made_again}
             facts[name] = kept
-        self._write(self._db.new_batch(), facts)
+        self._note(facts)
 
     def has_read_everywhere(self, own: Collection[Partition]) -> None:
         """From now on its own partitions are enough."""
@@ -180,12 +196,12 @@ class Facts:
         for name, ranges in (("written", self.written), (MISSING_MARKERS, self.missing_markers)):
             facts[name] = nested_of({p: r for p, r in ranges.items() if p in own})
         facts["offsets"] = nested_of({p: at for p, at in self.offsets.items() if p in own})
-        self._write(self._db.new_batch(), facts)
+        self._note(facts)
 
     def note_missing_markers(self, written: Mapping[Partition, Range]) -> None:
         """These ranges, published and known here, have turned out to be not visible."""
         missing_markers = nested_of({**self.missing_markers, **written})
-        self._write(self._db.new_batch(), {MISSING_MARKERS: missing_markers})
+        self._note({MISSING_MARKERS: missing_markers})
 
     def restored(self) -> None:
         """What missed a marker is visible now: there or behind, from where it is folded again."""
@@ -194,7 +210,7 @@ class Facts:
             p: first for p, (first, _) in self.missing_markers.items() if before.get(p, 0) > first
         }
         facts = self._moved(starts)
-        self._write(self._db.new_batch(), facts | {MISSING_MARKERS: {}})
+        self._note(facts | {MISSING_MARKERS: {}})
 
     def _moved(
         self,
@@ -216,6 +232,9 @@ class Facts:
         found = flat_of(self._facts.get(fact, {}))
         return {partition: (first, end) for partition, (first, end) in found}
 
+    def _note(self, facts: Mapping[str, Any]) -> None:
+        self._write(self._db.new_batch(), facts)
+
     def _write(self, batch: Any, facts: Mapping[str, Any]) -> None:
         if self.is_new:
             facts = {"identity": self._facts["identity"], **facts}
@@ -223,3 +242,102 @@ class Facts:
             batch.put(b"m" + name.encode(), json.dumps(value).encode())
         self._db.write(batch)
         self._facts.update(facts)
+
+
+def nested_of(by_partition: Mapping[Partition, Any]) -> dict[str, dict[str, Any]]:
+    """By topic and then by partition, as JSON can have it."""
+    nested: dict[str, dict[str, Any]] = {}
+    for (topic, partition), value in by_partition.items():
+        nested.setdefault(topic, {})[str(partition)] = value
+    return nested
+
+
+def flat_of(nested: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Partition, Any]]:
+    """What `nested_of` was given."""
+    for topic, partitions in nested.items():
+        for partition, value in partitions.items():
+            yield (topic, int(partition)), value
+
+
+def merged(
+    former: Sequence[Mapping[str, Any] | None],
+    own: Collection[Partition],
+    baseline: int | None,
+    settled: Callable[[int | None, int], int],
+) -> dict[str, Any]:
+    """The facts of an index that takes over what all of these know of its shard.
+
+    Args:
+        former: the facts of each; None: it is gone, and what it knew is read back from the topic.
+        own: partitions that are the shard's.
+        baseline: of a new index.
+        settled: asked where some have forgotten more than others, with the position and the highest
+            baseline: up to when all of them have published everything, µs.
+    """
+    there = [facts for facts in former if facts is not None]
+    moved: dict[str, Any] = {}
+    for name in ("offsets", "written", MISSING_MARKERS):
+        found = (item for facts in there for item in flat_of(facts.get(name, {})))
+        moved[name] = nested_of(
+            {partition: known for partition, known in found if partition in own}
+        )
+    topics = [facts["topics"] for facts in there if "topics" in facts]
+    if topics:
+        moved["topics"] = {name: known for of in topics for name, known in of.items()}
+    for name in _FLAGS:
+        said = [facts[name] for facts in there if name in facts]
+        if said:
+            moved[name] = any(said)
+    moved["contents"] = all(facts is not None and facts.get("contents") for facts in former)
+    positions = [None if facts is None else facts.get("position") for facts in former]
+    known = [position for position in positions if position is not None]
+    if known and len(known) == len(positions):
+        moved["position"] = min(known)
+    of_each = [(facts or {}).get("baseline") or baseline or 0 for facts in former]
+    lowest, highest = min(of_each, default=baseline or 0), max(of_each, default=baseline or 0)
+    if lowest < highest:
+        highest = max(lowest, min(highest, settled(moved.get("position"), highest)))
+        moved["forgotten"] = of_each
+    moved |= {"baseline": highest or None, "undecided": [False, 0, False]}
+    return moved | {"times": _times(there)}
+
+
+def _times(there: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Since when times are kept, and how they are read."""
+    kept_by = [facts["times"] for facts in there if facts]  # else nothing was written there yet
+    since = [t["since"] for t in kept_by if t["since"] is not None]
+    read_as = {t["read_as"] for t in kept_by} or {None}
+    return {
+        "read_as": read_as.pop() if len(read_as) == 1 else "several",
+        "since": max(since, default=None),
+    }
+
+
+def of_another(found: Mapping[str, Any], required: Mapping[str, Any], where: Path) -> StateError:
+    """What differs between the identity that a state has and the one that it must have."""
+    differing = [name for name in {**required, **found} if found.get(name) != required.get(name)]
+    theirs, ours = (
+        " and ".join(_words(name, of) for name in differing) for of in (found, required)
+    )
+    may_be_renamed = not {*differing} - {"app", "topic"}
+    return StateError(
+        "state.foreign",
+        f"this state belongs to {theirs}, not to {ours}",
+        where=str(where),
+        suggestion=(
+            _RENAMED.format(found.get("app")) if may_be_renamed and "app" in differing else ""
+        )
+        + (_MOVED if may_be_renamed and "topic" in differing else "")
+        + ("otherwise " if may_be_renamed else "")
+        + "set app.state_dir to another folder, or remove this one (also after the table"
+        " or its database was renamed): what was published is read back from the topic",
+    )
+
+
+def _words(name: str, identity: Mapping[str, Any]) -> str:
+    value = identity.get(name)
+    if name == "shard" and isinstance(value, list):
+        return "shard {} of {}".format(*value)
+    if name == "partitions":
+        return f"{value} partitions"
+    return f"{_NAMES.get(name, name)} {value!r}" if value is not None else f"no {name}"

@@ -1,4 +1,4 @@
-"""Indexes as others see them: of a shard that another process has open, or that nobody has."""
+"""Indexes as others see them: of a shard that another process has open, or that none has."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 from eventpub.admission import Hold
 from eventpub.errors import StateError
-from eventpub.index.database import checked_marks, items_of, read_only
-from eventpub.index.holds import unpacked
-from eventpub.index.identity import IDENTITY, require_known_format
+from eventpub.index.database import Storage, read_only
+from eventpub.index.facts import read_facts
+from eventpub.index.values import unpacked_hold
 
 Ranges: TypeAlias = list[tuple[int, int]]
 
@@ -88,32 +88,27 @@ def glance(directory: Path, most: int = 0, about: Collection[str] = ()) -> Pendi
 
 
 def _glance(directory: Path, most: int, about: Collection[str]) -> Pending:
-    with read_only(directory) as reader:
-        if reader is None:
+    with read_only(directory) as items:
+        if items is None:
             return Pending([], 0, {})
-        require_known_format(items_of(reader, IDENTITY, directory), directory)
-        held = items_of(reader, b"h", directory)
-        holds, count = choose((unpacked(k[1:].decode(), v) for k, v in held), most, about)
+        held = (unpacked_hold(key[1:].decode(), value) for key, value in items(b"h"))
+        holds, count = choose(held, most, about)
         skipped = {
             key[1:].decode(): [(first, last) for first, last in json.loads(value)]
-            for key, value in items_of(reader, b"s", directory)
+            for key, value in items(b"s")
             if key[1:].decode() in about
         }
         return Pending(holds, count, skipped)
 
 
-def summary(directory: Path) -> Summary | None:
-    """Of an index that nobody has open; None where there is none, or none that can be used."""
+def summary(directory: Path, storage: Storage) -> Summary | None:
+    """Of an index that no process has open; None where none exists, or none that is usable."""
     try:
-        with read_only(directory) as reader:
-            if reader is None:
+        with read_only(directory, storage) as items:
+            if items is None:
                 return None
-            require_known_format(items_of(reader, IDENTITY, directory), directory)
-            checked_marks(reader, directory)
-            facts: dict[str, Any] = {
-                k[1:].decode(): json.loads(v) for k, v in items_of(reader, b"m", directory)
-            }
-            since = [unpacked("", v).since for _, v in items_of(reader, b"h", directory)]
+            facts = read_facts(items)
+            since = [unpacked_hold("", value).since for _, value in items(b"h")]
     except StateError:
         return None
     if "offsets" not in facts:

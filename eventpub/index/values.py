@@ -1,7 +1,9 @@
-"""How versions, times and partitions are written."""
+"""How the values of aggregates, of time buckets and of holds are stored."""
 
 from __future__ import annotations
 
+import heapq
+import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,19 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from eventpub.admission import NO_TIME, Numbers
-from eventpub.index.database import NUMBER, Database, Overlay
+from eventpub.admission import NO_TIME, Hold, Numbers
+from eventpub.index.database import NUMBER, Database
 
 LAST_SEEN = struct.Struct("<qq")
 _NEITHER = bytes(LAST_SEEN.size)
-
-Partition = tuple[str, int]
-"""A topic and the number of one of its partitions."""
-Offsets = dict[Partition, int]
-"""The offset of the next record."""
-
-MISSING_MARKERS = "unmarked"
-"""The name of this fact on the disk, as it has always been."""
 
 
 def packed(last: Mapping[str, int], times: Mapping[str, int]) -> Iterable[tuple[str, bytes]]:
@@ -49,37 +43,40 @@ def last_and_times(
     return last, Numbers(aggregate_ids, numbers[:, 1], there)
 
 
-def nested_of(by_partition: Mapping[Partition, Any]) -> dict[str, dict[str, Any]]:
-    """By topic and then by partition, as JSON can have it."""
-    nested: dict[str, dict[str, Any]] = {}
-    for (topic, partition), value in by_partition.items():
-        nested.setdefault(topic, {})[str(partition)] = value
-    return nested
+def put_json(batch: Any, letter: bytes, values: Mapping[str, Any]) -> None:
+    """Put lists of aggregates into a batch; the key of an empty one is deleted."""
+    for aggregate_id, value in values.items():
+        key = letter + aggregate_id.encode()
+        if value:
+            batch.put(key, json.dumps(value).encode())
+        else:
+            batch.delete(key)
 
 
-def flat_of(nested: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Partition, Any]]:
-    """What `nested_of` was given."""
-    for topic, partitions in nested.items():
-        for partition, value in partitions.items():
-            yield (topic, int(partition)), value
+def put_contents(batch: Any, contents: Mapping[tuple[str, int], Iterable[bytes]]) -> None:
+    """Put the contents of versions into a batch."""
+    for event, found in contents.items():
+        batch.put(b"d" + of_version(event).encode(), b"".join(sorted(found)))
+
+
+def of_version(event: tuple[str, int]) -> str:
+    """A version of an aggregate in a key."""
+    aggregate_id, version = event
+    return f"{version & (1 << 64) - 1:016x}{aggregate_id}"
 
 
 _ROWS = struct.Struct("<q")
 
 
 class BucketCounts:
-    """By the bucket's number.
+    """By the bucket's number."""
 
-    Args:
-        database: of the index.
-    """
-
-    def __init__(self, database: Database | Overlay) -> None:
+    def __init__(self, database: Database) -> None:
         self._db = database
         self._pruned_below = 0
 
     def since(self, first: int) -> dict[int, int]:
-        """Of the buckets from one on."""
+        """Row counts of the buckets from one on."""
         found = self._db.items(b"c", NUMBER.pack(max(first, 0)))
         return {NUMBER.unpack(key[1:])[0]: _ROWS.unpack(value)[0] for key, value in found}
 
@@ -147,3 +144,131 @@ class Recent:
     def forget(self) -> None:
         """Anything may have been written."""
         self._values = {}
+
+
+_PACKED = struct.Struct("<qqqiqq?")
+"""A hold without its aggregate, in the order of its fields."""
+_TIMES = struct.Struct("<28xqqx")
+"""Of a packed hold: when it is tried next, and its oldest event."""
+
+
+def packed_hold(hold: Hold) -> bytes:
+    """A hold as it is stored; its aggregate is the key."""
+    return _PACKED.pack(
+        hold.first_missing,
+        hold.seen,
+        hold.first_seen,
+        hold.attempts,
+        hold.next_attempt,
+        hold.since,
+        hold.catching_up,
+    )
+
+
+def unpacked_hold(aggregate_id: str, value: bytes) -> Hold:
+    """The hold that `packed_hold` wrote."""
+    return Hold(aggregate_id, *_PACKED.unpack(value))
+
+
+class Holds(Mapping[str, Hold]):
+    """The open holds of a shard, and those that are due, without looking at all.
+
+    There may be hundreds of thousands (an archived store, a wrong first version), and each window
+    asks when the next one is due. So they stay packed in memory until one is requested, and
+    two heaps give the next that is due and the oldest event that is held.
+    """
+
+    def __init__(self) -> None:
+        self._packed: dict[str, bytes] = {}
+        self._due: list[tuple[int, str]] | None = None
+        self._since: list[tuple[int, str]] | None = None
+
+    def __getitem__(self, aggregate_id: str) -> Hold:
+        return unpacked_hold(aggregate_id, self._packed[aggregate_id])
+
+    def __contains__(self, aggregate_id: object) -> bool:
+        return aggregate_id in self._packed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def load(self, aggregate_id: str, value: bytes) -> None:
+        """Take over one as it is stored."""
+        self._packed[aggregate_id] = value
+        self._due = self._since = None
+
+    def store(self, batch: Any, changed: Mapping[str, Hold | None]) -> None:
+        """Open, change or close (None) holds, here and in a batch."""
+        for aggregate_id, hold in changed.items():
+            key = b"h" + aggregate_id.encode()
+            if hold is None:
+                batch.delete(key)
+                self._packed.pop(aggregate_id, None)
+                continue
+            value = self._packed[aggregate_id] = packed_hold(hold)
+            batch.put(key, value)
+            if self._due is not None:
+                heapq.heappush(self._due, (hold.next_attempt, aggregate_id))
+            if self._since is not None:
+                heapq.heappush(self._since, (hold.since, aggregate_id))
+
+    def due(self, now: int, most: int | None = None) -> list[str]:
+        """The aggregates whose next attempt is due, longest first; at most so many."""
+        heap = self._by_due()
+        taken: list[tuple[int, str]] = []
+        while heap and heap[0][0] <= now and (most is None or len(taken) < most):
+            entry = heapq.heappop(heap)
+            if self._is_due_at(entry) and (not taken or taken[-1] != entry):
+                taken.append(entry)
+        for entry in taken:
+            heapq.heappush(heap, entry)
+        return [aggregate_id for _, aggregate_id in taken]
+
+    def next_due(self) -> int | None:
+        """When the next one is due, µs; None: nothing is held."""
+        heap = self._by_due()
+        while heap and not self._is_due_at(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def due_after(self, latest: int) -> list[Hold]:
+        """Those whose next attempt is later than that, µs."""
+        return [self[a] for a, (at, _) in self._times() if at > latest]
+
+    def oldest(self) -> int | None:
+        """The smallest `create_time` among the events held, µs; None: nothing is held."""
+        if self._since is None or len(self._since) > 2 * len(self._packed) + 1000:
+            self._since = [(since, a) for a, (_, since) in self._times()]
+            heapq.heapify(self._since)
+        heap = self._since
+        while heap:
+            since, aggregate_id = heap[0]
+            value = self._packed.get(aggregate_id)
+            if value is not None and _times(value)[1] == since:
+                return since
+            heapq.heappop(heap)
+        return None
+
+    def _by_due(self) -> list[tuple[int, str]]:
+        if self._due is None or len(self._due) > 2 * len(self._packed) + 1000:
+            self._due = [(at, a) for a, (at, _) in self._times()]
+            heapq.heapify(self._due)
+        return self._due
+
+    def _times(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        for aggregate_id, value in self._packed.items():
+            yield aggregate_id, _times(value)
+
+    def _is_due_at(self, entry: tuple[int, str]) -> bool:
+        at, aggregate_id = entry
+        value = self._packed.get(aggregate_id)
+        return value is not None and _times(value)[0] == at
+
+
+def _times(value: bytes) -> tuple[int, int]:
+    """When a stored hold is tried next, and its oldest event: a fifth of unpacking all of it."""
+    next_attempt, since = _TIMES.unpack(value)
+    return next_attempt, since

@@ -14,12 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from eventpub.errors import EventpubError
-from eventpub.local import Database, Kafka, kafka, mariadb
+from eventpub.local import Database, kafka, mariadb
 from eventpub.stop_flag import StopFlag
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m eventpub.local", description=__doc__)
     parser.add_argument("server", choices=["kafka", "mariadb"])
     parser.add_argument("directory", type=Path, nargs="?", help="a temporary one when not given")
@@ -32,19 +31,16 @@ def main(arguments: list[str]) -> int:
         folder = given.directory
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventpub-")))
-        server: Database | Kafka
+        start = mariadb if given.server == "mariadb" else kafka
         try:
-            if given.server == "mariadb":
-                server = mariadb(folder, port=given.port)
-                address = server.url()
-            else:
-                server = kafka(folder, port=given.port)
-                address = server.bootstrap_servers
+            server = start(folder, port=given.port)
         except EventpubError as error:
             print(error, file=sys.stderr)
             return error.exit_status
         stack.enter_context(server)
-        print(address, flush=True)
+        print(
+            server.url() if isinstance(server, Database) else server.bootstrap_servers, flush=True
+        )
         while not stopped.wait(1) and server.running:
             pass
     return 0

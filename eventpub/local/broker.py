@@ -35,7 +35,6 @@ class Kafka(Server):
     """A running broker.
 
     Attributes:
-        options: of its JVM.
         ids: of the node, its cluster and its folder; they count before the first start.
     """
 
@@ -60,7 +59,6 @@ class Kafka(Server):
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address for clients."""
         return f"127.0.0.1:{self.port}"
 
     def _command(self) -> Sequence[str]:
@@ -101,7 +99,6 @@ def kafka(
     Topics are not created by being named, and records are kept whatever their timestamp.
 
     Args:
-        port: a free one when not given.
         properties: of the broker, over those that it would be started with.
 
     Raises:
@@ -113,7 +110,6 @@ def kafka(
 
 
 def jars_of(version: str, logger: tuple[str, str, str], progress: Progress) -> Path:
-    """The folder of a version's jars, downloaded where it is missing."""
     find_java()
 
     def build(folder: Path, progress: Progress) -> None:
@@ -153,7 +149,6 @@ def _write(file: Path, properties: Mapping[str, str]) -> None:
 
 
 def new_id() -> str:
-    """A new identifier as Kafka writes them."""
     # a leading "-" would be taken for an option
     return f"e{base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip('=')[1:]}"
 

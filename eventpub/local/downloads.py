@@ -40,13 +40,11 @@ def on_stderr(what: str) -> Iterator[None]:
 
 @contextmanager
 def silent(what: str) -> Iterator[None]:
-    """Says nothing."""
     del what
     yield
 
 
 def cache_folder() -> Path:
-    """`$EVENTPUB_CACHE`, or `~/.cache/eventpub`."""
     if named := os.environ.get("EVENTPUB_CACHE"):
         return Path(named).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eventpub"
@@ -93,7 +91,6 @@ def installed(
 
 
 def check_space(folder: Path, needs: int) -> None:
-    """Raises `local.disk_full` unless `needs` bytes are free where `folder` is."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if shutil.disk_usage(existing).free < needs:
         raise _disk_full(folder, needs)
@@ -208,5 +205,4 @@ def run(command: Sequence[str], *, what: str, folder: Path | None = None) -> Non
 
 
 def tail(text: str, *, lines: int) -> str:
-    """The last lines of `text` that are not blank."""
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

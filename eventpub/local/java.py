@@ -13,6 +13,7 @@ from pathlib import Path
 from eventpub.errors import LocalError
 
 OLDEST = 17
+"""Older ones run neither Spark nor Kafka."""
 _PLACES = (
     "usr/lib/jvm/*/bin/java",
     "opt/homebrew/opt/openjdk*/bin/java",
@@ -30,7 +31,7 @@ def find_java() -> Path:
     """
     tried: list[str] = []
     for candidate in dict.fromkeys(_candidates()):
-        version = _version(candidate)
+        version = version_of(candidate)
         if version is not None and version >= OLDEST:
             return candidate
         tried.append(f"{candidate} ({f'Java {version}' if version else 'does not run'})")
@@ -53,7 +54,7 @@ def _candidates() -> Iterator[Path]:
         yield from sorted(Path("/").glob(pattern))
 
 
-def _version(java: Path) -> int | None:
+def version_of(java: Path) -> int | None:
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False

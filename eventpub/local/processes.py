@@ -62,14 +62,12 @@ class Server(ABC):
 
     @property
     def pid(self) -> int:
-        """The process id of the running server."""
         if self._process is None:
             raise RuntimeError(f"{self.name} is not running")
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether its process is there (paused counts)."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -93,7 +91,6 @@ class Server(ABC):
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, as if the machine had lost it."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
@@ -105,7 +102,6 @@ class Server(ABC):
         self._deliver(signal.SIGCONT)
 
     def restart(self) -> None:
-        """Stops it where it runs and starts it on the same port with the same data."""
         self.stop()
         self.start()
 
@@ -129,7 +125,6 @@ class Server(ABC):
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _stop_command(self) -> Sequence[str]:
-        """What stops it when the process that started it is gone."""
         return ["sh", "-c", _STOP_PID, "sh", str(self.pid)]
 
     def _start_process(self) -> int:
@@ -163,7 +158,7 @@ class Server(ABC):
                 log.seek(begin)
                 printed = log.read().decode(errors="replace")
             if ended:
-                raise self._start_failed("ended while it started", printed)
+                raise self._start_failed("exited while it was starting", printed)
             if self._is_ready(printed):
                 return
             if time.monotonic() > deadline:
@@ -198,21 +193,16 @@ class Server(ABC):
 
 
 def _suggestion(printed: str) -> str:
-    if "error while loading shared libraries" in printed:
-        return (
-            "install the library that is named, for example: "
-            "sudo apt-get install libaio1 libncurses6 libcrypt1 libsystemd0, or "
-            "sudo dnf install libaio ncurses-libs libxcrypt-compat systemd-libs"
-        )
-    if "No space left on device" in printed:
-        return "free some disk space"
     if "in use" in printed:
-        return "another process listens on this port; name another, or none to have a free one"
-    return "read the log; a folder left by another version may be deleted"
+        return "another process listens on this port; name another, or none to get a free one"
+    return (
+        "install the library, or free the disk space, that the log says is missing; a folder left"
+        " by another version may be deleted"
+    )
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens, and that no process is given soon after.
+    """A free port of 127.0.0.1 that no other process is given soon after.
 
     Below the range from which outgoing connections take theirs, so that a server that restarts
     finds its port still free. Many servers are given theirs long before they listen: until then

@@ -66,7 +66,6 @@ class Writer(threading.Thread):
         self._touched: set[str] = set()
 
     def run(self) -> None:
-        """Write; what became of a transaction whose connection was lost is read from the table."""
         self._stopped.wait(random.random())
         while not self._stopped.is_set():
             try:
@@ -82,7 +81,6 @@ class Writer(threading.Thread):
                 self._stopped.wait(0.5)
 
     def check(self) -> None:
-        """Raises: StoreError, pymysql.Error, OSError: it cannot write to the table."""
         with closing(self._connect()) as connection:  # which ends without a commit
             self._append(connection, {next(iter(self._last)): 1}, first=-1)
 

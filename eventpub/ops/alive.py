@@ -1,8 +1,8 @@
-"""Whether the publisher of a state directory is to be left alone, for a container's health.
+"""A container's health check: whether the publisher of a state directory can be left running.
 
     python -m eventpub.ops.alive [STATE_DIR]
 
-Exit status 0 or 1, with one line that says why. It asks the publisher, and nobody else. One that
+Exit status 0 or 1, with one line that says why. It asks only the publisher. One that
 waits for a database or broker that is away is left alone: a start would fail, and it goes on by
 itself when they are back. Whether it works is what `/readyz` says.
 """
@@ -18,12 +18,11 @@ from eventpub.state import StateDir
 
 
 def alive(folder: Path) -> tuple[bool, str]:
-    """Whether it does, and the line."""
     if not folder.is_dir():
         return False, f"there is no state directory {folder}"
     state = StateDir(folder)
     if not state.is_running():
-        return False, f"no publisher has {folder}"
+        return False, f"no publisher is running on {folder}"
     status = ask_running(state, "status")
     if status is None:
         return False, "the publisher is starting, or does not answer"

@@ -23,8 +23,6 @@ def ask_running(
 
     Args:
         page: of `ops.pages`, without the slash.
-        argument: what is posted to it.
-        timeout: seconds.
     """
     if not state.is_running():
         return None
@@ -42,7 +40,7 @@ def ask_running(
 
 
 def ask_shards(state: StateDir, request: Request, timeout: float) -> dict[int, str] | None:
-    """What came of a request, by shard; None: nobody has answered, and nothing is done any more.
+    """The outcome of a request, by shard; None: no answer came, and nothing more will be done.
 
     Raises:
         StateError: run.paused, run.request_failed: it was not done.

@@ -38,10 +38,8 @@ class Rules:
 
     Args:
         numbers: of the topic's partitions, those that it had before first.
-        late_policy: `gaps.late`.
         clock_changes: by how much, µs, clocks go back: a row of the hour that is lived twice is
             read at both of its times.
-        first_version: of each aggregate.
         held_since: events created at or after, µs, may wait for a version that is not there; None:
             any may.
     """
@@ -168,7 +166,6 @@ class _Comparison:
         self._range = {"first": verdict.first, "last": verdict.last}
 
     def run(self) -> None:
-        """Every kind of difference, one after the other."""
         self._run(_SUSPECT, self._range | {"partitions": self._rules.numbers[-1]})
         self._run(_TABLES)
         verdict, accounted = self._verdict, self._verdict.accounted

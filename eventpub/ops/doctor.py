@@ -7,21 +7,22 @@ others are still made.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from eventpub.config import Config
-from eventpub.errors import Check, EventpubError, SinkError, StoreError
+from eventpub.errors import Check, EventpubError, SinkError, StateError, StoreError
+from eventpub.local.java import OLDEST, version_of
+from eventpub.state import WITHOUT_FILES, StateDir
 
 _LITTLE_SPACE = 1 << 30
 _NO_SPACE = 64 << 20
-_JAVA = 17
 _CANNOT_BE_REACHED = re.compile(
     r"(store|sink)\.(unreachable|auth_failed|auth_unsupported|token_failed|connection_lost|timeout"
     r"|tls_failed|too_many_connections|not_authorized)"
@@ -30,8 +31,6 @@ _CANNOT_BE_REACHED = re.compile(
 
 def examine(config: Config) -> list[Check]:
     """Every check, in the order in which a user would fix what is wrong."""
-    # not in the threads: imports that need each other, side by side, are a deadlock
-
     parts: list[tuple[str, Callable[[], Iterable[Check]]]] = [
         ("event store", lambda: _store(config)),
         ("topic", lambda: _sink(config)),
@@ -75,33 +74,29 @@ def _and_the_others(checks: list[Check], first: Sequence[str], others: str) -> l
 
 
 def _store(config: Config) -> Iterable[Check]:
-    from eventpub.sources import mysql as store
+    from eventpub.sources.mysql.checking import checks
 
     first = ("event store", "event store: connection", "event store: table")
-    found = store.checks(config.store, _former_server(config.app.state_dir))
+    former_server = None
+    with suppress(StateError):  # of which the topic's part says why
+        former_server = _progress(config).get("server")
+    found = checks(config.store, former_server)
     return _and_the_others([*found], first, f"event store: {_OF_STORE}")
 
 
-def _former_server(state: Path) -> str | None:
-    """Identity of the server that the publisher has read last; None: not known."""
-    try:
-        return str(json.loads((state / "progress.json").read_text())["server"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _progress(config: Config) -> dict[str, Any]:
+    state = StateDir(config.app.state_dir)
+    return state.read(state.progress_file) or {}
 
 
 def _sink(config: Config) -> Iterable[Check]:
     from eventpub import sink
-    from eventpub.state import StateDir
 
-    written = sink.Written()
-    if config.app.state_dir.exists():
-        state = StateDir(config.app.state_dir)
-        known = state.read(state.progress_file) or {}
-        ends = {(topic, number): end for topic, number, end in known.get("ends", ())}
-        written = sink.Written(known.get("topics", {}), ends, known.get("partitions"))
+    known = _progress(config)
+    ends = {(topic, number): end for topic, number, end in known.get("ends", ())}
+    written = sink.Written(known.get("topics", {}), ends, known.get("partitions"))
     checks = sink.checks(
-        config.sink,
+        sink.Clients(config.sink),
         config.app.id,
         config.run.shards,
         late=config.gaps.late == "divert",
@@ -112,11 +107,10 @@ def _sink(config: Config) -> Iterable[Check]:
 
 
 def _backlog(config: Config) -> list[Check]:
-    """Whether the topic keeps what is to be published next; nothing where that is unknown."""
     from eventpub.publisher.prepare import check_backlog
+    from eventpub.sink import Clients
     from eventpub.sources.base import start_position
     from eventpub.sources.mysql import EventStore
-    from eventpub.state import StateDir
 
     state = StateDir(config.app.state_dir)
     try:
@@ -124,7 +118,7 @@ def _backlog(config: Config) -> list[Check]:
             started = (state.read(state.start_file) or {}).get("position")
             start = start_position(config.read, store.now) if started is None else int(started)
             known = (state.read(state.progress_file) or {}).get("position")
-            check_backlog(config, store, known, start)
+            check_backlog(config, Clients(config.sink), store, known, start)
     except EventpubError as error:
         if error.code != "sink.backlog_too_old":
             return []  # the other parts say what is wrong
@@ -133,8 +127,8 @@ def _backlog(config: Config) -> list[Check]:
 
 
 def _state(config: Config) -> list[Check]:
+    from eventpub.parts import real_parts
     from eventpub.publisher.recovery import require_known, require_own
-    from eventpub.state import WITHOUT_FILES, StateDir
 
     folder = config.app.state_dir
     checks = [state_dir(folder)]
@@ -144,34 +138,29 @@ def _state(config: Config) -> list[Check]:
     if folder.is_dir():
         state.require_ours()
     try:
-        require_own(config, state)
-        require_known(config, state)
+        require_own(config, state, real_parts(config))
+        require_known(config, state, real_parts(config))
     except SinkError as error:
         if not _CANNOT_BE_REACHED.match(error.code):  # else the other parts say it
             raise
     damaged = state.damaged()
     if damaged:
         names = ", ".join(file.name for file in damaged)
-        said = f"{names} in {folder}: nothing can be read of it"
+        said = f"{names} in {folder} is damaged and cannot be read"
         checks.append(Check("state files", "warn", said, WITHOUT_FILES, "state.file_damaged"))
     return checks
 
 
 def state_dir(folder: Path) -> Check:
-    """Whether index and position can be written there."""
     name = "state directory"
     there = folder.absolute()
     while not there.exists():
         there = there.parent
-    if not there.is_dir():
-        return Check(
-            name, "wrong", f"{there} is not a folder", "set app.state_dir", "state.not_writable"
-        )
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return Check(
             name,
             "wrong",
-            f"{there} cannot be written by this account",
+            f"{there} is not a folder that this account can write to",
             f"give it write access to {there}, or set app.state_dir",
             "state.not_writable",
         )
@@ -185,31 +174,22 @@ def state_dir(folder: Path) -> Check:
             "free some space, or set app.state_dir to a larger disk",
             "state.disk_full",
         )
-    return Check(
-        name, "ok", f"{folder}: {'there' if folder.exists() else 'to be created'}, {space}"
-    )
+    return Check(name, "ok", f"{folder}: {space}")
 
 
 def java(environ: os._Environ[str] | dict[str, str]) -> Check:
-    """Whether the Java that Spark would start is there and new enough."""
     home = environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    fix = f"install a Java runtime, {_JAVA} or newer, and set JAVA_HOME if it is not on the PATH"
-    if not program or not Path(program).exists():
-        where = f"JAVA_HOME={home} has none" if home else "none on the PATH, JAVA_HOME is not set"
+    fix = f"install a Java runtime, {OLDEST} or newer, and set JAVA_HOME if it is not on the PATH"
+    if program is None:
+        where = "none on the PATH, JAVA_HOME is not set"
         return Check("Java", "wrong", where, fix, "spark.java_missing")
-    try:
-        done = subprocess.run(
-            [program, "-version"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return Check("Java", "wrong", f"{program}: {e}", fix, "spark.java_missing")
-    said = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
-    if not said:
-        return Check("Java", "wrong", f"{program} does not start", fix, "spark.java_missing")
-    if int(said[1]) < _JAVA:
-        return Check("Java", "wrong", f"{program} is version {said[1]}", fix, "spark.java_too_old")
-    return Check("Java", "ok", f"version {said[1]} ({program})")
+    version = version_of(Path(program))
+    if version is None:
+        return Check("Java", "wrong", f"{program} does not run", fix, "spark.java_missing")
+    if version < OLDEST:
+        return Check("Java", "wrong", f"{program} is version {version}", fix, "spark.java_too_old")
+    return Check("Java", "ok", f"version {version} ({program})")
 
 
 def _spark(config: Config) -> list[Check]:
@@ -219,7 +199,6 @@ def _spark(config: Config) -> list[Check]:
 
 
 def pyspark() -> Check:
-    """Whether the pyspark beside us has what the source needs."""
     try:
         version = importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -22,10 +22,9 @@ from eventpub.config import Config
 from eventpub.errors import SinkError, StateError
 from eventpub.index import Pending, glance
 from eventpub.ops.asking import ask_running, ask_shards
+from eventpub.ops.own_topics import OwnTopics
 from eventpub.ops.status import kind_without_answer
-from eventpub.sink import records
-from eventpub.sink.reading import own_records, read_committed
-from eventpub.sink.topics import partition_counts
+from eventpub.sink.encoder import read_gap
 from eventpub.sources.mysql import EventStore
 from eventpub.state import StateDir
 from eventpub.times import format_time
@@ -43,7 +42,6 @@ class Gaps:
         skipped: recorded skips, the latest first, each with whether any of its versions is still
             missing from the topic; none where the topic cannot be read. `skipped_count`: of all.
         requests: what publishers were asked to do and have not answered, oldest first.
-        unread: why the topic of skips cannot be read; None: it was.
         kind: who says so, as of `ops.status.Standing`: "running"; otherwise what was kept of it, by
             one that does not answer ("silent"), or the last one ("stopped", "never").
     """
@@ -57,41 +55,20 @@ class Gaps:
     kind: str = "running"
 
     def skips(self) -> list[dict[str, Any]]:
-        """`skipped` as `gaps list` and the dashboard show it; JSON-serializable."""
         return [with_times(gap) | {"still_missing": still} for gap, still in self.skipped]
 
 
 def with_times(of: Hold | SkippedGap) -> dict[str, Any]:
-    """Its fields; times are RFC 3339."""
     times = {"first_seen", "next_attempt", "since", "skipped_at"}
     return {k: format_time(v) if k in times else v for k, v in asdict(of).items()}
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What came of a request.
-
-    Attributes:
-        outcome: "found", "skipped", "still missing", "nothing is held", "nothing is missing",
-            "changed" (more is missing by now than was to be given up), "kept" for the next
-            publisher, "not running", or "no answer".
-        request: as it was left; None: nothing was asked.
-    """
-
-    outcome: str
-    request: Request | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it was done, will be, or is needless."""
-        return self.outcome in {"found", "nothing is missing", "skipped", "kept"}
+DONE = {"found", "nothing is missing", "skipped", "kept"}
+"""What may come of a request that was done, will be, or is needless."""
 
 
 def find(config: Config, limit: int) -> Gaps:
     """Those that wait for longest, and those that were skipped last.
-
-    Args:
-        limit: so many of each.
 
     Raises:
         StateError: the state cannot be read.
@@ -123,22 +100,18 @@ def find(config: Config, limit: int) -> Gaps:
 
 
 def _recorded(config: Config, limit: int) -> tuple[list[SkippedGap], int]:
-    """Skips on their topic, the latest first; and how many there are."""
-    partitions = partition_counts(config.sink).get(config.sink.gaps_topic)
-    if not partitions:
-        return [], 0
-    starts = {(config.sink.gaps_topic, number): 0 for number in range(partitions)}
-    latest: list[tuple[int, int, SkippedGap]] = []
-    count = 0
-    ids = {config.app.id, *config.app.former_ids}
-    for message, _ in own_records(read_committed(config.sink, starts), ids):
-        with suppress(ValueError):
-            gap = records.read_gap(message.value() or b"")
-            count += 1
-            heapq.heappush(latest, (gap.skipped_at, count, gap))
-            if len(latest) > limit:
-                heapq.heappop(latest)
-    return [gap for *_, gap in sorted(latest, reverse=True)], count
+    topics, count = OwnTopics(config), 0
+    places = topics.places(config.sink.gaps_topic)
+
+    def skips() -> Iterator[SkippedGap]:
+        nonlocal count
+        for message, _ in topics.read(dict.fromkeys(places, 0)):
+            with suppress(ValueError):
+                yield read_gap(message.value() or b"")
+                count += 1
+
+    latest = heapq.nlargest(limit, skips(), lambda gap: gap.skipped_at)
+    return latest, count
 
 
 def pending(
@@ -149,45 +122,30 @@ def pending(
     Raises:
         StateError: the state cannot be read.
     """
-    asked = _asked(state, most, about)
-    return (_kept(config, state, most, about), False) if asked is None else (asked, True)
-
-
-def _asked(state: StateDir, most: int, about: tuple[str, ...]) -> Pending | None:
-    """As the running publisher says; None: none runs, or it does not answer."""
     request = Request(secrets.token_hex(8), "list", most=most, about=about)
     try:
         answers = ask_shards(state, request, _LIST_TIMEOUT)
     except StateError as error:
         if error.code != "run.request_failed":
             raise
-        return None
-    if answers is None:
-        return None
-    found = [json.loads(answer) for answer in answers.values()]
-    return _together(
-        Pending([Hold(**hold) for hold in one["holds"]], one["count"], one["skipped"])
-        for one in found
-    )
-
-
-def _kept(config: Config, state: StateDir, most: int, about: tuple[str, ...]) -> Pending:
-    """As the indexes of this machine have it."""
-    progress = state.read_progress() or {}
-    shards = range(progress.get("shards", config.run.shards))
-    folders = [state.index_of(progress, number, len(shards)) for number in shards]
-    return _together(glance(folder, most, about) for folder in folders)
-
-
-def _together(shards: Iterable[Pending]) -> Pending:
-    holds: list[Hold] = []
+        answers = None
+    if answers is not None:
+        found = [json.loads(answer) for answer in answers.values()]
+        shards = [
+            Pending([Hold(**hold) for hold in one["holds"]], one["count"], one["skipped"])
+            for one in found
+        ]
+    else:  # as the indexes of this machine have it
+        progress = state.read_progress() or {}
+        count = progress.get("shards", config.run.shards)
+        folders = [state.index_of(progress, number, count) for number in range(count)]
+        shards = [glance(folder, most, about) for folder in folders]
     skipped: dict[str, list[tuple[int, int]]] = {}
-    count = 0
     for shard in shards:
-        holds += shard.holds
-        count += shard.count
         skipped |= {a: [(f, t) for f, t in ranges] for a, ranges in shard.skipped.items() if ranges}
-    return Pending(holds, count, skipped)
+    holds = [hold for shard in shards for hold in shard.holds]
+    together = Pending(holds, sum(shard.count for shard in shards), skipped)
+    return together, answers is not None
 
 
 def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
@@ -200,12 +158,16 @@ def given_up(config: Config, aggregate_id: str) -> tuple[int, int] | None:
     """
     state = StateDir(config.app.state_dir)
     found, _ = pending(config, state, 0, (aggregate_id,))
-    hold = next(iter(found.holds), None)
-    if hold is None:
+    if not found.holds:
         return None
-    above = VersionRange(aggregate_id, hold.first_missing + 1, hold.seen)
     with EventStore(config.store, EventStore.discover(config.store)) as store:
-        there = store.versions(above, 1)
+        return missing_versions(store, found.holds[0])
+
+
+def missing_versions(store: EventStore, hold: Hold) -> tuple[int, int]:
+    """The first and the last version of the gap that a hold waits for."""
+    above = VersionRange(hold.aggregate_id, hold.first_missing + 1, hold.seen)
+    there = store.versions(above, 1)
     return hold.first_missing, min(there, default=hold.seen) - 1
 
 
@@ -217,34 +179,36 @@ def act(  # noqa: PLR0913 (options, by keyword)
     *,
     later: bool = False,
     timeout: float = 60.0,
-) -> Answer:
+) -> tuple[str, Request | None]:
     """Have the publisher look for what an aggregate misses, or give its open gap up, now.
 
     Args:
-        config: the whole configuration.
-        action: what to do.
-        aggregate_id: with which.
         versions: the first and the last that may be given up; None: of a retry.
         later: where no publisher is running, leave it to the next one.
-        timeout: seconds to wait for a running publisher; then the request is taken back.
+        timeout: seconds to wait for a running publisher; then the request is withdrawn.
+
+    Returns:
+        What came of it: "found", "skipped", "still missing", "nothing is held", "nothing is
+        missing", "changed" (more is missing by now than was to be given up), "kept" for the next
+        publisher, "not running", or "no answer"; and the request, if one was made.
     """
     state = StateDir(config.app.state_dir)
     request = Request(secrets.token_hex(8), action, aggregate_id, *(versions or ()))
     if aggregate_id != aggregate_id.encode(errors="replace").decode():  # a shell passes any bytes
-        return Answer("nothing is held", request)
+        return "nothing is held", request
     if state.is_running():
         answers = ask_shards(state, request, timeout)
         if answers is not None:
             [outcome] = answers.values()
-            return Answer(outcome, request)
+            return outcome, request
     if later and not state.is_running():
         state.keep(request)
-        return Answer("kept", request)
-    return Answer("no answer" if state.is_running() else "not running")
+        return "kept", request
+    return "no answer" if state.is_running() else "not running", None
 
 
 def cancel(config: Config, name: str) -> list[Request]:
-    """Take back the requests of an aggregate, or the one of an id, that nobody has answered."""
+    """Withdraw the unanswered requests of an aggregate, or the one of an id."""
     state = StateDir(config.app.state_dir)
     meant = [r for r in state.kept() if name in {r.id, r.aggregate_id}]
     for request in meant:  # a publisher that runs has taken them over

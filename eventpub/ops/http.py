@@ -1,8 +1,8 @@
 """Serving HTTP: at `ops.http` for browsers and Prometheus, and on a socket for the command line.
 
 Each connection has a thread of the publisher's process. What is answered is the business of
-`pages`. What must hold: strangers who connect and say nothing, or slowly, or nonsense, keep nobody
-out, and cost a bounded number of threads.
+`pages`. What must hold: clients that connect and send nothing, or slowly, or nonsense, keep no
+other out, and cost a bounded number of threads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler
+from socketserver import BaseServer, TCPServer, ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -41,16 +43,11 @@ _MOST_BODY = 64 * 1024 * 1024
 """Bytes of a request on the local socket: ids of aggregates, as many as are asked for."""
 
 _ENDS_WITHIN = 0.3
+"""Seconds between two looks at whether to end."""
 
 
 class Pages:
-    """Serves the pages of one publisher, on both sockets.
-
-    Args:
-        config: the whole configuration.
-        source: answers.
-        state: in whose directory the local socket is.
-    """
+    """Serves the pages of one publisher, on both sockets."""
 
     def __init__(self, config: Config, source: Source, state: StateDir) -> None:
         self._config = config
@@ -71,7 +68,7 @@ class Pages:
             self._local = Listener(self._state.listen(), self._site, is_local=True)
         except OSError as error:
             log.warning(
-                "commands cannot ask this publisher: its directory takes no socket",
+                "commands cannot reach this publisher: its state directory takes no socket",
                 socket=str(self._state.socket_file),
                 error=error.strerror or str(error),
             )
@@ -85,7 +82,7 @@ class Pages:
             if "http" in self._config.ops.model_fields_set:
                 raise ConfigError(
                     "ops.http_address",
-                    f"{address} cannot be listened on: {why}",
+                    f"cannot listen on {address}: {why}",
                     where="ops.http",
                     suggestion="another process has it: give each publisher one of its own, or"
                     " set ops.http = '' for none",
@@ -98,16 +95,13 @@ class Pages:
 
     @property
     def address(self) -> str:
-        """Where `ops.http` is served; "" where it is not."""
         return "" if self._public is None else self._public.address
 
     def sample(self, status: dict[str, Any]) -> None:
-        """Keep a status for the charts; called about once a second."""
         if self._public is not None:
             self._history.append(sample(status))
 
     def end(self) -> None:
-        """Serve no more."""
         for listener in (self._public, self._local):
             if listener is not None:
                 listener.end()
@@ -115,71 +109,60 @@ class Pages:
             self._state.socket_file.unlink()
 
 
-class Listener:
+class Listener(ThreadingMixIn, TCPServer):
     """Answers the requests that come over one listening socket, from when it is made.
 
     Args:
-        listening: the socket.
-        site: answers.
         is_local: whether who connects is the publisher's own user.
     """
 
+    daemon_threads = True
+    block_on_close = False
+
     def __init__(self, listening: socket.socket, site: Site, *, is_local: bool = False) -> None:
+        BaseServer.__init__(self, listening.getsockname(), _Handler)
+        listening.settimeout(_ENDS_WITHIN)  # or `accept` waits where a client is gone again
+        self.socket = listening
         self.site = site
         self.is_local = is_local
-        self._listening = listening
-        self._open: dict[socket.socket, None] = {}
+        self._open: dict[Any, None] = {}
         self._guard = threading.Lock()
-        self._is_over = False
-        self._accepting = threading.Thread(target=self._accept, name="eventpub-http", daemon=True)
-        self._accepting.start()
+        serve = partial(self.serve_forever, _ENDS_WITHIN)
+        threading.Thread(target=serve, name="eventpub-http", daemon=True).start()
 
     @property
     def address(self) -> str:
-        """Host and port."""
-        host, port = self._listening.getsockname()[:2]
+        host, port = self.socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def _accept(self) -> None:
-        while not self._is_over:
-            try:
-                connection, peer = self._listening.accept()
-            except OSError:  # it has ended, or the process has too many files open
-                time.sleep(0.1)
-                continue
-            with self._guard:
-                if len(self._open) >= MOST_CONNECTIONS:
-                    oldest = next(iter(self._open))
-                    del self._open[oldest]
-                    _hang_up(oldest)
-                self._open[connection] = None
-            serves = threading.Thread(
-                target=self._serve, args=(connection, peer), name="eventpub-http", daemon=True
-            )
-            try:
-                serves.start()
-            except RuntimeError:  # there are too many threads
-                self._forget(connection)
-
-    def _serve(self, connection: socket.socket, peer: Any) -> None:
+    def get_request(self) -> tuple[socket.socket, Any]:
         try:
-            _Handler(connection, peer or ("local",), self)  # type: ignore[arg-type]
-        except (OSError, ValueError):
-            pass  # the client is gone
-        finally:
-            self._forget(connection)
+            return super().get_request()
+        except OSError:  # the process has too many files open
+            time.sleep(0.1)
+            raise
 
-    def _forget(self, connection: socket.socket) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
         with self._guard:
-            self._open.pop(connection, None)
-            connection.close()
+            if len(self._open) >= MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                _hang_up(oldest)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._guard:
+            self._open.pop(request, None)
+            request.close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Write nothing: the client is gone, or there are too many threads."""
 
     def end(self) -> None:
         """Accept nothing more, and close the connections."""
-        self._is_over = True
-        _hang_up(self._listening)
-        self._accepting.join(_ENDS_WITHIN)
-        self._listening.close()
+        self.shutdown()
+        self.server_close()
         with self._guard:
             for connection in self._open:
                 _hang_up(connection)
@@ -191,13 +174,11 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection, as long as it lasts."""
-
     protocol_version = "HTTP/1.1"
     default_request_version = "HTTP/1.0"  # an answer always has a status
     timeout = _IDLE
     wbufsize = 64 * 1024
-    server: Listener  # type: ignore[assignment]
+    server: Listener
 
     def do_GET(self) -> None:
         reply = self.server.site.answer(
@@ -205,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.command,
                 *_parts(self.path),
                 headers={name.lower(): value for name, value in reversed(self.headers.items())},
-                client=str(self.client_address[0]),
+                client=str(next(iter(self.client_address), "local")),
                 is_local=self.server.is_local,
                 body=self._body(),
                 wait=self._wait,
@@ -226,7 +207,6 @@ class _Handler(BaseHTTPRequestHandler):
         return b""
 
     def _wait(self, seconds: float) -> None:
-        """Let the client wait; no longer than the connection lasts."""
         closed = select.poll()
         closed.register(self.connection, 0)
         closed.poll(seconds * 1000)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote as quote_url
@@ -16,8 +14,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from eventpub.config import Columns, Config
 from eventpub.errors import ConfigError, StoreError
-from eventpub.sources.mysql import propose
-from eventpub.sources.mysql.proposing import Candidate, Proposal
+from eventpub.settings import Loaded
+from eventpub.sources.mysql.proposing import Candidate, Proposal, propose
 from eventpub.sources.mysql.table import is_view, quote
 
 _ACCOUNT = "eventpub"
@@ -29,78 +27,53 @@ class NoTableError(StoreError):
     exit_status = 1
 
 
-@dataclass(frozen=True)
-class Written:
-    """What was written.
-
-    Attributes:
-        file: where to.
-        chosen: the table.
-        others: tables that it may be instead.
-        columns: those whose names differ from ours.
-        account: the SQL for the account.
-        user: that of the file's url, which gets the account.
-        asked_as: the user with whom the database was looked into.
-    """
-
-    file: Path
-    chosen: Candidate
-    others: list[Candidate]
-    columns: dict[str, str | tuple[str, ...]]
-    account: list[str]
-    user: str
-    asked_as: str
+_NEXT = [
+    "run the statements for the account, and set EVENTPUB_STORE__PASSWORD",
+    "eventpub doctor",
+    "eventpub run",
+]
+_FIRST = "run the statement for the table: "
+_WAIT = "it may copy the table while writers wait", "writers are not blocked (InnoDB)"
 
 
-def init(  # noqa: PLR0913 (options, by keyword)
-    config: Config,
-    file: Path,
-    *,
-    table: str | None = None,
-    columns: Mapping[str, Any] | None = None,
-    app_id: str | None = None,
-    topic: str | None = None,
-    force: bool = False,
-) -> Written:
+def init(loaded: Loaded, file: Path, *, force: bool = False) -> dict[str, Any]:
     """Find the event table, and write a configuration for it.
 
     Args:
-        config: which says where the database and the brokers are.
-        file: to be written.
-        table: the event table; None: the likeliest of the database.
-        columns: by our names its own, where somebody has named them.
-        app_id, topic: None: made of the names of database and table.
-        force: write over a file that is there.
+        loaded: what of it is not given (table, columns, names) is found, or made of the names of
+            database and table.
+        force: write over a file that exists.
+
+    Returns:
+        What was written and found, as `eventpub init --json` shows it.
 
     Raises:
-        ConfigError: init.file_exists
+        ConfigError: init.file_exists, init.not_writable
         NoTableError: init.no_table, init.column_unknown, init.several_tables,
             init.not_publishable
         StoreError: store.is_view, …; or the database cannot be looked at.
     """
-    if file.exists() and not force:
-        raise exists(file)
+    config = loaded.config
+
+    def given(key: str, value: Any) -> Any:
+        return None if loaded.origins[key] == "default" else value
+
+    names = config.store.columns.model_dump().items()
+    columns = {ours: name for ours, name in names if given(f"store.columns.{ours}", True)}
+    table = given("store.table", config.store.table)
     found = propose(config.store, table, columns)
     chosen = _chosen(found, table)
-    others = [candidate for candidate in found.candidates if candidate is not chosen]
-    names = _columns(chosen)
-    given = config.store.url.get_secret_value()
-    url = _without_password(given)
-    asked_as = unquote(urlsplit(given).username or "root")
-    user = unquote(urlsplit(url).username or "root")
-    text = _text(
-        config,
-        chosen,
-        names,
-        url=url,
-        app_id=app_id or _plain(found.database),
-        topic=topic or f"{_plain(found.database)}.{_plain(chosen.table)}",
-    )
+    asked = config.store.url.get_secret_value()
+    url = _without_password(asked)
+    asked_as, user = (unquote(urlsplit(of).username or "root") for of in (asked, url))
+    app_id = given("app.id", config.app.id) or _plain(found.database)
+    topic = given("sink.topic", config.sink.topic)
+    topic = topic or f"{_plain(found.database)}.{_plain(chosen.table)}"
     try:
         with file.open("w" if force else "x", encoding="utf-8") as out:
-            out.write(text)
+            out.write(_text(config, chosen, url=url, app_id=app_id, topic=topic))
     except FileExistsError:
-        raise exists(file) from None
+        raise _exists(file) from None
     except OSError as error:
         raise ConfigError(
             "init.not_writable",
@@ -108,8 +81,27 @@ def init(  # noqa: PLR0913 (options, by keyword)
             where="--output",
             suggestion="name another file with --output",
         ) from error
-    account = account_sql(user, found.database, chosen.table, is_mariadb=found.is_mariadb)
-    return Written(file, chosen, others, names, account, user, asked_as)
+    notes = list(chosen.notes)
+    if user != asked_as:
+        notes.insert(
+            0,
+            f"store.url in {file} has the user {user}, not {asked_as}: the statements below create"
+            " that account, with only the privileges that the publisher uses",
+        )
+    others = [candidate for candidate in found.candidates if candidate is not chosen]
+    return {
+        "file": str(file),
+        "table": chosen.table,
+        "columns": dict(chosen.columns),
+        "framework": chosen.framework,
+        "first_version": chosen.first_version,
+        "without_identity": chosen.without_identity,
+        "statements": chosen.statements,
+        "others": [{"table": c.table, "columns": dict(c.columns)} for c in others],
+        "account": account_sql(user, found.database, chosen.table, is_mariadb=found.is_mariadb),
+        "notes": notes,
+        "next": [_FIRST + _WAIT["ADD COLUMN" not in s] for s in chosen.statements] + _NEXT,
+    }
 
 
 def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> list[str]:
@@ -124,11 +116,16 @@ def account_sql(user: str, database: str, table: str, *, is_mariadb: bool) -> li
     ]
 
 
-def exists(file: Path) -> ConfigError:
-    """The error that a file is there already."""
+def require_absent(file: Path) -> None:
+    """Raises `ConfigError` init.file_exists."""
+    if file.exists():
+        raise _exists(file)
+
+
+def _exists(file: Path) -> ConfigError:
     return ConfigError(
         "init.file_exists",
-        f"{file} is there already",
+        f"{file} already exists",
         where="--output",
         suggestion=f"to check it: eventpub doctor --config {file}; to write another one, name it"
         " with --output, or write over it with --force",
@@ -136,12 +133,7 @@ def exists(file: Path) -> ConfigError:
 
 
 def _chosen(found: Proposal, table: str | None) -> Candidate:
-    """The table that a configuration is written for.
-
-    Raises:
-        NoTableError: there is none, or none that is likelier than another.
-        StoreError: store.is_view
-    """
+    """The table that a configuration is written for; raises `NoTableError`, or store.is_view."""
     if not found.candidates:
         raise _nothing(found, table)
     best = [c for c in found.candidates if c.score == found.candidates[0].score]
@@ -166,14 +158,14 @@ def _nothing(found: Proposal, table: str | None) -> StoreError:
             "init.not_publishable",
             f"table {name} cannot be published: {why}",
             where=f"table {name}",
-            suggestion="publish a table in which each row has the version that it has in its"
-            " aggregate: 1, 2, 3, …",
+            suggestion="publish a table that has a version per aggregate: 1, 2, 3, …",
         )
     if found.views:
         return is_view(found.views[0], f"database {found.database}")
-    # of those that are like one, the likest
+    # of the tables that resemble an event table, those that lack least
     near = sorted((len(lacks), name) for name, lacks in found.lacking.items() if len(lacks) < 3)
-    if table is None and not near:
+    names = [table] if table else [name for size, name in near if size == near[0][0]]
+    if not names:
         return NoTableError(
             "init.no_table",
             f"no table of database {found.database} looks like an event table: aggregate id,"
@@ -181,31 +173,24 @@ def _nothing(found: Proposal, table: str | None) -> StoreError:
             where="store.url",
             suggestion="name it with --table, or have `eventpub migrate --sql` print one",
         )
-    names = [table] if table else [name for size, name in near if size == near[0][0]]
-    lacking = found.lacking[names[0]]
-    said = "" if table else f"no table of database {found.database} is surely an event table: "
-    said += ", ".join(
-        f"no column of table {name} looks by name and type like {', '.join(found.lacking[name])}"
-        for name in names
-    )
-    if "version" in lacking:
-        said += "; a table without versions (1, 2, 3, … in each aggregate) cannot be published"
+    lacks = "; ".join(f"table {name} lacks {', '.join(found.lacking[name])}" for name in names)
     return NoTableError(
         "init.column_unknown",
-        said,
+        "no table could be identified as the event table by the names and types of its columns:"
+        f" {lacks}",
         where=f"table {', '.join(names)}",
         suggestion=f"if it is the one, name its columns: --table {' or '.join(names)} "
-        + " ".join(f"--set store.columns.{role.split()[0]}=…" for role in lacking),
+        + " ".join(f"--set store.columns.{role.split()[0]}=…" for role in found.lacking[names[0]])
+        + "; each row needs a version (1, 2, 3, … in its aggregate)",
     )
 
 
 def _plain(name: str) -> str:
-    """A name for an application or a topic."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-_")[:100] or "events"
 
 
 def _without_password(url: str) -> str:
-    """As the file has it; who has tried it as root gets an account of its own."""
+    """The URL for the file; root is replaced by an account of eventpub's own."""
     parts = urlsplit(url)
     user = unquote(parts.username or "root")
     if user == "root":
@@ -215,7 +200,7 @@ def _without_password(url: str) -> str:
 
 
 def _columns(chosen: Candidate) -> dict[str, str | tuple[str, ...]]:
-    """Those whose names differ; empty where a column of our name stands for something else."""
+    """Those whose names differ; "" where a column of our name is something else."""
     differ = {}
     own = {**Columns().model_dump(), "aggregate_id": "aggregate_id"}
     for ours, default in own.items():
@@ -229,51 +214,44 @@ def _toml(value: str | tuple[str, ...]) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _text(  # noqa: PLR0913 (what is written)
+def _text(
     config: Config,
     chosen: Candidate,
-    columns: dict[str, str | tuple[str, ...]],
     *,
     url: str,
     app_id: str,
     topic: str,
 ) -> str:
-    lines = [
-        "# Configuration of eventpub; all keys: docs/configuration.md, `eventpub config show`",
-        "",
-        "[app]",
-        f"id = {_toml(app_id)}  # name of this publisher; only one of a name may run",
-        'state_dir = "./state"  # index and position: keep it between runs',
-        "",
-        "[store]",
-        '# the password: EVENTPUB_STORE__PASSWORD, or password_file = "/run/secrets/…"',
-        f"url = {_toml(url)}",
-        f"table = {_toml(chosen.table)}",
-    ]
+    more = ""
     if chosen.first_version == 0:
-        lines.append("first_version = 0  # aggregates of this table begin with version 0")
+        more += "first_version = 0  # aggregates of this table begin with version 0\n"
     if chosen.without_identity == "skip":
-        lines.append(
-            'without_identity = "skip"  # rows of no aggregate are left out; "stop": an error'
-        )
-    if columns:
-        lines += ["", "[store.columns]  # only those whose names differ"]
+        more += 'without_identity = "skip"  # rows of no aggregate; "stop": an error\n'
+    if columns := _columns(chosen):
+        more += "\n[store.columns]  # only those whose names differ\n"
         for ours, name in columns.items():
-            why = "" if name else "  # the table has none"
-            lines.append(f"{ours} = {_toml(name)}{why}")
-    lines += [
-        "",
-        "[read]",
-        'start = "beginning"  # or "now", or an RFC 3339 time: what was created before is left out',
-        "",
-        "[sink]",
-        f"topic = {_toml(topic)}",
-        f"bootstrap_servers = {_toml(config.sink.bootstrap_servers)}",
-        "# [sink.properties]  # librdkafka's own, where the broker asks for a login",
-        '# "security.protocol" = "SASL_SSL"',
-        "",
-        "[run]",
-        'engine = "threads"  # one process; "spark": Structured Streaming, also on a cluster',
-        "",
-    ]
-    return "\n".join(lines)
+            more += f"{ours} = {_toml(name)}{'' if name else '  # the table has none'}\n"
+    return f"""\
+# Configuration of eventpub; all keys: docs/configuration.md, `eventpub config show`
+
+[app]
+id = {_toml(app_id)}  # name of this publisher; never run two with one name
+state_dir = "./state"  # index and position: keep it between runs
+
+[store]
+# the password: EVENTPUB_STORE__PASSWORD, or password_file = "/run/secrets/…"
+url = {_toml(url)}
+table = {_toml(chosen.table)}
+{more}
+[read]
+start = "beginning"  # or "now", or an RFC 3339 time: what was created before is left out
+
+[sink]
+topic = {_toml(topic)}
+bootstrap_servers = {_toml(config.sink.bootstrap_servers)}
+# [sink.properties]  # librdkafka's own, if the broker requires a login
+# "security.protocol" = "SASL_SSL"
+
+[run]
+engine = "spark"  # Structured Streaming; "threads": one small process, without Java
+"""

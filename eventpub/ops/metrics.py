@@ -26,9 +26,7 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: as a scrape shows it.
         text: what it means, as Markdown.
-        samples: takes them from a status.
     """
 
     name: str
@@ -38,7 +36,6 @@ class Metric:
     labels: tuple[str, ...] = ()
 
     def family(self, status: Status) -> Any:
-        """The metric as Prometheus' client knows it."""
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", self.text).replace("`", "")
         samples = [(labels, value) for labels, value in self.samples(status) if value is not None]
         if self.kind == "histogram":
@@ -87,7 +84,7 @@ METRICS = (
     Metric(
         "eventpub_up",
         "gauge",
-        "1 while the publisher's loop turns",
+        "1 while the publisher's loop is running",
         lambda s: [([s[name] for name in _IDENTITY], float(s["is_alive"]))],
         _IDENTITY,
     ),
@@ -122,8 +119,8 @@ METRICS = (
     _counter("rows_read", "rows_read", "rows of the event table that were read"),
     _counter("events_published", "published", "events made visible on the topic"),
     _counter("duplicates_dropped", "duplicates", "rows read again and dropped: already published"),
-    _counter("gaps_opened", "gaps_opened", "aggregates found to miss a version"),
-    _counter("gaps_filled", "gaps_filled", "gaps whose missing versions came"),
+    _counter("gaps_opened", "gaps_opened", "aggregates found with a version missing"),
+    _counter("gaps_filled", "gaps_filled", "gaps whose missing versions arrived"),
     _counter("gaps_skipped", "gaps_skipped", "gaps that were skipped, recorded on `<topic>.gaps`"),
     _counter("gaps_vanished", "gaps_vanished", "gaps above which the events were deleted"),
     _counter(
@@ -141,18 +138,18 @@ METRICS = (
     _counter(
         "rows_in_past",
         "rows_in_past",
-        "rows committed with times behind what had been read by more than the horizon",
+        "rows committed with times more than the horizon behind what had been read",
     ),
     _gauge(
         "rows_ahead",
-        "rows whose `create_time` lies in the future, published when it has come; some 10,000 are"
+        "rows with a `create_time` in the future, published when that time comes; some 10,000 are"
         " counted at most",
         lambda s: s["lag"]["ahead_rows"],
     ),
     _counter(
         "rows_without_identity",
         "without_identity",
-        "rows without an aggregate or a version, left out (`store.without_identity`)",
+        "rows without an aggregate or a version, skipped (`store.without_identity`)",
     ),
     _counter("recount_found", "recount_found", "events that only a recount has found"),
     _counter(
@@ -173,7 +170,7 @@ METRICS = (
     ),
     _by_shard("shard_lag_seconds", "lag_seconds", "the lag of each shard"),
     _by_shard("shard_holds_open", "holds", "aggregates of each shard that wait"),
-    _by_shard("index_bytes", "index_bytes", "what the index of each shard takes on the disk"),
+    _by_shard("index_bytes", "index_bytes", "size of each shard's index on disk"),
     Metric(
         "eventpub_publish_latency_seconds",
         "histogram",
@@ -204,7 +201,6 @@ class _OfStatus(Collector):
 
 
 def exposition(status: Callable[[], Status]) -> bytes:
-    """The text that Prometheus scrapes."""
     registry = CollectorRegistry()
     registry.register(_OfStatus(status))
     return generate_latest(registry)

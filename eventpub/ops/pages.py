@@ -12,7 +12,7 @@
 
 With ``Authorization: Bearer`` and `ops.token`, or on the publisher's own socket:
 
-    GET  /gap?aggregate_id=     the versions that a skip would give up, as the gap stands now
+    GET  /gap?aggregate_id=     the versions that a skip would skip now
     GET  /trace?aggregate_id=&version=   as `eventpub trace` says it
     POST /pause, /resume, /retry?aggregate_id=, /skip?aggregate_id=&from_version=&to_version=
 
@@ -65,7 +65,7 @@ from eventpub.ops.replies import (
 )
 from eventpub.ops.status import not_lasting
 from eventpub.ops.trace import trace
-from eventpub.settings import Loaded, shown
+from eventpub.settings_keys import effective
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub.http")
 
@@ -88,9 +88,9 @@ _TRACED_WITHIN = 20.0
 _LISTS_EVERY = 2.0
 """Seconds between two lists of one kind, however many clients ask."""
 _LISTS_SHARE = 0.02
-"""Of the time of shards that may go into open gaps."""
+"""Share of the shards' time that may go into lists of open gaps."""
 _RECORDED_SHARE = 0.1
-"""Of the time of one thread that may go into reading skips and dead letters."""
+"""Share of one thread's time that may go into reading skips and dead letters."""
 _MOST_WAITING = 16
 """Clients that may wait for one list; each holds a thread while shards do not answer."""
 
@@ -102,7 +102,7 @@ class Source(Protocol):
         """As of `coordinator.status`."""
 
     def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
-        """`is_paused`; None: nobody has answered. `error`: why it is not written down."""
+        """`is_paused`; None: there was no answer. `error`: why it could not be saved."""
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         """`answers` by shard; None: there are none, because of `error` where that is not None."""
@@ -119,8 +119,6 @@ class Site:
     """All pages, without a server.
 
     Args:
-        config: the whole configuration.
-        source: answers.
         history: samples, the oldest first.
     """
 
@@ -139,7 +137,7 @@ class Site:
             "/metrics": ("GET", "open", self._metrics),
             "/status": ("GET", "open", self._status),
             "/history": ("GET", "open", lambda _: json_reply(list(history))),
-            "/config": ("GET", "open", lambda _: json_reply(shown(Loaded(config, {}, None)))),
+            "/config": ("GET", "open", lambda _: json_reply(effective(config))),
             "/gaps": ("GET", "open", self._gaps),
             "/recorded": ("GET", "open", lambda _: self._lists["/recorded"].get()),
             "/gap": ("GET", "token", lambda asked: self._act(asked, "list")),
@@ -153,7 +151,6 @@ class Site:
         }
 
     def answer(self, asked: Asked) -> Reply:
-        """The answer to a request; whatever goes wrong is one, too."""
         try:
             return self._answer(asked)
         except RefusedError as error:
@@ -169,21 +166,19 @@ class Site:
         if access == "local" and not asked.is_local:
             raise no_page()
         if asked.method != method and (asked.method, method) != ("HEAD", "GET"):
-            raise refused(f"{asked.path} is asked by {method}", 405)
+            raise refused(f"{asked.path} takes only {method}", 405)
         if access == "token" and not asked.is_local:
             self._guard.require_token(asked)
         return endpoint(asked)
 
-    # -- what anybody may ask who reaches the address ----------------------------------------------
+    # -- open to every client that reaches the address ---------------------------------------------
 
     def _healthz(self, _: Asked) -> Reply:
-        """Whether the process is to be left alone."""
         if self._source.status()["is_alive"]:
             return line("ok", 200)
         return line("the coordinator's loop does not turn", 503)
 
     def _readyz(self, _: Asked) -> Reply:
-        """Whether all works; else a line for each check that is wrong."""
         found = self._source.status()
         wrong = [f"{c['name']}: {c['message']}" for c in found["checks"] if c["state"] == "error"]
         return line("\n".join(wrong) or "ok", 200 if is_ready(found) else 503)
@@ -196,7 +191,6 @@ class Site:
         return json_reply({**found, "is_ready": is_ready(found)})
 
     def _gaps(self, _: Asked) -> Reply:
-        """The holds that are open, the oldest first."""
         if not self._source.status()["holds_open"]:
             return json_reply({"open": [], "open_count": 0})
         return self._lists["/gaps"].get()
@@ -249,7 +243,7 @@ class Site:
         try:
             request_of(asdict(request))
         except MalformedError:
-            raise refused("from_version and to_version have 64 bits", 400) from None
+            raise refused("from_version and to_version must fit into 64 bits", 400) from None
         found = self._source.ask(request, _ACT_TIMEOUT)
         if found["answers"] is None:
             raise not_done(found["error"], "the shard has not answered in time")
@@ -280,7 +274,6 @@ class _List:
     """A list that is slow to make: refreshed only once the last one is old for the time it took.
 
     Args:
-        make: makes it.
         share: of the time, that may go into it.
     """
 
@@ -293,7 +286,7 @@ class _List:
 
     def get(self) -> Reply:
         if not self._places.acquire(blocking=False):
-            raise refused("too many ask for this list at once", 503)
+            raise refused("too many requests for this list at once", 503)
         try:
             with self._making:
                 began = time.monotonic()
@@ -314,11 +307,7 @@ class _List:
 
 
 def recorded(config: Config) -> dict[str, Any]:
-    """Skips and dead letters as their topics have them, the newest first.
-
-    Raises:
-        SinkError, StateError: the topics or the state cannot be read.
-    """
+    """Skips and dead letters as their topics have them, the newest first."""
     gaps = find_gaps(config, _MOST_RECORDED)
     if gaps.unread is not None:
         raise gaps.unread
@@ -329,11 +318,7 @@ def recorded(config: Config) -> dict[str, Any]:
 
 
 def traced(config: Config, aggregate_id: str, version: int | None) -> dict[str, Any]:
-    """What `eventpub trace --json` has as `result`, and its `summary`.
-
-    Raises:
-        EventpubError: the store, the topics or the state cannot be read.
-    """
+    """What `eventpub trace --json` has as `result`, and its `summary`."""
     found = trace(config, aggregate_id, version, timeout=_TRACED_WITHIN)
     return found.to_dict() | {"summary": found.summary(version)}
 
@@ -365,7 +350,6 @@ def sample(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _file(asked: Asked) -> Reply:
-    """The dashboard, and its files."""
     path = "/index.html" if asked.path == "/" else asked.path
     if path not in _FILES:
         raise no_page()

@@ -1,37 +1,53 @@
 """Publishing a range of the store once more, on purpose, to another topic.
 
-The rows are read by creation time, page by page; each page is one transaction of a `ShardSink`, and
-every record says which replay it belongs to. What must hold: within an aggregate versions ascend,
-also where their times do not, and a replay that is run again publishes nothing twice. The topic
-says what is done: its records tell up to where the replay has come. It takes the memory of a page,
-or of the rows of one moment where these are more.
+The keys of the range are sorted in a database that spills to disk: by creation time, but a version
+that was created after a later one of its aggregate goes before that one. They are published in this
+order; each portion is one transaction of a `ShardSink`, and every record says which replay it
+belongs to. What must hold: within an aggregate versions ascend, also where their times do not, and
+a replay that is run again publishes nothing twice. The topic says what is done: of each aggregate
+everything up to its highest version there. It takes the memory of a portion.
 """
+
+# ruff: noqa: S608 (names and numbers are this module's)
 
 from __future__ import annotations
 
+import hashlib
 import re
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from eventpub.admission import Shard
-from eventpub.config import Config, Sink, format_time
+from eventpub.admission import EVENTS, Shard, VersionRange, values
+from eventpub.config import Config, format_time
 from eventpub.errors import ConfigError, SinkError
-from eventpub.ops.repeated_hours import Key, RepeatedHours, keys_of
-from eventpub.ops.replay_pages import Done, Pages, Range
+from eventpub.ops.sides import no_space_is_named, open_database, spill_folder
+from eventpub.ops.topic import committed_ends
 from eventpub.sink import ShardSink, faults, records
-from eventpub.sink.faults import RecordRefusedError
-from eventpub.sink.reading import Place, offsets_at, read_committed
-from eventpub.sink.topics import create, list_offsets, partition_counts
-from eventpub.sources.mysql import EventStore
+from eventpub.sink.base import Content
+from eventpub.sink.causes import RecordRefusedError
+from eventpub.sink.client import Clients
+from eventpub.sink.reading import Place, own_records, read_committed
+from eventpub.sink.topics import create, list_offsets, offsets_at, partition_counts
+from eventpub.sources.mysql import EventStore, Layout
 
 REPLAY = "eventpub_replay"
 """Header with the id of the replay."""
-AHEAD = "eventpub_replay_ahead"
-"""Header of an event that was created after a later version of its aggregate."""
 
+Key: TypeAlias = tuple[str, int]
+"""Aggregate and version."""
+Page: TypeAlias = list[tuple[str, int, int]]
+"""Aggregate, version and creation time of events, in order."""
+
+_PAGE_ROWS = 20_000
+_PAGE_BYTES = 16 * 1024 * 1024
+_HIGHEST = 2**63 - 1
+_DAY = 24 * 3600 * 1_000_000
+"""µs: where an event created so much later was published, what follows it is later, too."""
 _FAILURES = 4
 """So many in a row, without an event published, end a replay."""
 _SETTLE = 30.0
@@ -41,17 +57,55 @@ _LAST_OFFSETS = 200
 transactions are of these."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
+_TABLES = """
+CREATE TABLE event (id VARCHAR, version BIGINT, created BIGINT);
+CREATE TABLE second_pass (id VARCHAR, version BIGINT);
+CREATE TABLE done (id VARCHAR, version BIGINT)
+"""
+_IN_SECOND_PASS = "AND (id, version) IN (SELECT (id, version) FROM second_pass)"
+_IN_ORDER = """
+CREATE TABLE in_order AS
+SELECT *, max(created) OVER (PARTITION BY id ORDER BY version) AS turn
+FROM (SELECT id, version, min(created) AS created FROM event GROUP BY id, version)
+WHERE created BETWEEN $first AND $last
+"""
+_LEFT = """
+SELECT id, version, created FROM in_order
+LEFT JOIN (SELECT id, max(version) AS done FROM done GROUP BY id) USING (id)
+WHERE done IS NULL OR version > done ORDER BY turn, version, id
+"""
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is published again, and where.
+
+    Attributes:
+        first, last: of creation times, both included, µs.
+        aggregate_id: of one aggregate alone; None: of all.
+        id: of the replay; "": made of all these.
+    """
+
+    first: int
+    last: int
+    topic: str
+    aggregate_id: str | None = None
+    id: str = ""
+
+    def named(self, app_id: str) -> str:
+        if self.id:
+            return self.id
+        parts = (app_id, self.first, self.last, self.topic, self.aggregate_id)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
 
 @dataclass
 class Replayed:
     """What was published.
 
     Attributes:
-        id: of the replay.
-        events: published now.
         before: that an earlier run of this replay had published.
         refused: events that the broker does not take; the first of them in `examples`.
-        transactions: committed.
     """
 
     id: str
@@ -62,64 +116,149 @@ class Replayed:
     examples: list[str] = field(default_factory=list)
 
 
-Progress = Callable[[int, int | None], None]
-"""Called with how many events are done, and how many there are in all, where that is known."""
+Progress = Callable[[int, int], None]
+"""Called with how many events are done, and how many there are in all."""
 
 
-def replay(config: Config, what: Range, on_progress: Progress | None = None) -> Replayed:
+def replay(config: Config, what: Range, on_progress: Progress = lambda *_: None) -> Replayed:
     """Publish it, or what of it is not published yet.
 
     Raises:
         ConfigError: replay.topic_name, replay.own_topic, replay.empty_range, replay.other_topic
+        StateError: verify.no_space: the keys of the range do not fit on the disk.
         StoreError, SinkError: the store cannot be read, or the topic not be written.
     """
     _check(config, what)
-    readable = config.store.model_copy(update={"allow_replica": True})
     layout = EventStore.discover(config.store)
-    hours = RepeatedHours.of_range(config, layout, what.first, what.last)
-    with EventStore(readable, layout) as store:
+    readable = config.store.model_copy(update={"allow_replica": True})
+    with (
+        EventStore(readable, layout) as store,
+        spill_folder() as folder,
+        closing(_Order(folder)) as order,
+    ):
         partitions = _topic(config, what.topic)
-        done = Done(places=[(what.topic, number) for number in range(partitions)])
-        return _Replay(config, what, done, Pages(store, layout, what, done, hours)).run(
-            lambda: store.counts([(what.first - 1, what.last)])[0], on_progress
+        with no_space_is_named():
+            order.read(config, what, store, layout)
+        return _Replay(config, what, store, order, partitions).run(on_progress)
+
+
+class _Order:
+    """The keys of a range in the order in which they are published, and what of them is done."""
+
+    def __init__(self, folder: Path) -> None:
+        self._database = open_database(folder).execute(_TABLES)
+        self.total = 0
+
+    def close(self) -> None:
+        self._database.close()
+
+    def read(self, config: Config, what: Range, store: EventStore, layout: Layout) -> None:
+        """Read the keys.
+
+        A local time of an hour that the clocks repeat stands for two instants, and the table cannot
+        tell which one a row is of. The topic can: events published as of the second pass are of
+        that, all others of the first.
+        """
+        if what.aggregate_id is None:
+            batches = store.keys(what.first - 1, min(what.last, store.now()), None)
+        else:
+            batches = _keys_of(store, what.aggregate_id)
+        for batch in batches:
+            self._add("event", *map(batch.column, ("aggregate_id", "version", "create_time")))
+        for change, back in layout.repeated:
+            if change - back <= what.last and what.first < change + back:
+                self._add("second_pass", *_published_as_second(config, change, back))
+                self._move(change, -back, back)
+                self._move(change - back, back, back, _IN_SECOND_PASS)
+        self._database.execute(_IN_ORDER, {"first": what.first, "last": what.last})
+        [(self.total,)] = self._database.execute("SELECT count(*) FROM in_order").fetchall()
+
+    def _move(self, begin: int, by: int, length: int, where: str = "") -> None:
+        """Change the times of the events created in so many µs from `begin` on."""
+        self._database.execute(
+            f"UPDATE event SET created = created + {by}"
+            f" WHERE created >= {begin} AND created < {begin + length} {where}"
         )
+
+    def _add(self, table: str, *columns: Any) -> None:
+        portion = dict(zip(("id", "version", "created"), columns, strict=False))
+        self._database.register("portion", pa.table(portion))
+        self._database.execute(f"INSERT INTO {table} FROM portion")
+
+    def mark_done(self, versions: dict[str, int]) -> None:
+        """Of each of some aggregates, everything up to a version is published."""
+        self._add("done", [*versions], [*versions.values()])
+
+    def left(self) -> Iterator[Page]:
+        """What is not done, some at a time."""
+        with self._database.cursor() as cursor:
+            cursor.execute(_LEFT)
+            while page := cursor.fetchmany(_PAGE_ROWS):
+                yield page
+
+
+def _keys_of(store: EventStore, aggregate_id: str) -> Iterator[pa.RecordBatch]:
+    bound: int | None = _HIGHEST
+    while bound is not None:
+        batches = list(store.below([(aggregate_id, bound)], _PAGE_ROWS))
+        yield from batches
+        bound = min((v for batch in batches for v in values(batch, "version")), default=None)
+
+
+def _published_as_second(config: Config, change: int, back: int) -> tuple[list[str], list[int]]:
+    """Aggregates and versions that the topic has with times of the second pass of an hour."""
+    sink, clients = config.sink, Clients(config.sink)
+    counts = partition_counts(clients)
+    places = [(t, n) for t in (sink.topic, sink.late_topic) for n in range(counts.get(t, 0))]
+    ids, versions, passed = [], [], set[Place]()
+    # no end by time: Kafka would find the marker of the first transaction, of when it was written
+    with closing(read_committed(clients, offsets_at(clients, places, change // 1000))) as reading:
+        for message, headers in own_records(reading, {config.app.id, *config.app.former_ids}):
+            created = records.time_of((headers.get(records.TIME) or b"").decode())
+            if change <= created < change + back:
+                ids.append(message.key().decode())
+                versions.append(int(headers[records.SEQUENCE]))
+            elif created >= change + back + _DAY:
+                passed.add((message.topic(), message.partition()))
+                if reading.unread <= passed:
+                    break
+    return ids, versions
 
 
 class _Replay:
-    """One run of a replay."""
-
-    def __init__(self, config: Config, what: Range, done: Done, pages: Pages) -> None:
+    def __init__(
+        self, config: Config, what: Range, store: EventStore, order: _Order, partitions: int
+    ) -> None:
         self._config = config
         self._what = what
-        self._done = done
-        self._pages = pages
+        self._store = store
+        self._order = order
+        self._places: list[Place] = [(what.topic, number) for number in range(partitions)]
+        self._read_to: dict[Place, int] = {}
+        self._on_topic = 0
         self._result = Replayed(what.named(config.app.id))
         self._refused: set[Key] = set()
 
-    def run(self, count: Callable[[], int], on_progress: Progress | None) -> Replayed:
+    def run(self, on_progress: Progress) -> Replayed:
         """Publish what is left, with a new writer after each failure."""
-        result, what = self._result, self._what
-        failures, reached, total = 0, -1, None
-        sink = self._config.sink.model_copy(
-            update={"topic": what.topic, "delivery": "exactly_once"}
-        )
-        shard, owner = Shard(0, 1, len(self._done.places)), f"replay.{result.id}"
+        result, failures, reached = self._result, 0, -1
+        changes = {"topic": self._what.topic, "delivery": "exactly_once"}
+        sink = self._config.sink.model_copy(update=changes)
+        shard, owner = Shard(0, 1, len(self._places)), f"replay.{result.id}"
 
         def show() -> None:
-            if on_progress is not None:
-                on_progress(result.before + result.events + result.refused, total)
+            on_progress(result.before + result.events + result.refused, self._order.total)
 
         while True:
-            with ShardSink(sink, self._config.app.id, shard, owner=owner) as writer:
+            with ShardSink(Clients(sink), self._config.app.id, shard, owner=owner) as writer:
                 writer.ready()  # whatever a writer before has sent is over, or refused
                 self._read_back()
                 if reached < 0:
-                    result.before = self._done.events
-                    total = count() if on_progress and what.aggregate_id is None else None
+                    result.before = self._on_topic
                     show()
-                result.events = self._done.events - result.before
-                failures = failures if self._done.events + result.refused == reached else 0
-                reached = self._done.events + result.refused
+                result.events = self._on_topic - result.before
+                failures = failures if self._on_topic + result.refused == reached else 0
+                reached = self._on_topic + result.refused
                 try:
                     if self._publish(writer, show):
                         return result
@@ -135,25 +274,37 @@ class _Replay:
             SinkError: `RecordRefusedError`: that is left out from now on, and nothing was
                 published. Others: it may be published; the topic is read back.
         """
-        result = self._result
-        for page, ahead in self._pages:
-            is_left = [key not in self._refused for key in keys_of(page)]
-            rows = page.filter(pa.array(is_left, pa.bool_()))
-            if left := keys_of(rows):
-                mark, is_ahead = (REPLAY, result.id), (AHEAD, "1")
-                marks = [[mark, is_ahead] if key in ahead else [mark] for key in left]
+        result, marks = self._result, [(REPLAY, self._result.id)]
+        for page in self._order.left():
+            for rows in self._rows([event for event in page if event[:2] not in self._refused]):
                 try:
-                    writer.publish(rows, marks=marks)
+                    writer.publish(Content(rows, marks=[marks] * rows.num_rows))
                 except RecordRefusedError as refused:
                     for row in sorted(refused.rows):
-                        self._refuse(left[row], refused.reason)
+                        self._refuse(_keys(rows)[row], refused.reason)
                     raise
                 result.events += rows.num_rows
                 result.transactions += 1
-            show()
-            if writer.needs_replacement:
-                return False
+                show()
+                if writer.needs_replacement:
+                    return False
         return True
+
+    def _rows(self, page: Page) -> Iterator[pa.Table]:
+        """The rows of some events, as many at a time as a transaction may have."""
+        turns = {event[:2]: turn for turn, event in enumerate(page)}
+        left = _ranges(page)
+        while left:
+            found, left = self._store.fetch(left, _PAGE_ROWS, _PAGE_BYTES)
+            rows: dict[int, int] = {}
+            for row, key in enumerate(_keys(found)):
+                rows.setdefault(turns[key], row)  # the first one, where a version has several
+            if rows:
+                order = sorted(rows)
+                table = found.take([rows[turn] for turn in order])
+                times = pa.array([page[turn][2] for turn in order], pa.int64())
+                place = EVENTS.get_field_index("create_time")
+                yield table.set_column(place, EVENTS.field(place), times)
 
     def _refuse(self, key: Key, reason: str) -> None:
         self._refused.add(key)
@@ -162,88 +313,82 @@ class _Replay:
             self._result.examples.append(f"{key[0]}/{key[1]}: {reason}")
 
     def _read_back(self) -> None:
-        """Add what is new on the topic to `done`; the replay's own open transactions are over."""
-        what, done, places, sink = self._what, self._done, self._done.places, self._config.sink
-        deadline = time.monotonic() + _SETTLE
-        while True:
-            ends = list_offsets(sink, places, "latest")
-            if ends == list_offsets(sink, places, "latest", committed=True):
-                break
-            if time.monotonic() > deadline:
-                raise SinkError(
-                    "sink.hanging_transaction",
-                    f"a transaction is open on {what.topic}: what is on it cannot be known",
-                    where=f"topic {what.topic}",
-                    suggestion="run it again when that has ended",
-                    retriable=True,
-                )
-            time.sleep(0.1)
-        starts = done.read_to or offsets_at(sink, places, records.timestamp(what.first))
-        wanted = self._result.id.encode()
-        for chunk in read_committed(sink, starts, ends=ends):
-            for message in chunk:
-                headers = dict(message.headers() or ())
-                if headers.get(REPLAY) != wanted:
-                    continue
-                done.events += 1
-                version = int(headers[records.SEQUENCE])
-                created = int(records.parse_times([headers[records.TIME].decode()])[0])
-                done.version = max(done.version, version)
-                if AHEAD in headers:
-                    done.ahead[message.key().decode(), version] = created
-                else:
-                    done.position = max(done.position, created)
-        done.ahead = {key: at for key, at in done.ahead.items() if at > done.position}
-        done.read_to = ends
+        """Note what is new on the topic; the replay's own open transactions are over."""
+        clients, wanted = Clients(self._config.sink), self._result.id.encode()
+        ends = committed_ends(clients, self._places, _SETTLE)
+        first = records.timestamp(self._what.first)
+        starts = self._read_to or offsets_at(clients, self._places, first)
+        for chunk in read_committed(clients, starts, ends=ends):
+            done: dict[str, int] = {}
+            for message, headers in own_records([chunk], {self._config.app.id}):
+                if headers.get(REPLAY) == wanted:
+                    self._on_topic += 1
+                    aggregate_id, version = message.key().decode(), int(headers[records.SEQUENCE])
+                    done[aggregate_id] = max(version, done.get(aggregate_id, version))
+            self._order.mark_done(done)
+        self._read_to = ends
+
+
+def _keys(rows: pa.Table) -> list[Key]:
+    return list(zip(values(rows, "aggregate_id"), values(rows, "version"), strict=True))
+
+
+def _ranges(page: Page) -> list[VersionRange]:
+    """Events as ranges of versions that follow on one another."""
+    ranges: list[VersionRange] = []
+    for aggregate_id, version, _ in sorted(page):
+        one = VersionRange(aggregate_id, version, version)
+        if ranges and (ranges[-1].aggregate_id, ranges[-1].last + 1) == (aggregate_id, version):
+            one = replace(one, first=ranges.pop().first)
+        ranges.append(one)
+    return ranges
 
 
 def _check(config: Config, what: Range) -> None:
-    """Whether it may be asked for, without a question to a server."""
     if not _TOPIC_NAME.fullmatch(what.topic) or what.topic in {".", ".."}:
         raise ConfigError(
             "replay.topic_name",
-            f"no topic can be called {what.topic!r}",
+            f"{what.topic!r} is not a valid topic name",
             where="--topic",
             suggestion="give --topic a name of 1 to 249 letters (A-Z, a-z), digits, and . _ -",
         )
     if what.topic in config.sink.topics:
         raise ConfigError(
             "replay.own_topic",
-            f"{what.topic} is a topic of the publisher itself: its events are there once",
+            f"{what.topic} is one of the publisher's own topics, where each event occurs once",
             where="--topic",
-            suggestion="name another topic; consumers that are to read the events again read that",
+            suggestion="name another topic, for the consumers that are to read the events again",
         )
     if what.first > what.last:
         raise ConfigError(
             "replay.empty_range",
-            f"nothing lies between {format_time(what.first)} and {format_time(what.last)}",
+            f"the range from {format_time(what.first)} to {format_time(what.last)} is empty",
             where="--from, --to",
             suggestion="give a --from that is before --to",
         )
 
 
 def _topic(config: Config, topic: str) -> int:
-    """How many partitions it has; made with those of the publisher's, where it is missing."""
-    sink = config.sink
-    found = partition_counts(sink)
+    sink, clients = config.sink, Clients(config.sink)
+    found = partition_counts(clients)
     if topic in found:
-        _refuse_other(sink, topic, found[topic])
+        _refuse_other(clients, topic, found[topic])
         return found[topic]
     count = found.get(sink.topic, sink.partitions)
     if not sink.create_topics:
         raise faults.topic_missing(sink, topic, count)
-    return create(sink, topic, count)
+    return create(clients, [topic], count)[topic]
 
 
-def _refuse_other(sink: Sink, topic: str, partitions: int) -> None:
+def _refuse_other(clients: Clients, topic: str, partitions: int) -> None:
     """Refuse a topic to which a publisher writes: its events are there once, in their order.
 
     The last records of each partition are looked at, whichever application wrote them.
     """
     places: list[Place] = [(topic, number) for number in range(partitions)]
-    ends = list_offsets(sink, places, "latest", committed=True)
+    ends = list_offsets(clients, places, "latest", committed=True)
     starts = {place: max(0, end - _LAST_OFFSETS) for place, end in ends.items()}
-    for chunk in read_committed(sink, starts, ends=ends):
+    for chunk in read_committed(clients, starts, ends=ends):
         for message in chunk:
             headers = dict(message.headers() or ())
             is_event = headers.keys() >= {records.SOURCE, records.SEQUENCE}
@@ -251,7 +396,7 @@ def _refuse_other(sink: Sink, topic: str, partitions: int) -> None:
                 source = (headers[records.SOURCE] or b"").decode(errors="replace")
                 raise ConfigError(
                     "replay.other_topic",
-                    f"{topic} has events that are no replay's, of the publisher {source}"
+                    f"{topic} has events of the publisher {source} itself, not of a replay"
                     f" (partition {message.partition()} offset {message.offset()})",
                     where="--topic",
                     suggestion="name a new topic, or one to which only replays write",

@@ -41,7 +41,6 @@ class Asked:
 
     Attributes:
         headers: by their names in lower case.
-        client: the address that it came from.
         is_local: it came over the publisher's own socket.
         wait: lets the client wait for so many seconds, or until it is gone.
     """
@@ -58,20 +57,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to one."""
-
     status: int
     body: bytes
     content_type: str
 
     @property
     def headers(self) -> dict[str, str]:
-        """All but the length."""
         return {"Content-Type": self.content_type, **_SAFE}
 
 
 def line(text: str, status: int) -> Reply:
-    """An answer for people."""
     return Reply(status, f"{mask(text)}\n".encode(), "text/plain; charset=utf-8")
 
 
@@ -81,8 +76,6 @@ def json_reply(data: Any, status: int = 200) -> Reply:
 
 
 class RefusedError(Exception):
-    """Ends a request with this answer."""
-
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.status)
         self.reply = reply
@@ -97,12 +90,7 @@ def no_page() -> RefusedError:
 
 
 def not_done(error: dict[str, Any] | None, silent: str) -> RefusedError:
-    """Why a request was not done.
-
-    Args:
-        error: as `EventpubError.to_dict` says it; None: nobody has answered.
-        silent: what is said then.
-    """
+    """Why a request was not done: because of an error, or no answer came."""
     if error is None:
         return refused(silent, 503)
     code, text = error["code"], f"{error['code']}: {error['message']}"
@@ -116,13 +104,11 @@ def body_of(asked: Asked) -> dict[str, Any]:
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
-        raise refused("the body is no JSON object", 400)
+        raise refused("the body is not a JSON object", 400)
     return given
 
 
 class Guard:
-    """Who may ask for what, of those who come over `ops.http`."""
-
     def __init__(self, ops: Ops) -> None:
         self._names = _names(ops.http)
         self._token = ops.token
@@ -144,12 +130,11 @@ class Guard:
         except ValueError:
             name, site = None, ""
         if self._names is not None and name not in self._names:
-            raise RefusedError(line("this address answers to no such name", 400))
+            raise RefusedError(line("no page for this Host", 400))
         if site is not None and site not in {host, asked.headers.get("x-forwarded-host")}:
-            raise RefusedError(line("another site's page may not ask this one", 403))
+            raise RefusedError(line("requests from other sites are refused", 403))
 
     def require_token(self, asked: Asked) -> None:
-        """Answer only who has `ops.token`."""
         if self._token is None:
             raise refused("actions are off: ops.token is not set", 403)
         given = asked.headers.get("authorization", "").removeprefix("Bearer ")
@@ -159,7 +144,7 @@ class Guard:
             raise refused("the token is not ops.token", 401)
 
     def _refuse(self, asked: Asked) -> None:
-        """Report a wrong token, at most every 10 s, and let whoever guesses wait."""
+        """Report a wrong token, at most every 10 s, and delay the answer."""
         self._refused += 1
         if time.monotonic() - self._refused_at >= _REFUSED_EVERY:
             self._refused_at = time.monotonic()

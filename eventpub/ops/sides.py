@@ -9,15 +9,21 @@ metadata are there as hashes. The database is in memory up to `memory_limit`, an
 
 from __future__ import annotations
 
-import zlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from eventpub.ops.records import NO_TIME, Records, hash_of_metadata, hashes
+from eventpub.errors import StateError
+from eventpub.ops.records import NO_TIME, hash_of_metadata, hashes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -32,6 +38,9 @@ _FETCHED = 10_000
 
 _DAY = 86_400_000_000
 """µs around the range within which records are kept: one with a wrong time is to be found."""
+
+_OLD = 3600.0
+"""Age in seconds from which on a spill folder may belong to a comparison that was killed."""
 
 _TABLES = """
 CREATE TABLE store (
@@ -52,25 +61,12 @@ class Sides:
         folder: for what does not fit in memory.
         after, upto: the range of `create_time`, µs; it begins behind `after`. Records are kept if
             their time is within a day of it, or cannot be read.
-
-    Attributes:
-        store, topic: the sides.
     """
 
     def __init__(self, folder: Path, after: int, upto: int) -> None:
-        import duckdb
-
         self.after, self.upto = after, upto
-        self.database = duckdb.connect(
-            config={
-                "memory_limit": _MEMORY,
-                "temp_directory": str(folder),
-                "threads": _THREADS,
-                "preserve_insertion_order": False,
-                "autoinstall_known_extensions": False,  # nothing is downloaded
-            }
-        )
-        _quiet(self.database).execute(_TABLES)
+        self.database = open_database(folder)
+        self.database.execute(_TABLES)
         near = f"create_time = {NO_TIME} OR create_time BETWEEN {after - _DAY} AND {upto + _DAY}"
         self.store = Side(self.database, "store")
         self.topic = Side(self.database, "topic", near)
@@ -89,8 +85,23 @@ class Sides:
                 yield from rows
 
     def interrupt(self) -> None:
-        """End what the database does for a comparison."""
         self.database.interrupt()
+
+
+def open_database(folder: Path) -> DuckDBPyConnection:
+    """A database in memory, and in a folder where that is not enough."""
+    import duckdb
+
+    database = duckdb.connect(
+        config={
+            "memory_limit": _MEMORY,
+            "temp_directory": str(folder),
+            "threads": _THREADS,
+            "preserve_insertion_order": False,
+            "autoinstall_known_extensions": False,  # nothing is downloaded
+        }
+    )
+    return _quiet(database)
 
 
 def _quiet(database: DuckDBPyConnection) -> DuckDBPyConnection:
@@ -118,7 +129,6 @@ class Side:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was added."""
         if self._rows:
             with self._database.cursor() as database:
                 portion = pa.concat_tables(self._portion, promote_options="permissive")
@@ -128,7 +138,6 @@ class Side:
 
 
 def store_columns(batch: pa.RecordBatch) -> pa.Table:
-    """Rows of the store as the table `store` has them."""
     types = batch.column("event_type").cast(pa.binary()).dictionary_encode()
     texts = batch.column("metadata")
     if texts.null_count == batch.num_rows:
@@ -148,8 +157,49 @@ def store_columns(batch: pa.RecordBatch) -> pa.Table:
     )
 
 
-def topic_columns(records: Records) -> pa.Table:
-    """Records as the table `topic` has them."""
-    ids: list[Any] = records.ids.cast(pa.binary()).to_pylist()
-    crc = np.fromiter(map(zlib.crc32, ids), np.uint32, len(ids))
-    return pa.table({"id": records.ids, "crc": crc} | records.columns)
+@contextmanager
+def spill_folder() -> Iterator[Path]:
+    """A folder in TMPDIR that is removed at the end.
+
+    Removes the folders of comparisons that were killed, too.
+
+    Raises:
+        StateError: `verify.no_space`.
+    """
+    for former in Path(tempfile.gettempdir()).glob("eventpub-verify-*"):
+        with suppress(OSError):
+            _remove_left(former)
+    with no_space_is_named():
+        made = tempfile.TemporaryDirectory(prefix="eventpub-verify-", ignore_cleanup_errors=True)
+    with made as name, open(Path(name) / "lock", "wb") as lock:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(name)
+
+
+def _remove_left(folder: Path) -> None:
+    about = folder.lstat()
+    if about.st_uid != os.geteuid() or time.time() - about.st_mtime < _OLD:
+        return
+    lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running comparison holds it
+        shutil.rmtree(folder)
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def no_space_is_named() -> Iterator[None]:
+    """Raises errors of files and of the database as `verify.no_space`."""
+    import duckdb
+
+    try:
+        yield
+    except (OSError, duckdb.IOException, duckdb.OutOfMemoryException) as error:
+        raise StateError(
+            "verify.no_space",
+            f"no space for the keys of rows: {error}",
+            where=tempfile.gettempdir(),
+            suggestion="free about 150 bytes an event there, or set TMPDIR to a larger disk",
+        ) from error

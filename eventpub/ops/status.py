@@ -1,4 +1,4 @@
-"""How a publisher stands: asked of the running one, or as the last one has left it."""
+"""A publisher's status: asked of the running one, or as the last one recorded it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAUSED_WITHIN = 30.0
 
 @dataclass(frozen=True)
 class Standing:
-    """How it stands.
+    """A publisher's status.
 
     Attributes:
         kind: "running"; "starting"; "silent": one runs, and does not answer; "stopped"; or "never":
@@ -47,12 +47,10 @@ class Standing:
 
     @property
     def is_well(self) -> bool:
-        """Whether one runs, and no check is wrong."""
         return self.kind == "running" and self.document is not None and is_ready(self.document)
 
 
 def find(config: Config) -> Standing:
-    """How the publisher of a configuration stands."""
     state = StateDir(config.app.state_dir)
     document = ask_running(state, "status", timeout=_ANSWERED_WITHIN)
     if document is not None:
@@ -77,7 +75,7 @@ def find(config: Config) -> Standing:
 
 
 def kind_without_answer(state: StateDir) -> str:
-    """How a publisher stands that gives no answer, as of `Standing.kind`."""
+    """The `Standing.kind` of a publisher that gives no answer."""
     if state.is_running():
         return "silent" if state.socket_file.exists() else "starting"
     return "stopped" if state.was_used() else "never"
@@ -92,7 +90,7 @@ def _is_document(kept: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Paused:
-    """What came of a wish to pause, or to go on.
+    """The outcome of a request to pause or resume.
 
     Attributes:
         outcome: "paused", "resumed"; "kept": no publisher runs, and the next one begins so;
@@ -106,7 +104,6 @@ class Paused:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was done."""
         return self.outcome in {"paused", "resumed", "kept"}
 
 
@@ -140,25 +137,20 @@ def pause(config: Config, *, is_paused: bool) -> Paused:
 
 
 def _is_done(document: dict[str, Any]) -> bool:
-    """Whether nothing is under way; of one that does not answer nobody knows."""
     is_known = document["state"] != "not answering"
     return is_known and not any(shard["in_work"] for shard in document["shards"])
 
 
 def not_lasting(error: dict[str, Any], is_paused: bool) -> str:
-    """That a pause, or its end, was not written down.
-
-    Args:
-        error: why, as `EventpubError.to_dict` says it.
-    """
+    """That a pause, or its end, was not written down because of an error."""
     return (
         f"{'paused' if is_paused else 'events are published again'}, but only until the publisher"
-        f" ends: it could not be written down ({error['code']}: {error['message']})"
+        f" ends: it could not be saved ({error['code']}: {error['message']})"
     )
 
 
 def _user() -> str:
-    """Whoever runs this command; a container's user may have no name."""
+    """The user that runs this command; a container's may have no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -185,7 +177,7 @@ def _progress_of(state: StateDir) -> dict[str, Any]:
             "state.not_started",
             "no publisher is running, and none has run on this state directory",
             where=str(state.root),
-            suggestion="eventpub run starts one; app.state_dir names its directory",
+            suggestion="start one with eventpub run, or set app.state_dir to its state directory",
         )
     return found
 
@@ -202,10 +194,7 @@ class Behind:
     """Events after the publisher's position that should be published by now.
 
     Args:
-        events: how many; at most `MOST_EVENTS`.
-        has_more: whether there are more than were counted.
         seconds: the age of the oldest; 0: there is none.
-        is_paused: whether the publisher's state says that it is paused.
     """
 
     events: int = 0
@@ -215,11 +204,9 @@ class Behind:
 
     @property
     def count(self) -> str:
-        """The number of events, in words."""
         return f"more than {self.events:,}" if self.has_more else f"{self.events:,}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON shows it."""
         return vars(self) | {"seconds": round(self.seconds, 1)}
 
 
@@ -229,8 +216,6 @@ def measure(
     """Look at the table once more, now.
 
     Args:
-        read: the section `[read]`.
-        progress: the publisher's `progress.json`.
         compared: the end of the range that was compared, µs; nothing before it counts.
 
     Returns:

@@ -7,18 +7,19 @@ said about the topic must not depend on the code that wrote it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
 
-import numpy as np
+import pyarrow as pa
 
 from eventpub import config
-from eventpub.ops.records import DEAD, DIVERTED, EVENT, GAP, Foreign, Parser, Records
+from eventpub.ops.records import DEAD, DIVERTED, EVENT, GAP, NO_TIME, Message, Rows
+from eventpub.ops.verdict import Difference
+from eventpub.sink.client import Clients
 from eventpub.sink.faults import topic_missing
 from eventpub.sink.missing_markers import hanging
-from eventpub.sink.reading import Place, Reading, offsets_at
-from eventpub.sink.topics import list_offsets, partition_counts
+from eventpub.sink.reading import Place, Reading
+from eventpub.sink.topics import list_offsets, offsets_at, partition_counts
+from eventpub.times import format_time
 
 Chosen = Callable[[bytes], bool]
 """Whether the aggregate with a key is looked at."""
@@ -30,13 +31,14 @@ _CHUNK = 2_000
 _MARGIN_MS = 60_000
 """Of the time from which on a topic is read, should its timestamps not be `create_time`."""
 _FOREIGN_SHOWN = 20
+_YEAR_3000 = 32_503_680_000_000
+"""Milliseconds; a record's writer may set any timestamp."""
 
 
 class TopicReader:
     """Reads a publisher's topics once, to what is there now.
 
     Args:
-        sink: the section `[sink]`.
         sources: the application's ids, now and before, one of which every event names.
         patience: seconds to wait for open transactions to end.
         first: `create_time` of the earliest events that count, µs, and the timestamp of the
@@ -48,8 +50,6 @@ class TopicReader:
         partitions: how many the topic itself has, once `spans` was asked.
         truncated: partitions whose first records are gone, and may be some that were to be read.
         foreign: the first records that are not ours, of those that count.
-        foreign_count: how many there are.
-        records: how many were read.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class TopicReader:
         first: int | None = None,
         last: int | None = None,
     ) -> None:
-        self._sink = sink
+        self._clients, self._sink = Clients(sink), sink
         self._patience = patience
         self._first, self._last = first, last
-        self._parser = Parser(sources, self._found_foreign)
+        self._sources = sources
         self._kinds = {
             sink.topic: EVENT,
             sink.dead_topic: DEAD,
@@ -73,7 +73,7 @@ class TopicReader:
         }
         self.partitions = 0
         self.truncated: set[int] = set()
-        self.foreign: list[Foreign] = []
+        self.foreign: list[Difference] = []
         self.foreign_count = 0
         self.records = 0
 
@@ -84,21 +84,20 @@ class TopicReader:
             SinkError: `sink.hanging_transaction`; `sink.topic_missing` and others, as
                 `sink.check_topics`.
         """
-        sink = self._sink
-        counts = partition_counts(sink, _CALL_SECONDS)
+        sink, clients = self._sink, self._clients
+        counts = partition_counts(clients, _CALL_SECONDS)
         self.partitions = counts.get(sink.topic, 0)
         if not self.partitions:
             raise topic_missing(sink, sink.topic)
         places = [(name, n) for name in self._kinds for n in range(counts.get(name, 0))]
-        kept = list_offsets(sink, places, "earliest", timeout=_CALL_SECONDS)
-        ends = list_offsets(sink, places, "latest", timeout=_CALL_SECONDS)
-        self._wait_until_committed(ends)
+        kept = list_offsets(clients, places, "earliest", timeout=_CALL_SECONDS)
+        ends = committed_ends(clients, places, self._patience)
         starts = kept
         if self._first is not None and (since := self._first // 1000 - _MARGIN_MS) > 0:
             # A record's timestamp is the `create_time` of its event. The side topics are read from
             # their beginning: a record there has the time at which it was written.
             events = [place for place in places if place[0] == sink.topic]
-            starts = kept | offsets_at(sink, events, since)
+            starts = kept | offsets_at(clients, events, since)
         self.truncated |= {
             number
             for (name, number), at in starts.items()
@@ -106,30 +105,15 @@ class TopicReader:
         }
         return {place: (min(starts[place], end), end) for place, end in ends.items()}
 
-    def _wait_until_committed(self, ends: Mapping[Place, int]) -> None:
-        deadline = time.monotonic() + self._patience
-        while True:
-            stable = list_offsets(
-                self._sink, list(ends), "latest", committed=True, timeout=_CALL_SECONDS
-            )
-            open_at = [place for place, end in ends.items() if stable[place] < end]
-            if not open_at:
-                return
-            if time.monotonic() > deadline:
-                place = open_at[0]
-                raise hanging(self._sink, place, stable[place], ends[place], self._patience)
-            time.sleep(0.2)
-
     def read(
         self,
         spans: Mapping[Place, tuple[int, int]],
         chosen: Chosen | None = None,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> Iterator[Records]:
+    ) -> Iterator[pa.Table]:
         """The records of some partitions from an offset up to another, in chunks.
 
         Args:
-            chosen: whose records are looked at; None: all.
             meanwhile: called again and again; what it raises ends the reading.
 
         Raises:
@@ -138,28 +122,50 @@ class TopicReader:
         for name, kind in self._kinds.items():
             ranges = {place: span for place, span in spans.items() if place[0] == name}
             reading = Reading(
-                self._sink, ranges, chunk=_CHUNK, patience=_STALL_SECONDS, meanwhile=meanwhile
+                self._clients, ranges, chunk=_CHUNK, patience=_STALL_SECONDS, meanwhile=meanwhile
             )
             for chunk in reading:
                 self.records += len(chunk)
-                messages = chunk
-                if chosen is not None and kind != GAP:
-                    messages = [m for m in chunk if m.key() is None or chosen(m.key())]
-                partitions = np.fromiter((m.partition() for m in messages), np.int32, len(messages))
-                offsets = np.fromiter((m.offset() for m in messages), np.int64, len(messages))
-                records = self._parser.parse(messages, kind, partitions, offsets)
-                if chosen is not None and kind == GAP:
-                    names: list[Any] = records.ids.to_pylist()
-                    records = records.only([chosen(name.encode()) for name in names])
-                yield records
+                rows = Rows(self._sources)
+                for message in chunk:
+                    key = message.key()
+                    if chosen is not None and key is not None and not chosen(key):
+                        continue
+                    if problem := rows.add(message, kind):
+                        self._add_foreign(message, problem)
+                yield rows.table()
 
-    def _found_foreign(self, record: Foreign) -> None:
-        micros = record.timestamp * 1000
-        if record.timestamp and (
-            (self._first is not None and micros + 999 < self._first)
-            or (self._last is not None and micros > self._last)
-        ):
+    def _add_foreign(self, message: Message, reason: str) -> None:
+        timestamp = max(0, message.timestamp()[1])
+        micros = timestamp * 1000
+        is_before = self._first is not None and micros + 999 < self._first
+        is_after = self._last is not None and micros > self._last
+        if timestamp and (is_before or is_after):
             return
         self.foreign_count += 1
         if len(self.foreign) < _FOREIGN_SHOWN:
-            self.foreign.append(record)
+            key = (message.key() or b"").decode(errors="replace")
+            note = f"{message.topic()}: {reason}"
+            if 0 < timestamp < _YEAR_3000:
+                note += f"; its timestamp is {format_time(micros)}"
+            place = (message.partition(), message.offset())
+            self.foreign.append(Difference(key, None, NO_TIME, *place, note))
+
+
+def committed_ends(clients: Clients, places: list[Place], patience: float) -> dict[Place, int]:
+    """The ends of partitions, once no transaction is open below them.
+
+    Raises:
+        SinkError: `sink.hanging_transaction`: one was open for `patience` seconds.
+    """
+    ends = list_offsets(clients, places, "latest", timeout=_CALL_SECONDS)
+    deadline = clients.clock.monotonic() + patience
+    while True:
+        stable = list_offsets(clients, places, "latest", committed=True, timeout=_CALL_SECONDS)
+        open_at = [place for place, end in ends.items() if stable[place] < end]
+        if not open_at:
+            return ends
+        if clients.clock.monotonic() > deadline:
+            place = open_at[0]
+            raise hanging(clients.sink, place, stable[place], ends[place], patience)
+        clients.clock.sleep(0.2)

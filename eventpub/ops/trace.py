@@ -2,34 +2,150 @@
 
 The publisher is asked first, then the store, then the topics: what a publisher has accounted for is
 on the topics by the time they are read, so that nothing counts as missing which was on its way. The
-topics are read as any service reads them, for a limited time: what was not read is said. Events are
-looked for in the partition of the key, from their creation time on, and then in all others, where
-those stand that were written before partitions were added; skips and dead letters in all at once.
+topics are read for a limited time; what was not read is named.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
-from eventpub.admission import Hold, SkippedGap, in_ranges, topic_partition
+from eventpub.admission import Hold, SkippedGap, VersionRange, in_ranges
 from eventpub.config import Config
 from eventpub.errors import ConfigError
-from eventpub.ops.dead import OF_ANOTHER
-from eventpub.ops.trace_answer import Found, Stored, Trace, Traced, Verdict
+from eventpub.ops.dead import OF_ANOTHER, readable_store
+from eventpub.ops.gaps import missing_versions, with_times
 from eventpub.ops.trace_lookup import (
+    HIGHEST,
+    LOWEST,
+    Found,
     Publisher,
+    Stored,
     Topics,
-    Versions,
-    all_versions,
     ask_publisher,
-    missing_of,
     stored_rows,
 )
-from eventpub.ops.unpublished import readable_store
 from eventpub.sink.records import timestamp
-from eventpub.sink.topics import partition_counts
+from eventpub.sources.mysql import EventStore
+from eventpub.terminal import named_versions
 from eventpub.times import format_time
+
+Verdict: TypeAlias = Literal[
+    "published",
+    "held",
+    "waiting",
+    "skipped",
+    "late",
+    "dead",
+    "baseline",
+    "invalid",
+    "missing",
+    "unknown",
+]
+"""published: on the topic. late: published, diverted or dropped after its version was skipped.
+dead: a dead letter. skipped: given up. baseline: created before the start, never published.
+invalid: its row has no time by which it could be read. held: its aggregate waits for a version.
+waiting: younger than what is read so far. missing: it is not where it should be. unknown: nothing
+is known of it, or the time did not suffice."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One version.
+
+    Attributes:
+        note: the verdict in a sentence, where the word does not say all.
+        hold: the hold of its aggregate, if this version waits or is waited for.
+    """
+
+    version: int
+    verdict: Verdict
+    note: str = ""
+    stored: Stored | None = None
+    found: tuple[Found, ...] = ()
+    hold: Hold | None = None
+    skip: SkippedGap | None = None
+
+    @property
+    def is_accounted_for(self) -> bool:
+        """Whether nothing is left to be done: published, or not there, or not to be published."""
+        is_answered = self.verdict in {"published", "late", "baseline"}
+        return is_answered or (self.verdict == "skipped" and self.stored is None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "verdict": self.verdict,
+            "note": self.note,
+            "stored": self.stored and self.stored.to_dict(),
+            "records": [found.to_dict() for found in self.found],
+            "hold": self.hold and with_times(self.hold),
+            "skip": self.skip and with_times(self.skip),
+        }
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was found of an aggregate.
+
+    Attributes:
+        is_running: whether a publisher runs on the state directory, and answered.
+        position: everything created at or before is accounted for, µs; None: not known.
+        total: how many versions there are, of which `versions` are the last; None: not known.
+        waits_for: the first and the last of the versions that the aggregate waits for.
+        is_whole: whether the topics were read as far as was needed.
+    """
+
+    aggregate_id: str
+    versions: list[Traced]
+    is_running: bool
+    position: int | None
+    notes: list[str] = field(default_factory=list)
+    total: int | None = None
+    waits_for: tuple[int, int] | None = None
+    is_whole: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is any version, and all are accounted for."""
+        return bool(self.versions) and all(v.is_accounted_for for v in self.versions)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(Counter(traced.verdict for traced in self.versions))
+
+    def summary(self, version: int | None = None) -> str:
+        """One line. Args: version: the one that was asked for; None: the last ones were."""
+        if not self.versions:
+            nothing = "not in the store; the topics were not read to their ends"
+            if self.is_whole:
+                nothing = "nothing is known of it, in the store or on the topics"
+            return f"{self.aggregate_id}: {nothing}"
+        if version is not None:
+            return f"{self.aggregate_id}/{version}: {self.versions[0].verdict}"
+        text = ", ".join(f"{count} {word}" for word, count in self.counts.items())
+        shown, total = len(self.versions), self.total
+        if total is None or total > shown:
+            of = "" if total is None else f" of {total:,}"
+            text = f"the last {shown}{of} versions: {text}"
+        if self.waits_for is not None:
+            text += f"; waits for {named_versions(*self.waits_for)}"
+        return f"{self.aggregate_id}: {text}"
+
+    def to_dict(self) -> dict[str, Any]:
+        gap = self.waits_for
+        return {
+            "aggregate_id": self.aggregate_id,
+            "versions": [traced.to_dict() for traced in self.versions],
+            "counts": self.counts,
+            "total": self.total,
+            "waits_for": gap and {"from_version": gap[0], "to_version": gap[1]},
+            "publisher_is_running": self.is_running,
+            "position": None if self.position is None else format_time(self.position),
+            "notes": self.notes,
+        }
 
 
 def trace(
@@ -44,7 +160,6 @@ def trace(
 
     Args:
         version: which; None: the highest `limit` that are known of.
-        timeout: seconds for reading the topics.
 
     Raises:
         ConfigError: cli.usage, the id is not UTF-8
@@ -54,59 +169,64 @@ def trace(
         aggregate_id.encode()
     except UnicodeEncodeError:
         raise ConfigError("cli.usage", "the aggregate id is not UTF-8", where="ID") from None
-    sink = config.sink
-    partitions = partition_counts(sink)
-    count = partitions.get(sink.topic, 0)
-    of_topic = topic_partition(aggregate_id, count) if count else None
-    publisher = ask_publisher(config, aggregate_id, of_topic)
+    topics = Topics(config, aggregate_id, timeout)
+    publisher = ask_publisher(config, aggregate_id, topics.partitions)
+    if topics.partitions:
+        topics.read_sides()
     with readable_store(config) as store:
         now = store.now()
-        known = Versions(range(0) if version is None else range(version, version + 1))
+        span = range(0)
         if version is None:
-            known = all_versions(config, store, aggregate_id, publisher.hold, limit)
-        versions = known.last(limit)
+            span = _known(config, store, aggregate_id, publisher.hold)
+        others = {v for v in topics.by_version if v not in span}
+
+        def last() -> list[int]:
+            if version is not None:
+                return [version]
+            return sorted({*span[-limit:], *sorted(others)[-limit:]})[-limit:]
+
+        versions = last()
         stored, oldest = stored_rows(store, aggregate_id, versions)
-        waits_for = missing_of(store, publisher.hold)
-    topics = Topics(config, aggregate_id, partitions, timeout)
+        hold = publisher.hold
+        waits_for = None if hold is None or hold.catching_up else missing_versions(store, hold)
     judge = _Judge(config, topics, publisher, now)
-    if count:
-        topics.read_sides()
-        if version is None and versions:
-            known = known.and_of(topics.by_version)
-            versions = known.last(limit)
+    if topics.partitions:
+        if oldest is not None:
             letters = [f for v in versions if v not in stored for f in topics.by_version.get(v, ())]
-            if oldest is not None:
-                oldest = min([oldest, *(letter.timestamp * 1000 for letter in letters)])
-        topics.run(set(versions) or None, oldest)
-        if versions:
-            lost = [v for v in versions if judge.misses(v, stored.get(v), version is not None)]
-            topics.look_elsewhere(lost, oldest)
-        else:
-            topics.look_elsewhere(set() if topics.by_version else None, oldest)
-            known = known.and_of(topics.by_version)
-            versions = known.last(limit)
-    judged = [judge(v, stored.get(v)) for v in versions]
-    notes = _notes(config, topics, publisher, count, timeout)
+            oldest = min([oldest, *(letter.timestamp * 1000 for letter in letters)])
+        topics.read_events(set(versions) or None, oldest)
+        topics.read_older_events(
+            {v for v in versions if judge.misses(v, stored.get(v), version is not None)}
+        )
+        if not versions:
+            others = set(topics.by_version)
+            versions = last()
+    notes = _notes(config, topics, publisher, timeout)
     if not (stored or topics.by_version) and len(columns := config.store.columns.aggregate_id) > 1:
         notes.append(f"an aggregate's id is {'|'.join(columns)} (in each, % is %25 and | is %7C)")
     return Trace(
         aggregate_id,
-        judged,
+        [judge(v, stored.get(v)) for v in versions],
         publisher.is_running,
         publisher.position,
         notes,
-        known.total,
+        # len() is for less than 2^63
+        span.stop - span.start + len(others) if version is None else None,
         waits_for,
-        not topics.unread,
+        not topics.own.unread,
     )
 
 
-# -- the verdict -------------------------------------------------------------------------------
+def _known(config: Config, store: EventStore, aggregate_id: str, hold: Hold | None) -> range:
+    """The versions from the first that is published to the highest."""
+    newest = store.versions(VersionRange(aggregate_id, LOWEST, HIGHEST), 1, highest=True)
+    if hold is not None:
+        newest.append(hold.seen)
+    first = config.store.first_version
+    return range(first, max(first, max(newest) + 1)) if newest else range(0)
 
 
 class _Judge:
-    """Says of each version where it is, from all that is known."""
-
     def __init__(self, config: Config, topics: Topics, publisher: Publisher, now: int) -> None:
         self._config = config
         self._topics = topics
@@ -122,24 +242,25 @@ class _Judge:
         found = tuple(self._topics.by_version.get(version, ()))
         traced = Traced(version, "unknown", "", stored, found, hold, skip)
         verdict, note = self._on_topics(found, stored) or self._not_on_topics(traced)
+        notes = [note] if note else []
         if stored is not None and stored.others and verdict != "dead":
-            note = f"{note}; {1 + len(stored.others)} rows of one version".removeprefix("; ")
+            notes.append(f"{1 + len(stored.others)} rows of one version")
         if stored is None and any(f.topic == self._config.sink.topic for f in found):
-            note = f"{note}; no row in the table".removeprefix("; ")
+            notes.append("no row in the table")
         if stored is not None and (stored.create_time or 0) > self._now:
-            note = f"{note}; its create_time lies in the future".removeprefix("; ")
-        return replace(traced, verdict=verdict, note=note)
+            notes.append("its create_time lies in the future")
+        return replace(traced, verdict=verdict, note="; ".join(notes))
 
     def misses(self, version: int, stored: Stored | None, is_asked_for: bool) -> bool:
         """Whether a version may be on the topic and was not found where it should be."""
+        if self._topics.has_event(version):
+            return False
         traced, position = self(version, stored), self._publisher.position
-        if traced.skip is not None and not traced.found:  # it may have been published since
+        if traced.verdict == "dead":  # the event of its version may be of any time
+            return traced.note.startswith(OF_ANOTHER)
+        if traced.skip is not None:  # it may have been published since
             is_missing = in_ranges(version, self._publisher.skipped)
             return (stored is not None or is_asked_for) and not is_missing
-        if traced.verdict == "dead" and traced.note.startswith(OF_ANOTHER):
-            return all(f.topic != self._config.sink.topic for f in traced.found)
-        if traced.verdict == "dead":  # as may a row that was refused before partitions were added
-            return any(self._topics.is_moved(f) for f in traced.found)
         if stored is None:
             return is_asked_for and traced.verdict == "unknown"
         is_due = position is None or (stored.create_time or 0) <= position
@@ -174,7 +295,7 @@ class _Judge:
             return "invalid", why
         if hold is not None:
             return _held(hold, stored)
-        if self._topics.unread:
+        if self._topics.own.unread:
             return "unknown", "the topics were not read to their ends; see --timeout"
         if stored is None:
             return "unknown", "neither in the store nor on the topics"
@@ -195,7 +316,7 @@ class _Judge:
         return ""
 
     def _skipped(self, traced: Traced, skip: SkippedGap) -> tuple[Verdict, str]:
-        when = f"given up at {format_time(skip.skipped_at)} ({skip.reason})"
+        when = f"skipped at {format_time(skip.skipped_at)} ({skip.reason})"
         if traced.stored is None:
             return "skipped", when
         if in_ranges(traced.version, self._publisher.skipped):
@@ -216,38 +337,29 @@ class _Judge:
         if self._now - created < horizon:
             until = format_time(created + horizon)
             return "waiting", f"its second was read before it was there; recounted until {until}"
-        if self._topics.is_cut:
-            return (
-                "unknown",
-                "retention has removed the topic's first records: it may have been one",
-            )
+        if self._topics.own.is_cut:
+            return "unknown", "retention has removed the topic's first records"
         return "missing", "it should be on the topic: see `eventpub verify`"
 
 
 def _held(hold: Hold, stored: Stored | None) -> tuple[Verdict, str]:
     if hold.catching_up:
         return "held", "more events were waiting than one transaction may hold"
-    how_long = (
-        f"since {format_time(hold.first_seen)}, next try {format_time(hold.next_attempt)},"
-        f" {hold.attempts} in vain"
+    waits = (
+        f"waits for version {hold.first_missing} since {format_time(hold.first_seen)}, next attempt"
+        f" {format_time(hold.next_attempt)}, {hold.attempts} failed"
     )
-    if stored is None:
-        return "missing", f"the aggregate waits for version {hold.first_missing} {how_long}"
-    return "held", f"waits for version {hold.first_missing} {how_long}"
+    return ("missing", f"the aggregate {waits}") if stored is None else ("held", waits)
 
 
-def _notes(
-    config: Config, topics: Topics, publisher: Publisher, partitions: int, timeout: float
-) -> list[str]:
+def _notes(config: Config, topics: Topics, publisher: Publisher, timeout: float) -> list[str]:
     notes = []
     if not publisher.is_running:
         notes.append("no publisher answers: holds and read position are as of when it ended")
-    if not partitions:
+    if not topics.partitions:
         notes.append(f"there is no topic {config.sink.topic} yet")
-    for topic in sorted({topic for topic, _ in topics.unread}):
-        numbers = sorted(number for of, number in topics.unread if of == topic)
-        which = f"{len(numbers)} partitions of {topic} were"
-        if len(numbers) == 1:
-            which = f"{topic}[{numbers[0]}] was"
-        notes.append(f"{which} not read to the end within {timeout:.0f} s")
+    for topic, count in Counter(topic for topic, _ in topics.own.unread).items():
+        notes.append(
+            f"{count} partitions of {topic} were not read to the end within {timeout:.0f} s"
+        )
     return notes

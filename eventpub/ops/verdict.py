@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Sequence
@@ -27,12 +26,12 @@ _RESIDUES = 1_000_003
 
 @dataclass(frozen=True)
 class Difference:
-    """One event about which store and topic do not agree; times in µs.
+    """One event about which store and topic do not agree.
 
     Args:
-        version: None: of a record that has none that can be read.
-        partition: where it is on the topic; None where it is not.
-        note: what exactly is wrong.
+        version: None for a record without a version that can be read.
+        create_time: µs, or NO_TIME.
+        partition, offset: where it is on the topic; None where it is not.
     """
 
     aggregate_id: str
@@ -44,30 +43,23 @@ class Difference:
 
     @property
     def name(self) -> str:
-        """Aggregate and version, as far as there are any."""
         if self.version is None:
             return self.aggregate_id or "a record without a key"
         return f"{self.aggregate_id}/{self.version}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON shows it."""
         time = None if self.create_time == NO_TIME else format_time(self.create_time)
         return vars(self) | {"create_time": time}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A share of the aggregates, chosen by hash; of each of these every row and every record.
-
-    Args:
-        one_in: one aggregate in so many is compared.
-    """
+    """One aggregate in `one_in`, chosen by hash, with all its rows and records."""
 
     one_in: int
 
     @property
     def share(self) -> float:
-        """The probability of any aggregate to be compared."""
         return -(-_RESIDUES // self.one_in) / _RESIDUES
 
     @property
@@ -77,7 +69,7 @@ class Sample:
         return math.floor(math.log(0.05) / math.log1p(-self.share))
 
     def chooses(self, key: bytes) -> bool:
-        """Whether an aggregate is compared, by its key's CRC32, as the store computes it, too."""
+        """Whether an aggregate is compared; the store computes the same (`shard`)."""
         return zlib.crc32(key) % _RESIDUES % self.one_in == 0
 
     @property
@@ -86,7 +78,6 @@ class Sample:
         return Shard(0, self.one_in, _RESIDUES)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON shows it."""
         return {
             "one_in": self.one_in,
             "share": round(self.share, 6),
@@ -103,15 +94,10 @@ class Verdict:
         first, last: the range of `create_time` that was compared, both included, µs.
         events: rows of the store in the range.
         records: records of events on the topic in the range, those marked late included.
-        counts: differences by kind, see `KINDS`.
-        examples: the earliest of each kind.
         accounted: rows that are not on the topic for a recorded reason, and records exempt from
             the order: "late", "dead", "diverted", "dropped" (late events, by configuration),
             "arrived" (committed, or published, while we looked), "without_identity" (rows without
             an aggregate or a version, which are passed over).
-        skips: gaps that were given up, on the topic of gaps.
-        notes: what a reader of the result should know.
-        sample: None where all aggregates were compared.
         behind: what the publisher has not published yet; None where an end of the range was asked
             for, or there is no publisher's state.
     """
@@ -134,27 +120,22 @@ class Verdict:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs in the range."""
         return not any(count for kind, count in self.counts.items() if kind != "held")
 
     @property
     def absent(self) -> int:
-        """Rows that are not on the topic, whether that is accounted for or not."""
         sides = sum(self.accounted[name] for name in ("dead", "diverted", "dropped"))
         return self.counts["missing"] + sides
 
     @property
     def is_behind(self) -> bool:
-        """Whether events after the range should be published by now."""
         return self.behind is not None and self.behind.events > 0
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs, and the publisher is not behind."""
         return self.is_equal and not self.is_behind
 
     def found(self, kind: str, count: int, examples: Sequence[Difference]) -> None:
-        """Count differences; the earliest stay as examples."""
         self.counts[kind] += count
         if examples:
             known = [*self.examples[kind], *examples]
@@ -162,7 +143,6 @@ class Verdict:
             self.examples[kind] = known[:SHOWN]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON shows it."""
         return {
             "from": format_time(self.first) if self.first > 0 else None,
             "to": format_time(self.last),
@@ -183,9 +163,6 @@ class Progress:
     """How far a comparison is.
 
     Args:
-        doing: what is being done now, in words.
-        rows: of the store, read so far.
-        records: of the topic.
         done: the part of the whole work, 0 to 1.
     """
 
@@ -193,8 +170,3 @@ class Progress:
     rows: int
     records: int
     done: float
-
-
-def line_of(kind: str, difference: Difference) -> str:
-    """A difference as a line of the file of differences."""
-    return json.dumps({"kind": kind, **difference.to_dict()}, ensure_ascii=False) + "\n"

@@ -2,7 +2,7 @@
 
 Both sides are read once, each in a thread, cut down to hashes, and put into a database that spills
 to disk (`sides`), where they are compared (`comparison`). What must hold: no difference is passed
-over; a row that commits while we compare is not taken for one; and a publisher that stands still is
+over; a row that commits while we compare is not taken for one; and a publisher that is stuck is
 not taken for one that has published everything.
 
     store ─ rows ────┐
@@ -15,30 +15,33 @@ not taken for one that has published everything.
 
 from __future__ import annotations
 
+import errno
 import gc
+import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event
+from typing import IO
 
 from eventpub.config import Config, format_time
+from eventpub.errors import ConfigError
 from eventpub.ops.comparison import MOST_LOOKED_UP, Rules, compare, differences
-from eventpub.ops.records import NO_TIME
-from eventpub.ops.sides import Sides, store_columns, topic_columns
+from eventpub.ops.sides import Sides, no_space_is_named, spill_folder, store_columns
 from eventpub.ops.status import GRACE, measure
 from eventpub.ops.topic import TopicReader
-from eventpub.ops.verdict import KINDS, Difference, Progress, Sample, Verdict, line_of
-from eventpub.ops.verify_files import no_space_is_named, spill_folder, written
-from eventpub.ops.verify_range import compared_range, state, whole_hours
+from eventpub.ops.verdict import KINDS, Progress, Sample, Verdict
+from eventpub.ops.verify_range import compared_range, read_state, whole_hours
 from eventpub.sink.reading import Place
 from eventpub.sources.mysql import EventStore
 from eventpub.terminal import counted
 
-_YEAR_3000 = 32_503_680_000_000
 _SECONDS_BETWEEN = 0.2
 
 
@@ -60,7 +63,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         first: compare events created at or after, µs; None: from where the publisher started.
         last: compare events created at or before, µs; None: up to where the publisher is, or to
             the boundary where its state cannot be read.
-        sample: compare one aggregate in so many; None: all.
         differences: a file that gets all differences, one JSON object a line; of records that
             eventpub cannot have written, the first ones.
         former_partitions: how many the topic had before, the first number first; none: as the
@@ -68,7 +70,6 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
         patience: seconds to wait for open transactions on the topic to end.
         wait: seconds to wait for missing events, where they are few: a row that is committed late
             is published seconds after it can be read.
-        on_progress: called some times a second.
 
     Raises:
         ConfigError: there is nothing between `first` and `last`; the file cannot be written.
@@ -81,12 +82,12 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
     readable = config.store.model_copy(update={"allow_replica": True})
     config = config.model_copy(update={"store": readable})
     first, last, widened = whole_hours(config, layout.zone, first, last)
-    former = tuple(former_partitions or state(config, "progress.json").get("numbers", ()))
+    former = tuple(former_partitions or read_state(config, "progress.json").get("numbers", ()))
     ids = (config.app.id, *config.app.former_ids)
     reader = TopicReader(config.sink, ids, patience, first=first, last=last)
     chosen = None if sample is None else Sample(sample)
     with (
-        written(differences) as listed,
+        nullcontext() if differences is None else _opened(differences) as listed,
         spill_folder() as folder,
         EventStore(config.store, layout) as store,
         _without_garbage_collection(),
@@ -98,18 +99,17 @@ def verify(  # noqa: PLR0913 (what is compared, and how)
             late_policy=config.gaps.late,
             clock_changes={back for _, back in layout.repeated},
             first_version=config.store.first_version,
-            held_since=store.now() - _longest_hold(config),
+            held_since=_held_since(config, store.now()),
         )
         with Sides(folder, after, upto) as sides:
             run = _Run(store, reader, sides, rules=rules, sample=chosen, on_progress=on_progress)
             with no_space_is_named():
                 verdict = run.compare(spans, wait)
             if listed is not None:
-                for line in _lines(sides, reader):
-                    listed.write(line)
+                _write_differences(listed, sides, reader)
         verdict.notes = [*widened, *notes]
         if last is None:
-            progress = state(config, "progress.json")  # as it is by now
+            progress = read_state(config, "progress.json")  # as it is by now
             verdict.behind = measure(store, config.read, progress, verdict.last)
             verdict.notes += _of_other_times(store)
     _note_topic(reader, verdict)
@@ -133,11 +133,19 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _longest_hold(config: Config) -> int:
-    """Age up to which an event may wait for a version below it, µs."""
+def _held_since(config: Config, now: int) -> int:
+    """Events created at or after may wait for a version below them, µs.
+
+    A wait begins when the gap is seen, which a publisher that has just begun does late.
+    """
     gaps, read = config.gaps, config.read
     attempts = gaps.backoff_base * ((1 << gaps.max_backoff) - 1)
-    return attempts + read.delay + read.max_wait + GRACE
+    longest = attempts + read.delay + read.max_wait + GRACE
+    started = read_state(config, "status.json").get("started_at")
+    has_just_begun = isinstance(started, float | int) and time.time() - started < longest / 1e6
+    if has_just_begun and read_state(config, "progress.json").get("holds"):
+        return 0
+    return now - longest
 
 
 class _StoppedError(Exception):
@@ -145,8 +153,6 @@ class _StoppedError(Exception):
 
 
 class _Run:
-    """Reads both sides and compares them, and says how far it is."""
-
     def __init__(  # noqa: PLR0913 (both sides, and how they are compared)
         self,
         store: EventStore,
@@ -215,13 +221,13 @@ class _Run:
         side, chosen = self._sides.topic, None if self._sample is None else self._sample.chooses
         offsets = sum(end - first for first, end in spans.values())
         for records in self._reader.read(spans, chosen, self._check_stopped):
-            side.add(topic_columns(records))
+            side.add(records)
             self._done["topic"] = min(1.0, self._reader.records / max(1, offsets))
         side.flush()
         self._done["topic"] = 1.0
 
     def _read_on(self, doing: str, ends: Mapping[Place, int]) -> dict[Place, int]:
-        """Read what stands on the topic behind some ends; its ends now."""
+        """Read what is on the topic after some ends; returns its ends now."""
         spans = self._reader.spans()
         left = {p: (max(first, ends.get(p, first)), end) for p, (first, end) in spans.items()}
         self._beside(doing, lambda: self._read_topic(left))
@@ -252,17 +258,51 @@ class _Run:
         self._on_progress(Progress(doing, self._rows, self._reader.records, done))
 
 
-def _lines(sides: Sides, reader: TopicReader) -> Iterator[str]:
-    """All differences as lines of the file of differences."""
-    for kind in KINDS:
-        for one in differences(sides, kind):
-            yield line_of(kind, one)
-    for one in _foreign(reader):
-        yield line_of("extra", one)
+def _write_differences(listed: IO[str], sides: Sides, reader: TopicReader) -> None:
+    found = ((kind, one) for kind in KINDS for one in differences(sides, kind))
+    for kind, one in chain(found, (("extra", one) for one in reader.foreign)):
+        line = json.dumps({"kind": kind, **one.to_dict()}, ensure_ascii=False)
+        listed.write(line + "\n")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[IO[str]]:
+    """A file for the differences; it gets its name once the comparison has come to its end.
+
+    What is no ordinary file, such as /dev/stdout, is appended to.
+    """
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if file.exists() and (not file.is_file() or _is_ours(file)):
+            with file.open("a", encoding="utf-8") as listed:
+                yield listed
+            return
+        file = file.resolve()  # the file behind a link, not the link
+        unfinished = file.with_name(f"{file.name}.part")
+        try:
+            with unfinished.open("w", encoding="utf-8") as listed:
+                yield listed
+            unfinished.replace(file)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            "verify.not_writable",
+            f"{file} cannot be written: {error.strerror}",
+            where="--differences",
+            suggestion="name a file in an existing folder that you may write to, on a disk with"
+            " free space",
+        ) from error
+
+
+def _is_ours(file: Path) -> bool:
+    about = file.stat()
+    return any(os.path.samestat(about, os.fstat(descriptor)) for descriptor in (1, 2))
 
 
 def _of_other_times(store: EventStore) -> Iterator[str]:
-    """What is in the store and cannot be on the topic, or not yet."""
+    """Notes about rows in the future, and rows without a usable time."""
     ahead, rows = store.ahead()
     if rows:
         newest = format_time(store.now() + ahead)
@@ -274,20 +314,10 @@ def _of_other_times(store: EventStore) -> Iterator[str]:
         )
 
 
-def _foreign(reader: TopicReader) -> list[Difference]:
-    found = []
-    for f in reader.foreign:
-        note = f"{f.topic}: {f.reason}"
-        if 0 < f.timestamp < _YEAR_3000:  # a record's writer may set any
-            note += f"; its timestamp is {format_time(f.timestamp * 1000)}"
-        found.append(Difference(f.key, None, NO_TIME, f.partition, f.offset, note))
-    return found
-
-
 def _note_topic(reader: TopicReader, verdict: Verdict) -> None:
-    """What can be said of the topic alone: what nobody of us has written, and what is gone."""
+    """Report records that no publisher of ours wrote, and records that retention removed."""
     if reader.foreign_count:
-        verdict.found("extra", reader.foreign_count, _foreign(reader))
+        verdict.found("extra", reader.foreign_count, reader.foreign)
     if reader.truncated:
         verdict.notes.append(
             f"{len(reader.truncated)} partitions of the topic no longer have their first records"

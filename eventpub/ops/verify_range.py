@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from eventpub.config import Config, format_time, parse_time
-from eventpub.errors import ConfigError
+from eventpub.errors import ConfigError, StateError
+from eventpub.state import StateDir
 
 if TYPE_CHECKING:
     from eventpub.sources.mysql import EventStore
     from eventpub.sources.mysql.zones import Zone
+
+_REPEATED = "{} lies within an hour that the clocks repeat: compared"
 
 
 def whole_hours(
@@ -28,26 +29,29 @@ def whole_hours(
     if first is not None and (hours := zone.lived_twice(first)):
         start = _start(config)
         begin = min(first, max(hours[0], 0 if start is None else start + 1))
-        notes += _widened("--from", "from", first, begin)
+        if begin != first:
+            notes.append(f"{_REPEATED.format('--from')} from {format_time(begin)}")
         first = begin
     if last is not None and (hours := zone.lived_twice(last)):
-        position = int(state(config, "progress.json").get("position", last))
+        position = int(read_state(config, "progress.json").get("position", last))
         end = max(last, min(hours[1] - 1, position))
-        notes += _widened("--to", "up to", last, end)
+        if end != last:
+            notes.append(f"{_REPEATED.format('--to')} up to {format_time(end)}")
         last = end
     return first, last, notes
 
 
-def _widened(option: str, direction: str, asked: int, bound: int) -> list[str]:
-    if bound == asked:
-        return []
-    when = format_time(bound)
-    return [f"{option} lies within an hour that the clocks repeat: compared {direction} {when}"]
+def read_state(config: Config, name: str) -> dict[str, Any]:
+    """A file of the publisher's state; empty where it cannot be read: others may compare, too."""
+    state = StateDir(config.app.state_dir)
+    try:
+        return state.read(state.root / name) or {}
+    except StateError:
+        return {}
 
 
 def _start(config: Config) -> int | None:
-    """The position at which the publisher began; None where that is not known."""
-    start = state(config, "start.json").get("position")
+    start = read_state(config, "start.json").get("position")
     if start is not None:
         return int(start)
     if config.read.start == "now":
@@ -70,7 +74,7 @@ def compared_range(
             where="app.state_dir",
             suggestion="give --from, or run this where the publisher's app.state_dir is",
         )
-    progress = state(config, "progress.json")
+    progress = read_state(config, "progress.json")
     if last is not None:
         upto = last
     elif "position" in progress:
@@ -79,28 +83,18 @@ def compared_range(
             notes.append(f"{holds} aggregates are held: their events are not published yet")
     else:
         upto = store.now() - config.read.delay
-        is_there = os.path.exists(config.app.state_dir / "progress.json")
-        lacking = "no state that can be read" if is_there else "no publisher's state"
-        notes.append(f"{lacking} in {config.app.state_dir}: compared up to the boundary")
+        lacking = f"no publisher's position in {config.app.state_dir}"
+        notes.append(f"{lacking}: compared up to the boundary")
     if upto <= after and last is None and first is not None:
-        # nobody has written since, or the publisher is behind, which is found afterwards
+        # nothing was written since, or the publisher is behind, which is found afterwards
         last = store.now() - config.read.delay
         notes.append("the publisher has not reached any event created since --from")
     if last is not None and last <= after:
         raise ConfigError(
             "verify.empty_range",
-            f"nothing lies between {format_time(after + 1)} and {format_time(last)}",
+            f"the range from {format_time(after + 1)} to {format_time(last)} is empty",
             where="--from, --to",
             suggestion="give a --from that is before --to, and in the past, and a --to after the"
             " publisher's start",
         )
     return after, max(upto, after), notes
-
-
-def state(config: Config, name: str) -> dict[str, Any]:
-    """One of the publisher's own notes; empty where there is none that can be read."""
-    try:
-        data = json.loads((config.app.state_dir / name).read_text())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}

@@ -54,7 +54,7 @@ _VALUE = np.dtype(
 )
 _TOPIC, _PARTITION, _VALUE_BYTES, _KEY, _MSGFLAGS, _TIMESTAMP, _HEADER = 1, 3, 4, 5, 7, 8, 9
 _PARTS = (_TOPIC, _MSGFLAGS, _PARTITION, _VALUE_BYTES, _KEY, _TIMESTAMP)
-"""Of each record, in this order; then its headers."""
+"""Arguments per record, in this order; its headers follow."""
 _AT = {what: at for at, what in enumerate(_PARTS)}
 _COPY = 0x2
 
@@ -201,7 +201,7 @@ def _library() -> Any:
     except OSError:
         library = None
     if library is None:
-        log.info("records are produced one by one with confluent-kafka %s", version)
+        log.info("producing records one by one: no fast path for confluent-kafka %s", version)
         return None
     library.rd_kafka_opaque.argtypes = [ctypes.c_void_p]
     library.rd_kafka_opaque.restype = ctypes.c_void_p

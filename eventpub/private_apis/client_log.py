@@ -31,7 +31,7 @@ class TransactionLog:
         self.transaction_error: KafkaError | None = None
 
     def forget(self) -> None:
-        """Begins anew, with the next transaction."""
+        """Start over, before the next transaction."""
         self._lost_answer = False
         self._ends_sent = self._ends_answered = 0
         self.transaction_error = None
@@ -56,5 +56,5 @@ class TransactionLog:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the coordinator's answer was lost, or an `EndTxn` has none, or nobody knows."""
+        """Whether the coordinator's answer was lost, an `EndTxn` has none, or it is unknown."""
         return not SWITCHES.client_log or self._lost_answer or self._ends_sent > self._ends_answered

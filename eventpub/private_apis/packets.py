@@ -73,7 +73,7 @@ _NAMES = ("_execute_command", "_read_packet", "_rfile", "_force_close")
 _KNOWN = [[b"a", b""], [None, b"x" * 300]]
 """Two columns of two rows."""
 _ANSWER = b"\x03\0\0\1\1a\xfb" + b"\x30\1\0\2\0\xfc\x2c\1" + b"x" * 300 + b"\5\0\0\3\xfe\0\0\2\0"
-"""They as a server sends them, and the end."""
+"""These rows as a server sends them, and the end of the result."""
 
 
 @cache
@@ -85,7 +85,7 @@ def is_safe() -> bool:
         log.debug("a known answer cannot be read: %r", error)
         found = False
     if not found:
-        log.info("rows are read one by one with PyMySQL %s", pymysql.__version__)
+        log.info("reading rows one by one: no fast path for PyMySQL %s", pymysql.__version__)
     return found
 
 

@@ -13,6 +13,7 @@ from eventpub.config import Config, format_time
 from eventpub.coordinator.durable_state import StartState
 from eventpub.coordinator.newest import last_of
 from eventpub.errors import StateError
+from eventpub.parts import Parts
 from eventpub.publisher.recovery import (
     kept_progress,
     kept_start,
@@ -22,6 +23,7 @@ from eventpub.publisher.recovery import (
 )
 from eventpub.shard.assignment import Assignment, identity_of, threads_of
 from eventpub.sink import (
+    Clients,
     check_age,
     check_sample,
     check_topics,
@@ -34,7 +36,7 @@ from eventpub.sink import (
 )
 from eventpub.sink.numbered import NumberedSink, markers_of
 from eventpub.sink.topics import partition_counts
-from eventpub.sources.base import BEGINNING, start_position
+from eventpub.sources.base import BEGINNING, Source, start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.sources.mysql.server import UNGUARDED, Server
 from eventpub.state import StateDir
@@ -57,42 +59,40 @@ class Prepared:
     topics: dict[str, str]
 
 
-def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared:
-    """Look at database, broker and state; fence whoever published before.
+def prepare(config: Config, state: StateDir, parts: Parts, *, available_now: bool) -> Prepared:
+    """Check database, broker and state; fence the previous publisher.
 
     Raises:
         StoreError, SinkError, StateError: what is wrong.
     """
-    server = EventStore.server(config.store)
-    layout = _check_store(config, server)
+    clients = parts.clients
+    server = parts.stores.server(config.store)
+    layout = _check_store(config, parts.stores, server)
     before = state.read(state.progress_file) or {}
-    topics = _check_topics(config, before)
-    accepts_topic = require_own(config, state)
-    with EventStore(config.store, layout) as store:
-        started = _start(config, state, store.now)
+    topics = _check_topics(config, clients, before)
+    accepts_topic = require_own(config, state, parts)
+    with parts.stores(config.store, layout) as store:
+        started = _start(config, state, parts, store.now)
         now = store.now()
         newest = last_of(store.newest(1), now)
         start = int(started["position"])
-        before = kept_progress(state, config.run.shards, start)
-        check_backlog(config, store, before.get("position"), start)
+        before = kept_progress(state, config.run.shards, start, parts.storage)
+        check_backlog(config, clients, store, before.get("position"), start)
     if available_now and before.get("is_paused"):
         raise StateError(
             "run.paused",
-            "the publisher is paused, and a run that ends by itself would wait for ever",
+            "the publisher is paused, so run --available-now would wait forever",
             where=str(state.root),
             suggestion="eventpub resume",
         )
     former = before.get("shards", config.run.shards)
-    # before fencing: a runner of a former run takes its shard before that, and is fenced, or after
-    # it, and finds nobody who gives it the lease
     run = _begin_run(state, started, now)
     # whatever number of shards has run last: that it did may not have come to be remembered
     writers = max(former, topics.partitions)
-    if config.run.engine == "threads" and markers_of(config.sink) in partition_counts(config.sink):
-        markers = NumberedSink(config.sink, config.app.id, markers_of(config.sink))
-        markers.take(threads_of(run), writers)
+    if config.run.engine == "threads" and markers_of(config.sink) in partition_counts(clients):
+        NumberedSink(clients, config.app.id).take(threads_of(run), writers)
     for app_id in (config.app.id, *config.app.former_ids):
-        fence_all(config.sink, app_id, writers)
+        fence_all(clients, app_id, writers)
     numbers, is_placed = _take_over(state, before, former, topics)
     if former != config.run.shards:
         # of an earlier run with this number: what the former run knows is newer
@@ -123,12 +123,15 @@ def prepare(config: Config, state: StateDir, *, available_now: bool) -> Prepared
         topics.partitions,
         None if start == BEGINNING else start,
         run,
+        parts,
         accepts_topic=accepts_topic,
     )
     return Prepared(start_state, assignment, topics.ids)
 
 
-def check_backlog(config: Config, store: EventStore, position: int | None, start: int) -> None:
+def check_backlog(
+    config: Config, clients: Clients, store: Source, position: int | None, start: int
+) -> None:
     """Whether the topic takes and keeps the oldest event that is to be published.
 
     Args:
@@ -139,27 +142,27 @@ def check_backlog(config: Config, store: EventStore, position: int | None, start
     Raises:
         SinkError: `sink.backlog_too_old`.
     """
-    sink, app = config.sink, config.app
-    if position is None and has_written(sink, sources_of(app.id, app.former_ids)):
+    app = config.app
+    if position is None and has_written(clients, sources_of(app.id, app.former_ids)):
         return
     poll = store.poll(start if position is None else position, 0, 1)
     if poll.page_end is not None:
-        check_age(sink, poll.page_end, poll.now)
+        check_age(clients, poll.page_end, poll.now)
 
 
-def _check_store(config: Config, server: Server) -> Layout:
+def _check_store(config: Config, stores: type[EventStore], server: Server) -> Layout:
     """What the event table looks like; what is not guaranteed with it is said."""
     if config.store.allow_replica and server.is_replica(config.store):
         log.warning(
-            f"the database server {server.what_it_is}, and store.allow_replica = true",
+            f"store.allow_replica = true: reading from a server that {server.what_it_is}",
             not_guaranteed=UNGUARDED,
         )
-    layout = EventStore.discover(config.store)
+    layout = stores.discover(config.store)
     if layout.zone is not None and layout.id_index is None:
         log.warning(
-            "that some writers' sessions keep another time zone, or an import of old rows, would"
-            " not be noticed: create_time is a DATETIME, and the table has no index on a number"
-            " `id` (eventpub doctor says how to add it)",
+            "writers in another time zone, or an import of old rows, would not be noticed:"
+            " create_time is a DATETIME, and no numeric column `id` is indexed (`eventpub doctor`"
+            " prints the fix)",
             time_zone=layout.zone.name,
         )
     return layout
@@ -182,7 +185,7 @@ class _Topics:
     is_placed: bool
 
 
-def _check_topics(config: Config, before: dict[str, Any]) -> _Topics:
+def _check_topics(config: Config, clients: Clients, before: dict[str, Any]) -> _Topics:
     """Whether they are there, are those that were written, and are this publisher's.
 
     Args:
@@ -190,15 +193,15 @@ def _check_topics(config: Config, before: dict[str, Any]) -> _Topics:
     """
     ends: dict[PartitionId, int] = {(t, p): end for t, p, end in before.get("ends", ())}
     layout = check_topics(
-        config.sink,
+        clients,
         shards=config.run.shards,
         late=config.gaps.late == "divert",
         was_written=any(t == config.sink.topic and end > 0 for (t, _), end in ends.items()),
     )
-    ids = topic_ids(config.sink, config.sink.topics)
-    acknowledged = check_written(config.sink, ids, before.get("topics", {}), ends)
-    is_placed = _is_placed(config, before, ids)
-    check_sample(config.sink, sources_of(config.app.id, config.app.former_ids))
+    ids = topic_ids(clients, config.sink.topics)
+    acknowledged = check_written(clients, ids, before.get("topics", {}), ends)
+    is_placed = _is_placed(clients, before, ids)
+    check_sample(clients, sources_of(config.app.id, config.app.former_ids))
     return _Topics(layout.partitions, ids, acknowledged, is_placed)
 
 
@@ -208,13 +211,13 @@ def _newest(found: Any, layout: Layout) -> tuple[int, int] | None:
     return (int(found[0]), int(found[1])) if is_of_it else None
 
 
-def _is_placed(config: Config, before: dict[str, Any], ids: dict[str, str]) -> bool:
+def _is_placed(clients: Clients, before: dict[str, Any], ids: dict[str, str]) -> bool:
     """Whether all that is on the topic was written with its present number of partitions."""
     known = before.get("topics", {})
-    is_same = ids.get(config.sink.topic) == known.get(config.sink.topic)
+    is_same = ids.get(clients.sink.topic) == known.get(clients.sink.topic)
     if before and is_same and known:
         return bool(before.get("placed", False))
-    return not any(visible_ends(config.sink).values())  # of a topic without records nothing counts
+    return not any(visible_ends(clients).values())  # of a topic without records nothing counts
 
 
 def _take_over(
@@ -245,11 +248,11 @@ def _begin_run(state: StateDir, started: dict[str, Any], now: int) -> int:
     return run
 
 
-def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str, Any]:
+def _start(config: Config, state: StateDir, parts: Parts, now: Callable[[], int]) -> dict[str, Any]:
     """Where this publisher started: resolved once, and kept."""
     configured = config.read.start
-    require_known(config, state)
-    kept = kept_start(state, configured)
+    require_known(config, state, parts)
+    kept = kept_start(state, configured, parts.storage)
     if kept is not None and kept["configured"] != configured:
         log.warning(
             "read.start changed; the first start stays in force",
@@ -257,8 +260,8 @@ def _start(config: Config, state: StateDir, now: Callable[[], int]) -> dict[str,
             first=kept["configured"],
         )
     if kept is None:
-        sink, app = config.sink, config.app
-        if configured == "now" and has_written(sink, sources_of(app.id, app.former_ids)):
+        app = config.app
+        if configured == "now" and has_written(parts.clients, sources_of(app.id, app.former_ids)):
             raise start_lost(state)  # as with a container whose volume is gone
         position = start_position(config.read, now)
         kept = {"configured": configured, "position": position, "time": format_time(position)}

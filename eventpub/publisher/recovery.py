@@ -15,7 +15,8 @@ import structlog
 from eventpub.config import Config
 from eventpub.coordinator.recount import hidden_at_most
 from eventpub.errors import StateError
-from eventpub.index import Summary, of_another, summary
+from eventpub.index import Storage, Summary, of_another, summary
+from eventpub.parts import Parts
 from eventpub.shard.assignment import adopts, identity_of
 from eventpub.sink import check_sides, oldest_events, sources_of, topic_ids, visible_ends
 from eventpub.sources.base import BEGINNING
@@ -26,7 +27,7 @@ from eventpub.state import StateDir
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
-def kept_start(state: StateDir, configured: str) -> dict[str, Any] | None:
+def kept_start(state: StateDir, configured: str, storage: Storage) -> dict[str, Any] | None:
     """Where this publisher started, as any file or index says: `configured`, `position` in µs.
 
     None where it never did, or where it started at a time that is configured.
@@ -47,8 +48,8 @@ def kept_start(state: StateDir, configured: str) -> dict[str, Any] | None:
                 "start.json was lost; the start was taken from another file", file=file.name
             )
             return kept
-    indexes = [summary for count in state.indexed() for summary in _summaries(state, count)]
-    found = [summary.baseline or BEGINNING for summary in indexes if summary is not None]
+    indexes = [s for count in state.indexed() for s in _summaries(state, count, storage)]
+    found = [s.baseline or BEGINNING for s in indexes if s is not None]
     if found:
         log.warning("start.json was lost; the start is taken from the index", start=min(found))
         return {"configured": configured, "position": min(found)}
@@ -59,7 +60,7 @@ def kept_start(state: StateDir, configured: str) -> dict[str, Any] | None:
     return None
 
 
-def require_own(config: Config, state: StateDir) -> bool:
+def require_own(config: Config, state: StateDir, parts: Parts) -> bool:
     """Whether all of the state is this publisher's: another's would make this topic lose events.
 
     Returns:
@@ -70,8 +71,8 @@ def require_own(config: Config, state: StateDir) -> bool:
         SinkError: as of `sink.topic_ids`.
     """
     topic, accepted = config.sink.topic, config.sink.accept_topic_id
-    accepts_topic = bool(accepted) and topic_ids(config.sink, [topic]).get(topic) == accepted
-    of_indexes = [s for count in state.indexed() for s in _summaries(state, count)]
+    accepts_topic = bool(accepted) and topic_ids(parts.clients, [topic]).get(topic) == accepted
+    of_indexes = [s for count in state.indexed() for s in _summaries(state, count, parts.storage)]
     found = state.identities() or [s.identity for s in of_indexes if s is not None]
     own = identity_of(config)
     for identity in found:
@@ -81,7 +82,7 @@ def require_own(config: Config, state: StateDir) -> bool:
     return accepts_topic
 
 
-def require_known(config: Config, state: StateDir) -> None:
+def require_known(config: Config, state: StateDir, parts: Parts) -> None:
     """Whether state or topic say what was published: retention may have removed what would, or
     side topics may be of a former topic.
 
@@ -90,13 +91,13 @@ def require_known(config: Config, state: StateDir) -> None:
         SinkError: sink.side_topics_left, or as of `sink.oldest_events`.
     """
     if not (state.identities() or state.indexed()):
-        check_sides(config.sink, sources_of(config.app.id, config.app.former_ids))
-    indexes = (_summaries(state, count) for count in state.indexed())
+        check_sides(parts.clients, sources_of(config.app.id, config.app.former_ids))
+    indexes = (_summaries(state, count, parts.storage) for count in state.indexed())
     is_whole = any(all(s and s.position is not None for s in each) for each in indexes)
     if is_whole or state.read(state.progress_file) or config.read.start not in {"beginning", "now"}:
         return
-    sink, ids = config.sink, (config.app.id, *config.app.former_ids)
-    if None in oldest_events(sink, [*visible_ends(sink)], ids).values():
+    clients, ids = parts.clients, (config.app.id, *config.app.former_ids)
+    if None in oldest_events(clients, [*visible_ends(clients)], ids).values():
         raise start_lost(state)
 
 
@@ -117,7 +118,7 @@ def _start_in(data: Any) -> dict[str, Any] | None:
     return {"configured": "", **data} if valid else None
 
 
-def kept_progress(state: StateDir, shards: int, start: int) -> dict[str, Any]:
+def kept_progress(state: StateDir, shards: int, start: int, storage: Storage) -> dict[str, Any]:
     """What progress.json says; where it was lost, what the indexes say of `position`, `low` and
     `shards`, and for `hidden_since` a day; nothing where there are none.
 
@@ -133,11 +134,11 @@ def kept_progress(state: StateDir, shards: int, start: int) -> dict[str, Any]:
         return {}
     # the configured number first: the run before had it, unless not all of its indexes are there
     counts.sort(key=lambda count: count != shards)
-    indexes = {count: _summaries(state, count) for count in counts}
+    indexes = {count: _summaries(state, count, storage) for count in counts}
     count = next((count for count in counts if None not in indexes[count]), counts[0])
     positions = [s.position for s in indexes[count] if s is not None and s.position is not None]
     lows = [s.low for s in indexes[count] if s is not None and s.low is not None]
-    # of an index that is gone nobody knows how far it was
+    # how far an index was that is gone is unknown
     is_whole = len(lows) == count
     if state.progress_file.exists():
         log.warning(
@@ -158,5 +159,5 @@ def kept_progress(state: StateDir, shards: int, start: int) -> dict[str, Any]:
     }
 
 
-def _summaries(state: StateDir, shards: int) -> list[Summary | None]:
-    return [summary(state.shard_index(shards, number)) for number in range(shards)]
+def _summaries(state: StateDir, shards: int, storage: Storage) -> list[Summary | None]:
+    return [summary(state.shard_index(shards, number), storage) for number in range(shards)]

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from eventpub.admission.buckets import window_of
-from eventpub.config import Config
+from eventpub.admission.model import window_of
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import Boundary
 from eventpub.coordinator.newest import MOST, SAMPLE
 from eventpub.errors import EventpubError, StateError, words_of
+from eventpub.shard.assignment import Assignment
 from eventpub.sink import (
     are_left_open,
     check_between,
@@ -24,8 +24,7 @@ from eventpub.sink import (
     topic_ids,
     visible_ends,
 )
-from eventpub.sources.base import Poll
-from eventpub.sources.mysql import EventStore, Layout
+from eventpub.sources.base import Poll, Source
 
 _TIMEOUT = 2.0
 """Seconds for a question to the broker that is asked now and then."""
@@ -93,22 +92,18 @@ class BoundaryWork:
     """Does `Poll`.
 
     Args:
-        config: the whole configuration.
-        layout: of the event table.
-        partitions: of the topic.
+        assignment: of all shards.
         until: as of `Boundary`.
     """
 
-    def __init__(self, config: Config, layout: Layout, partitions: int, until: int | None) -> None:
-        self._config = config
-        self._layout = layout
-        self._partitions = partitions
+    def __init__(self, assignment: Assignment, until: int | None) -> None:
+        self._assignment = assignment
         self._until = until
         self._boundary: Boundary | None = None
 
-    def use(self, layout: Layout) -> None:
+    def use(self, assignment: Assignment) -> None:
         """The table is as it is now, from the next poll over new connections on."""
-        self._layout = layout
+        self._assignment = assignment
 
     def do(self, command: e.Command) -> e.Event | None:
         """The outcome of a poll, with the rows of a page.
@@ -120,16 +115,14 @@ class BoundaryWork:
         if command.anew:
             self.close()
         if self._boundary is None:
-            config = self._config
+            of = self._assignment
             self._boundary = Boundary(
-                config.store,
-                self._layout,
-                config.read,
-                horizon=config.recount.horizon,
+                of.config,
+                of.layout,
+                of.parts,
+                partitions=of.partitions,
                 until=self._until,
                 hidden_since=command.hidden_since,
-                every=config.run.trigger / 1e6,
-                shards=(config.run.shards, self._partitions),
             )
         result = self._boundary.poll(command.after, command.next_due, with_rows=command.with_rows)
         return e.Polled(command.after, result)
@@ -145,18 +138,18 @@ class ChecksWork:
     """Does what is asked of the database now and then: counts, samples, lag, table.
 
     Args:
-        config: the whole configuration.
-        layout: of the event table.
+        assignment: of all shards.
     """
 
-    def __init__(self, config: Config, layout: Layout) -> None:
-        self._config = config
-        self._store = EventStore(config.store, layout)
-        self._lag = Lag()
+    def __init__(self, assignment: Assignment) -> None:
+        self._config, self._stores = assignment.config, assignment.parts.stores
+        self._store = self._stores(self._config.store, assignment.layout)
+        self._lag = Lag(assignment.parts.clock.monotonic)
 
-    def use(self, layout: Layout) -> None:
+    def use(self, assignment: Assignment) -> None:
         """The table is as it is now."""
-        self._store, before = EventStore(self._config.store, layout), self._store
+        before = self._store
+        self._store = self._stores(self._config.store, assignment.layout)
         before.close()
 
     def do(self, command: e.Command) -> e.Event | None:
@@ -177,8 +170,8 @@ class ChecksWork:
             poll = self._lag.measure(store, command.position, config.read.delay, command.read)
             return e.LagMeasured(command.position, poll.upper, self._lag.seconds, self._lag.events)
         if isinstance(command, e.CheckTable):
-            layout = EventStore.discover(config.store)
-            with EventStore(config.store, layout) as as_it_is:
+            layout = self._stores.discover(config.store)
+            with self._stores(config.store, layout) as as_it_is:
                 return e.TableChecked(layout, as_it_is.never_read())
         raise TypeError(command)
 
@@ -201,12 +194,12 @@ class BrokerWork:
     """Does what is asked of the broker now and then: `BROKER_CHECKS`.
 
     Args:
-        config: the whole configuration.
+        assignment: of all shards.
         topics: the topics' ids, as they were at the start.
     """
 
-    def __init__(self, config: Config, topics: dict[str, str]) -> None:
-        self._config = config
+    def __init__(self, assignment: Assignment, topics: dict[str, str]) -> None:
+        self._app, self._clients = assignment.config.app, assignment.parts.clients
         self._topics = topics
 
     def do(self, command: e.Command) -> e.Event | None:
@@ -219,32 +212,32 @@ class BrokerWork:
             self._check_topic(command)
             return e.TopicChecked()
         if isinstance(command, e.CheckOpen):
-            return e.OpenChecked(are_left_open(self._config.sink, command.ends, _TIMEOUT))
+            return e.OpenChecked(are_left_open(self._clients, command.ends, _TIMEOUT))
         raise TypeError(command)
 
     def _check_topic(self, command: e.CheckTopic) -> None:
-        """Whether the topic is the same, and nobody else publishes to it.
+        """Whether the topic is the same, and no other publisher writes to it.
 
-        A publisher of another id is fenced by nobody. Where this one writes, a shard sees that
+        A publisher of another id is never fenced. Where this one writes, a shard sees that
         offsets are missing; this looks where it has not written for a while.
         """
-        sink, app = self._config.sink, self._config.app
-        ids = topic_ids(sink, (sink.topic,), _TIMEOUT)
+        app, clients, sink = self._app, self._clients, self._clients.sink
+        ids = topic_ids(clients, (sink.topic,), _TIMEOUT)
         if sink.topic in self._topics and sink.topic not in ids:
             raise topic_gone(sink)
-        check_written(sink, ids, self._topics, {})
+        check_written(clients, ids, self._topics, {})
         ends = command.ends
-        found = visible_ends(sink, list(ends), _TIMEOUT) if ends else {}
+        found = visible_ends(clients, list(ends), _TIMEOUT) if ends else {}
         between = {p: (ends[p], end) for p, end in found.items() if end > ends[p]}
         if between:
-            check_between(sink, sources_of(app.id, app.former_ids), between)
+            check_between(clients, sources_of(app.id, app.former_ids), between)
 
 
 MOST_EVENTS = 100_000
 """Events that are counted, at most."""
 
 _SHARE = 0.01
-"""Of the time that may go into counting."""
+"""Share of the time that may go into counting."""
 
 
 class Lag:
@@ -266,7 +259,7 @@ class Lag:
         self._again = 0.0
         self._counted = self._read = 0
 
-    def measure(self, store: EventStore, position: int, delay: int, read: int) -> Poll:
+    def measure(self, store: Source, position: int, delay: int, read: int) -> Poll:
         """Measure once more; what the store says of time and boundary.
 
         Args:

@@ -11,13 +11,12 @@ from eventpub import admission
 from eventpub.admission import VersionRange, topic_partition
 from eventpub.channel import Request
 from eventpub.errors import EventpubError, SinkError, StoreError, from_dict
-from eventpub.shard import pace
 from eventpub.shard.context import ShardContext
 from eventpub.shard.publishing import NO_EVENTS, Publishing
 from eventpub.sink import has_event
 
 _OF_THE_ROW = {"sink.too_many_refused", "store.other_history", "store.row_invalid"}
-"""Errors that say what a row is like, which nobody but the user has asked for."""
+"""Errors about a row that only the user's request has touched."""
 
 _OF_THE_SHARD = {"sink.fenced", "sink.own_request_late", "index.corrupt"}
 """Errors that are met whatever is asked for, and that more is done about than to start again."""
@@ -30,8 +29,11 @@ class Answering:
         self._context = context
         self._publishing = publishing
 
-    def answer(self, request: Request) -> None:
+    def answer(self, request: Request, *, gives_up: bool = False) -> None:
         """The answer is in the next report.
+
+        Args:
+            gives_up: an error that waiting does not fix becomes the answer, with no further retry.
 
         Raises:
             StoreError, SinkError, StateError: it could not be done; where waiting does not fix
@@ -43,7 +45,9 @@ class Answering:
         except EventpubError as error:
             if error.retriable or error.code in _OF_THE_SHARD:
                 raise
-            raise from_dict(error.to_dict() | {"retriable": True}) from error
+            if not gives_up:
+                raise from_dict(error.to_dict() | {"retriable": True}) from error
+            answer = f"failed: {error.code}: {error.message}"
         self._context.report.answers[request.id] = answer
 
     def _answer(self, request: Request) -> str:
@@ -73,12 +77,12 @@ class Answering:
         known = index.known([a])
         skipped = known.skipped.get(a, ())
         if version is not None and version <= known.last.get(a, version - 1):
-            # now, or before a crash that nobody saw: no other gap is given up for it
+            # now, or before an unreported crash: no other gap is given up for it
             return "skipped" if admission.in_ranges(version, skipped) else "found"
         if request.action == "retry" and skipped:
             ranges = [VersionRange(a, first, last) for first, last in skipped]
             while ranges:
-                rows, ranges = context.lookup.fetch(ranges, pace.CHUNK_ROWS, pace.CHUNK_BYTES)
+                rows, ranges = context.fetch(ranges)
                 step(rows, None)
             return "still missing" if index.known([a]).skipped.get(a) else "found"
         return "nothing is held" if request.action == "skip" else "nothing is missing"
@@ -105,7 +109,7 @@ class Answering:
     # -- a row that is not on the topic ------------------------------------------------------------
 
     def _try_to_publish(self, request: Request) -> str:
-        """As `_publish`; what is wrong with this row alone ends nobody."""
+        """As `_publish`; an error of this row alone does not end the runner."""
         index, a = self._context.index, request.aggregate_id
         before = index.known([a]).skipped.get(a, ())
         try:
@@ -120,7 +124,7 @@ class Answering:
         """Publish a row that is not on the topic, whenever it was created.
 
         One above the last version goes out in its turn, one below as a late event: that its version
-        counts as skipped stands in the index before it is published. Whoever reads it back from the
+        counts as skipped is in the index before it is published. A fold that reads it back from the
         topic, after an answer that was lost, takes it off again, and so it is not published twice.
         """
         context, a, version = self._context, request.aggregate_id, request.version
@@ -138,7 +142,7 @@ class Answering:
         if is_there:
             return "published before"
         one = VersionRange(a, version, version)
-        rows, _ = lookup.fetch([one], pace.CHUNK_ROWS, pace.CHUNK_BYTES)
+        rows, _ = self._context.fetch([one])
         if not rows.num_rows:
             return "not in the store"
         if is_late:
@@ -168,7 +172,7 @@ class Answering:
         return "published"
 
     def _was_published(self, request: Request, version: int) -> bool | None:
-        """Whether it was, since whoever asks has searched the topic; None: it cannot be known."""
+        """Whether it was, since the client has searched the topic; None: it cannot be known."""
         context, a = self._context, request.aggregate_id
         config = context.assignment.config
         partition = topic_partition(a, context.shard.partitions)
@@ -176,9 +180,9 @@ class Answering:
             return None
         place = (config.sink.topic, partition)
         return has_event(
-            config.sink,
+            context.parts.clients,
             place,
-            (request.searched[partition], context.index.offsets.get(place, 0)),
+            (request.searched[partition], context.known_upto(place)),
             a,
             version,
             app_ids={config.app.id, *config.app.former_ids},

@@ -10,6 +10,7 @@ from typing import Any
 from eventpub import admission
 from eventpub.admission import Shard
 from eventpub.config import Config
+from eventpub.parts import Parts
 from eventpub.sink.records import contents_of
 from eventpub.sources.mysql import Layout
 
@@ -24,6 +25,7 @@ class Assignment:
         partitions: of the topic.
         start: events created at or before are not published, µs; None: all are.
         run: which start of the publisher this is of; it grows.
+        parts: what it is put together from.
         accepts_topic: whether the topic is the one of `sink.accept_topic_id`.
     """
 
@@ -32,6 +34,7 @@ class Assignment:
     partitions: int
     start: int | None
     run: int
+    parts: Parts
     accepts_topic: bool = False
 
     def adopts(self, identity: Mapping[str, Any]) -> bool:

@@ -7,9 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from eventpub import admission
-from eventpub.admission.buckets import window_of
+from eventpub.admission.model import window_of
 from eventpub.channel import Comparison
-from eventpub.shard import pace
 from eventpub.shard.context import ShardContext
 from eventpub.shard.key_prefetch import KeyPrefetch
 from eventpub.shard.publishing import Publishing
@@ -27,6 +26,7 @@ class Comparing:
         self._context = context
         self._publishing = publishing
         self._keys: KeyPrefetch | None = None
+        self._done: set[int] = set()
 
     @property
     def is_under_way(self) -> bool:
@@ -46,18 +46,30 @@ class Comparing:
             report.compared = comparison.number
             return
         lookup, shard = context.lookup, context.shard
+        self._done.clear()
         self._keys = KeyPrefetch(
-            comparison, lambda bucket: lookup.keys(*window_of(bucket, position), shard)
+            comparison,
+            lambda bucket: lookup.keys(*window_of(bucket, position), shard),
+            context.parts.read_ahead,
         )
 
-    def go_on(self, *, finish: bool = False) -> bool:
+    def leave_rest(self) -> None:
+        """What is not compared yet is left: these buckets are unfinished."""
+        keys, report = self._keys, self._context.report
+        if keys is not None:
+            report.unfinished = [b for b in keys.comparison.buckets if b not in self._done]
+            report.compared = keys.comparison.number
+            self.close()
+
+    def go_on(self, *, finish: bool = False, waits: bool = False) -> bool:
         """Compare what was read meanwhile; whether it is over with that.
 
         Args:
             finish: wait for all of it.
+            waits: wait for the next part of it.
         """
         keys, context = self._keys, self._context
-        while keys is not None and (finish or keys.are_ready):
+        while keys is not None and (finish or waits or keys.are_ready):
             found = keys.take()
             if found is None:
                 context.report.unfinished = sorted(keys.unfinished)
@@ -72,6 +84,7 @@ class Comparing:
                 if not finish:
                     return False  # the next window does not wait for more
             elif bucket not in keys.unfinished:
+                self._done.add(bucket)
                 rows = {bucket: keys.rows[bucket]}
                 context.index.set_buckets(rows, context.oldest_bucket())
                 context.report.buckets[bucket] = keys.rows[bucket]
@@ -87,8 +100,9 @@ class Comparing:
         before = counts.admitted + counts.late
         whole = True
         while ranges and whole:
-            rows, ranges = context.lookup.fetch(ranges, pace.CHUNK_ROWS, pace.CHUNK_BYTES)
+            rows, ranges = context.fetch(ranges)
             whole = self._publishing.step(rows.sort_by("create_time"), None)
+            whole = whole and not (ranges and context.is_full)
         context.report.recount_found += counts.admitted + counts.late - before
         return whole
 

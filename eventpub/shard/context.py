@@ -1,30 +1,26 @@
-"""One shard while a lease lasts: its index, sink, connections, and what it will report."""
+"""What a shard's step works with: its index, sink, connections, and what it will report."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from eventpub.admission import SkippedGap
-from eventpub.admission.buckets import WIDTH, oldest_needed
-from eventpub.admission.rules import CLOCK_STEP
-from eventpub.channel import Lease, Report, Window
-from eventpub.channel.histogram import LATENCY_BOUNDS
-from eventpub.channel.lane import Link
+from eventpub.admission import VersionRange
+from eventpub.admission.model import CLOCK_STEP, WIDTH, oldest_needed
+from eventpub.channel import LATENCY_BOUNDS, Beginning, Lane, Post, Report, Window
+from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.shard.assignment import Assignment
-from eventpub.shard.own_index import open_index, require_going_on
+from eventpub.shard.own_index import open_index
 from eventpub.shard.pace import Pace
-from eventpub.sink import DeadRow, PublishedBatch, ShardSink
-from eventpub.sink.producing import CrashPoint, no_crash
-from eventpub.sources.mysql import EventStore
+from eventpub.sink import ShardSink
+from eventpub.sink.base import Sink
 
 COUNTED_LATE = 10_000_000
 """µs behind the horizon at which a bucket may still be counted, by a coordinator that is slow."""
@@ -32,30 +28,6 @@ COUNTED_LATE = 10_000_000
 
 _INDEX_SIZE_EVERY = 10.0
 """Seconds between two looks at how large the index is."""
-
-
-class StepSink(Protocol):
-    """Where a step publishes."""
-
-    @property
-    def needs_replacement(self) -> bool:
-        """Whether it must not be used again."""
-
-    def publish(  # noqa: PLR0913 (options, by keyword)
-        self,
-        events: pa.Table,
-        *,
-        late: npt.NDArray[np.bool_] | None = None,
-        gaps: Sequence[SkippedGap] = (),
-        dead: Sequence[DeadRow] = (),
-        diverted: pa.Table | None = None,
-        now: int | None = None,
-        crash_point: CrashPoint = no_crash,
-    ) -> PublishedBatch:
-        """As of `ShardSink.publish`."""
-
-    def check_between(self) -> None:
-        """As of `ShardSink.check_between`."""
 
 
 class ShardContext:
@@ -66,6 +38,7 @@ class ShardContext:
         number: the shard's.
 
     Attributes:
+        parts: of the assignment.
         index, sink: the shard's.
         reader, lookup: two connections to the store: windows, and everything else.
         report: what the next report will say.
@@ -75,11 +48,12 @@ class ShardContext:
     """
 
     index: Index
-    sink: StepSink
+    sink: Sink
     is_stopping = False
 
     def __init__(self, assignment: Assignment, number: int) -> None:
         self.assignment = assignment
+        self.parts = assignment.parts
         self.shard = assignment.shard(number)
         self.rules = assignment.rules()
         self.report = Report(number)
@@ -87,7 +61,7 @@ class ShardContext:
         self._looked_at = 0.0
         self._index_seen_at = float("-inf")
         self._passed_over = 0
-        self.open_since: int | None = 0  # before the first window nobody knows: no gap is skipped
+        self.open_since: int | None = 0  # unknown before the first window: no gap is skipped
         self.hidden_since: int | None = None
         self.uncounted_since: int | None = None
         self._open = ExitStack()
@@ -95,9 +69,11 @@ class ShardContext:
     def _begin(self, index: Index) -> None:
         config, layout = self.assignment.config, self.assignment.layout
         self.index = self._open.enter_context(index)
-        self.pace = Pace(config.sink.transaction_timeout / 1e6, self.index.chunk_bytes)
-        self.reader = self._open.enter_context(EventStore(config.store, layout))
-        self.lookup = self._open.enter_context(EventStore(config.store, layout))
+        self.pace = Pace(
+            config.sink.transaction_timeout / 1e6, self.parts.sizes, self.index.chunk_bytes
+        )
+        self.reader = self._open.enter_context(self.parts.stores(config.store, layout))
+        self.lookup = self._open.enter_context(self.parts.stores(config.store, layout))
 
     def __enter__(self) -> Self:
         return self
@@ -109,12 +85,23 @@ class ShardContext:
         """Let go of everything."""
         self._open.close()
 
+    def fetch(
+        self, ranges: Sequence[VersionRange], size: int | None = None, seconds: float | None = None
+    ) -> tuple[pa.Table, list[VersionRange]]:
+        """As of `Source`, as much as one transaction may have."""
+        sizes = self.parts.sizes
+        return self.lookup.fetch(ranges, sizes.rows, size or sizes.most, seconds)
+
     def require_going_on(self) -> None:
         """Called again and again by what may take long.
 
         Raises:
             StateError: run.stopping
         """
+
+    def known_upto(self, place: tuple[str, int]) -> int:
+        """Up to which offset of a partition everything that was published before is."""
+        return self.index.offsets.get(place, 0)
 
     def take_bounds(self, window: Window) -> None:
         """Take over what a window says of open transactions."""
@@ -125,10 +112,10 @@ class ShardContext:
     def look_at_clock(self) -> int:
         """The database's time, µs; also `now` from then on.
 
-        Holds are measured by it: where it went back since they were seen, they begin anew.
+        Holds are measured by it: if it went back since they were seen, their wait restarts.
         """
         before, self.now = self.now, self.lookup.now()
-        self._looked_at = time.monotonic()
+        self._looked_at = self.parts.clock.monotonic()
         if not before or self.now < before - CLOCK_STEP:
             latest = self.now + self.assignment.config.gaps.longest_wait + CLOCK_STEP
             self.index.see_holds_anew(latest, self.now, self.rules.next_attempt(self.now, 0))
@@ -143,7 +130,7 @@ class ShardContext:
         Args:
             created: when, µs.
         """
-        now = self.now + (time.monotonic() - self._looked_at) * 1e6
+        now = self.now + (self.parts.clock.monotonic() - self._looked_at) * 1e6
         ages = np.maximum((now - created) / 1e6, 0.0)
         found = np.searchsorted(LATENCY_BOUNDS, ages)
         counts = np.bincount(found, minlength=len(LATENCY_BOUNDS) + 1)
@@ -154,17 +141,22 @@ class ShardContext:
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
         """Adds what the block takes to the report."""
-        start = time.perf_counter()
+        start = self.parts.clock.monotonic()
         try:
             yield
         finally:
             seconds = self.report.seconds
-            seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - start
+            seconds[step] = seconds.get(step, 0.0) + self.parts.clock.monotonic() - start
 
     def own_places(self) -> set[tuple[str, int]]:
         """The partitions of all topics that only this shard writes."""
         topics, own = self.assignment.config.sink.topics, self.shard.topic_partitions()
         return {(topic, partition) for topic in topics for partition in own}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what is decided next belongs to another transaction."""
+        return False
 
     def oldest_bucket(self) -> int:
         """The first whose number of rows may still be of use."""
@@ -196,8 +188,8 @@ class ShardContext:
         report.hidden_since = self.hidden_since
         report.offsets = dict(index.offsets)
         report.holds = len(holds)
-        if time.monotonic() - self._index_seen_at > _INDEX_SIZE_EVERY:
-            self._index_seen_at = time.monotonic()
+        if self.parts.clock.monotonic() - self._index_seen_at > _INDEX_SIZE_EVERY:
+            self._index_seen_at = self.parts.clock.monotonic()
             report.index_bytes = index.size
         report.next_due = holds.next_due()
         self.report = Report(
@@ -210,23 +202,27 @@ class ShardContext:
         return report
 
 
-class LeasedContext(ShardContext):
-    """A shard that publishes to Kafka while a lease lasts.
+class PublishingContext(ShardContext):
+    """A shard that publishes to Kafka.
 
     Args:
         assignment: of all shards.
         number: the shard's.
-        lease: the right to publish it.
-        link: to the coordinator.
+        beginning: what is known of it.
+        lane: brings its work.
+        post: takes what it says.
     """
 
     sink: ShardSink
 
-    def __init__(self, assignment: Assignment, number: int, lease: Lease, link: Link) -> None:
+    def __init__(
+        self, assignment: Assignment, number: int, beginning: Beginning, lane: Lane, post: Post
+    ) -> None:
         super().__init__(assignment, number)
-        self.lease = lease
-        self.link = link
-        self.uncounted_since = lease.uncounted_since
+        self.beginning = beginning
+        self.lane = lane
+        self.post = post
+        self.uncounted_since = beginning.uncounted_since
         self.sink = self._new_sink()
         try:
             self._begin(open_index(assignment, self.shard, self.report))
@@ -241,7 +237,7 @@ class LeasedContext(ShardContext):
 
     def _new_sink(self) -> ShardSink:
         config = self.assignment.config
-        return ShardSink(config.sink, config.app.id, self.shard, config.app.former_ids)
+        return ShardSink(self.parts.clients, config.app.id, self.shard, config.app.former_ids)
 
     def replace_sink(self) -> None:
         """A new producer after an answer that leaves a doubt; fold before it publishes."""
@@ -252,15 +248,21 @@ class LeasedContext(ShardContext):
     @property
     def is_stopping(self) -> bool:  # type: ignore[override]
         """Whether the runner is to leave."""
-        return self.link.is_stopping
+        return self.lane.is_stopping
 
     def require_going_on(self) -> None:
         """As of `ShardContext`."""
-        require_going_on(self.link)
+        if self.is_stopping:
+            raise StateError(
+                "run.stopping",
+                "stopped while it read the topic back",
+                suggestion="nothing to do: it was asked to stop",
+                retriable=True,
+            )
 
     @property
     def _unread(self) -> tuple[int, int]:
-        return self.lease.position, self.lease.low
+        return self.beginning.position, self.beginning.low
 
 
 class Accounted:

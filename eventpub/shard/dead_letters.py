@@ -59,7 +59,7 @@ class Refusals:
         if len(self._reasons) == before:
             raise StateError(
                 "publish.refused_twice",
-                "a record was refused that had been taken out of the batch:"
+                "a record that was already removed from the batch was refused again:"
                 f" {sorted(self._reasons)[:3]} ({reason})",
                 where=refusal.where,
                 suggestion="this is a bug in eventpub; please report it",
@@ -116,7 +116,7 @@ class Refusals:
                 " this state belongs to, correct it, or set another app.id, app.state_dir and"
                 " sink.topic; if several columns say which aggregate a row belongs to, list them in"
                 " store.columns.aggregate_id; if the store was restored to an earlier time or"
-                " another server took over, and these events shall be dead letters, raise"
+                " another server took over, and these events should become dead letters, raise"
                 " sink.dead_limit. Nothing of"
                 " them was published",
             )
@@ -125,11 +125,11 @@ class Refusals:
             raise SinkError(
                 "sink.too_many_refused",
                 f"the broker refuses more than {self._sink.dead_limit} events in a row,"
-                f" as version {worst.version} of {worst.aggregate_id!r}: {worst.reason}",
+                f" such as version {worst.version} of {worst.aggregate_id!r}: {worst.reason}",
                 where=f"sink.topic = {self._sink.topic}",
                 suggestion="if the topic's or the client's limits are too low, raise them"
                 " (max.message.bytes; message.max.bytes in [sink.properties]); if these events"
-                " shall be dead letters, raise sink.dead_limit. Nothing of them was published",
+                " should become dead letters, raise sink.dead_limit. Nothing of them was published",
             )
         return Kept(kept, None if late is None else late[~is_dead], dead, run)
 

@@ -1,12 +1,11 @@
 """Fold: the index is brought up to the topic, which is the truth, before anything is published.
 
-Reads what of the shard's partitions the index does not know, whoever has written it: a former
+Reads what the index does not know of the shard's partitions, whatever has written it: a former
 owner, a transaction whose answer was lost, another machine. Normally there is nothing to read.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,11 @@ import numpy as np
 from eventpub import admission
 from eventpub.admission import Known, Rewritten, Seen, values
 from eventpub.channel import Folding
-from eventpub.failpoint import failpoint
 from eventpub.shard.assignment import index_folder
-from eventpub.shard.context import LeasedContext
+from eventpub.shard.context import PublishingContext
 from eventpub.shard.jumps import Jumps
-from eventpub.sink import (
-    Folded,
-    MissingMarkerError,
-    first_offsets,
-    oldest_events,
-    topic_ids,
-    topic_remade,
-)
+from eventpub.sink import Folded, MissingMarkerError, oldest_events, topic_ids, topic_remade
+from eventpub.sink.topics import list_offsets
 
 _SHOWN_EVERY = 1.0
 """Seconds between two reports of how far it is."""
@@ -39,32 +31,29 @@ time between two looks at it."""
 
 
 class Fold:
-    """One fold; afterwards nobody else writes this shard.
+    """One fold; afterwards no other producer writes this shard.
 
     Args:
         context: of the shard; its sink may have just been made.
-        is_again: the lease is older than what the index knows, which was read to its end before.
+        is_again: the topic was read to its end before; what the runner began with is older.
     """
 
-    def __init__(self, context: LeasedContext, *, is_again: bool = False) -> None:
+    def __init__(self, context: PublishingContext, *, is_again: bool = False) -> None:
         self._context = context
         self._is_again = is_again
         self._reads_all = False
-        self._shown = time.monotonic()
+        self._shown = context.parts.clock.monotonic()
 
     def run(self) -> None:
         """Do it.
 
         Raises:
-            StateError: run.stopping, run.superseded, index.…
+            StateError: run.stopping, index.…
             SinkError: as of `ShardSink.fold`.
         """
         context = self._context
         with context.timed("fold"):
             context.sink.ready()
-            # Only now that the sink has taken the shard: had it done so before somebody else got
-            # the lease, it would be fenced by that one.
-            context.link.confirm()
             index = context.index
             if index.is_new:
                 self._begin_index()
@@ -81,8 +70,8 @@ class Fold:
             if index.reads_everywhere:
                 index.has_read_everywhere(context.own_places())
             if self._reads_all:
-                context.report.is_placed = not context.sink.misplaced
-            context.report.not_ours += context.sink.not_ours
+                context.report.is_placed = not context.sink.last_fold.misplaced
+            context.report.not_ours += context.sink.last_fold.not_ours
             if jumps is not None:
                 context.report.jumps += jumps.found()
             self._decide_baseline()
@@ -91,8 +80,8 @@ class Fold:
         context = self._context
         for part in self._visible():
             self._take(part, context.now, jumps)
-            failpoint("during_fold")
-            self._go_on(context.sink.unread)
+            context.parts.failpoint("during_fold")
+            self._go_on(context.sink.last_fold.unread)
 
     def _keep_contents(self) -> None:
         """What tells rows of one version apart, where the table takes several: of all versions.
@@ -106,10 +95,10 @@ class Fold:
                 {},
                 everywhere=True,
                 with_contents=True,
-                meanwhile=lambda: self._go_on(context.sink.unread),
+                meanwhile=lambda: self._go_on(context.sink.last_fold.unread),
             ):
                 index.add_contents(part.contents)
-                self._go_on(context.sink.unread)
+                self._go_on(context.sink.last_fold.unread)
             index.go_back(_UNNOTICED)
         index.note_contents(are_kept)
 
@@ -121,9 +110,9 @@ class Fold:
         """
         context = self._context
         context.require_going_on()
-        if time.monotonic() - self._shown > _SHOWN_EVERY:
-            self._shown = time.monotonic()
-            context.link.send(Folding(context.report.folded, left))
+        if context.parts.clock.monotonic() - self._shown > _SHOWN_EVERY:
+            self._shown = context.parts.clock.monotonic()
+            context.post(Folding(context.shard.number, context.report.folded, left))
 
     def _visible(self) -> Iterator[Folded]:
         """What of the topic the index does not know; all that it knows is visible at the end."""
@@ -136,10 +125,10 @@ class Fold:
                 yield from context.sink.fold(
                     index.offsets,
                     index.written,
-                    acknowledged=context.lease.acknowledged,
+                    acknowledged=context.beginning.acknowledged,
                     everywhere=index.reads_everywhere,
                     with_contents=context.rules.contents_of is not None,
-                    meanwhile=lambda: self._go_on(context.sink.unread),
+                    meanwhile=lambda: self._go_on(context.sink.last_fold.unread),
                 )
             except MissingMarkerError as lost:
                 self._reads_all = False  # the next one goes on where this one has come to
@@ -150,9 +139,9 @@ class Fold:
     def _missing_markers(self) -> dict[tuple[str, int], tuple[int, int]]:
         """What is to be restored: as the index knows it, and what others have published behind it.
 
-        They may have been left open in turn, and whoever ends a transaction ends all of these.
+        They may have been left open in turn, and ending one transaction ends all of these.
         """
-        index, acknowledged = self._context.index, self._context.lease.acknowledged
+        index, acknowledged = self._context.index, self._context.beginning.acknowledged
         noted = index.missing_markers
         lost = {
             place: (first, max(end, acknowledged.get(place, 0) - 1))
@@ -166,9 +155,9 @@ class Fold:
         """Note a cut topic before the offsets move on, and drop the position of an index that has
         missed records which were cut."""
         context, index = self._context, self._context.index
-        index.note_truncated(context.sink.truncated, newest)
-        offsets, known = index.offsets, context.lease.acknowledged
-        if context.sink.truncated and any(
+        index.note_truncated(context.sink.last_fold.truncated, newest)
+        offsets, known = index.offsets, context.beginning.acknowledged
+        if context.sink.last_fold.truncated and any(
             known.get(place, 0) > offsets.get(place, 0)
             for place in context.own_places()
             if place[0] == context.assignment.config.sink.topic
@@ -213,7 +202,7 @@ class Fold:
         )
 
     def _rewritten(self, part: Folded, ids: list[str], created: np.ndarray) -> dict[str, Rewritten]:
-        """What is known of versions that were written anew, with the rows of a chunk."""
+        """What is known of rewritten versions, with the rows of a chunk."""
         found = self._context.index.rewritten(ids)
         if not (found or part.published):
             return {}
@@ -233,14 +222,14 @@ class Fold:
     def _begin_index(self) -> None:
         """A new index, from those of another number of shards where there are any."""
         context = self._context
-        assignment, lease, shard = context.assignment, context.lease, context.shard
-        directories = [Path(folder) for folder in lease.former_indexes]
-        if lease.former_shards is not None and not directories:
-            former = lease.former_shards
+        assignment, beginning, shard = context.assignment, context.beginning, context.shard
+        directories = [Path(folder) for folder in beginning.former_indexes]
+        if beginning.former_shards is not None and not directories:
+            former = beginning.former_shards
             directories = [index_folder(assignment.config, former, n) for n in range(former)]
-        # Partitions were added, or nobody remembers that none were: what was written before stands
+        # Partitions were added, or it is unknown whether any were: what was written before may be
         # where another shard writes now.
-        everywhere = bool(lease.former_indexes) or not lease.is_placed
+        everywhere = bool(beginning.former_indexes) or not beginning.is_placed
         if not directories:
             context.index.begin(assignment.start, everywhere=everywhere)
             return
@@ -263,9 +252,9 @@ class Fold:
         One shard's baseline says nothing of the backlog and the holds of the others.
         """
         context, start = self._context, self._context.assignment.start or 0
-        low = context.lease.low if context.lease.low > start else position
+        low = context.beginning.low if context.beginning.low > start else position
         settled = max(start, 0 if low is None else self._settled(low))
-        if settled < highest and context.lease.former_indexes:
+        if settled < highest and context.beginning.former_indexes:
             context.report.repeats_after = settled
         return settled
 
@@ -276,7 +265,7 @@ class Fold:
         """
         context = self._context
         sink, index = context.assignment.config.sink, context.index
-        ids = topic_ids(sink, sink.topics)
+        ids = topic_ids(context.parts.clients, sink.topics)
         known = index.topics
         made_again = {topic for topic, id_ in ids.items() if known.get(topic, id_) != id_}
         if sink.topic in made_again:
@@ -299,7 +288,7 @@ class Fold:
             return
         truncated, newest, _ = index.undecided
         self._count_forgotten(index.forgotten)
-        baseline, known_to, low = None, index.position, context.lease.low
+        baseline, known_to, low = None, index.position, context.beginning.low
         is_older = known_to is None or known_to < low
         if truncated and (is_older or self._is_of_older_state(newest)):
             baseline, cut = self._lost_baseline(newest)
@@ -319,7 +308,7 @@ class Fold:
 
         With another number of partitions it is not known which shard had which aggregate.
         """
-        if of_each and not self._context.lease.former_indexes:
+        if of_each and not self._context.beginning.former_indexes:
             own = self._context.shard.topic_partitions()
             cut = {partition: of_each[partition % len(of_each)] for partition in own}
             self._count_as_published(self._context.index.baseline or 0, cut)
@@ -349,21 +338,21 @@ class Fold:
         Returns:
             The baseline, µs; and by partition up to when what was created may be cut.
         """
-        context, low = self._context, self._context.lease.low
+        context, low = self._context, self._context.beginning.low
         start = context.assignment.start or 0
         if low <= start or self._is_of_older_state(newest):
             low = max(low, newest)
         config, partitions = context.assignment.config, context.shard.topic_partitions()
         own = [(config.sink.topic, partition) for partition in partitions]
         app_ids = config.app.id, *config.app.former_ids
-        oldest = oldest_events(config.sink, own, app_ids, lambda: self._go_on(0))
+        oldest = oldest_events(context.parts.clients, own, app_ids, lambda: self._go_on(0))
         cut = {p: low if at is None else min(low, at) for (_, p), at in oldest.items()}
         return max(start, min(low, self._settled(low))), cut
 
     def _settled(self, low: int) -> int:
         """Up to when all that was created is published or skipped, if all that was read up to `low`
         is, but for what waits and what is hidden."""
-        hidden = self._context.lease.hidden_since
+        hidden = self._context.beginning.hidden_since
         return self._kept(self._context.low(low if hidden is None else min(low, hidden)))
 
     def _count_as_published(self, after: int, cut: Mapping[int, int]) -> None:
@@ -392,6 +381,7 @@ class Fold:
                 part = Folded("late", {}, [*ids], np.array(versions), np.array(times))
                 self._take_events(part, context.now, None)
             self._go_on(0)
+        context.parts.failpoint("after_baseline")
 
     def _is_left(self, aggregate_id: str, known: Known, cut: Mapping[int, int]) -> bool:
         """Whether an aggregate's last event is still on the topic: then all that was published
@@ -447,11 +437,12 @@ class Fold:
         for, would be lost. A state that is older shows by what was published since.
         """
         context = self._context
-        known_to = max(context.lease.low, context.index.position or 0)
+        known_to = max(context.beginning.low, context.index.position or 0)
         if self._is_again or self._kept(newest) <= known_to:
             return False
-        sink, known = context.assignment.config.sink, context.lease.acknowledged
-        lows = first_offsets(sink, [(sink.topic, p) for p in context.shard.topic_partitions()])
+        topic, known = context.assignment.config.sink.topic, context.beginning.acknowledged
+        own = [(topic, p) for p in context.shard.topic_partitions()]
+        lows = list_offsets(context.parts.clients, own, "earliest")
         return any(known.get(at, 0) < low for at, low in lows.items())
 
 

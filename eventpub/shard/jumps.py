@@ -1,4 +1,4 @@
-"""Versions that a fold finds on the topic, and that nobody can have published there in order."""
+"""Versions that a fold finds on the topic, and that cannot have been published there in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Jumps:
     """Collects, while an index that knew something is brought up to the topic.
 
     A publisher writes each version behind the one before; what is missing between is a recorded
-    skip or a dead letter. Anything else was written by somebody else under this application's id,
+    skip or a dead letter. Anything else was written by another program under this application's id,
     or the store was restored to an earlier time.
 
     Args:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pyarrow as pa
 
 from eventpub.channel import Comparison
-from eventpub.shard.prefetch import read_ahead
+from eventpub.shard.prefetch import ReadAhead
 
 
 class KeyPrefetch:
@@ -21,6 +21,7 @@ class KeyPrefetch:
     Args:
         comparison: which buckets.
         read: the keys of a bucket in batches; called, and iterated, in a thread.
+        read_ahead: as of `prefetch`.
 
     Attributes:
         rows: keys of each bucket so far.
@@ -28,7 +29,10 @@ class KeyPrefetch:
     """
 
     def __init__(
-        self, comparison: Comparison, read: Callable[[int], Iterator[pa.RecordBatch]]
+        self,
+        comparison: Comparison,
+        read: Callable[[int], Iterator[pa.RecordBatch]],
+        read_ahead: ReadAhead,
     ) -> None:
         self.comparison = comparison
         self.rows: Counter[int] = Counter()

@@ -10,29 +10,13 @@ from typing import Any
 
 from eventpub.admission import Shard
 from eventpub.channel import Report
-from eventpub.channel.lane import Link
 from eventpub.errors import StateError
-from eventpub.index import Index, set_aside
-from eventpub.index.identity import FORMAT
+from eventpub.index import Index
+from eventpub.index.database import FORMAT
 from eventpub.shard.assignment import Assignment, identity_of
 
 _OF_NO_USE = {"state.foreign", "index.newer_format"}
-"""Of an index that is whole."""
-
-
-def require_going_on(link: Link) -> None:
-    """Called again and again by what may take long before the shard can be published.
-
-    Raises:
-        StateError: run.stopping
-    """
-    if link.is_stopping:
-        raise StateError(
-            "run.stopping",
-            "stopped while it read the topic back",
-            suggestion="nothing to do: it was asked to stop",
-            retriable=True,
-        )
+"""Errors of an index that is intact but cannot be used."""
 
 
 def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
@@ -60,12 +44,12 @@ def open_index(assignment: Assignment, shard: Shard, report: Report) -> Index:
         return is_same and found.get("format") == FORMAT and assignment.adopts(found)
 
     try:
-        return Index(folder, identity, adopts=adopts)
+        return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)
     except StateError as error:
         has_grown = bool(was) and was["partitions"] != assignment.partitions
         if error.code not in _OF_NO_USE or not has_grown:
             raise
-    # on the publisher's own disk it was moved to `former_indexes`; on an executor's, nobody did
-    former = set_aside(folder, is_damaged=False)
+    # on the publisher's own disk it was moved to `former_indexes`; on an executor's it was not
+    former = assignment.parts.storage.set_aside(folder, is_damaged=False)
     report.rebuilt = f"the topic had {was['partitions']} partitions; it was moved to {former}"
-    return Index(folder, identity, adopts=adopts)
+    return Index(folder, identity, adopts=adopts, storage=assignment.parts.storage)

@@ -1,6 +1,6 @@
 """How much one transaction holds: bounded by bytes and by time, not only by rows.
 
-A transaction that outlives the time-outs of its messages is aborted, and would be in vain for ever
+A transaction that outlives the time-outs of its messages is aborted, and would fail every time
 if it were tried again as it was. So a shard begins with small ones and doubles them as long as they
 are fast; one that took long says how much fits into the time that one may take, and what failed is
 tried again at half its size. Times are arguments.
@@ -9,23 +9,32 @@ tried again at half its size. Times are arguments.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-CHUNK_ROWS = 25_000
-"""Rows of one transaction, and up to half as many again."""
-
-CHUNK_BYTES = 12 << 20
-"""Bytes of one transaction, but for one row: what a shard holds in memory a few times over."""
-
-FIRST_BYTES = 4 << 20
-"""Bytes of a shard's first one, while nobody knows yet how fast the broker is."""
-
-_LEAST_BYTES = 64 << 10
 _LONGEST = 5.0
+"""Seconds that one may take."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large transactions may be.
+
+    Attributes:
+        rows: of one, and up to half as many again.
+        most: bytes of one, but for one row: what a shard holds in memory a few times over.
+        first: bytes of a shard's first one, while the broker's speed is unknown.
+        least: bytes that are always tried.
+    """
+
+    rows: int = 25_000
+    most: int = 12 << 20
+    first: int = 4 << 20
+    least: int = 64 << 10
 
 
 class Pace:
@@ -33,33 +42,35 @@ class Pace:
 
     Args:
         timeout: seconds after which the broker or the client gives a transaction up.
+        sizes: what they may have.
         size: to begin with, where it is known from before.
 
     Attributes:
         size: bytes; one row may always go.
     """
 
-    def __init__(self, timeout: float, size: int | None = None) -> None:
+    def __init__(self, timeout: float, sizes: Sizes, size: int | None = None) -> None:
+        self._sizes = sizes
         self._long = min(_LONGEST, timeout / 8)
-        self.size = FIRST_BYTES if size is None else size
+        self.size = sizes.first if size is None else size
 
     @property
     def is_full(self) -> bool:
         """Whether nothing holds it back."""
-        return self.size >= CHUNK_BYTES
+        return self.size >= self._sizes.most
 
     def published(self, size: int, seconds: float) -> None:
         """So many bytes were published in so many seconds."""
         if 4 * size < self.size:
             return  # says nothing about large ones
         if seconds > self._long / 2:
-            self.size = min(self.size, max(_LEAST_BYTES, int(size / seconds * self._long)))
+            self.size = min(self.size, max(self._sizes.least, int(size / seconds * self._long)))
         else:
-            self.size = min(2 * self.size, CHUNK_BYTES)
+            self.size = min(2 * self.size, self._sizes.most)
 
     def failed(self, size: int) -> None:
-        """So many bytes were not published: perhaps in too long a time, whoever ended it."""
-        self.size = max(_LEAST_BYTES, min(self.size, size) // 2)
+        """Publishing this many bytes failed, perhaps by a time-out: halve the size."""
+        self.size = max(self._sizes.least, min(self.size, size) // 2)
 
 
 def rows_within(rows: pa.Table, begin: int, size: int, most: int | None = None) -> int:
@@ -76,13 +87,13 @@ def rows_within(rows: pa.Table, begin: int, size: int, most: int | None = None) 
     return max(1, int(np.searchsorted(ends, size, "right")))
 
 
-def portions(rows: pa.Table) -> Iterator[pa.Table]:
+def portions(rows: pa.Table, sizes: Sizes) -> Iterator[pa.Table]:
     """Rows in parts of what one transaction takes: of about the same number where bytes allow."""
-    parts = max(1, round(rows.num_rows / CHUNK_ROWS))
+    parts = max(1, round(rows.num_rows / sizes.rows))
     most = -(-rows.num_rows // parts)
     begin = 0
     while begin < rows.num_rows:
-        count = rows_within(rows, begin, CHUNK_BYTES, most)
+        count = rows_within(rows, begin, sizes.most, most)
         yield rows.slice(begin, count)
         begin += count
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Generic, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 _Item = tuple[T | None, BaseException | None] | None
@@ -52,6 +52,10 @@ class Prefetch(Generic[T]):
             self._ended = True
             raise error
         return item  # type: ignore[return-value]
+
+
+ReadAhead: TypeAlias = Callable[..., AbstractContextManager[Prefetch[Any]]]
+"""As of `read_ahead`."""
 
 
 @contextmanager

@@ -6,7 +6,6 @@ what a fold would find: a process may die between any two lines.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,13 +18,12 @@ import pyarrow as pa
 from eventpub import admission
 from eventpub.admission import EVENTS, Decision, Hold, Known, numbers_of, values
 from eventpub.errors import SinkError, StateError
-from eventpub.failpoint import failpoint
-from eventpub.shard import pace
 from eventpub.shard.context import Accounted, ShardContext
 from eventpub.shard.dead_letters import Kept, Refusals, dead_rows
 from eventpub.shard.hold_shard import at_first_row, with_unpublished
 from eventpub.shard.pace import rows_within
 from eventpub.sink import PublishedBatch, RecordRefusedError
+from eventpub.sink.base import Content
 
 NO_EVENTS = EVENTS.empty_table()
 Event: TypeAlias = tuple[str, int]
@@ -219,11 +217,11 @@ class Publishing:
                 {"aggregate_id": d.aggregate_id, "version": d.version, "reason": d.reason}
                 for d in dead
             )
-            failpoint("before_index")
+            self._context.parts.failpoint("before_index")
         report.begin_above += self._begin_above(decision, known)
         self._record(decision, known, position, published, refused, kept.run)
         if decision.publishes:
-            failpoint("after_index")
+            self._context.parts.failpoint("after_index")
             context.sink.check_between()
         report.counts.add(decision.counts)
 
@@ -237,18 +235,11 @@ class Publishing:
     ) -> PublishedBatch:
         context = self._context
         size = kept.events.nbytes + (0 if diverted is None else diverted.nbytes)
-        began = time.monotonic()
+        began = context.parts.clock.monotonic()
         try:
             with context.timed("publish"):
-                published = context.sink.publish(
-                    kept.events,
-                    late=kept.late,
-                    gaps=decision.gaps,
-                    dead=dead,
-                    diverted=diverted,
-                    now=now,
-                    crash_point=failpoint,
-                )
+                content = Content(kept.events, kept.late, decision.gaps, dead, diverted, now)
+                published = context.sink.publish(content, context.parts.failpoint)
         except RecordRefusedError as refusal:
             self._refusals.note(refusal, kept.events, diverted)
             raise
@@ -257,7 +248,7 @@ class Publishing:
             context.index.note_chunk_bytes(context.pace.size)
             raise
         self._refusals.forget()
-        context.pace.published(size, time.monotonic() - began)
+        context.pace.published(size, context.parts.clock.monotonic() - began)
         if context.pace.is_full:
             context.index.note_chunk_bytes(None)
         return published
@@ -341,7 +332,7 @@ class Publishing:
         if not plan.missing:
             return NO_EVENTS, []
         seconds = None if self._holds_shard else _FETCH_TURN
-        return context.lookup.fetch(plan.missing, pace.CHUNK_ROWS, context.pace.size, seconds)
+        return context.fetch(plan.missing, context.pace.size, seconds)
 
     def _baseline_ends(
         self, sights: list[tuple[str, int]], baseline: int
@@ -381,7 +372,8 @@ class HoldsInTurn:
             position: as of `Publishing.step`.
             had_rows: whether rows came since the last time, which have their share of the time.
         """
-        began = now = time.monotonic()
+        clock = self._context.parts.clock
+        began = now = clock.monotonic()
         if began < self._not_before:
             self._publishing.step(NO_EVENTS, position)
             return
@@ -391,7 +383,7 @@ class HoldsInTurn:
             due = context.index.holds.next_due()
             if due is None or due > context.now or context.is_stopping:
                 return
-            took, now = time.monotonic() - now, time.monotonic()
+            took, now = clock.monotonic() - now, clock.monotonic()
             least, most = _DUE_AT_ONCE
             if took > _HOLDS_TURN:
                 self._at_once = max(least, self._at_once // 2)

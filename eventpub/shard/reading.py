@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eventpub.channel import Comparison, Request, Stop, Window, Work
-from eventpub.shard import pace
-from eventpub.shard.context import LeasedContext
-from eventpub.shard.pace import portions
-from eventpub.shard.prefetch import Prefetch, read_ahead
+from eventpub.shard.context import PublishingContext
+from eventpub.shard.pace import Sizes, portions
+from eventpub.shard.prefetch import Prefetch
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,13 @@ Item: TypeAlias = Rows | WindowEnd | Comparison | Request | Stop
 
 
 class Reading:
-    """What comes from the coordinator, in order, whoever asks for it.
+    """What comes from the coordinator, in order, whichever part reads it.
 
     Args:
         context: of the shard; its `reader` belongs to this.
     """
 
-    def __init__(self, context: LeasedContext) -> None:
+    def __init__(self, context: PublishingContext) -> None:
         self._context = context
         self._last: Window | None = None
         self._unhandled: deque[Comparison | Request | Stop] = deque()
@@ -61,11 +60,11 @@ class Reading:
         item that is no row and no end of a window.
         """
         self._is_left = False
-        return read_ahead(self._items, self._leave)
+        return self._context.parts.read_ahead(self._items, self._leave)
 
     def _leave(self) -> None:
         self._is_left = True
-        self._context.link.wake()
+        self._context.lane.wake()
 
     def handled(self) -> None:
         """The next comparison, request or stop is done with."""
@@ -75,7 +74,7 @@ class Reading:
         """The next work, where rows are not wanted."""
         if self._unhandled:
             return self._unhandled.popleft()
-        while (work := self._context.link.receive()) is None:
+        while (work := self._context.lane.receive()) is None:
             self._context.sink.serve()
         if isinstance(work, Window):
             self._last = work
@@ -86,7 +85,7 @@ class Reading:
         # what was published before that by other runners, the fold has read from the topic: neither
         # a new index nor an old one needs the table for it
         horizon = context.assignment.config.recount.horizon
-        after = max(context.assignment.start or 0, context.lease.low - horizon)
+        after = max(context.assignment.start or 0, context.beginning.low - horizon)
         after = max(after, context.index.position or 0)
         yield from list(self._unhandled)
         # what was planned while the shard waited, or by another runner's time
@@ -102,13 +101,13 @@ class Reading:
                 self._unhandled.append(work)
                 yield work
             # None: nothing has come, or woken, perhaps for a block that was left before
-            work = context.link.receive()
+            work = context.lane.receive()
             if self._is_left:
                 self._keep(work)
                 return
 
     def _keep(self, work: Work | None) -> None:
-        """What came when nobody reads rows any more is for `next`."""
+        """Leave for `next` what came after the last rows were read."""
         if isinstance(work, Window):
             self._last = work
         elif work is not None:
@@ -122,16 +121,16 @@ class Reading:
                 yield from self._read(after, window.after)
             elif after > window.after:
                 rows = rows.filter(pc.greater(rows.column("create_time"), pa.scalar(after)))
-            yield from portions(rows)
+            yield from portions(rows, self._context.parts.sizes)
         elif after < window.upto:
             yield from self._read(after, window.upto)
 
     def _read(self, after: int, upto: int) -> Iterator[pa.Table]:
         context = self._context
-        return chunks(context.reader.window(after, upto, context.shard))
+        return chunks(context.reader.window(after, upto, context.shard), context.parts.sizes)
 
 
-def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def chunks(batches: Iterator[pa.RecordBatch], sizes: Sizes) -> Iterator[pa.Table]:
     """Batches of rows, put together to what one transaction takes."""
     chunk: list[pa.RecordBatch] = []
     rows = size = 0
@@ -139,7 +138,7 @@ def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         chunk.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
-        if rows >= pace.CHUNK_ROWS or size >= pace.CHUNK_BYTES:
+        if rows >= sizes.rows or size >= sizes.most:
             yield pa.Table.from_batches(chunk)
             chunk, rows, size = [], 0, 0
     if chunk:

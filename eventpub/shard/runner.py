@@ -1,24 +1,19 @@
 """One shard's way through its work: fold, read, admit, backtrack, publish, record, report.
 
-A runner lives as long as its lease. It relies on nothing that an earlier one left in memory: the
-index is opened here and the producer made here, which fences every older one. At any point the
-process may die. What is visible on the topic then is what the fold of the next runner reads back,
+A runner relies on nothing that an earlier one left in memory: the index is opened here and the
+producer made here, which fences every older one, of whichever process. At any point the process may
+die. What is visible on the topic then is what the fold of the next runner reads back,
 before it decides anything.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from contextlib import suppress
 
-from eventpub.channel import Comparison, Farewell, Lease, Request, Stop, Window
-from eventpub.channel.lane import Link
+from eventpub.channel import Beginning, Comparison, Ended, Lane, Post, Request, Stop, Window
 from eventpub.errors import EventpubError, StateError, words_of
-from eventpub.failpoint import failpoint
-from eventpub.index import set_aside
 from eventpub.shard.assignment import Assignment, threads_of
-from eventpub.shard.context import LeasedContext
+from eventpub.shard.context import PublishingContext
 from eventpub.shard.folding import Fold
 from eventpub.shard.prefetch import Prefetch
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
@@ -38,49 +33,58 @@ _COMPARES_EVERY = 0.02
 """Seconds between two checks whether keys of a comparison have come, while no rows do."""
 
 
-def serve(assignment: Assignment, number: int, link: Link) -> None:
-    """Publish one shard for as long as its lease lasts; whatever ends it is reported.
+def serve(
+    assignment: Assignment, number: int, beginning: Beginning, lane: Lane, post: Post
+) -> None:
+    """Publish one shard until it is to stop, or fails; `Ended` is the last that it says.
 
     Args:
         assignment: of all shards.
         number: the shard's.
-        link: leads to the coordinator.
+        beginning: what is known of the shard.
+        lane: brings work.
+        post: takes what it says.
     """
-    error: EventpubError | None = None
+    error: EventpubError | None = _unexpected(number, "its thread was ended")
     try:
-        lease = link.lease()
-        if lease is not None:
-            _serve(assignment, number, lease, link)
-    except StateError as found:
-        error = None if found.code == "run.stopping" else found
+        _serve(assignment, number, beginning, lane, post)
+        error = None
     except EventpubError as found:
         error = found
-        if found.code == "sink.topic_missing":  # it was there at the start
+        if found.code == "run.stopping":
+            error = None
+        elif found.code == "sink.topic_missing":  # it was there at the start
             error = topic_gone(assignment.config.sink)
     except Exception as found:
         log.warning("unexpected error in shard %s", number, exc_info=found)
-        error = StateError(
-            "shard.failed",
-            f"unexpected error in shard {number}: {type(found).__name__}: {words_of(found)}",
-            suggestion="this is a bug in eventpub; please report it with the traceback, which is in"
-            " the log",
-            retriable=True,
-        )
-    with suppress(StateError):
-        link.send(Farewell(error))
+        error = _unexpected(number, f"{type(found).__name__}: {words_of(found)}")
+    finally:
+        post(Ended(number, error))
 
 
-def _serve(assignment: Assignment, number: int, lease: Lease, link: Link) -> None:
+def _unexpected(number: int, what: str) -> StateError:
+    return StateError(
+        "shard.failed",
+        f"unexpected error in shard {number}: {what}",
+        suggestion="this is a bug in eventpub; please report it with the traceback, which is in"
+        " the log",
+        retriable=True,
+    )
+
+
+def _serve(
+    assignment: Assignment, number: int, beginning: Beginning, lane: Lane, post: Post
+) -> None:
     """As `serve`; an index that is damaged is set aside, and a new one made.
 
     Raises:
         EventpubError: what has ended the runner.
     """
     damage: str | None = None
-    while True:
+    while not lane.is_stopping:
         runner: Runner | None = None
         try:
-            with LeasedContext(assignment, number, lease, link) as context:
+            with PublishingContext(assignment, number, beginning, lane, post) as context:
                 context.report.rebuilt = damage or context.report.rebuilt
                 runner = Runner(context)
                 runner.run()
@@ -88,7 +92,8 @@ def _serve(assignment: Assignment, number: int, lease: Lease, link: Link) -> Non
         except StateError as found:
             if found.code != "index.corrupt" or damage is not None:
                 raise
-            damage = f"{found.message}; it was moved to {set_aside(assignment.index(number))}"
+            moved_to = assignment.parts.storage.set_aside(assignment.index(number))
+            damage = f"{found.message}; it was moved to {moved_to}"
             if runner is not None and runner.has_begun:
                 # what it was sent since is lost with it: it is sent again to the next one
                 raise StateError(found.code, damage, where=found.where, retriable=True) from found
@@ -104,7 +109,7 @@ class Runner:
         has_begun: whether it takes work.
     """
 
-    def __init__(self, context: LeasedContext) -> None:
+    def __init__(self, context: PublishingContext) -> None:
         config = context.assignment.config
         self._context = context
         self._step = Step(context, self._renew_sink)
@@ -115,7 +120,7 @@ class Runner:
         self._reported_at = float("-inf")
 
     def run(self) -> None:
-        """Until the lease ends.
+        """Until it is to stop.
 
         Raises:
             StoreError, SinkError, StateError: nothing is half done; another runner may go on.
@@ -123,10 +128,10 @@ class Runner:
         context = self._context
         try:
             self._begin()
-            has_lease = self.has_begun = True
-            while has_lease and not context.is_stopping:
+            goes_on = self.has_begun = True
+            while goes_on and not context.is_stopping:
                 waits = self._holds_shard and bool(context.index.holds)
-                has_lease = self._wait_for_holds() if waits else self._read_on()
+                goes_on = self._wait_for_holds() if waits else self._read_on()
         finally:
             self._comparing.close()
 
@@ -152,7 +157,7 @@ class Runner:
         config = assignment.config
         if config.sink.delivery == "exactly_once":
             self._context.sink.ready()
-            require_owner(config.sink, config.app.id, threads_of(assignment.run))
+            require_owner(assignment.parts.clients, config.app.id, threads_of(assignment.run))
 
     def _read_on(self) -> bool:
         """Publish what windows show, and do what else comes.
@@ -234,9 +239,9 @@ class Runner:
         return True
 
     def _is_silent(self) -> bool:
-        return time.monotonic() - self._reported_at > _REPORTS_EVERY
+        return self._context.parts.clock.monotonic() - self._reported_at > _REPORTS_EVERY
 
     def _report(self) -> None:
-        self._reported_at = time.monotonic()
-        failpoint("before_report")
-        self._context.link.send(self._context.take_report())
+        self._reported_at = self._context.parts.clock.monotonic()
+        self._context.parts.failpoint("before_report")
+        self._context.post(self._context.take_report())

@@ -4,12 +4,13 @@ Knows Kafka, nothing of SQL or Spark. What must hold: a `read_committed` consume
 once, whatever crashes; the topic is the truth, and `ShardSink.fold` reads it.
 """
 
+from eventpub.sink.base import PublishedBatch
+from eventpub.sink.causes import RecordRefusedError
 from eventpub.sink.checks import Written, checks
-from eventpub.sink.client import check_properties
-from eventpub.sink.faults import RecordRefusedError, topic_gone, topic_remade
-from eventpub.sink.fencing import fence_all
-from eventpub.sink.finding import has_event, oldest_events
+from eventpub.sink.client import Clients, check_properties
+from eventpub.sink.faults import topic_gone, topic_remade
 from eventpub.sink.folded import Folded
+from eventpub.sink.layout import TopicLayout, check_age, check_topics, check_written
 from eventpub.sink.missing_markers import MissingMarkerError
 from eventpub.sink.origin import (
     Sources,
@@ -19,20 +20,14 @@ from eventpub.sink.origin import (
     has_written,
     sources_of,
 )
+from eventpub.sink.owned_producer import fence_all
+from eventpub.sink.reading import has_event, oldest_events
 from eventpub.sink.records import DeadRow, Record
-from eventpub.sink.shard import PublishedBatch, ShardSink
-from eventpub.sink.stable_ends import are_left_open
-from eventpub.sink.topic_settings import check_age
-from eventpub.sink.topics import (
-    TopicLayout,
-    check_topics,
-    check_written,
-    first_offsets,
-    topic_ids,
-    visible_ends,
-)
+from eventpub.sink.shard import ShardSink
+from eventpub.sink.topics import are_left_open, topic_ids, visible_ends
 
 __all__ = [
+    "Clients",
     "DeadRow",
     "Folded",
     "MissingMarkerError",
@@ -53,7 +48,6 @@ __all__ = [
     "check_written",
     "checks",
     "fence_all",
-    "first_offsets",
     "has_event",
     "has_written",
     "oldest_events",

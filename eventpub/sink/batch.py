@@ -14,11 +14,12 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, Message
 
 from eventpub import config
-from eventpub.admission.model import Shard, SkippedGap
+from eventpub.admission.model import Shard
 from eventpub.errors import SinkError
 from eventpub.sink import records
+from eventpub.sink.base import Content
+from eventpub.sink.encoder import Encoder
 from eventpub.sink.missing_markers import PartitionId
-from eventpub.sink.records import DeadRow
 
 AHEAD_OF_CLOCK = 600_000_000
 """µs that the database's clock may be ahead of this machine's and still be believed: brokers take
@@ -76,9 +77,8 @@ class Events:
         marks: more headers of each record.
     """
 
-    rows: pa.Table | pa.RecordBatch
-    app: str
-    of_topic: int
+    rows: pa.Table
+    encoder: Encoder
     late: npt.NDArray[np.bool_] | None
     partitions: npt.NDArray[np.int32]
     limit: int = records.FAR_AHEAD
@@ -87,7 +87,7 @@ class Events:
     @cached_property
     def columns(self) -> records.Columns:
         """All of them, to be produced one by one."""
-        columns = self._columns_of(self.rows, self.late, self.partitions)
+        columns = self.encoder.events(self.rows, self.partitions, self.late, self.limit)
         if self.marks is None:
             return columns
         headers = [[*own, *more] for own, more in zip(columns.headers, self.marks, strict=True)]
@@ -96,12 +96,15 @@ class Events:
     def taken(self, rows: npt.NDArray[np.int64]) -> records.Columns:
         """Some of them."""
         late = None if self.late is None else self.late[rows]
-        return self._columns_of(self.rows.take(rows), late, self.partitions[rows])
+        some: Any = self.rows.take(rows)
+        return self.encoder.events(some, self.partitions[rows], late, self.limit)
 
-    def _columns_of(self, rows: Any, late: Any, placed: npt.NDArray[np.int32]) -> records.Columns:
-        return records.event_columns(
-            rows, self.app, self.of_topic, late, placed=placed, limit=self.limit
-        )
+    @property
+    def fixed(self) -> records.FixedEvents | None:
+        """All of them, to be handed over at once; None: they cannot."""
+        if self.marks is not None:
+            return None
+        return self.encoder.fixed(self.rows, self.partitions, self.late, self.limit)
 
     def ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The first row of each partition, and the last where that is another."""
@@ -139,6 +142,12 @@ class Batch:
         """Those of one partition."""
         return self.reports.setdefault((topic, partition), Reports())
 
+    @property
+    def places(self) -> set[PartitionId]:
+        """The partitions that it is written to."""
+        found = {(t, p) for t, of in self.events.items() for p in np.unique(of.partitions).tolist()}
+        return found | {(topic, record.partition) for topic, record in self.side}
+
     def failed(self) -> list[tuple[str, KafkaError, int]]:
         """Topic, error and row of undelivered records, but those that only follow from another's.
 
@@ -152,27 +161,8 @@ class Batch:
         ]
 
 
-@dataclass(frozen=True)
-class Content:
-    """What a batch is made of; see `ShardSink.publish`."""
-
-    events: pa.Table | pa.RecordBatch
-    late: npt.NDArray[np.bool_] | None = None
-    gaps: Sequence[SkippedGap] = ()
-    dead: Sequence[DeadRow] = ()
-    diverted: pa.Table | None = None
-    now: int | None = None
-    marks: Sequence[Sequence[records.Header]] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to publish."""
-        is_diverted = self.diverted is not None and len(self.diverted)
-        return not (len(self.events) or self.gaps or self.dead or is_diverted)
-
-
 def batch_of(
-    sink: config.Sink, app: str, shard: Shard, content: Content, *, reduced: bool = False
+    sink: config.Sink, encoder: Encoder, shard: Shard, content: Content, *, reduced: bool = False
 ) -> Batch:
     """The records of a shard, with their partitions.
 
@@ -182,9 +172,9 @@ def batch_of(
         SinkError: `sink.wrong_partition`.
     """
 
-    def of(rows: pa.Table | pa.RecordBatch, marks: npt.NDArray[np.bool_] | None) -> Events:
+    def of(rows: pa.Table, marks: npt.NDArray[np.bool_] | None) -> Events:
         placed = records.partitions_of(rows, shard.partitions)
-        return Events(rows, app, shard.partitions, marks, placed, limit)
+        return Events(rows, encoder, marks, placed, limit)
 
     count = shard.partitions
     limit = int(time.time() * 1e6) + AHEAD_OF_CLOCK
@@ -195,9 +185,9 @@ def batch_of(
     if diverted is not None and len(diverted):
         by_topic[sink.late_topic] = of(diverted, np.ones(len(diverted), np.bool_))
     first = shard.topic_partitions()[0]
-    side = [(sink.gaps_topic, records.gap_record(g, app, count, limit)) for g in content.gaps]
+    side = [(sink.gaps_topic, encoder.gap(g, count, limit)) for g in content.gaps]
     side += [
-        (sink.dead_topic, records.dead_record(d, app, count, first, limit, reduced=reduced))
+        (sink.dead_topic, encoder.dead(d, (count, first), limit, reduced=reduced))
         for d in content.dead
     ]
     partitions = np.concatenate(

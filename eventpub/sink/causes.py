@@ -1,8 +1,14 @@
-"""Why a transaction was undone: the rows that can never be published, else what failed first."""
+"""Why a transaction was undone, and what the next sink of the shard does differently because of it.
+
+A sink that has failed is replaced, so what it has learned is kept here, by owner, until a batch was
+published.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import KafkaError
 
@@ -10,8 +16,65 @@ from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import faults
 from eventpub.sink.batch import Batch
-from eventpub.sink.caution import Caution
 from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.terminal import counted
+
+
+@dataclass
+class Caution:
+    """How the next sinks of one owner produce.
+
+    Attributes:
+        sends_singly: each record is sent by itself, to find the ones that the broker refuses.
+        reports_each: a report of each record is asked for, to find what went wrong with the batch.
+        reduces_dead: dead letters have key, version and reason alone, since one was refused.
+    """
+
+    sends_singly: bool = False
+    reports_each: bool = False
+    reduces_dead: bool = False
+
+    def forget(self) -> None:
+        """A batch was published."""
+        self.sends_singly = self.reports_each = self.reduces_dead = False
+
+
+_by_owner: dict[tuple[str, str], Caution] = {}
+
+
+def caution_of(owner: tuple[str, str]) -> Caution:
+    """The caution of an owner: bootstrap servers and transactional id."""
+    return _by_owner.setdefault(owner, Caution())
+
+
+class RecordRefusedError(SinkError):
+    """The broker or the client will never take some records; nothing of the batch was published.
+
+    Args:
+        rows: indices into the events given to `publish`.
+        diverted_rows: indices into its `diverted`.
+        reason: what the refusal said.
+
+    Attributes:
+        by_topic: the rows of each topic.
+    """
+
+    def __init__(self, rows: Sequence[int], diverted_rows: Sequence[int], reason: str, topic: str):
+        super().__init__(
+            "sink.record_refused",
+            f"{counted(len(rows) + len(diverted_rows), 'record')} can never be published: {reason}",
+            where=f"topic {topic}",
+            suggestion="if the size is the reason, raise the topic's max.message.bytes and, in"
+            " [sink.properties], message.max.bytes",
+            retriable=True,
+        )
+        self.by_topic: dict[str, list[int]] = {}
+        self.rows = list(rows)
+        self.diverted_rows = list(diverted_rows)
+        self.reason = reason
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "type": SinkError.__name__}
 
 
 def aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
@@ -21,8 +84,8 @@ def aborted(error: KafkaError | None, sink: config.Sink) -> SinkError:
         "sink.aborted",
         f"the transaction was aborted, nothing was published{why}",
         where=f"topic {sink.topic}",
-        suggestion="nothing to do: the same events are published by the next transaction; "
-        "if it goes on, the broker's log says why",
+        suggestion="nothing to do: the next transaction publishes the same events; if this"
+        " repeats, see the broker's log",
         retriable=True,
     )
 
@@ -31,8 +94,6 @@ class Causes:
     """Finds them, and what the next sink of the shard has to do because of them.
 
     Args:
-        sink: the configuration.
-        partitions: of the topic.
         owned: the producer, and what it has said of the transaction.
         caution: for the next one.
         fault: of an error of the client, by what it was doing.
@@ -90,8 +151,8 @@ class Causes:
                 f" {sum(r.count for r in batch.reports.values())} delivery reports came within"
                 f" {self._owned.flush_timeout:.0f} s; nothing was committed",
                 where=f"sink.bootstrap_servers = {self._sink.bootstrap_servers}",
-                suggestion="nothing to do: the same is tried again; if it goes on, the "
-                "brokers are too slow: lower read.page_rows, or see their logs",
+                suggestion="nothing to do: the batch is retried; if this repeats, the brokers are"
+                " too slow: lower read.page_rows, or see their logs",
                 retriable=True,
             )
         mapped = self._fault(error, doing)
@@ -109,7 +170,10 @@ class Causes:
                 self._caution.sends_singly = True
                 self._owned.needs_replacement = True
                 return aborted(by_broker[0][1], self._sink)
-            refused = [(t, row, faults.refused_by_broker(e)) for t, e, row in by_broker]
+            refused = [
+                (t, row, faults.refuses(e, "the topic's max.message.bytes"))
+                for t, e, row in by_broker
+            ]
         if not refused:
             return None
         of_events = [row for row in refused if row[0] in batch.events]
@@ -121,18 +185,17 @@ class Causes:
                 return aborted(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, reason), self._sink)
             return SinkError(
                 "sink.side_record_refused",
-                f"{topic} does not take a record, though it has been made as small as it can be:"
-                f" {reason}",
+                f"{topic} refuses a record even at its minimum size: {reason}",
                 where=f"topic {topic}",
                 suggestion=f"kafka-configs.sh --bootstrap-server {self._sink.bootstrap_servers}"
                 f" --alter --entity-type topics --entity-name {topic} --add-config"
-                " max.message.bytes=1048588 (or more), and set message.max.bytes in"
-                " [sink.properties] to as much, if it is there; where the reason is the timestamp:"
-                " --delete-config message.timestamp.before.max.ms; nothing was published",
+                " max.message.bytes=1048588 (or more); if [sink.properties] sets message.max.bytes,"
+                " raise that to as much; if the reason is the timestamp: --delete-config"
+                " message.timestamp.before.max.ms. Nothing was published",
             )
         refused = of_events
         topic, _, reason = refused[0]
-        refusal = faults.RecordRefusedError(
+        refusal = RecordRefusedError(
             rows=[row for t, row, _ in refused if t == self._sink.topic],
             diverted_rows=[row for t, row, _ in refused if t == self._sink.late_topic],
             reason=reason,

@@ -15,17 +15,25 @@ from confluent_kafka import KafkaException
 from eventpub import config
 from eventpub.config import format_duration
 from eventpub.errors import Check, EventpubError
-from eventpub.sink import client, faults, fencing
+from eventpub.sink import client, faults
+from eventpub.sink.client import Clients
 from eventpub.sink.faults import topic_gone, topic_missing
+from eventpub.sink.layout import (
+    alter,
+    check_written,
+    describe,
+    faults_of,
+    largest_record,
+    too_few_partitions,
+    unequal_partitions,
+)
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, check_sample, sources_of
-from eventpub.sink.topic_settings import alter, describe, faults_of, largest_record
+from eventpub.sink.owned_producer import try_transactions
 from eventpub.sink.topics import (
     REACH_TIMEOUT,
-    check_written,
     missing_rights,
     partition_counts,
-    too_few_partitions,
     topic_ids,
 )
 from eventpub.terminal import counted
@@ -49,7 +57,7 @@ class Written:
 
 
 def checks(  # noqa: PLR0913 (options, by keyword)
-    sink: config.Sink,
+    clients: Clients,
     app_id: str,
     shards: int,
     *,
@@ -60,46 +68,39 @@ def checks(  # noqa: PLR0913 (options, by keyword)
     """Every check of the sink, in the order in which a user would fix what is wrong.
 
     Args:
-        sink: the configuration.
         app_id: names the throw-away transactional id ``eventpub.<app_id>.doctor``.
-        shards: of the publisher.
         late: True where late events are diverted to ``<topic>.late``.
         former_ids: application ids that the publisher had before.
         written: what it remembers of its topics.
     """
+    sink = clients.sink
     try:
-        found = partition_counts(sink)
+        found = partition_counts(clients)
     except EventpubError as error:
         return [Check.wrong("broker", error)]
     side = [sink.gaps_topic, sink.dead_topic, *([sink.late_topic] if late else [])]
     made = [Check("broker", "ok", f"reached at {sink.bootstrap_servers}")]
-    made += _rights(sink, late)
+    if lacking := missing_rights(clients, late=late):
+        made.append(Check.wrong("rights", faults.rights_missing(sink, lacking)))
     made.append(_topic(sink, found, shards, written))
     if sink.topic in found:
-        made.append(_history(sink, sources_of(app_id, former_ids), written))
+        made.append(_history(clients, sources_of(app_id, former_ids), written))
     made += [_side_topic(sink, found, topic) for topic in side]
     if sink.delivery == "exactly_once":
-        made.append(_transactions(sink, app_id))
+        made.append(_transactions(clients, app_id))
     if sink.topic in found:
-        made += _topic_settings(sink, describe(sink, "topic", sink.topic))
+        made += _topic_settings(sink, describe(clients, "topic", sink.topic))
     made += [
         check
         for topic in (sink.gaps_topic, sink.dead_topic)
         if topic in found
-        for check in _side_settings(sink, topic, describe(sink, "topic", topic))
+        for check in _side_settings(sink, topic, describe(clients, "topic", topic))
     ]
-    if (cluster := _cluster(sink)) is not None:
-        broker = describe(sink, "broker", str(min(cluster.brokers)))
-        made += replication_checks(sink, cluster, side, broker)
+    if (cluster := _cluster(clients)) is not None:
+        broker = describe(clients, "broker", str(min(cluster.brokers)))
+        made += replication_checks(clients, cluster, side, broker)
         made += _broker_settings(sink, broker)
     return made
-
-
-def _rights(sink: config.Sink, late: bool) -> list[Check]:
-    lacking = missing_rights(sink, late=late)
-    if not lacking:
-        return []
-    return [Check.wrong("rights", faults.rights_missing(sink, lacking))]
 
 
 def _missing(sink: config.Sink, name: str, topic: str, partitions: int | None) -> Check:
@@ -110,16 +111,16 @@ def _missing(sink: config.Sink, name: str, topic: str, partitions: int | None) -
     return Check.wrong(name, topic_missing(sink, topic, partitions))
 
 
-def _history(sink: config.Sink, sources: Sources, written: Written) -> Check:
+def _history(clients: Clients, sources: Sources, written: Written) -> Check:
     """Whether it is the topic that was written, and by this publisher alone."""
-    name = "what stands on the topic"
+    name = "records on the topic"
     try:
-        ids = topic_ids(sink, sink.topics)
-        check_written(sink, ids, written.ids, written.ends)
-        check_sample(sink, sources)
+        ids = topic_ids(clients, clients.sink.topics)
+        check_written(clients, ids, written.ids, written.ends)
+        check_sample(clients, sources)
     except EventpubError as error:
         return Check.wrong(name, error)
-    id_ = f"; its id is {ids[sink.topic]}" if sink.topic in ids else ""
+    id_ = f"; its id is {ids[clients.sink.topic]}" if clients.sink.topic in ids else ""
     return Check(name, "ok", f"nothing of another publisher at the ends of its partitions{id_}")
 
 
@@ -137,9 +138,9 @@ def _topic(sink: config.Sink, found: Mapping[str, int], shards: int, written: Wr
         return Check(
             name,
             "warn",
-            f"{sink.topic} has {counted(partitions, 'partition')}, and had {written.partitions}"
-            " when it was written last: events of one aggregate will stand in two of them; `run`"
-            " reads all of them back once",
+            f"{sink.topic} has {counted(partitions, 'partition')}, but had {written.partitions}"
+            " when it was last written: an aggregate's events may be in two partitions; `run` reads"
+            " all of them back once",
             "if consumers need each aggregate's order, let them catch up before you restart the"
             " publisher",
         )
@@ -152,32 +153,23 @@ def _side_topic(sink: config.Sink, found: Mapping[str, int], topic: str) -> Chec
     if topic not in found:
         return _missing(sink, name, topic, partitions)
     if partitions is not None and found[topic] != partitions:
-        return Check(
-            name,
-            "wrong",
-            f"{topic} has {counted(found[topic], 'partition')}, {sink.topic} has {partitions}",
-            f"kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --alter --topic {topic}"
-            f" --partitions {partitions}"
-            if found[topic] < partitions
-            else f"delete {topic} if it is empty, and let it be created again",
-            "sink.partition_count",
-        )
+        return Check.wrong(name, unequal_partitions(sink, topic, found))
     return Check(name, "ok", f"{topic}, {counted(found[topic], 'partition')}")
 
 
-def _transactions(sink: config.Sink, app_id: str) -> Check:
+def _transactions(clients: Clients, app_id: str) -> Check:
     name = "transactions"
     try:
-        fencing.try_transactions(sink, app_id)
+        try_transactions(clients, app_id)
     except EventpubError as error:
         return Check.wrong(name, error)
-    timeout = format_duration(sink.transaction_timeout)
+    timeout = format_duration(clients.sink.transaction_timeout)
     return Check(name, "ok", f"this account may use them; timeout {timeout}")
 
 
-def _cluster(sink: config.Sink) -> Any:
+def _cluster(clients: Clients) -> Any:
     """Brokers and topics; None where no broker says."""
-    admin, _ = client.admin(sink)
+    admin, _ = clients.admin()
     try:
         found = client.call(admin.list_topics, None, REACH_TIMEOUT)
     except KafkaException:
@@ -248,22 +240,22 @@ def _broker_settings(sink: config.Sink, settings: Mapping[str, str]) -> list[Che
 
 
 def replication_checks(
-    sink: config.Sink, cluster: Any, side: Sequence[str], broker: Mapping[str, str]
+    clients: Clients, cluster: Any, side: Sequence[str], broker: Mapping[str, str]
 ) -> list[Check]:
     """Whether enough brokers keep what is published, and whether it can be published.
 
     Args:
-        cluster: the metadata of brokers and topics.
         side: the side topics that are written to.
         broker: a broker's settings.
     """
+    sink = clients.sink
     name, wanted = "replication", min(3, len(cluster.brokers))
     written = [sink.topic, *side, *([_TRANSACTIONS] if sink.delivery == "exactly_once" else [])]
     topics = {t: cluster.topics[t].partitions for t in written if t in cluster.topics}
     copies = {t: min((len(p.replicas) for p in topics[t].values()), default=0) for t in topics}
     weak: dict[Weakness, list[str]] = {}
     for topic, count in copies.items():
-        for weakness in weaknesses(count, describe(sink, "topic", topic)):
+        for weakness in weaknesses(count, describe(clients, "topic", topic)):
             weak.setdefault(weakness, []).append(topic)
     made = [
         Check(name, status, f"{', '.join(found)}: {text}", _alter_all(sink, found, setting))

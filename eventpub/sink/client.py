@@ -1,8 +1,6 @@
-"""Settings of every librdkafka client of the sink, and the ones the user may not change.
+"""Every librdkafka client of the sink, and what it says of itself.
 
-`[sink.properties]` wins over the defaults here, except for what would break a guarantee: such a key
-is refused by name. What must hold: security settings reach producers, consumers and the admin
-client alike; no client is made anywhere else in the project's publishing path.
+What must hold: code that talks to the broker is given `Clients`, and creates no client itself.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,201 +22,21 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from eventpub import config
-from eventpub.errors import ConfigError
-from eventpub.masking import current
+from eventpub.clock import SYSTEM_CLOCK, Clock
+from eventpub.private_apis import bulk
 from eventpub.private_apis.client_log import TransactionLog
-from eventpub.properties import refused_property
-from eventpub.sink import caution, faults
-from eventpub.sink.property_names import nearest, refused_value, unknown_name
+from eventpub.sink import faults
+from eventpub.sink.client_settings import (
+    FETCH_LITTLE,
+    admin_settings,
+    consumer_settings,
+    producer_settings,
+    refused,
+    settings,
+)
 from eventpub.tokens import TokenProvider, find_function
 
 log = logging.getLogger("eventpub.sink")
-
-_COMMON: dict[str, Any] = {
-    # Connecting to a broker when it is needed, not when a timer comes round: a new client is
-    # ready in a few milliseconds instead of 55 to 510.
-    "enable.sparse.connections": "false",
-    "socket.timeout.ms": "10000",
-    "socket.connection.setup.timeout.ms": "5000",
-    "socket.keepalive.enable": "true",
-    "reconnect.backoff.ms": "50",
-    "reconnect.backoff.max.ms": "1000",
-    "allow.auto.create.topics": "false",
-}
-_PRODUCER: dict[str, Any] = {
-    "compression.type": "lz4",
-    # With more, librdkafka 2.16 spins between two answers of a busy broker: up to 58 µs of CPU a
-    # record instead of 1.6 (docs/dev/2026-11-speed.md). One request holds up to `batch.size` bytes.
-    "max.in.flight": "1",
-    "batch.num.messages": "10000",
-    "batch.size": "900000",
-    "queue.buffering.max.messages": "200000",
-    "queue.buffering.max.kbytes": "262144",
-    # What a topic takes by default. librdkafka's own is 1,000,000: rows between would become dead
-    # letters without the broker being asked.
-    "message.max.bytes": "1048588",
-}
-_LINGER_MS = 200
-"""Each batch ends with a flush, which waits for no linger; until then only full requests go out."""
-_CONSUMER: dict[str, Any] = {
-    "fetch.wait.max.ms": "50",
-    "fetch.error.backoff.ms": "50",
-    # by default 1 s, each time that the queue has been full, or the little that `_FEW` fetches
-    "fetch.queue.backoff.ms": "10",
-    "queued.min.messages": "100000",
-    "queued.max.messages.kbytes": "16384",
-    "check.crcs": "true",
-}
-_FEW = {"queued.min.messages": "1", "max.partition.fetch.bytes": "65536"}
-_QUIET = "4"
-_CONSUMER_PREFIXES = ("fetch.", "queued.", "check.crcs", "max.partition.fetch", "group.")
-_PRODUCER_KEYS = {
-    "acks",
-    "request.required.acks",
-    "compression.codec",
-    "compression.type",
-    "compression.level",
-    "linger.ms",
-    "queue.buffering.max.ms",
-    "batch.num.messages",
-    "batch.size",
-    "queue.buffering.max.messages",
-    "queue.buffering.max.kbytes",
-    "queue.buffering.backpressure.threshold",
-    "message.send.max.retries",
-    "retries",
-    "message.timeout.ms",
-    "delivery.timeout.ms",
-    "request.timeout.ms",
-    "retry.backoff.ms",
-    "retry.backoff.max.ms",
-    "transaction.timeout.ms",
-    "sticky.partitioning.linger.ms",
-    "enable.idempotence",
-    "max.in.flight",
-    "max.in.flight.requests.per.connection",
-}
-
-
-def settings(sink: config.Sink) -> dict[str, Any]:
-    """What all clients share: the servers, the defaults, the user's properties.
-
-    Raises:
-        ConfigError: `config.contradiction`, a property that would break a guarantee.
-    """
-    for key, value in sink.properties.items():
-        if refusal := refused_property(key, value, sink.delivery):
-            raise ConfigError(
-                "config.contradiction",
-                f"the property {key} cannot be set: {refusal}",
-                where=f"sink.properties.{key}",
-                suggestion=f"remove {key} from [sink.properties]",
-            )
-    given = {name: current(value) for name, value in sink.properties.items()}
-    return {"bootstrap.servers": sink.bootstrap_servers, **_COMMON, **given}
-
-
-def check_properties(sink: config.Sink, app_id: str) -> None:
-    """Whether the client takes its settings; it is made, and connects to no broker.
-
-    `sink.token_provider` is found, and not called: it may ask its issuer. With
-    `sasl.oauthbearer.method` oidc the client asks its own, and nobody waits for the answer.
-
-    Raises:
-        ConfigError: `config.contradiction`, `config.sink_property`, `config.token_provider`.
-    """
-    id_ = f"eventpub.{app_id}.check" if sink.delivery == "exactly_once" else None
-    more: dict[str, Any] = {"bootstrap.servers": "", "enable.sparse.connections": "true"}
-    if sink.token_provider is not None:
-        find_function(sink.token_provider)
-        more["oauth_cb"] = lambda _: ("none", time.time() + 3600)
-        sink = sink.model_copy(update={"token_provider": None})
-    _made(Producer, producer_settings(sink, id_) | more, ClientLog(), sink)
-    _made(Consumer, consumer_settings(sink) | more, ClientLog(), sink)
-
-
-def _is_consumer_only(key: str) -> bool:
-    return key.startswith(_CONSUMER_PREFIXES)
-
-
-def _message_timeout(conf: dict[str, Any]) -> int:
-    """The time that a message has, ms; 0 is without a limit."""
-    name = "message.timeout.ms" if "message.timeout.ms" in conf else "delivery.timeout.ms"
-    text = str(conf[name])
-    if not re.fullmatch(r"[0-9]{1,10}", text):
-        raise ConfigError(
-            "config.sink_property",
-            f"Kafka's client refuses its settings: {name} = {text!r} is no number",
-            where=f"sink.properties.{name}",
-            suggestion="write a whole number of milliseconds",
-        )
-    return int(text)
-
-
-def producer_settings(sink: config.Sink, transactional_id: str | None) -> dict[str, Any]:
-    """Settings of a producer; with an id they are those of a transactional one."""
-    timeout_ms = max(1000, sink.transaction_timeout // 1000)
-    conf = {k: v for k, v in settings(sink).items() if not _is_consumer_only(k)}
-    conf = {**_PRODUCER, **conf}
-    if "max.in.flight.requests.per.connection" in conf:
-        del conf["max.in.flight"]
-    if not {"message.timeout.ms", "delivery.timeout.ms"} & conf.keys():
-        # A message must give up before its transaction does: what is still in the queue when the
-        # broker has aborted would be sent into the next one's time.
-        conf["message.timeout.ms"] = str(min(30_000, timeout_ms * 3 // 4))
-    limit = _message_timeout(conf)
-    if not {"linger.ms", "queue.buffering.max.ms"} & conf.keys():
-        # librdkafka takes no linger above the time that a message has; 0 is all of it
-        conf["linger.ms"] = str(min(_LINGER_MS, limit // 2 or _LINGER_MS))
-    if transactional_id is not None:
-        if "socket.timeout.ms" not in sink.properties:
-            # librdkafka wants it within the transaction's timeout
-            conf["socket.timeout.ms"] = str(min(int(conf["socket.timeout.ms"]), timeout_ms))
-        if not 0 < limit < timeout_ms:
-            raise ConfigError(
-                "config.contradiction",
-                f"message.timeout.ms ({limit}) must be below the transaction timeout"
-                f" ({timeout_ms} ms)",
-                where="sink.properties.message.timeout.ms",
-                suggestion="lower message.timeout.ms or raise sink.transaction_timeout",
-            )
-        conf["transactional.id"] = transactional_id
-        conf["transaction.timeout.ms"] = str(timeout_ms)
-    elif sink.delivery == "at_most_once":
-        conf["message.send.max.retries"] = "0"
-    else:
-        conf["enable.idempotence"] = "true"
-    # The protocol's log lines name each request and answer: nothing else shows an `EndTxn` that
-    # was sent twice.
-    conf["log_level"] = "7"
-    conf["debug"] = ",".join({"protocol", *filter(None, str(conf.get("debug", "")).split(","))})
-    return conf
-
-
-def consumer_settings(sink: config.Sink, *, committed: bool = True) -> dict[str, Any]:
-    """Settings of a consumer that is assigned its partitions; `committed`: of nothing else."""
-    conf = {k: v for k, v in settings(sink).items() if k not in _PRODUCER_KEYS}
-    return {
-        **_CONSUMER,
-        **conf,
-        "group.id": "eventpub",
-        "enable.auto.commit": "false",
-        "enable.auto.offset.store": "false",
-        "isolation.level": "read_committed" if committed else "read_uncommitted",
-        "enable.partition.eof": "true",
-        "auto.offset.reset": "error",
-        "log_level": _QUIET,
-    }
-
-
-def _admin_settings(sink: config.Sink) -> dict[str, Any]:
-    conf = {
-        k: v
-        for k, v in settings(sink).items()
-        if k not in _PRODUCER_KEYS and not _is_consumer_only(k)
-    }
-    return {**conf, "log_level": _QUIET}
-
 
 T = TypeVar("T")
 
@@ -269,7 +89,7 @@ class ClientLog(TransactionLog):
         self.tokens: TokenProvider | None = None
 
     def forget(self) -> None:
-        """Begins anew, with the next transaction or question.
+        """Start over, before the next transaction or request.
 
         That there was no token is kept for a while: the client says it once, and then nothing.
         """
@@ -284,7 +104,7 @@ class ClientLog(TransactionLog):
         """Called by the client in place of `logging.Logger.log`."""
         self.note(facility, text)
         if facility == "REQTMOUT":
-            caution.is_unanswered()
+            faults.is_unanswered()
         if facility == "FAIL":
             self._failed_connection = time.monotonic(), _why_it_failed(text)
         log.debug("%s %s %s", facility, name, text)  # the errors of the sink say what matters
@@ -297,7 +117,7 @@ class ClientLog(TransactionLog):
         log.debug("client error %s: %s", error.name(), error.str())
         now = time.monotonic()
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # which does not say why
-            caution.is_unanswered()
+            faults.is_unanswered()
             if self.last_error is not None:
                 return
             failed_at, why = self._failed_connection or (now, error.str())
@@ -317,19 +137,88 @@ def _why_it_failed(text: str) -> str:
     return re.sub(r"^([^ ]*)/(bootstrap|\d+): ", r"\1: ", text)
 
 
-def producer(
-    sink: config.Sink,
-    transactional_id: str | None,
-    client_log: ClientLog,
-    *,
-    careful: bool = False,
-) -> Producer:
-    """A new producer; `client_log` gets its log lines; `careful` sends each record by itself."""
-    conf = producer_settings(sink, transactional_id)
-    if careful:
-        conf["batch.num.messages"] = "1"
-    made: Producer = _made(Producer, conf, client_log, sink)
-    return made
+@dataclass(frozen=True)
+class Clients:
+    """Makes the clients of one Kafka cluster; the sink has no other way to it. Tests have others.
+
+    Attributes:
+        sink: the section `[sink]` that they are configured by.
+        clock, thread, pool: of the machine.
+    """
+
+    sink: config.Sink
+    clock: Clock = SYSTEM_CLOCK
+    thread: type[threading.Thread] = threading.Thread
+    pool: type[ThreadPoolExecutor] = ThreadPoolExecutor
+
+    def producer(
+        self, transactional_id: str | None, client_log: ClientLog, *, careful: bool = False
+    ) -> Producer:
+        """A new one; `client_log` gets its log lines; `careful` sends each record by itself."""
+        conf = producer_settings(self.sink, transactional_id)
+        if careful:
+            conf["batch.num.messages"] = "1"
+        made: Producer = _made(Producer, conf, client_log, self.sink)
+        return made
+
+    def bulk(self, producer: Producer, rows: int) -> bulk.Bulk | None:
+        """The way to give it so many records at once; None: one by one."""
+        return bulk.bulk_of(producer) if rows >= bulk.WORTHWHILE else None
+
+    def consumer(
+        self, client_log: ClientLog, *, committed: bool = True, few: bool = False
+    ) -> Consumer:
+        """A new one, of committed records or all; with `few` it fetches no more than is asked."""
+        conf = consumer_settings(self.sink, committed=committed) | (FETCH_LITTLE if few else {})
+        made: Consumer = _made(Consumer, conf, client_log, self.sink)
+        return made
+
+    def admin(self) -> tuple[AdminClient, ClientLog]:
+        """This process's admin client for these servers."""
+        return self._of_process(AdminClient, admin_settings(self.sink))
+
+    def admin_of(self, servers: str) -> tuple[AdminClient, ClientLog]:
+        """A new admin client that knows these servers."""
+        client_log = ClientLog()
+        conf = {**admin_settings(self.sink), "bootstrap.servers": servers}
+        return _made(AdminClient, conf, client_log, self.sink), client_log
+
+    def asking_consumer(self, *, committed: bool) -> tuple[Consumer, ClientLog]:
+        """This process's consumer that asks for offsets; `committed`: of what is committed."""
+        return self._of_process(Consumer, consumer_settings(self.sink, committed=committed))
+
+    def renew(self) -> None:
+        """Have the next questions asked by new clients: these believe for 15 minutes who leads."""
+        shared_by = _frozen(settings(self.sink))
+        for key in list(_shared):  # which other threads may change
+            if key[1] == shared_by:
+                _shared.pop(key, None)
+
+    def _of_process(self, kind: Any, conf: dict[str, Any]) -> tuple[Any, ClientLog]:
+        # one that was made with a certificate that has expired would never log in again
+        files = {k: _file_version(str(v)) for k, v in conf.items() if k.endswith(".location")}
+        key = (os.getpid(), _frozen(settings(self.sink)), kind, _frozen(conf))
+        found = _shared.get(key)
+        if found is None or found[0] != files:
+            client_log = ClientLog()
+            found = _shared[key] = (files, _made(kind, conf, client_log, self.sink), client_log)
+        return found[1:]
+
+
+_shared: dict[tuple[Any, ...], tuple[dict[str, str], Any, ClientLog]] = {}
+"""This process's clients that ask questions."""
+
+
+def _file_version(file: str) -> str:
+    """What changes with a file that a property names: certificates are renewed."""
+    try:
+        return str(Path(file).stat().st_mtime_ns)
+    except OSError:
+        return ""
+
+
+def _frozen(conf: dict[str, Any]) -> frozenset[tuple[str, str]]:
+    return frozenset((k, str(v)) for k, v in conf.items())
 
 
 def let_go(producer: Producer) -> None:
@@ -353,18 +242,6 @@ def _when_answered(producer: Producer) -> None:
             call(producer.poll, 0.1)
 
 
-def consumer(
-    sink: config.Sink, client_log: ClientLog, *, committed: bool = True, few: bool = False
-) -> Consumer:
-    """A new consumer, by default of committed records; `client_log` gets its log lines.
-
-    With `few` it fetches no more than it is asked for.
-    """
-    conf = consumer_settings(sink, committed=committed)
-    made: Consumer = _made(Consumer, conf | (_FEW if few else {}), client_log, sink)
-    return made
-
-
 def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.Sink) -> Any:
     """A client of this kind.
 
@@ -386,77 +263,23 @@ def _made(kind: Any, conf: dict[str, Any], client_log: ClientLog, sink: config.S
             if first.code() in faults.AUTHENTICATION:  # it waits for a token while it is made
                 error = client_log.last_error or first
                 raise faults.auth_failed(sink, error) from exception
-        if (name := unknown_name(reason)) is not None:
-            near = nearest(name)
-            raise ConfigError(
-                "config.sink_property",
-                f"Kafka's client has no property {name or 'with an empty name'}",
-                where=f"sink.properties.{name}".rstrip("."),
-                suggestion=f"did you mean {near}?"
-                if near
-                else "see the list of properties in librdkafka's CONFIGURATION.md",
-            ) from exception
-        has_no_provider = "No provider for SASL mechanism" in reason
-        name, reason = refused_value(reason, sink.properties) or ("", reason)
-        name = "sasl.mechanism" if has_no_provider else name
-        raise ConfigError(
-            "config.sink_property",
-            f"Kafka's client refuses its settings: {reason}",
-            where=f"sink.properties.{name}" if name else "sink.properties",
-            suggestion="set sasl.mechanism in [sink.properties] to another one, such as PLAIN or"
-            " SCRAM-SHA-512"
-            if has_no_provider
-            else "see the list of properties in librdkafka's CONFIGURATION.md",
-        ) from exception
+        raise refused(reason, sink.properties) from exception
 
 
-_shared: dict[tuple[Any, ...], tuple[dict[str, str], Any, ClientLog]] = {}
-"""This process's clients that ask questions."""
+def check_properties(sink: config.Sink, app_id: str) -> None:
+    """Whether the client takes its settings; it is made, and connects to no broker.
 
+    `sink.token_provider` is found, and not called: it may ask its issuer. With
+    `sasl.oauthbearer.method` oidc the client asks its own, and the answer is not waited for.
 
-def _file_version(file: str) -> str:
-    """What changes with a file that a property names: certificates are renewed."""
-    try:
-        return str(Path(file).stat().st_mtime_ns)
-    except OSError:
-        return ""
-
-
-def admin(sink: config.Sink) -> tuple[AdminClient, ClientLog]:
-    """This process's admin client for these servers."""
-    return _shared_client(AdminClient, sink, _admin_settings(sink))
-
-
-def asking_consumer(sink: config.Sink, *, committed: bool) -> tuple[Consumer, ClientLog]:
-    """This process's consumer that asks for offsets; `committed`: of what is committed."""
-    return _shared_client(Consumer, sink, consumer_settings(sink, committed=committed))
-
-
-def renew(sink: config.Sink) -> None:
-    """Has the next questions asked by new clients: these believe for 15 minutes who leads."""
-    shared_by = _frozen(settings(sink))
-    for key in list(_shared):  # which other threads may change
-        if key[1] == shared_by:
-            _shared.pop(key, None)
-
-
-def _frozen(conf: dict[str, Any]) -> frozenset[tuple[str, str]]:
-    return frozenset((k, str(v)) for k, v in conf.items())
-
-
-def _shared_client(kind: Any, sink: config.Sink, conf: dict[str, Any]) -> tuple[Any, ClientLog]:
-    # one that was made with a certificate that has expired would never log in again
-    files = {k: _file_version(str(v)) for k, v in conf.items() if k.endswith(".location")}
-    key = (os.getpid(), _frozen(settings(sink)), kind, _frozen(conf))
-    found = _shared.get(key)
-    if found is None or found[0] != files:
-        client_log = ClientLog()
-        found = _shared[key] = (files, _made(kind, conf, client_log, sink), client_log)
-    return found[1:]
-
-
-def admin_of(sink: config.Sink, servers: str) -> tuple[AdminClient, ClientLog]:
-    """A new admin client that knows these servers."""
-    client_log = ClientLog()
-    conf = {**_admin_settings(sink), "bootstrap.servers": servers}
-    return _made(AdminClient, conf, client_log, sink), client_log
+    Raises:
+        ConfigError: `config.contradiction`, `config.sink_property`, `config.token_provider`.
+    """
+    id_ = f"eventpub.{app_id}.check" if sink.delivery == "exactly_once" else None
+    more: dict[str, Any] = {"bootstrap.servers": "", "enable.sparse.connections": "true"}
+    if sink.token_provider is not None:
+        find_function(sink.token_provider)
+        more["oauth_cb"] = lambda _: ("none", time.time() + 3600)
+        sink = sink.model_copy(update={"token_provider": None})
+    _made(Producer, producer_settings(sink, id_) | more, ClientLog(), sink)
+    _made(Consumer, consumer_settings(sink) | more, ClientLog(), sink)

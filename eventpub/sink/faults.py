@@ -13,7 +13,7 @@
 | `sink.transactions_refused` | the broker does not do our transactions | stops |
 | `sink.fenced` | another publisher has the shard | fails; the coordinator counts, starts another |
 | `sink.own_request_late` | the same, by a request of its own that came late | tries again |
-| `sink.indefinite` | the broker has not said whether it committed | replaces, folds, redoes |
+| `sink.indefinite` | the outcome of the commit is unknown | replaces, folds, redoes |
 | `sink.transaction_expired` | a transaction was open for too long | tries again |
 | `sink.aborted` | the transaction was aborted for good | redoes the batch |
 | `sink.record_refused` | a record that the broker will never take | dead-letters it, redoes |
@@ -23,15 +23,13 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import caution
-from eventpub.terminal import counted
 from eventpub.tokens import provider_failed, token_failed
 
 NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
@@ -47,13 +45,14 @@ _AUTHORIZATION = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
-_AWAY = frozenset(
+AWAY = frozenset(
     {
         KafkaError._TIMED_OUT,
         KafkaError._MSG_TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,
         KafkaError._TRANSPORT,
         KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY_BROKER,
         KafkaError._RESOLVE,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -104,34 +103,22 @@ REFUSED_RECORD = {
 }
 
 
-class RecordRefusedError(SinkError):
-    """The broker or the client will never take some records; nothing of the batch was published.
+_LATE_WITHIN = 60.0
+"""Seconds after which the broker has carried out, or lost, what it did not answer: a late
+`InitProducerId` fences the producer that was made meanwhile, as another publisher would."""
 
-    Args:
-        rows: indices into the events given to `publish`.
-        diverted_rows: indices into its `diverted`.
-        reason: what the refusal said.
+_unanswered_at = float("-inf")
 
-    Attributes:
-        by_topic: the rows of each topic.
-    """
 
-    def __init__(self, rows: Sequence[int], diverted_rows: Sequence[int], reason: str, topic: str):
-        super().__init__(
-            "sink.record_refused",
-            f"{counted(len(rows) + len(diverted_rows), 'record')} can never be published: {reason}",
-            where=f"topic {topic}",
-            suggestion="for size: raise the topic's max.message.bytes and, in [sink.properties],"
-            " message.max.bytes",
-            retriable=True,
-        )
-        self.by_topic: dict[str, list[int]] = {}
-        self.rows = list(rows)
-        self.diverted_rows = list(diverted_rows)
-        self.reason = reason
+def is_unanswered() -> None:
+    """The broker has not answered a request, or its connection broke off."""
+    global _unanswered_at  # noqa: PLW0603 (a process has one cluster)
+    _unanswered_at = time.monotonic()
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "type": SinkError.__name__}
+
+def may_be_own_request() -> bool:
+    """Whether what has fenced a producer may be a request of this process that came late."""
+    return time.monotonic() - _unanswered_at < _LATE_WITHIN
 
 
 def kafka_error(error: KafkaException | KafkaError) -> KafkaError:
@@ -144,35 +131,35 @@ def says(error: KafkaError) -> str:
     return f"{error.name()}: {error.str()}"
 
 
-def refused_by_client(error: KafkaError, limit: int) -> str:
-    """Why the client itself does not take a record; `limit`: its largest one, bytes."""
-    if error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
-        return says(error)
-    return f"{error.name()}: larger than the client's message.max.bytes ({limit})"
+def refuses(error: KafkaError, limit: str) -> str:
+    """Why a record is not taken; `limit`: what a record that is too large exceeds."""
+    is_too_large = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+    return f"{error.name()}: larger than {limit}" if is_too_large else says(error)
 
 
-def refused_by_broker(error: KafkaError) -> str:
-    """Why the broker does not take a record."""
-    if error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
-        return says(error)
-    return f"{error.name()}: larger than the topic's max.message.bytes"
+def unreachable(
+    sink: config.Sink, doing: str, waited: float | None, last: KafkaError | None
+) -> SinkError:
+    """No answer from Kafka.
 
-
-def unreachable(sink: config.Sink, doing: str, waited: float, last: KafkaError | None) -> SinkError:
-    """No answer within the time that we give a broker; `last` is what the client met instead."""
+    Args:
+        waited: s; None: the client has given up by itself.
+        last: what the client met instead of an answer.
+    """
     if last is not None and (
         last.code() in _HANDSHAKE
         or re.search(r"SSL_HANDSHAKE|SSL routines|SSL alert|SSL transport", last.str())
     ):
         return auth_failed(sink, last)
-    caution.is_unanswered()
-    detail = f"; the client says {says(last)}" if last is not None else ""
+    is_unanswered()
+    waiting = "" if waited is None else f" for {waited:.0f} s"
+    detail = "" if last is None else f"; the client says {says(last)}"
     return SinkError(
         "sink.unreachable",
-        f"no answer from Kafka for {waited:.0f} s while {doing}{detail}",
+        f"no answer from Kafka{waiting} while {doing}{detail}",
         where=f"sink.bootstrap_servers = {sink.bootstrap_servers}",
         suggestion="check that the brokers run, that the address is right, and that"
-        " security.protocol fits it: a broker that requires TLS or a login closes others'"
+        " security.protocol fits it: a broker that requires TLS or a login closes other"
         " connections",
         retriable=True,
     )
@@ -239,7 +226,7 @@ def not_authorized(sink: config.Sink, error: KafkaError, doing: str) -> SinkErro
     acls = _ACLS.format(servers=sink.bootstrap_servers)
     return SinkError(
         "sink.not_authorized",
-        f"Kafka does not allow it: {doing} ({says(error)})",
+        f"Kafka denied permission while {doing} ({says(error)})",
         where=f"sink.topic = {sink.topic}",
         suggestion="the publisher needs WRITE, READ and DESCRIBE on the topic and its side topics"
         " (CREATE to create them), and WRITE and DESCRIBE on the transactional ids that begin with"
@@ -272,14 +259,14 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
         return auth_failed(sink, error)
     if code in _AUTHORIZATION:
         return not_authorized(sink, error, doing)
-    if code in _FENCED and caution.may_be_own_request():
+    if code in _FENCED and may_be_own_request():
         return SinkError(
             "sink.own_request_late",
             f"the producer was fenced ({says(error)} while {doing}) shortly after the broker did"
-            " not answer: most likely by a request of this publisher's own that was carried out"
-            " late; nothing was lost or repeated",
+            " not answer: most likely by a delayed request of this publisher itself; nothing was"
+            " lost or repeated",
             where=f"sink.topic = {sink.topic}",
-            suggestion="nothing to do: the shard is taken over again; if it goes on while the"
+            suggestion="nothing to do: the shard is taken over again; if this repeats while the"
             " broker answers, look for another publisher with the same app.id",
             retriable=True,
         )
@@ -304,21 +291,14 @@ def fault(error: KafkaError, doing: str, sink: config.Sink) -> SinkError:  # noq
     if code == KafkaError.INVALID_REPLICATION_FACTOR:
         return SinkError(
             "sink.too_few_brokers",
-            f"the brokers cannot keep so many copies ({says(error)})",
+            f"the cluster has too few brokers for the replication factor ({says(error)})",
             where=f"sink.replication_factor = {sink.replication_factor}",
             suggestion="set sink.replication_factor to at most the number of brokers, or create"
             " the topics by yourself",
             retriable=True,
         )
-    if code in _AWAY:
-        caution.is_unanswered()
-        return SinkError(
-            "sink.unreachable",
-            f"no answer from Kafka while {doing} ({says(error)})",
-            where=f"sink.bootstrap_servers = {sink.bootstrap_servers}",
-            suggestion="check that the brokers run and that the address is right",
-            retriable=True,
-        )
+    if code in AWAY:
+        return unreachable(sink, doing, None, error)
     return SinkError(
         "sink.fatal",
         f"Kafka's client failed while {doing} ({says(error)})",
@@ -399,8 +379,8 @@ def stalled(sink: config.Sink, error: KafkaError, seconds: float) -> SinkError:
         f"this process was stalled, or the broker away, for so long ({seconds:.0f} s) that the"
         f" broker has aborted the transaction; nothing was published ({says(error)})",
         where="sink.transaction_timeout",
-        suggestion="nothing to do: the same is published again; if it goes on, see whether "
-        "the machine or the container is short of CPU or memory",
+        suggestion="nothing to do: the batch is retried; if this repeats, check whether the machine"
+        " or container is short of CPU or memory",
         retriable=True,
     )
 
@@ -411,8 +391,8 @@ def topic_gone(sink: config.Sink) -> SinkError:
         "sink.topic_missing",
         f"topic {sink.topic}, which this publisher has written to, no longer exists",
         where=f"topic {sink.topic}",
-        suggestion=f"{_publish_everything(sink)}; to go on in a new one with what was not published"
-        f" before, create it: kafka-topics.sh --bootstrap-server {sink.bootstrap_servers} --create"
-        f" --topic {sink.topic} --partitions {sink.partitions} --config retention.ms=-1; the"
-        " next start says how it is accepted",
+        suggestion=f"{_publish_everything(sink)}; to continue in a new one with unpublished"
+        " events only, create it: kafka-topics.sh --bootstrap-server"
+        f" {sink.bootstrap_servers} --create --topic {sink.topic} --partitions {sink.partitions}"
+        " --config retention.ms=-1; the next start names the sink.accept_topic_id to set",
     )

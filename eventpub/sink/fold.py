@@ -1,53 +1,65 @@
 """Reading back what is visible in a shard's own partitions: the topic is the truth.
 
 Called after `init_transactions`, when the former owner is fenced and its transaction is complete.
-Reads committed records from the saved next offsets to the ends that `StableEnds` gives.
-What must hold at the end: every partition was read to its high watermark, or an error says why not.
+Reads committed records from the saved next offsets to the *high watermark*: a reader that trusted
+the last stable offset would stop before an open transaction and publish its events a second time.
+So no transaction may be open there; see `missing_markers` for how one may be although its producer
+is fenced. Those of other shards are waited for, up to ends that are taken once: where they overlap,
+one is open before any end that is taken later.
+
+What must hold at the end: every partition was read to its high watermark, and everything before it
+is committed or aborted, or an error says why not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
 
+from eventpub.sink.client import Clients
 from eventpub.sink.folded import Decoder, Folded, Scope
+from eventpub.sink.leaders import check_leaders, tail_gone
 from eventpub.sink.missing_markers import (
     MissingMarkerError,
     PartitionId,
     Written,
+    hanging,
 )
-from eventpub.sink.reading import Message, Reading, iter_ranges
-from eventpub.sink.stable_ends import StableEnds
+from eventpub.sink.reading import MARKER_TIMEOUT, Message, Reading, iter_ranges
+from eventpub.sink.topics import End, list_offsets
 
 FOLD_TIMEOUT = 60.0
 """Seconds without any progress after which a fold gives up."""
 
-_CHUNK = 10_000
 
+class StandingStill:
+    """For how long the last stable offset of each partition has stood still."""
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of the partitions before they are read.
+    def __init__(self) -> None:
+        self._stable: dict[PartitionId, int] = {}
+        self._since: dict[PartitionId, float] = {}
+        self._now = 0.0
 
-    Args:
-        offsets: next offsets; a partition without one is read from its beginning.
-        written: where such an offset is that of a transaction's end: what it has written.
-        acknowledged: next offsets up to which all counts as committed, though `offsets`, of a lost
-            or older index, may be behind.
-    """
+    def seen(self, stable: Mapping[PartitionId, int], now: float) -> None:
+        """Last stable offsets, as the broker has just given them."""
+        self._now = now
+        for place, offset in stable.items():
+            if self._stable.get(place) != offset:
+                self._stable[place], self._since[place] = offset, now
 
-    offsets: Mapping[PartitionId, int] = field(default_factory=dict)
-    written: Mapping[PartitionId, Written] = field(default_factory=dict)
-    acknowledged: Mapping[PartitionId, int] = field(default_factory=dict)
+    def seconds(self, place: PartitionId) -> float:
+        """Since it was another one."""
+        return self._now - self._since[place]
 
 
 class Fold(Iterator[Folded]):
     """Iterates over the chunks; what it found besides is known when it has ended.
 
     Args:
-        scope: which partitions are read, and whose records count.
-        known: what is known of them.
+        saved: next offsets; a partition without one is read from its beginning.
+        written: where such an offset is that of a transaction's end: what it has written.
+        acknowledged: next offsets up to which all counts as committed, though `saved`, of a lost
+            or older index, may be behind.
         end_open: ends what the shard's own producer has open in these partitions.
         timeout: seconds without any progress after which it gives up.
         meanwhile: called again and again while nothing comes; what it raises ends the iteration.
@@ -58,25 +70,27 @@ class Fold(Iterator[Folded]):
         records: how many records were read.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
         scope: Scope,
-        known: Known = Known(),
+        saved: Mapping[PartitionId, int],
         *,
-        end_open: Callable[[set[PartitionId]], None] | None = None,
+        written: Mapping[PartitionId, Written],
+        acknowledged: Mapping[PartitionId, int],
+        end_open: Callable[[set[PartitionId]], None] | None,
         timeout: float = FOLD_TIMEOUT,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None],
     ) -> None:
         self._scope = scope
-        self._stable_ends = StableEnds(
-            *(scope, known.written, known.acknowledged, end_open, timeout), meanwhile=meanwhile
-        )
+        self._clients = scope.clients
         self._decoder = Decoder(scope)
+        self._written = written
+        self._acknowledged = acknowledged
+        self._end_open = end_open
         self._timeout = timeout
         self._meanwhile = meanwhile
         self._ends: dict[PartitionId, int] = {}
-        self._written = known.written
-        self.offsets: dict[PartitionId, int] = dict(known.offsets)
+        self.offsets: dict[PartitionId, int] = dict(saved)
         self.truncated = False
         self.records = 0
         self._chunks = self._read()
@@ -99,22 +113,126 @@ class Fold(Iterator[Folded]):
         return next(self._chunks)
 
     def _read(self) -> Iterator[Folded]:
-        self._ends = self._stable_ends.settle(self.offsets)
+        self._ends = self._settle()
         self.offsets = {p: self.offsets[p] for p in self._ends if p in self.offsets}
-        behind = self._behind()
-        while any(self._scope.kind(place) == "events" for place in behind):
-            if self._stable_ends.sides_are_whole(self._ends):
+        while any(self._scope.kind(place) == "events" for place in self._behind()):
+            if self._sides_are_whole():
                 break
-            self._ends = self._stable_ends.settle(self.offsets)
-            behind = self._behind()
+            self._ends = self._settle()
         self._require_visible()
-        if not behind:
+        if not (behind := self._behind()):
             return
-        unread = self._start(behind)
-        if not unread:
-            return
-        for places in self._in_turn(unread):
+        for places in self._in_turn(self._start(behind)):
             yield from self._decoded(places)
+
+    def _behind(self) -> list[PartitionId]:
+        return [p for p, end in self._ends.items() if self.offsets.get(p) != end]
+
+    # -- to where it is to be read ----------------------------------------------------------------
+
+    def _settle(self) -> dict[PartitionId, int]:
+        """The ends, once no transaction is open and none of them is before its saved offset.
+
+        Raises:
+            MissingMarkerError: something that was committed is not visible.
+            SinkError: `sink.hanging_transaction`, `sink.topic_recreated`, or as `check_topics`.
+        """
+        began: float | None = None
+        still = StandingStill()
+        ended: set[PartitionId] = set()
+        kept: dict[PartitionId, int] = {}
+        of_others = self._scope.of_others
+        while True:
+            ends = {**self._list("latest"), **kept}
+            short = {p for p, end in ends.items() if self._reached(p) > end}
+            kept |= {p: end for p, end in ends.items() if p in of_others - short}
+            stable = self._list("latest", committed=True)
+            now = self._clients.clock.monotonic()
+            began = began or now  # not before the broker answers
+            still.seen(stable, now)
+            blocked = {place for place, end in ends.items() if stable[place] < end}
+            if not (held := blocked | short):
+                return ends
+            if now - began > MARKER_TIMEOUT:
+                seconds = {place: still.seconds(place) for place in held}
+                # a marker may come after the answer that its transaction is over
+                late = {place for place, since in seconds.items() if since > MARKER_TIMEOUT}
+                self._check_tails(ends, short)
+                self._check_committed(ends, stable, short, late - of_others)
+                own = (blocked & late) - of_others - ended
+                if self._end_open is not None and own:
+                    self._end_open(own)
+                    ended |= own
+                elif max(seconds.values()) > self._timeout or now - began > 4 * self._timeout:
+                    place = max(sorted(seconds), key=seconds.__getitem__)
+                    at, end = stable[place], ends[place]
+                    raise hanging(self._clients.sink, place, at, end, seconds[place])
+            self._meanwhile()
+            self._clients.clock.sleep(0.02 if now - began < 0.5 else 0.2)
+
+    def _check_tails(self, ends: Mapping[PartitionId, int], short: set[PartitionId]) -> None:
+        """Check that partitions which end too early lack a marker at most, which is one offset."""
+        for place in sorted(short):
+            known = self._reached(place, -1 if self._before_marker(place) is not None else 0)
+            if ends[place] < known:
+                raise tail_gone(self._clients, place, known, ends[place])
+
+    def _check_committed(
+        self,
+        ends: Mapping[PartitionId, int],
+        stable: Mapping[PartitionId, int],
+        short: set[PartitionId],
+        late: set[PartitionId],
+    ) -> None:
+        """Check that nothing that is known as committed is left open.
+
+        Args:
+            late: own partitions in which what is open has been so for long.
+        """
+        missing_markers = {}
+        for place in late:
+            first = stable[place]
+            known = min(self._acknowledged.get(place, 0) - 1, ends[place])
+            written = self._before_marker(place)
+            if written is not None and first <= written[0]:
+                known = max(known, written[1])
+            if known > first:
+                missing_markers[place] = (first, known)
+            elif place in short:
+                raise tail_gone(self._clients, place, self.offsets[place], ends[place])
+        if missing_markers:
+            raise MissingMarkerError(missing_markers)
+
+    def _reached(self, place: PartitionId, more: int = 0) -> int:
+        """What a partition must have: the saved offset, or what was acknowledged to a former index.
+
+        A side topic that was made again may have less than that.
+        """
+        saved = self.offsets.get(place, 0) + more
+        is_own = self._scope.kind(place) == "events" and place not in self._scope.of_others
+        return max(saved, self._acknowledged.get(place, 0) - 1) if is_own else saved
+
+    def _before_marker(self, place: PartitionId) -> Written | None:
+        """What was written before the marker that a saved offset counts on; None: it does not."""
+        written = self._written.get(place)
+        return (
+            written if written is not None and self.offsets.get(place) == written[1] + 1 else None
+        )
+
+    def _sides_are_whole(self) -> bool:
+        """Whether skips and dead letters are known to their ends, before events are read.
+
+        Of events that are read, and of a skip below them that is not since a broker has answered
+        that leads no more, it would follow that a late event of that skip was published: it would
+        be dropped, and nothing that is written afterwards shows that.
+        """
+        sides = [p for p in self._ends if self._scope.kind(p) in {"gaps", "dead"}]
+        sides = [p for p in sides if p not in self._scope.of_others]
+        if not sides:
+            return True
+        check_leaders(self._clients, sides)
+        now = self._list("latest")
+        return all(now[place] == self._ends[place] for place in sides)
 
     def _require_visible(self) -> None:
         """Check that readers see the end of what each saved offset counts as published.
@@ -125,15 +243,14 @@ class Fold(Iterator[Folded]):
         Raises:
             MissingMarkerError: transactions that were answered as committed, and are not.
         """
-        lows = self._stable_ends.starts() if self._written else {}
+        lows = self._list("earliest") if self._written else {}
         last = {
             place: (written[1] - 1, written[1])
             for place in self._ends.keys() - self._scope.of_others
-            if (written := self._stable_ends.before_marker(place, self.offsets.get(place)))
-            and written[1] > lows[place]
+            if (written := self._before_marker(place)) and written[1] > lows[place]
         }
         for message in iter_ranges(
-            self._scope.sink,
+            self._clients,
             {**last},
             committed=True,
             few=True,
@@ -144,12 +261,18 @@ class Fold(Iterator[Folded]):
         if last:
             raise MissingMarkerError({place: self._written[place] for place in last})
 
-    def _behind(self) -> list[PartitionId]:
-        return [p for p, end in self._ends.items() if self.offsets.get(p) != end]
+    def _list(self, end: End, *, committed: bool = False) -> dict[PartitionId, int]:
+        scope = self._scope
+        optional = frozenset({self._clients.sink.late_topic})
+        return list_offsets(
+            self._clients, scope.places, end, committed=committed, optional=optional
+        )
+
+    # -- what is there ----------------------------------------------------------------------------
 
     def _start(self, behind: list[PartitionId]) -> set[PartitionId]:
         """Where each partition is read from, as far as retention has left it; which have any."""
-        lows = self._stable_ends.starts()
+        lows = self._list("earliest")
         for place in behind:
             low, at = lows[place], self.offsets.get(place)
             if low > (at or 0) and self._scope.kind(place) == "events":
@@ -162,7 +285,7 @@ class Fold(Iterator[Folded]):
 
         Skips before events: once the events above a skip have raised an aggregate's last version, a
         skip below it cannot be distinguished from one that was filled since. Dead letters before
-        events: a late event is known from one written anew where the conflict is known.
+        events: a late event is told from a rewritten one where the conflict is known.
         """
         gaps, dead = (
             {place for place in unread if self._scope.kind(place) == kind}
@@ -173,7 +296,7 @@ class Fold(Iterator[Folded]):
     def _decoded(self, places: set[PartitionId]) -> Iterator[Folded]:
         # what lies behind the ends was written by an owner after this one, whose skips are not read
         reading = Reading(
-            self._scope.sink,
+            self._clients,
             {place: (self.offsets[place], self._ends[place]) for place in places},
             patience=self._timeout,
             meanwhile=self._meanwhile,
@@ -192,3 +315,44 @@ class Fold(Iterator[Folded]):
                     yield self._decoder.decode(kind, messages, dict(self.offsets))
         # past the markers of transactions that follow the last records
         self.offsets |= {place: self._ends[place] for place in places}
+
+
+def end_all(
+    clients: Clients,
+    places: list[PartitionId],
+    end_open: Callable[[set[PartitionId]], None],
+    meanwhile: Callable[[], None],
+) -> None:
+    """Waits until no transaction is open before the ends of these partitions as they are now.
+
+    Args:
+        end_open: ends what the shard's own producer has open in partitions.
+        meanwhile: called again and again while it waits; what it raises ends that.
+
+    Raises:
+        SinkError: `sink.hanging_transaction`, or as `check_topics`.
+    """
+    ends = list_offsets(clients, places, "latest")
+    still = StandingStill()
+    began = clients.clock.monotonic()
+    ended: set[PartitionId] = set()
+    while True:
+        stable = list_offsets(clients, places, "latest", committed=True)
+        now = clients.clock.monotonic()
+        still.seen(stable, now)
+        behind = {place for place in places if stable[place] < ends[place]}
+        if not behind:
+            return
+        if now - began > MARKER_TIMEOUT and (new := behind - ended):
+            end_open(new)
+            ended |= new
+            # the marker of what has ended it may be left out as well
+            ends |= list_offsets(clients, list(new), "latest")
+            began = clients.clock.monotonic()
+        elif now - began > MARKER_TIMEOUT:
+            for place in sorted(behind):
+                seconds = still.seconds(place)
+                if seconds > MARKER_TIMEOUT:
+                    raise hanging(clients.sink, place, stable[place], ends[place], seconds)
+        meanwhile()
+        clients.clock.sleep(0.05 if now - began < MARKER_TIMEOUT else 0.2)

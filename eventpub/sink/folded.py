@@ -1,7 +1,7 @@
 """What the records that a fold has read say, and which of them count.
 
 What must hold: nothing that this publisher has not written raises a version; a record of which
-nothing can be read is counted, and stops nobody.
+nothing can be read is counted, and stops no fold.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from eventpub import config
 from eventpub.admission.model import Shard, SkippedGap, topic_partition
 from eventpub.sink import records
+from eventpub.sink.client import Clients
+from eventpub.sink.encoder import read_conflict, read_gap
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.origin import Sources, other_publisher
 
@@ -96,7 +97,7 @@ class Decoder:
                 continue
             if not self._is_own(aggregate_id, message.partition()):
                 continue
-            conflict = records.read_conflict(headers) if kind == "dead" else None
+            conflict = read_conflict(headers) if kind == "dead" else None
             if conflict is not None:
                 published[len(ids)] = conflict
             if content is not None:
@@ -124,7 +125,7 @@ class Decoder:
         gaps: list[SkippedGap] = []
         for message in messages:
             try:
-                gap = records.read_gap(message.value() or b"")
+                gap = read_gap(message.value() or b"")
                 headers = dict(message.headers() or ())
             except ValueError:
                 self.not_ours += 1
@@ -140,7 +141,7 @@ class Decoder:
         if origin == "own":
             return True
         if origin == "other_publisher" and kind == "events":
-            raise other_publisher(self._scope.sink, message)
+            raise other_publisher(self._scope.clients.sink, message)
         self.not_ours += 1
         return False
 
@@ -158,17 +159,9 @@ def _times(texts: list[str]) -> npt.NDArray[np.int64]:
     try:
         times = records.parse_times(texts)
     except ValueError:
-        times = np.array([time_of(t) for t in texts], np.int64)
+        times = np.array([records.time_of(t) for t in texts], np.int64)
     is_date = (times >= records.FIRST_TIME) & (times <= records.LAST_TIME)
     return np.where(is_date, times, 0)
-
-
-def time_of(text: str) -> int:
-    """µs of what `ce_time` says; 0: it says nothing."""
-    try:
-        return int(records.parse_times([text])[0])
-    except ValueError:
-        return 0
 
 
 Kind = Literal["events", "gaps", "dead", "late"]
@@ -180,7 +173,7 @@ class Scope:
     """What of the topics is read back.
 
     Args:
-        sink: the configuration.
+        clients: of the cluster.
         shard: whose partitions are read.
         sources: whose records count.
         everywhere: read all partitions, for what belongs to this shard's aggregates: where the
@@ -188,7 +181,7 @@ class Scope:
         with_contents: say of each event what tells it from another one of its version.
     """
 
-    sink: config.Sink
+    clients: Clients
     shard: Shard
     sources: Sources
     everywhere: bool = False
@@ -197,15 +190,11 @@ class Scope:
     @cached_property
     def kinds(self) -> dict[str, Kind]:
         """By topic that is read."""
-        return {
-            self.sink.topic: "events",
-            self.sink.gaps_topic: "gaps",
-            self.sink.dead_topic: "dead",
-            self.sink.late_topic: "late",
-        }
+        kinds: tuple[Kind, ...] = "events", "gaps", "dead", "late"
+        return dict(zip(self.clients.sink.topics, kinds, strict=True))
 
     def kind(self, place: PartitionId) -> Kind:
-        """Of the records of a partition."""
+        """The kind of the records in a partition."""
         return self.kinds[place[0]]
 
     @cached_property

@@ -24,16 +24,16 @@ from eventpub import config
 from eventpub.admission import SkippedGap
 from eventpub.errors import SinkError
 from eventpub.sink import records
-from eventpub.sink.reading import iter_ranges
-from eventpub.sink.topics import list_offsets, tail_gone
+from eventpub.sink.client import Clients
+from eventpub.sink.encoder import CloudEvents, read_gap
+from eventpub.sink.leaders import tail_gone
+from eventpub.sink.reading import MARKER_TIMEOUT, iter_ranges
+from eventpub.sink.topics import list_offsets
 
 PartitionId = tuple[str, int]
 """A topic and the number of one of its partitions."""
 Written = tuple[int, int]
 """The first offset that one transaction has written to a partition, and the next after its last."""
-
-MARKER_TIMEOUT = 2.0
-"""Seconds that a marker may come after the answer that its transaction is over."""
 
 
 class MissingMarkerError(Exception):
@@ -72,8 +72,45 @@ def hanging(
     )
 
 
+def require_none_left_open(clients: Clients, app_id: str, places: Collection[PartitionId]) -> None:
+    """Check that no transaction of an id is open in partitions, when its producers are fenced.
+
+    Else its records would be visible, or not, by the outcome of whatever is written there next.
+
+    Raises:
+        SinkError: `sink.hanging_transaction`, or as `check_topics`.
+    """
+    if not places:
+        return
+    ends = list_offsets(clients, [*places], "latest")
+    began = clients.clock.monotonic()
+    while True:
+        stable = list_offsets(clients, [*places], "latest", committed=True)
+        held = [place for place in places if stable[place] < ends[place]]
+        seconds = clients.clock.monotonic() - began
+        if not held:
+            return
+        if seconds > MARKER_TIMEOUT:
+            for place in held:
+                if is_held_by(clients, app_id, place, stable[place], ends[place]):
+                    raise hanging(clients.sink, place, stable[place], ends[place], seconds)
+            return
+        clients.clock.sleep(0.02)
+
+
+def is_held_by(clients: Clients, app_id: str, place: PartitionId, stable: int, end: int) -> bool:
+    """Whether the open transaction that holds a partition is one of this id.
+
+    Args:
+        stable: the last stable offset, where that transaction begins.
+        end: the high watermark.
+    """
+    first = next(iter_ranges(clients, {place: (stable, end)}, committed=False, few=True), None)
+    return first is not None and records.is_ours(dict(first.headers() or ()), {app_id})
+
+
 def lost_records(
-    sink: config.Sink,
+    clients: Clients,
     app_ids: Collection[str],
     written: Mapping[PartitionId, Written],
     meanwhile: Callable[[], None] = lambda: None,
@@ -84,9 +121,7 @@ def lost_records(
     what is lost, and a few numbers of each record that is not.
 
     Args:
-        sink: the configuration.
         app_ids: whose records count.
-        written: the ranges.
         meanwhile: called again and again; what it raises ends the reading.
 
     Raises:
@@ -94,21 +129,22 @@ def lost_records(
             `sink.unreachable`, ….
     """
     places = list(written)
-    ends = list_offsets(sink, places, "latest", committed=True)
+    ends = list_offsets(clients, places, "latest", committed=True)
     for place, (_, end) in written.items():
         if ends[place] < end:
-            raise tail_gone(sink, place, end, ends[place])
-    lows = list_offsets(sink, places, "earliest")
+            raise tail_gone(clients, place, end, ends[place])
+    lows = list_offsets(clients, places, "earliest")
     firsts = {place: max(first, lows[place]) for place, (first, _) in written.items()}
 
     def ours(ends: Mapping[PartitionId, int], *, committed: bool) -> Iterator[Any]:
         ranges = {place: (firsts[place], end) for place, end in ends.items()}
-        for message in iter_ranges(sink, ranges, committed=committed):
+        for message in iter_ranges(clients, ranges, committed=committed):
             meanwhile()
-            if records.is_ours(message.headers(), app_ids):
+            if records.is_ours(dict(message.headers() or ()), app_ids):
                 yield message
 
-    visible = _Visible(sink, ours({place: ends[place] for place in written}, committed=True))
+    seen = ours({place: ends[place] for place in written}, committed=True)
+    visible = _Visible(clients.sink, seen)
     raw = ours({place: end for place, (_, end) in written.items()}, committed=False)
     return [(message.topic(), record) for message in raw for record in visible.lacks(message)]
 
@@ -119,10 +155,9 @@ class _Visible:
     A record may be lost more than once: as it was written, and as it was published again by whoever
     had to restore it and was cut off, or had not known of it. And it need not be there as it was:
     where another owner of the shard, which has not known of the lost transaction, has come in
-    between, it has decided anew of the same rows.
+    between, it has decided again on the same rows.
 
     Args:
-        sink: the configuration.
         messages: our records that readers see.
     """
 
@@ -161,13 +196,13 @@ class _Visible:
         if left == [versions]:
             return [_again(message)]
         gaps = [replace(gap, from_version=first, to_version=last) for first, last in left]
-        values = [records.gap_record(each, "", 1).value for each in gaps]
+        values = [CloudEvents("").gap(each, 1).value for each in gaps]
         return [replace(_again(message), value=value) for value in values]
 
     def _gap(self, message: Any) -> SkippedGap | None:
         if message.topic() == self._sink.gaps_topic:
             with suppress(ValueError):
-                return records.read_gap(message.value())
+                return read_gap(message.value())
         return None
 
     def _identity(self, message: Any) -> tuple[Any, ...]:
@@ -178,7 +213,7 @@ class _Visible:
         if key is None or sequence is None or time is None:
             return *place, key, message.value(), headers
         is_event = message.topic() in {self._sink.topic, self._sink.late_topic}
-        # the time, since a version may have been written anew
+        # the time, since a version may have been rewritten
         return "event" if is_event else place[0], place[1], key, sequence, time
 
 

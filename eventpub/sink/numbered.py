@@ -1,8 +1,8 @@
 """Batches with numbers, each published once by any of the tasks that Spark may run for it.
 
 A task publishes its rows in one transaction, with a marker on a compacted topic:
-``{"query", "batch", "digest"}`` under the key ``<id>/<task>``. A task that finds the marker of its
-batch has been run before. What must hold:
+``{"query", "batch", "digest", "refused"}`` under the key ``<id>/<task>``. A task that finds the
+marker of its batch has been run before. What must hold:
 
 - a task fences every older attempt (its transactional id is that of its number) before it reads the
   markers, and so nothing can be added between reading and publishing;
@@ -19,25 +19,23 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.failpoint import failpoint
+from eventpub.sink.base import no_crash
 from eventpub.sink.batch import Batch
-from eventpub.sink.caution import caution_of
-from eventpub.sink.faults import RecordRefusedError
-from eventpub.sink.fencing import fence_all, transactional_id
-from eventpub.sink.owned_producer import OwnedProducer
-from eventpub.sink.producing import no_crash
-from eventpub.sink.reading import iter_ranges
-from eventpub.sink.records import Record
-from eventpub.sink.topics import create, list_offsets, partition_counts
+from eventpub.sink.causes import RecordRefusedError, caution_of
+from eventpub.sink.client import Clients
+from eventpub.sink.markers import Marker, Markers
+from eventpub.sink.missing_markers import PartitionId, require_none_left_open
+from eventpub.sink.owned_producer import OwnedProducer, fence_all, transactional_id
+from eventpub.sink.refusals import Refusals, Refused
+from eventpub.sink.topics import partition_counts
 from eventpub.sink.transaction import Transactions
 
 _REDO = {
@@ -54,19 +52,21 @@ _REDO_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 """Seconds before a batch is tried again; twice as many each time."""
 
-_OPEN_FOR = 90.0
-"""Seconds for which a transaction of another task may hide markers: longer than one may last."""
-
-_READ_AT_FIRST = 64
-"""Markers that are read back at first; four times as many each time that they do not tell."""
-
-_PARTITIONS = 16
-"""Of a topic of markers that is created."""
+_ENDED_WITHIN = 3.0
+"""Seconds in which Spark ends a process whose rows it has cut off; it must not take over again."""
 
 log = logging.getLogger("eventpub.sink")
 
-MakeBatch = Callable[[dict[str, dict[int, str]]], Batch]
-"""Makes the records; by topic, the rows that the broker refuses, and why, are dead letters."""
+
+class Parts(Protocol):
+    """The rows of a task in parts, which may be read before all have come, and more than once."""
+
+    def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
+        """Per part the function that makes its records; refused rows are dead letters, without
+        their payload where the second argument is True."""
+
+    def digest(self) -> str:
+        """Hash of all rows in their order, however they are divided; waits for the last row."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class Numbered:
         query: the query's id, as Spark keeps it in the checkpoint.
         batch: the number of the batch, from 0.
         task: the number of the task, from 0.
-        digest: of the task's rows, in their order.
+        is_repeated: whether another attempt has failed.
     """
 
     query: str
     batch: int
     task: int
-    digest: str
+    is_repeated: bool = False
 
 
 def markers_of(sink: config.Sink) -> str:
@@ -91,10 +91,10 @@ def markers_of(sink: config.Sink) -> str:
     return f"{sink.topic}.batches"
 
 
-def require_owner(sink: config.Sink, id_: str, owner: str) -> None:
+def require_owner(clients: Clients, id_: str, owner: str) -> None:
     """Check that no query has taken an id over from a publisher that does without markers.
 
-    To be called when the publisher has fenced whoever published before: what takes over later
+    To be called when the publisher has fenced its predecessors: what takes over later
     fences it.
 
     Args:
@@ -103,15 +103,15 @@ def require_owner(sink: config.Sink, id_: str, owner: str) -> None:
     Raises:
         SinkError: sink.other_query, ….
     """
-    if markers_of(sink) not in partition_counts(sink):
+    if markers_of(clients.sink) not in partition_counts(clients):
         return
-    found = NumberedSink(sink, id_, markers_of(sink)).owner()
-    if found is not None and found != owner:
+    found = NumberedSink(clients, id_).owner()
+    if found is not None and found[0] != owner:
         raise SinkError(
             "sink.other_query",
             "a publisher with the engine spark has taken over this app.id; nothing was lost or"
             " repeated, and this one stops",
-            where=f"app.id = {id_}, topic {sink.topic}",
+            where=f"app.id = {id_}, topic {clients.sink.topic}",
             suggestion="let only one publisher run for an app.id",
         )
 
@@ -120,47 +120,59 @@ class NumberedSink:
     """Publishes the batches of one id.
 
     Args:
-        sink: the configuration.
+        clients: of the cluster.
         id_: names what publishes; a part of the transactional ids.
-        markers: the topic of the markers.
         after_query: the query whose id may be taken over; "": none.
+        reads_back: whether a new checkpoint publishes again what is not visible. Then a task fails
+            where the broker has left a transaction open; see `missing_markers`.
     """
 
-    def __init__(self, sink: config.Sink, id_: str, markers: str, *, after_query: str = "") -> None:
-        self._sink = sink
+    def __init__(
+        self, clients: Clients, id_: str, *, after_query: str = "", reads_back: bool = False
+    ) -> None:
+        self._clients, self._sink = clients, clients.sink
         self._id = id_
         self._after_query = after_query
-        counts = partition_counts(sink)
-        self.partitions: dict[str, int] = counts
-        number = counts.get(markers) or create(sink, markers, _PARTITIONS, is_compacted=True)
-        self._place = (markers, zlib.crc32(id_.encode()) % number)
+        self._reads_back = reads_back
+        self.partitions = partition_counts(clients)
+        markers = markers_of(clients.sink)
+        self.markers = Markers(clients, id_, markers, self.partitions.get(markers))
 
-    def publish(self, numbered: Numbered, make: MakeBatch) -> bool:
-        """Publish a part of a batch; False where that was done before.
+    def publish(self, numbered: Numbered, parts: Parts) -> bool:
+        """Publish one task's rows; False where that was done before.
+
+        The transaction begins with the first part, and ends when the last is delivered.
 
         Raises:
-            SinkError: sink.other_query, sink.batch_changed, sink.too_many_refused,
-                sink.unreachable, …. Nothing was published, or the markers tell that it was.
+            SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
+                sink.too_many_refused, sink.rows_cut_off, sink.unreachable,
+                sink.hanging_transaction, …. Nothing was published, or the markers tell that it was.
         """
         if numbered.batch == 0:  # before any producer of another query is fenced
-            self._was_published(numbered)
-        refused: dict[str, dict[int, str]] = {}
+            self._was_published(
+                numbered, parts, self.markers.back_to(numbered.query, numbered.batch)
+            )
+        refusals = Refusals()
         pause, redos = _REDO_PAUSE, 0
         while True:
             try:
-                return self._try(numbered, make(refused))
+                return self._try(numbered, parts, refusals)
             except RecordRefusedError as refusal:
-                before = sum(map(len, refused.values()))
-                for topic, rows in refusal.by_topic.items():
-                    refused.setdefault(topic, {}).update(dict.fromkeys(rows, refusal.reason))
-                if sum(map(len, refused.values())) == before:
+                if not refusals.take(refusal):
                     raise
+                if refusals.in_a_row()[0] > self._sink.dead_limit:
+                    raise self._too_many(refusal.reason) from refusal
             except SinkError as error:
-                redos += error.code in _REDO
-                if redos == _MOST_REDOS or not (error.code in _REDO or error.retriable):
+                if error.code == "sink.rows_cut_off":
+                    self._clients.clock.sleep(_ENDED_WITHIN)
                     raise
-                log.warning("batch %s is tried again: %s", numbered.batch, error.message)
-                time.sleep(pause)  # a broker that is away is waited for
+                redos += error.code in _REDO
+                is_passing = error.retriable and error.code != "sink.hanging_transaction"
+                if redos == _MOST_REDOS or not (error.code in _REDO or is_passing):
+                    raise
+                log.warning("retrying batch %s: %s", numbered.batch, error.message)
+                numbered = replace(numbered, is_repeated=True)
+                self._clients.clock.sleep(pause)  # a broker that is away is waited for
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     def take(self, query: str, tasks: int) -> None:
@@ -172,43 +184,56 @@ class NumberedSink:
         Raises:
             SinkError: as of `publish`.
         """
-        with closing(OwnedProducer(self._sink, self._id, "owner")) as owned:
+        with closing(OwnedProducer(self._clients, self._id, "owner")) as owned:
             owned.ready()
             caution = caution_of((self._sink.bootstrap_servers, f"{self._id}.owner"))
-            transactions = Transactions(self._sink, self._id, 1, owned, caution)
-            marker = self._marker(Numbered(query, -1, -1, ""))
-            transactions.run(Batch({}, [(self._place[0], marker)]), no_crash, lambda _: None)
+            transactions = Transactions(self._clients, 1, owned, caution)
+            transactions.run([self._marker(Numbered(query, -1, -1), "")], no_crash)
         # only now: an attempt that has begun before has read the markers, and is fenced
-        fence_all(self._sink, self._id, tasks)
+        fence_all(self._clients, self._id, tasks)
+        self.markers.end_left_open(tasks)
 
-    def _try(self, numbered: Numbered, batch: Batch) -> bool:
+    def _try(self, numbered: Numbered, parts: Parts, refusals: Refusals) -> bool:
         number = numbered.task
         caution = caution_of((self._sink.bootstrap_servers, transactional_id(self._id, number)))
-        owned = OwnedProducer(self._sink, self._id, number, sends_singly=caution.sends_singly)
+        owned = OwnedProducer(self._clients, self._id, number, sends_singly=caution.sends_singly)
         with closing(owned):
             owned.ready()
             failpoint("after_take")
-            if self._was_published(numbered):
+            if numbered.is_repeated:
+                self.markers.check_leader()
+            markers = self.markers.back_to(numbered.query, numbered.batch)
+            if self._was_published(numbered, parts, markers):
                 return False
-            batch.side.append((self._place[0], self._marker(numbered)))
+            mine = (m["refused"] for key, m in markers if key == f"{self._id}/{numbered.task}")
+            refusals.before = next(mine, 0)
             partitions = self.partitions.get(self._sink.topic, 1)
-            transactions = Transactions(self._sink, self._id, partitions, owned, caution)
-            transactions.run(batch, failpoint, lambda _: None)
+            transactions = Transactions(self._clients, partitions, owned, caution)
+            batches = self._batches(numbered, parts, refusals, reduced=caution.reduces_dead)
+            transactions.run(batches, failpoint)
         return True
 
-    def _marker(self, numbered: Numbered) -> Record:
-        value = {
-            "query": numbered.query,
-            "batch": numbered.batch,
-            "digest": numbered.digest,
-        }
-        return Record(
-            key=f"{self._id}/{numbered.task}",
-            value=json.dumps(value).encode(),
-            partition=self._place[1],
-            timestamp=int(time.time() * 1000),
-            headers=[],
-        )
+    def _batches(
+        self, numbered: Numbered, parts: Parts, refusals: Refusals, *, reduced: bool
+    ) -> Iterator[Batch]:
+        """What the transaction holds: the records of each part, and the marker."""
+        checked = set[PartitionId]()
+        for number, make in enumerate(parts):
+            batch = make(refusals.begin(number), reduced)
+            refusals.made({topic: len(of.partitions) for topic, of in batch.events.items()})
+            if self._reads_back:
+                # not of the side topics, where another task may have one open for good reason
+                own = {place for place in batch.places if place[0] == self._sink.topic}
+                require_none_left_open(self._clients, self._id, own - checked)
+                checked |= own
+            yield batch
+        yield self._marker(numbered, parts.digest(), refusals.in_a_row()[1])
+
+    def _marker(self, numbered: Numbered, digest: str, refused: int = 0) -> Batch:
+        value = {"query": numbered.query, "batch": numbered.batch, "digest": digest}
+        value["refused"] = refused  # how many in a row, up to the end of the batch
+        record = self.markers.record(f"{self._id}/{numbered.task}", json.dumps(value).encode())
+        return Batch({}, [(self.markers.place[0], record)])
 
     def published_tasks(self, query: str, batch: int) -> set[int]:
         """The tasks whose part of the last batch that was begun is published.
@@ -216,83 +241,41 @@ class NumberedSink:
         Raises:
             SinkError: as of `publish`.
         """
-        found = self._markers(Numbered(query, batch, -1, ""))
+        found = self.markers.back_to(query, batch)
         mine = (k for k, m in found if (m["query"], m["batch"]) == (query, batch))
         return {int(key.rpartition("/")[2]) for key in mine}
 
-    def owner(self) -> str | None:
-        """The query whose marker is the last one; None: there is none."""
-        reader = Numbered("", 1 << 62, -1, "")
-        found = self._markers(reader)
-        return found[0][1]["query"] if found else None
+    def owner(self) -> tuple[str, int] | None:
+        """The query whose marker is the last one, and its batch; None: there is none."""
+        found = self.markers.back_to("", 1 << 62)
+        return (found[0][1]["query"], found[0][1]["batch"]) if found else None
 
     # -- what was published -----------------------------------------------------------------------
 
-    def _was_published(self, numbered: Numbered) -> bool:
+    def _was_published(self, numbered: Numbered, parts: Parts, markers: list[Marker]) -> bool:
         """Whether the markers say so.
 
         Raises:
-            SinkError: sink.other_query, sink.batch_changed, sink.hanging_transaction, …
+            SinkError: sink.other_query, sink.batch_changed, sink.checkpoint_behind,
+                sink.hanging_transaction, …
         """
-        for key, marker in self._markers(numbered):
+        for key, marker in markers:
             if marker["query"] != numbered.query:
                 if numbered.batch or marker["query"] != self._after_query:
                     raise self._other_query(numbered, marker["query"])
                 return False
             if marker["batch"] > numbered.batch:
-                return True
+                raise self._behind(numbered, marker["batch"])
             if marker["batch"] < numbered.batch:
                 return False
             if key == f"{self._id}/{numbered.task}":
-                if marker["digest"] != numbered.digest:
+                if marker["digest"] != parts.digest():
                     raise self._changed(numbered)
                 return True
         return False
 
-    def _markers(self, numbered: Numbered) -> list[tuple[str, dict[str, Any]]]:
-        """The markers of this id back to the batch before, or to another query's; the last first.
-
-        A task of which nothing was published has no marker: there may be none of a batch.
-        """
-        end, count = self._stable_end(), _READ_AT_FIRST
-        while True:
-            begin = max(0, end - count)
-            found: list[tuple[str, dict[str, Any]]] = []
-            ranges = {self._place: (begin, end)}
-            for message in iter_ranges(self._sink, ranges, committed=True, few=True):
-                key = (message.key() or b"").decode(errors="replace")
-                if key.rpartition("/")[0] == self._id and message.value():
-                    found.append((key, json.loads(message.value())))
-            found.reverse()
-            is_enough = any(
-                marker["query"] != numbered.query or marker["batch"] < numbered.batch
-                for _, marker in found
-            )
-            if is_enough or begin == 0:
-                return found
-            count *= 4
-
-    def _stable_end(self) -> int:
-        """The end of the markers, when no transaction is open before it."""
-        end = list_offsets(self._sink, [self._place], "latest")[self._place]
-        deadline = time.monotonic() + _OPEN_FOR
-        while True:
-            stable = list_offsets(self._sink, [self._place], "latest", committed=True)
-            if stable[self._place] >= end:
-                return end
-            if time.monotonic() > deadline:
-                raise SinkError(
-                    "sink.hanging_transaction",
-                    f"a transaction is open in {self._place[0]}[{self._place[1]}] at offset"
-                    f" {stable[self._place]} for more than {_OPEN_FOR:.0f} s",
-                    where=f"topic {self._place[0]}",
-                    suggestion="kafka-transactions.sh find-hanging names it, abort ends it",
-                    retriable=True,
-                )
-            time.sleep(0.02)
-
     def _other_query(self, numbered: Numbered, owner: str) -> SinkError:
-        where = f"option id = {self._id}, topic {self._place[0]}"
+        where = f"option id = {self._id}, topic {self.markers.place[0]}"
         if numbered.batch:
             return SinkError(
                 "sink.other_query",
@@ -303,21 +286,43 @@ class NumberedSink:
             )
         return SinkError(
             "sink.other_query",
-            f"the query {owner} publishes with this id, and this one has another checkpoint: it"
+            f"query {owner} publishes with this id, and this query has another checkpoint: it"
             " would publish everything again",
             where=where,
-            suggestion="start the query with the checkpoint that it had; or give this one another"
-            " id; or, if it is to follow that one, which must not run any more, set the option"
-            f' after_query to "{owner}"',
+            suggestion="start the query with its previous checkpoint; or give it another id; or, if"
+            f" it replaces query {owner}, which must have stopped, set the option after_query to"
+            f' "{owner}"',
+        )
+
+    def _behind(self, numbered: Numbered, published: int) -> SinkError:
+        return SinkError(
+            "sink.checkpoint_behind",
+            f"batch {numbered.batch} is to be published, but batch {published} of this query"
+            " already was: its checkpoint is older than the topic; nothing was published",
+            where=f"option id = {self._id}, query {numbered.query}",
+            suggestion="if the checkpoint was restored from a backup: start with a new checkpoint"
+            f" and the option after_query = {numbered.query}, from a source that begins with what"
+            " is not on the topic. If it comes from a stalled attempt, ignore it",
+        )
+
+    def _too_many(self, reason: str) -> SinkError:
+        return SinkError(
+            "sink.too_many_refused",
+            f"the broker refuses more than {self._sink.dead_limit} rows of a task in a row:"
+            f" {reason}",
+            where=f"topic {self._sink.topic}",
+            suggestion="if the topic's or the client's limits are too low, raise them"
+            " (max.message.bytes; the option kafka.message.max.bytes); if these rows should become"
+            " dead letters, raise the option dead_limit. Nothing of them was published",
         )
 
     def _changed(self, numbered: Numbered) -> SinkError:
         return SinkError(
             "sink.batch_changed",
-            f"batch {numbered.batch} is repeated, and task {numbered.task} has other rows than it"
+            f"batch {numbered.batch} is repeated, but task {numbered.task} has other rows than it"
             " published before",
             where=f"option id = {self._id}",
-            suggestion="a repeated batch must have the same rows in the same tasks: use a source"
-            " that can be replayed, and start the query with as many cores as before (of the source"
+            suggestion="a repeated batch must have the same rows in the same tasks: use a"
+            " replayable source, and start the query with as many cores as before (with the source"
             " rate, set numPartitions)",
         )

@@ -1,4 +1,4 @@
-"""Who has written a record of the topic, and what follows from it.
+"""Which publisher has written a record of the topic, and what follows from it.
 
 The fold takes the versions on the topic for published, so it may believe only what this publisher
 has written: `ce_source` must be its application id, or one that it had before. What must hold: no
@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import faults, records, topics
+from eventpub.sink.client import Clients
 from eventpub.sink.missing_markers import PartitionId
 from eventpub.sink.reading import iter_ranges
 
 Origin = Literal["own", "other_publisher", "unrecognised"]
 """Ours; of another publisher; of anybody else."""
 
-_SHAPE = ("ce_specversion", "ce_type", records.TIME)
+_SHAPE = (records.SOURCE, "ce_specversion", "ce_type", records.TIME)
 _SAMPLE = 50
 """Offsets that are read of each end of a partition by `check_sample`."""
 _LONGEST = 5.0
@@ -41,17 +41,10 @@ class Sources:
 
     own: frozenset[str]
 
-    @cached_property
-    def _own_bytes(self) -> frozenset[bytes]:
-        return frozenset(name.encode() for name in self.own)
-
     def origin(self, message: Any, headers: Mapping[str, Any]) -> Origin:
         """Whose a record of the topic is."""
-        source = headers.get(records.SOURCE)
-        if source in self._own_bytes:
+        if records.is_ours(headers, self.own):
             return "own"
-        if source is None:
-            return "unrecognised"
         key, sequence = message.key(), headers.get(records.SEQUENCE)
         if key is None or sequence is None or not all(name in headers for name in _SHAPE):
             return "unrecognised"
@@ -67,7 +60,7 @@ def sources_of(app_id: str, former_ids: Iterable[str] = ()) -> Sources:
 
 
 def other_publisher(sink: config.Sink, message: Any) -> SinkError:
-    """Another publisher's event stands on the topic."""
+    """Another publisher's event is on the topic."""
     headers = dict(message.headers() or ())
     name = (headers.get(records.SOURCE) or b"").decode(errors="replace")
     return SinkError(
@@ -83,17 +76,17 @@ def other_publisher(sink: config.Sink, message: Any) -> SinkError:
     )
 
 
-def check_sample(sink: config.Sink, sources: Sources) -> None:
+def check_sample(clients: Clients, sources: Sources) -> None:
     """Look for another publisher's events at both ends of each partition of the topic.
 
     Raises:
         SinkError: `sink.other_publisher`, or as `check_topics`.
     """
-    for ranges in _both_ends(sink, [sink.topic]):
-        _check(sink, sources, ranges)
+    for ranges in _both_ends(clients, [clients.sink.topic]):
+        _check(clients, sources, ranges)
 
 
-def has_written(sink: config.Sink, sources: Sources, names: Iterable[str] = ()) -> bool:
+def has_written(clients: Clients, sources: Sources, names: Iterable[str] = ()) -> bool:
     """Whether there are records of this publisher; the ends of the partitions are read first.
 
     Args:
@@ -102,46 +95,47 @@ def has_written(sink: config.Sink, sources: Sources, names: Iterable[str] = ()) 
     Raises:
         SinkError: as `check_topics`: unlike a sample, this has to be known.
     """
-    first, last = _both_ends(sink, names or [sink.topic]) or ({}, {})
+    first, last = _both_ends(clients, names or [clients.sink.topic]) or ({}, {})
     between = {place: (first[place][1], last[place][0]) for place in first}  # others write there
     return any(
         sources.origin(message, dict(message.headers() or ())) == "own"
         for ranges in (first, last, between)
-        for message in iter_ranges(sink, ranges, committed=True, few=ranges is not between)
+        for message in iter_ranges(clients, ranges, committed=True, few=ranges is not between)
     )
 
 
-def check_sides(sink: config.Sink, sources: Sources) -> None:
+def check_sides(clients: Clients, sources: Sources) -> None:
     """Whether the side topics are of this topic, where no state says so: not if it was never
     written, and they were.
 
     Raises:
         SinkError: `sink.side_topics_left`, or as `check_topics`.
     """
-    is_new = not any(end for ends in _both_ends(sink, [sink.topic]) for _, end in ends.values())
-    if is_new and has_written(sink, sources, sink.topics[1:]):
-        raise faults.sides_left(sink)
+    topic, *sides = clients.sink.topics
+    is_new = not any(end for ends in _both_ends(clients, [topic]) for _, end in ends.values())
+    if is_new and has_written(clients, sources, sides):
+        raise faults.sides_left(clients.sink)
 
 
-def _both_ends(sink: config.Sink, names: Iterable[str]) -> list[dict[PartitionId, tuple[int, int]]]:
+def _both_ends(clients: Clients, names: Iterable[str]) -> list[dict[PartitionId, tuple[int, int]]]:
     """The first offsets of each partition of some topics, and the last."""
-    counts = topics.partition_counts(sink)
+    counts = topics.partition_counts(clients)
     places = [(name, number) for name in names for number in range(counts.get(name, 0))]
     if not places:
         return []
-    lows = topics.list_offsets(sink, places, "earliest")
-    ends = topics.list_offsets(sink, places, "latest", committed=True)
+    lows = topics.list_offsets(clients, places, "earliest")
+    ends = topics.list_offsets(clients, places, "latest", committed=True)
     first = {p: (lows[p], min(lows[p] + _SAMPLE, ends[p])) for p in places}
     last = {p: (max(first[p][1], ends[p] - _SAMPLE), ends[p]) for p in places}
     return [first, last]
 
 
 def check_between(
-    sink: config.Sink, sources: Sources, ranges: Mapping[PartitionId, tuple[int, int]]
+    clients: Clients, sources: Sources, ranges: Mapping[PartitionId, tuple[int, int]]
 ) -> None:
     """Look for another publisher's events in offsets that this one has not written.
 
-    Committed or not: who waited for that would stand still as long as a transaction is open there.
+    Committed or not: waiting for that would block as long as a transaction is open there.
 
     Args:
         ranges: first and next offset; of a long range, its beginning is read.
@@ -149,10 +143,10 @@ def check_between(
     Raises:
         SinkError: as `check_sample`.
     """
-    own = {p: r for p, r in ranges.items() if p[0] == sink.topic}
-    lows = topics.list_offsets(sink, list(own), "earliest")
+    own = {p: r for p, r in ranges.items() if p[0] == clients.sink.topic}
+    lows = topics.list_offsets(clients, list(own), "earliest")
     _check(
-        sink,
+        clients,
         sources,
         {
             place: (max(at, lows[place]), min(end, max(at, lows[place]) + _MOST_BETWEEN))
@@ -162,19 +156,43 @@ def check_between(
     )
 
 
+def first_own(
+    clients: Clients,
+    sources: Sources,
+    ranges: Mapping[PartitionId, tuple[int, int]],
+    timeout: float,
+) -> Any:
+    """The first record of this publisher in some offsets, committed or not; None: there is none.
+
+    Args:
+        ranges: first and next offset.
+        timeout: seconds without a record after which it fails.
+
+    Raises:
+        SinkError: `sink.other_publisher`: an event of another one comes before, on the topic; ….
+    """
+    for message in iter_ranges(clients, ranges, committed=False, timeout=timeout):
+        origin = sources.origin(message, dict(message.headers() or ()))
+        if origin == "own":
+            return message
+        if origin == "other_publisher" and message.topic() == clients.sink.topic:
+            raise other_publisher(clients.sink, message)
+    return None
+
+
 def _check(
-    sink: config.Sink,
+    clients: Clients,
     sources: Sources,
     ranges: Mapping[PartitionId, tuple[int, int]],
     *,
     committed: bool = True,
 ) -> None:
     try:
-        found = [*iter_ranges(sink, ranges, committed=committed, few=True, timeout=_LONGEST)]
+        found = [*iter_ranges(clients, ranges, committed=committed, few=True, timeout=_LONGEST)]
     except SinkError as error:
         if error.code != "sink.unreachable":
             raise
-        return  # nobody waits for a sample: a fold finds what it would have found
+        return  # the sample is optional: a fold finds what it would have found
     for message in found:
         if sources.origin(message, dict(message.headers() or ())) == "other_publisher":
-            raise other_publisher(sink, message)
+            raise other_publisher(clients.sink, message)

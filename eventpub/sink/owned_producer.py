@@ -1,24 +1,111 @@
-"""A producer that owns one shard: it is made, and older owners fenced, in a thread of its own."""
+"""Owning a shard: a transactional id, and the older owners that taking it fences.
+
+The last producer to call `init_transactions` for an id owns it: the broker aborts what an older has
+open, and refuses whatever that one still sends.
+"""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 
 from confluent_kafka import KafkaException, Producer
 
-from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import client, faults, fencing
+from eventpub.sink import client, client_settings, faults
+from eventpub.sink.client import Clients
 
 _TAKEOVER_TIMEOUT = 3.0
 """Seconds that a sink which is closed waits for its own takeover of the shard."""
+READY_TIMEOUT = 10.0
+"""Seconds that `init_transactions` may take before the broker counts as away."""
+
+_FIRST_TIMEOUT = 60.0
+"""The same at a start: a new broker first creates the topic of the transactions."""
+
+
+def transactional_id(app_id: str, number: int | str) -> str:
+    """The id that a newer owner of the shard fences the older ones by."""
+    return f"eventpub.{app_id}.{number}"
+
+
+def fence_all(clients: Clients, app_id: str, upto: int) -> None:
+    """Fences the writers of shards 0 to `upto` − 1 and ends their transactions.
+
+    To be called at the start of a run, before any shard is folded, with the largest number of
+    shards that may have been used before: the topic's partitions are always enough. Without it, a
+    writer of a former number of shards could still write, or hold a transaction open, on
+    partitions that belong to another shard now.
+
+    Raises:
+        SinkError: as `ShardSink.ready`.
+    """
+    if clients.sink.delivery != "exactly_once" or upto <= 0:
+        return
+
+    ids = [transactional_id(app_id, number) for number in range(upto)]
+    with clients.pool(min(upto, 8), thread_name_prefix="eventpub-fence") as pool:
+        for _ in pool.map(lambda id_: _fence(clients, id_), ids):
+            pass
+
+
+def try_transactions(clients: Clients, app_id: str) -> None:
+    """Takes a transactional id that no shard has, to see whether the broker lets us.
+
+    Raises:
+        SinkError: as `ShardSink.ready`.
+    """
+    _fence(clients, transactional_id(app_id, "doctor"))
+
+
+def _fence(clients: Clients, id_: str) -> None:
+    client_log = client.ClientLog()
+    producer = clients.producer(id_, client_log)
+    take_over(clients, producer, client_log, lambda: False, _FIRST_TIMEOUT)
+
+
+def take_over(
+    clients: Clients,
+    producer: Producer,
+    client_log: client.ClientLog,
+    cancelled: Callable[[], bool],
+    timeout: float = READY_TIMEOUT,
+) -> None:
+    """Takes the producer's id over; returns early, without it, once `cancelled`.
+
+    Args:
+        timeout: seconds without an answer after which the broker counts as away.
+
+    Raises:
+        SinkError: as `ShardSink.ready`.
+    """
+    started = clients.clock.monotonic()
+    doing = "taking over the shard"
+    while not cancelled():
+        try:
+            client.call(producer.init_transactions, 0.5)
+            return
+        except KafkaException as exception:
+            error = faults.kafka_error(exception)
+            try:
+                client.call(producer.poll, 0)  # hands over what the client has met
+            except KafkaException as fatal:
+                error = faults.kafka_error(fatal)
+            if not error.retriable():
+                raise faults.fault(error, doing, clients.sink) from exception
+            last_error = client_log.last_error
+            if last_error is not None and faults.is_refusal(last_error):
+                raise faults.auth_failed(clients.sink, last_error) from exception
+            waited = clients.clock.monotonic() - started
+            if waited > timeout:
+                raise faults.unreachable(
+                    clients.sink, doing, waited, last_error or error
+                ) from exception
 
 
 class OwnedProducer:
     """Owns the shard from `ready()` until another one is made for it.
 
     Args:
-        sink: the configuration.
         app_id, number: of the application and the shard (or the replay), for the transactional id.
         sends_singly: send each record by itself.
 
@@ -32,46 +119,47 @@ class OwnedProducer:
     """
 
     def __init__(
-        self, sink: config.Sink, app_id: str, number: int | str, *, sends_singly: bool = False
+        self, clients: Clients, app_id: str, number: int | str, *, sends_singly: bool = False
     ) -> None:
-        self._sink = sink
+        sink = clients.sink
+        self._clients, self._sink = clients, clients.sink
         self.is_transactional = sink.delivery == "exactly_once"
-        self._id = fencing.transactional_id(app_id, number) if self.is_transactional else None
+        self._id = transactional_id(app_id, number) if self.is_transactional else None
         self.log = client.ClientLog()
         self.sends_singly = sends_singly
         self._closed = False
         self._failure: BaseException | None = None
         self._producer: Producer | None = None
-        conf = client.producer_settings(sink, self._id)
+        conf = client_settings.producer_settings(sink, self._id)
         self.commit_slice = min(5.0, int(conf["socket.timeout.ms"]) / 2000)
         self.flush_timeout = (
             int(conf.get("message.timeout.ms") or conf["delivery.timeout.ms"]) / 1000 + 5.0
         )
         self.message_limit = int(conf["message.max.bytes"])
         self.needs_replacement = False
-        self._starting = threading.Thread(
-            target=self._start, name=f"eventpub-sink-{number}", daemon=True
-        )
+        name = f"eventpub-sink-{number}"
+        self._starting = clients.thread(target=self._start, name=name, daemon=True)
         self._starting.start()
 
     def _start(self) -> None:
         try:
-            producer = client.producer(self._sink, self._id, self.log, careful=self.sends_singly)
-            if self.is_transactional:
-                try:
-                    fencing.take_over(self._sink, producer, self.log, lambda: self._closed)
-                except SinkError as error:
-                    # A request that librdkafka repeats by itself may fence its own first try.
-                    if error.code not in {"sink.fenced", "sink.own_request_late"}:
-                        raise
-                    producer = client.producer(
-                        self._sink, self._id, self.log, careful=self.sends_singly
-                    )
-                    fencing.take_over(self._sink, producer, self.log, lambda: self._closed)
+            try:
+                producer = self._made()
+            except SinkError as error:
+                # A request that librdkafka repeats by itself may fence its own first try.
+                if error.code not in {"sink.fenced", "sink.own_request_late"}:
+                    raise
+                producer = self._made()
             if not self._closed:
                 self._producer = producer
         except BaseException as error:  # handed to the thread that asks ready()
             self._failure = error
+
+    def _made(self) -> Producer:
+        producer = self._clients.producer(self._id, self.log, careful=self.sends_singly)
+        if self.is_transactional:
+            take_over(self._clients, producer, self.log, lambda: self._closed)
+        return producer
 
     def ready(self) -> None:
         """Waits until the shard is owned: older owners are fenced, their transactions over.
@@ -80,12 +168,10 @@ class OwnedProducer:
             SinkError: `sink.unreachable`, `sink.auth_failed`, `sink.not_authorized`,
                 `sink.transactions_refused`, `sink.fenced`, `sink.fatal`.
         """
-        self._starting.join(fencing.READY_TIMEOUT + 10)
+        self._starting.join(READY_TIMEOUT + 10)
         if self._starting.is_alive():
             self.needs_replacement = True
-            raise faults.unreachable(
-                self._sink, "taking over the shard", fencing.READY_TIMEOUT + 10, None
-            )
+            raise faults.unreachable(self._sink, "taking over the shard", READY_TIMEOUT + 10, None)
         if self._failure is not None:
             self.needs_replacement = True
             raise self._failure
@@ -94,7 +180,7 @@ class OwnedProducer:
         """Lets go of the producer; an open transaction is left to the next owner, which aborts it.
 
         May be called at any time, more than once. Waits for nothing but the shard's takeover, where
-        `ready` was not called: what of it is under way would fence whoever comes next.
+        `ready` was not called: a request still in flight would fence the next owner.
         """
         self._starting.join(_TAKEOVER_TIMEOUT)
         self._closed = True
@@ -104,7 +190,7 @@ class OwnedProducer:
 
     @property
     def client(self) -> Producer:
-        """It.
+        """The client's producer.
 
         Raises:
             SinkError: `sink.fatal`: it was let go.

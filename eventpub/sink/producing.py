@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from eventpub import config
 from eventpub.private_apis import bulk
 from eventpub.sink import client, faults, records
+from eventpub.sink.base import CrashPoint, no_crash
 from eventpub.sink.batch import Batch, Events
-from eventpub.sink.caution import Caution
+from eventpub.sink.causes import Caution
+from eventpub.sink.client import Clients
 from eventpub.sink.owned_producer import OwnedProducer
-
-CrashPoint: TypeAlias = Callable[[str], None]
-"""Called with the name of each step, for tests that die there."""
-
-
-def no_crash(_point: str) -> None:
-    """Nothing happens."""
 
 
 def _passing(crash_point: CrashPoint, name: str) -> Iterator[Any]:
@@ -37,17 +30,12 @@ class Producing:
     """Produces the batches of one shard.
 
     Args:
-        sink: the configuration.
-        app_id: for `ce_source`.
         owned: where to.
         caution: whether each record is to be reported.
     """
 
-    def __init__(
-        self, sink: config.Sink, app_id: str, owned: OwnedProducer, caution: Caution
-    ) -> None:
-        self._sink = sink
-        self._app_id = app_id
+    def __init__(self, clients: Clients, owned: OwnedProducer, caution: Caution) -> None:
+        self._clients, self._sink = clients, clients.sink
         self._owned = owned
         self._caution = caution
 
@@ -68,9 +56,7 @@ class Producing:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
                     raise
-                batch.refused.append(
-                    (topic, 0, faults.refused_by_client(error, self._owned.message_limit))
-                )
+                batch.refused.append((topic, 0, self._refusal(error)))
                 break
             batch.produced += 1
 
@@ -89,13 +75,11 @@ class Producing:
             not self._owned.is_transactional
             or self._owned.sends_singly
             or self._caution.reports_each
-            or events.marks is not None
         )
         if (
             one_by_one
-            or len(events.rows) < bulk.WORTHWHILE
-            or not records.have_fixed_headers(events.rows, events.late)
-            or (at_once := bulk.bulk_of(self._owned.client)) is None
+            or (at_once := self._clients.bulk(self._owned.client, len(events.rows))) is None
+            or (fixed := events.fixed) is None
         ):
             self._produce_columns(topic, events.columns, batch, crash_point)
             return
@@ -104,7 +88,6 @@ class Producing:
         between[first] = between[last] = False
         rows = np.flatnonzero(between)
         half = len(rows) // 2
-        fixed = records.fixed_events(events.rows, self._app_id, events.partitions, events.limit)
         batch.has_unreported = True
         self._produce_columns(topic, events.taken(first), batch, no_crash, first)
         self._produce_at_once(at_once, topic, fixed, rows[:half])
@@ -117,17 +100,17 @@ class Producing:
     def _produce_at_once(
         self, at_once: bulk.Bulk, topic: str, events: records.FixedEvents, rows: npt.NDArray[Any]
     ) -> None:
-        deadline = time.monotonic() + self._owned.flush_timeout
+        deadline = self._clients.clock.monotonic() + self._owned.flush_timeout
         while len(rows):
             if done := at_once.produce(topic, events, rows):
-                deadline = time.monotonic() + self._owned.flush_timeout
+                deadline = self._clients.clock.monotonic() + self._owned.flush_timeout
             rows = rows[done:]
             if len(rows):
                 self._wait_for_space(deadline)
 
     def _wait_for_space(self, deadline: float) -> None:
         """The producer's queue is full."""
-        if time.monotonic() > deadline:
+        if self._clients.clock.monotonic() > deadline:
             self._owned.needs_replacement = True
             raise faults.unreachable(
                 self._sink, "producing", self._owned.flush_timeout, self._owned.log.last_error
@@ -171,11 +154,14 @@ class Producing:
                 error = faults.kafka_error(exception)
                 if error.code() not in faults.REFUSED_RECORD:
                     raise
-                reason = faults.refused_by_client(error, self._owned.message_limit)
-                batch.refused.append((topic, number, reason))
+                batch.refused.append((topic, number, self._refusal(error)))
                 if self._sink.delivery == "at_least_once":
                     break
         batch.produced += row + 1 - (len(batch.refused) - refused_here)
+
+    def _refusal(self, error: KafkaError) -> str:
+        limit = f"the client's message.max.bytes ({self._owned.message_limit})"
+        return faults.refuses(error, limit)
 
     def _produce_one(
         self,
@@ -183,7 +169,7 @@ class Producing:
         r: records.Record,
         on_delivery: Callable[[KafkaError | None, Message], None],
     ) -> None:
-        deadline = time.monotonic() + self._owned.flush_timeout
+        deadline = self._clients.clock.monotonic() + self._owned.flush_timeout
         while True:
             try:
                 self._owned.client.produce(

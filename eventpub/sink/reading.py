@@ -1,4 +1,4 @@
-"""Reading ranges of Kafka partitions: one loop around a consumer, and where such ranges begin.
+"""Reading ranges of Kafka partitions: one loop around a consumer.
 
 What must hold: no record outside a range is given, and a range counts as read only when its end was
 seen, by a record or by the broker's word that there is no more.
@@ -6,39 +6,38 @@ seen, by a record or by the broker's word that there is no more.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, TypeAlias
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults, records
+from eventpub.sink.client import Clients
 from eventpub.sink.topics import list_offsets
 
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
+MARKER_TIMEOUT = 2.0
+"""Seconds that a marker may come after the answer that its transaction is over."""
+_FEW = 50
+"""Offsets of a partition that are read at first: mostly the first one is an event."""
 Message = Any  # its types say None where there is always a value
 
-_CALL = 5.0
 READ_TIMEOUT = 60.0
 """Seconds without a record after which a reading fails, where nothing else is said."""
-_ANSWERED_WITHIN = 20.0
-"""Seconds in which a broker is to say at which offset a time begins."""
 
 
 class Reading(Iterator[list[Message]]):
     """The records of ranges in chunks, of each partition in order.
 
     Args:
-        sink: the section `[sink]`.
         ranges: by place, the first offset and the one after the last.
         committed: leave out what is not.
         few: fetch little at once.
         chunk: records in a chunk, at most.
-        until: on the clock of `time.monotonic`; then it stops.
+        until: by the machine's clock, s; then it stops.
         patience: seconds without a record after which it fails.
         meanwhile: called again and again; what it raises ends the reading.
 
@@ -51,7 +50,7 @@ class Reading(Iterator[list[Message]]):
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
         self,
-        sink: config.Sink,
+        clients: Clients,
         ranges: Mapping[Place, tuple[int, int]],
         *,
         committed: bool = True,
@@ -62,7 +61,7 @@ class Reading(Iterator[list[Message]]):
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self.unread = {place for place, (at, end) in ranges.items() if at < end}
-        self._sink = sink
+        self._clients, self._sink = clients, clients.sink
         self._ranges = ranges
         self._committed, self._few, self._chunk = committed, few, chunk
         self._until, self._patience = until, patience
@@ -79,24 +78,24 @@ class Reading(Iterator[list[Message]]):
     def _consume(self) -> Any:
         if not self.unread:
             return
-        consumer = client.consumer(
-            self._sink, client.ClientLog(), committed=self._committed, few=self._few
+        consumer = self._clients.consumer(
+            client.ClientLog(), committed=self._committed, few=self._few
         )
         try:
             consumer.assign([TopicPartition(*p, self._ranges[p][0]) for p in self.unread])
-            deadline = time.monotonic() + self._patience
-            while self.unread and time.monotonic() < self._until:
+            deadline = self._clients.clock.monotonic() + self._patience
+            while self.unread and self._clients.clock.monotonic() < self._until:
                 self._meanwhile()
                 first = client.call(consumer.poll, 0.1)
                 if first is None:
-                    if time.monotonic() > deadline:
+                    if self._clients.clock.monotonic() > deadline:
                         raise self._stuck()
                     continue
                 more = client.call(consumer.consume, self._chunk - 1, 0)
                 chunk = self._take(consumer, [first, *more])
                 if chunk:
                     yield chunk
-                    deadline = time.monotonic() + self._patience
+                    deadline = self._clients.clock.monotonic() + self._patience
         except KafkaException as exception:
             error = faults.kafka_error(exception)
             raise faults.fault(error, "reading the topic", self._sink) from exception
@@ -132,8 +131,8 @@ class Reading(Iterator[list[Message]]):
             "sink.offset_gone",
             f"retention removed records of {topic}[{partition}] while they were read",
             where=f"topic {topic}",
-            suggestion="nothing to do: it is read again, from what is there; if it goes on, raise"
-            " the topic's retention.ms",
+            suggestion="nothing to do: reading restarts at the oldest record left; if this repeats,"
+            " raise the topic's retention.ms",
             retriable=True,
         )
 
@@ -141,14 +140,14 @@ class Reading(Iterator[list[Message]]):
         topic, partition = min(self.unread)
         return SinkError(
             "sink.unreachable",
-            f"{topic}[{partition}] gave no records for {self._patience:.0f} s",
+            f"no records from {topic}[{partition}] for {self._patience:.0f} s",
             where=f"topic {topic}",
             retriable=True,
         )
 
 
 def iter_ranges(  # noqa: PLR0913 (options, by keyword)
-    sink: config.Sink,
+    clients: Clients,
     ranges: Mapping[Place, tuple[int, int]],
     *,
     committed: bool,
@@ -162,7 +161,7 @@ def iter_ranges(  # noqa: PLR0913 (options, by keyword)
         timeout: seconds without a record after which it fails.
     """
     reading = Reading(
-        sink, ranges, committed=committed, few=few, patience=timeout, meanwhile=meanwhile
+        clients, ranges, committed=committed, few=few, patience=timeout, meanwhile=meanwhile
     )
     with closing(reading):
         for chunk in reading:
@@ -170,7 +169,7 @@ def iter_ranges(  # noqa: PLR0913 (options, by keyword)
 
 
 def read_committed(
-    sink: config.Sink,
+    clients: Clients,
     starts: Mapping[Place, int],
     until: float = float("inf"),
     ends: Mapping[Place, int] | None = None,
@@ -183,11 +182,11 @@ def read_committed(
         ends: the offset after the last by place; None: the ends as they are now.
     """
     places = list(starts)
-    ends = ends or list_offsets(sink, places, "latest", committed=True)
-    lows = list_offsets(sink, places, "earliest")
+    ends = ends or list_offsets(clients, places, "latest", committed=True)
+    lows = list_offsets(clients, places, "earliest")
     ranges = {place: (max(at, lows[place]), ends[place]) for place, at in starts.items()}
     patience = READ_TIMEOUT if until == float("inf") else float("inf")
-    return Reading(sink, ranges, until=until, patience=patience)
+    return Reading(clients, ranges, until=until, patience=patience)
 
 
 def own_records(
@@ -204,43 +203,82 @@ def own_records(
         for message in chunk:
             if keys is None or message.key() in keys:
                 headers = dict(message.headers() or ())
-                if records.is_ours(headers.items(), app_ids):
+                if records.is_ours(headers, app_ids):
                     yield message, headers
 
 
-def offsets_at(sink: config.Sink, places: Iterable[Place], millis: int) -> dict[Place, int]:
-    """By place: no record before this offset has a timestamp at or after a time.
+def has_event(  # noqa: PLR0913 (what is looked for, and where)
+    clients: Clients,
+    place: Place,
+    offsets: tuple[int, int],
+    aggregate_id: str,
+    version: int,
+    *,
+    app_ids: Collection[str],
+    meanwhile: Callable[[], None],
+) -> bool | None:
+    """Whether it does, committed; None: that cannot be known, since retention has removed a part of
+    the range, or an open transaction of another producer keeps it from readers.
 
     Args:
-        millis: the time, ms since 1970.
+        offsets: the first and the next after the last.
+        app_ids: whose events count, by `ce_source`.
+        meanwhile: called again and again; what it raises ends the reading.
 
     Raises:
-        SinkError: as of `Reading`.
+        SinkError: the range cannot be read.
     """
-    wanted = list(places)
-    ends = list_offsets(sink, wanted, "latest", committed=True)
-    deadline = time.monotonic() + _ANSWERED_WITHIN
-    found: dict[Place, int] = {}
-    met: KafkaError | None = None
-    while len(found) < len(wanted):
-        consumer, _ = client.asking_consumer(sink, committed=True)
-        asked = [TopicPartition(*place, millis) for place in wanted if place not in found]
-        try:
-            for answer in client.call(consumer.offsets_for_times, asked, _CALL):
-                place, offset = (answer.topic, answer.partition), answer.offset
-                if answer.error is not None:
-                    met = answer.error
-                elif offset == OFFSET_END:
-                    found[place] = ends[place]
-                elif 0 <= offset <= ends[place]:  # else: the question, as it was before an answer
-                    found[place] = offset
-        except KafkaException as exception:
-            met = faults.kafka_error(exception)
-        if len(found) < len(wanted):
-            if met is not None and met.code() not in faults.MOMENTARY | {KafkaError._TIMED_OUT}:
-                raise faults.fault(met, "asking for offsets", sink)
-            if time.monotonic() > deadline:
-                raise faults.unreachable(sink, "asking for offsets", _ANSWERED_WITHIN, None)
-            client.renew(sink)
-            time.sleep(0.1)
-    return found
+    first, end = offsets
+    if first >= end:
+        return False
+    if list_offsets(clients, [place], "earliest")[place] > first:
+        return None
+    # a commit is answered before its markers are written
+    until = clients.clock.monotonic() + MARKER_TIMEOUT
+    while list_offsets(clients, [place], "latest", committed=True)[place] < end:
+        meanwhile()
+        if clients.clock.monotonic() > until:
+            return None
+        clients.clock.sleep(0.1)
+    ranges, sequence = {place: (first, end)}, str(version).encode()
+    with closing(Reading(clients, ranges, patience=READ_TIMEOUT, meanwhile=meanwhile)) as reading:
+        found = own_records(reading, app_ids, {aggregate_id.encode()})
+        return any(headers.get(records.SEQUENCE) == sequence for _, headers in found)
+
+
+def oldest_events(
+    clients: Clients,
+    places: list[Place],
+    app_ids: Collection[str],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> dict[Place, int | None]:
+    """When the oldest event that retention has left was created, of each partition that it has cut.
+
+    Args:
+        places: the partitions; those that still have their first record are left out.
+        app_ids: whose events count, by `ce_source`.
+        meanwhile: called again and again; what it raises ends the reading.
+
+    Returns:
+        µs; None: no event is left.
+
+    Raises:
+        SinkError: a partition cannot be read.
+    """
+    lows = list_offsets(clients, places, "earliest")
+    cut = [place for place in places if lows[place] > 0]
+    ends = list_offsets(clients, cut, "latest", committed=True)
+    found: dict[Place, int | None] = {}
+    for most in (_FEW, None):
+        left = {p: (lows[p], ends[p]) for p in cut if p not in found}
+        if most is not None:
+            left = {p: (low, min(low + most, end)) for p, (low, end) in left.items()}
+        for message in iter_ranges(clients, left, committed=True, few=True, meanwhile=meanwhile):
+            place, headers = (message.topic(), message.partition()), dict(message.headers() or ())
+            if place not in found and records.is_ours(headers, app_ids):
+                found[place] = records.time_of(
+                    (headers.get(records.TIME) or b"").decode(errors="replace")
+                )
+                if found.keys() >= left.keys():
+                    break
+    return {place: found.get(place) for place in cut}

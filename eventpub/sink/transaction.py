@@ -9,20 +9,19 @@ and the first may still arrive and end a later transaction.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from eventpub import config
 from eventpub.errors import SinkError
 from eventpub.sink import client, faults
+from eventpub.sink.base import CrashPoint, no_crash
 from eventpub.sink.batch import Batch
-from eventpub.sink.causes import Causes, aborted
-from eventpub.sink.caution import Caution
+from eventpub.sink.causes import Causes, Caution, aborted
+from eventpub.sink.client import Clients
 from eventpub.sink.owned_producer import OwnedProducer
-from eventpub.sink.producing import CrashPoint, Producing, no_crash
+from eventpub.sink.producing import Producing
 
 COMMIT_TIMEOUT = 30.0
 """Seconds until a commit without an answer is given up as indefinite."""
@@ -38,10 +37,10 @@ def _say_that_the_log_is_strange() -> None:
     if not _log_is_strange.is_set():
         _log_is_strange.set()
         client.log.warning(
-            "librdkafka's log does not show commits as it did when this version of eventpub was"
-            " made (confluent-kafka %s): each transaction counts as in doubt, and is followed by a"
-            " new producer and a read of the topic. Nothing is lost or repeated by that; it costs"
-            " some 60 ms a transaction",
+            "librdkafka's log does not show commits in the form that this version of eventpub"
+            " expects (confluent-kafka %s): each transaction counts as in doubt, so the producer is"
+            " replaced and the topic read back after it. Nothing is lost or repeated, but it costs"
+            " some 60 ms per transaction",
             confluent_kafka.__version__,
         )
 
@@ -50,8 +49,7 @@ class Transactions:
     """Runs them, one after the other; without exactly once, what is left of them.
 
     Args:
-        sink: the configuration.
-        app_id: for `ce_source`.
+        clients: of the cluster.
         partitions: of the topic.
         owned: the producer.
         caution: what failures before have taught.
@@ -59,32 +57,38 @@ class Transactions:
 
     def __init__(
         self,
-        sink: config.Sink,
-        app_id: str,
+        clients: Clients,
         partitions: int,
         owned: OwnedProducer,
         caution: Caution,
     ) -> None:
-        self._sink = sink
+        self._clock, self._sink = clients.clock, clients.sink
         self._owned = owned
         self._caution = caution
-        self._producing = Producing(sink, app_id, owned, caution)
-        self._causes = Causes(sink, partitions, owned, caution, self._fault)
+        self._producing = Producing(clients, owned, caution)
+        self._causes = Causes(clients.sink, partitions, owned, caution, self._fault)
         self._began = 0.0
 
-    def run(self, batch: Batch, crash_point: CrashPoint, check: Callable[[Batch], None]) -> None:
+    def run(
+        self,
+        parts: Iterable[Batch],
+        crash_point: CrashPoint,
+        check: Callable[[Batch], None] = lambda _: None,
+    ) -> None:
         """One transaction.
 
         Args:
-            check: called before the commit, when all is delivered; what it raises ends it.
+            parts: one after the other; the next is asked for when the one before is delivered.
+            check: called for each that is delivered; what it raises ends the transaction.
         """
         crash_point("before_begin")
         self._begin()
         crash_point("after_begin")
-        self._produce(batch, crash_point)
-        crash_point("after_produce")
-        self._flush(batch)
-        check(batch)
+        for batch in parts:
+            self._produce(batch, crash_point)
+            crash_point("after_produce")
+            self._flush(batch)
+            check(batch)
         crash_point("before_commit")
         self._commit()
         self._caution.forget()
@@ -102,7 +106,7 @@ class Transactions:
     def _begin(self) -> None:
         self._owned.serve()
         self._owned.log.forget()
-        self._began = time.monotonic()
+        self._began = self._clock.monotonic()
         if not self._owned.is_transactional:
             return
         try:
@@ -121,13 +125,13 @@ class Transactions:
             raise self._undo(None, "producing", batch)
 
     def _flush(self, batch: Batch) -> None:
-        deadline = time.monotonic() + self._owned.flush_timeout
+        deadline = self._clock.monotonic() + self._owned.flush_timeout
         try:
             while (
                 client.call(self._owned.client.flush, 0.1)
                 and not batch.failed()
                 and self._owned.log.transaction_error is None
-                and time.monotonic() < deadline
+                and self._clock.monotonic() < deadline
             ):
                 pass
         except KafkaException as exception:
@@ -141,7 +145,7 @@ class Transactions:
     def _commit(self) -> None:
         if not self._owned.is_transactional:
             return
-        started = time.monotonic()
+        started = self._clock.monotonic()
         while True:
             try:
                 client.call(self._owned.client.commit_transaction, self._owned.commit_slice)
@@ -149,7 +153,7 @@ class Transactions:
             except KafkaException as exception:
                 self._owned.needs_replacement = True
                 error = faults.kafka_error(exception)
-                if error.retriable() and time.monotonic() - started < COMMIT_TIMEOUT:
+                if error.retriable() and self._clock.monotonic() - started < COMMIT_TIMEOUT:
                     continue
                 if error.txn_requires_abort():
                     raise (self.abort() or aborted(error, self._sink)) from exception
@@ -163,7 +167,7 @@ class Transactions:
         """Aborts the transaction; the error is None unless it tells more than what led here."""
         if not self._owned.is_transactional:
             return None
-        started = time.monotonic()
+        started = self._clock.monotonic()
         while True:
             try:
                 client.call(
@@ -177,7 +181,7 @@ class Transactions:
                 if not error.retriable():
                     mapped = self._fault(error, "aborting")
                     return None if mapped.code == "sink.fatal" else mapped
-                if time.monotonic() - started > ABORT_TIMEOUT:
+                if self._clock.monotonic() - started > ABORT_TIMEOUT:
                     return None
         self._doubt(started)
         return None
@@ -196,7 +200,7 @@ class Transactions:
 
     def _doubt(self, started: float) -> None:
         self._owned.serve()
-        if time.monotonic() - started > DOUBT_AFTER or self._owned.log.in_doubt:
+        if self._clock.monotonic() - started > DOUBT_AFTER or self._owned.log.in_doubt:
             self._owned.needs_replacement = True
 
     def _indefinite(self, error: KafkaError) -> SinkError:
@@ -204,7 +208,7 @@ class Transactions:
         if mapped.code in {"sink.unreachable", "sink.fatal"}:
             return SinkError(
                 "sink.indefinite",
-                f"the broker has not said whether it committed ({faults.says(error)})",
+                f"the outcome of the commit is unknown ({faults.says(error)})",
                 where=f"topic {self._sink.topic}",
                 suggestion="nothing to do: the topic is read back before anything is published",
                 retriable=True,
@@ -215,7 +219,7 @@ class Transactions:
         """As `faults.fault`; not fenced is who has merely let a transaction become too old."""
         self._owned.serve()  # what the client has logged before tells whether the broker was silent
         mapped = faults.fault(error, doing, self._sink)
-        waited = time.monotonic() - self._began
+        waited = self._clock.monotonic() - self._began
         if mapped.code == "sink.fenced" and waited * 1e6 >= self._sink.transaction_timeout:
             self._owned.needs_replacement = True
             return faults.stalled(self._sink, error, waited)

@@ -32,8 +32,8 @@ class Poll:
             time has passed altogether, and to the next change of the clocks backward.
         page_end: `create_time` of the page's last row; None if there are fewer rows.
         has_rows: whether there is any row after `after` and up to `upper`.
-        next_row: where there is none, `create_time` of the first above `upper`; None: there is none
-            of these either, or it is of the future.
+        next_row: `create_time` of the first row above `upper`, where none is below it and this one
+            is not of the future; else None.
         server: the identity of the server that has answered.
     """
 
@@ -60,12 +60,7 @@ class Page:
 
 @dataclass(frozen=True)
 class NewRow:
-    """A row of a sample.
-
-    Attributes:
-        id: its `id`.
-        created: its `create_time`, µs; of two instants that a local time may be, the later.
-    """
+    """A row of a sample: its `id` and `create_time`, µs (the later where a local time is two)."""
 
     id: int
     created: int
@@ -76,10 +71,8 @@ class RowSeen:
     """A row as it is, also one that cannot be published.
 
     Attributes:
-        version: of the event.
         create_time: µs; None: it has none, or one that is no time, such as a zero date.
-        event_type: of the event.
-        payload_bytes: size of its payload; None: it is NULL.
+        payload_bytes: None: the payload is NULL.
     """
 
     version: int
@@ -109,11 +102,8 @@ class Source(Protocol):
         """Closes the connections; the next call makes new ones."""
 
     def require_same_times(self) -> None:
-        """Nothing where `create_time` is still read as when the source was opened.
-
-        Raises:
-            StoreError: store.table_altered; what was read meanwhile means something else.
-        """
+        """Raises: StoreError: store.table_altered: `create_time` is not read any more as when the
+        source was opened; what was read meanwhile means something else."""
 
     def now(self) -> int:
         """The database's time; never the one of this machine."""
@@ -131,24 +121,19 @@ class Source(Protocol):
         """
 
     def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        """How much of ``after < create_time ≤ upto`` there is: the oldest `create_time`, and rows.
+        """How much of ``after < create_time ≤ upto`` there is: the oldest `create_time`, and rows;
+        `upto` and 0 where there is nothing.
 
         Args:
             most: the count stops here; a count of a long backlog costs as much as reading it.
-
-        Returns:
-            `upto` and 0 where there is nothing.
         """
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
-        """The rows with the highest ids: a sample by which rows inserted with an old time show.
+        """The `most` rows with the highest ids, or with the lowest ids above `above`: a sample by
+        which rows inserted with an old time show.
 
         Where the table has no indexed number, `id` is the `create_time` as local µs, of rows whose
         time has passed.
-
-        Args:
-            most: so many.
-            above: the lowest of those with a higher id instead.
         """
 
     def ahead(self) -> tuple[int, int]:
@@ -158,26 +143,31 @@ class Source(Protocol):
         """How many rows are never read, for the time that they have; the count stops at 1,000."""
 
     def window(
-        self, after: int, upto: int, shard: Shard | None, batch_rows: int = 10_000
+        self,
+        after: int,
+        upto: int,
+        shard: Shard | None,
+        batch_rows: int = 10_000,
+        *,
+        is_page: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The events of ``after < create_time ≤ upto`` (of one shard), ordered by `create_time`.
 
         In batches of at most `batch_rows` rows, schema `EVENTS`; however long the window is, a
         portion of it is in memory. Read again later it may have more rows, never fewer.
+
+        Args:
+            is_page: the window is known to have less than a few 100,000 rows, of all shards.
         """
 
     def page(self, after: int, upto: int, rows: int, size: int, shard: Shard | None = None) -> Page:
-        """The first events of a window, by `create_time`, but for those of its last moment.
-
-        What the last moment has need not be complete where a page ends. To leave it to the next one
-        costs less than to have the rows counted before they are read.
+        """The first events of a window (of one shard), by `create_time`, but for those of its last
+        moment: to leave them to the next page costs less than to count rows before they are read.
 
         Args:
-            after: the window's begin, µs.
-            upto: its end, µs; at most the `upper` of a poll from `after`.
+            upto: at most the `upper` of a poll from `after`.
             rows: most rows.
             size: about so many bytes, at most.
-            shard: only its rows; None: all.
         """
 
     def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -213,74 +203,11 @@ class Source(Protocol):
         """
 
     def versions(self, of: VersionRange, most: int, *, highest: bool = False) -> list[int]:
-        """Which versions of a range there are, whatever else their rows have.
-
-        Args:
-            most: the lowest so many, ascending.
-            highest: the highest so many instead, descending.
-        """
+        """The lowest `most` versions of a range, ascending, or the highest, descending, whatever
+        else their rows have."""
 
     def seen(self, of: VersionRange) -> list[RowSeen]:
-        """The rows of a range as they are, in the order of their versions, to be shown.
-
-        Of a row that cannot be published no error is made.
-        """
-
-
-class TransactionWatch(Protocol):
-    """What is known of transactions that may still commit rows with a time that has passed.
-
-    Attributes:
-        server: the identity of the server that answered last; None: none yet.
-    """
-
-    server: str | None
-
-    @property
-    def state(self) -> str:
-        """ "denied" the account may not see them; "stale" no answer was fresh; "held" one of them
-        holds `upto` below the last poll; "open" none does."""
-
-    @property
-    def upto(self) -> int | None:
-        """Everything created at or before is visible, µs; None: unknown."""
-
-    @property
-    def open_since(self) -> int | None:
-        """When the oldest that is open began, µs; None: none is, or unknown."""
-
-    @property
-    def hidden_since(self) -> int | None:
-        """Nothing that they hide was created at or before, µs; None: they hide nothing."""
-
-    @property
-    def timed_out(self) -> int:
-        """How many transactions were not waited for any longer."""
-
-    @property
-    def has_open(self) -> bool:
-        """Whether there is one whose end a poll may show."""
-
-    @property
-    def next_poll(self) -> float | None:
-        """Seconds until `poll` asks the server again; None: it would do so now."""
-
-    def poll(self, reached: int = 0) -> None:
-        """Asks the server, unless it answered a moment ago.
-
-        Args:
-            reached: up to where the reader has read, µs.
-
-        Raises:
-            StoreError: the database cannot be reached, or is a replica.
-        """
-
-    def take_ended(self) -> list[tuple[int, int]]:
-        """When those whose rows the reader may have passed, and that are gone, may have written:
-        ``(after, upto]``, µs. Each is reported once."""
-
-    def close(self) -> None:
-        """Closes the connection; the next poll makes a new one."""
+        """The rows of a range as they are, published or not, in the order of their versions."""
 
 
 BEGINNING = 0

@@ -62,7 +62,7 @@ class Journal:
 
     @property
     def digest(self) -> str:
-        """Of the keys and their order."""
+        """Hash of the keys and their order."""
         return hashlib.blake2b(_stream(self.keys), digest_size=16).hexdigest()
 
 
@@ -111,7 +111,10 @@ class Journals:
             return None
         head, begin = self._head(name, data), self._end_of_head(name, data)
         middle = begin + head["keys"]
-        keys, changes = _table(data[begin:middle]), _table(data[middle:])
+        try:
+            keys, changes = _table(data[begin:middle]), _table(data[middle:])
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(name) from error
         found = zip(values(changes, "key"), values(changes, "value"), strict=True)
         return Journal(head["report"], keys, dict(found))
 
@@ -167,12 +170,23 @@ class Journals:
     def _damaged(self, name: str) -> StateError:
         return StateError(
             "state.journal_damaged",
-            "a journal cannot be read: it ends too early, or another version has written it",
+            "a journal cannot be read: it is truncated, or was written by another version",
             where=f"{self._place.location}/{name}",
             suggestion="if the machine has just lost power, remove this object: its batch was not"
-            " published, and is decided again; otherwise restore it from a backup, or install the"
-            " version that has written it",
+            " published, and will be decided again; otherwise restore it from a backup, or install"
+            " the version that wrote it",
         )
+
+
+def no_journals(query: str, batch: int) -> StateError:
+    """The checkpoint is at a batch that has none."""
+    return StateError(
+        "state.journal_missing",
+        f"the checkpoint is at batch {batch}, whose journals are missing",
+        where=f"query {query}",
+        suggestion="the checkpoint and the state belong together: use the state that belongs to"
+        " this checkpoint, or start with a new checkpoint",
+    )
 
 
 def _stream(table: pa.Table) -> bytes:

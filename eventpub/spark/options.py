@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from eventpub.channel import Lease
-from eventpub.config import Config, Gaps, Read, Recount, Store
+from eventpub.channel import Beginning
+from eventpub.config import Config, Gaps, Read, Recount, Sink, Store
 from eventpub.errors import ConfigError
 from eventpub.spark.planner import Plan
 from eventpub.times import parse_time
@@ -24,6 +24,10 @@ _SECTIONS: dict[str, Any] = {"store": Store, "read": Read, "gaps": Gaps, "recoun
 _OTHERS = (
     "shards", "partitions", "state", "state_dir", "rows", "maxRowsPerTrigger", "path", "from", "to",
 )  # fmt: skip
+_SINK_KEYS = (
+    "create_topics", "partitions", "replication_factor", "dead_limit", "transaction_timeout",
+)  # fmt: skip
+_OTHERS_OF_SINK = ("id", "topic", "after_query", "checkpointlocation", "path")
 _NAMES = {
     key: section
     for section, model in _SECTIONS.items()
@@ -41,14 +45,14 @@ class Publisher:
         location: of the state.
         partitions: of the topic.
         initial: the first offset of a new checkpoint; its first batch reads the topic back.
-        lease: what is known of what was published before; see `channel.Lease`.
+        beginning: what is known of what was published before.
     """
 
     query: str
     location: str
     partitions: int
     initial: Plan
-    lease: Lease
+    beginning: Beginning
 
     def packed(self, config: Config) -> str:
         """As an option; its name must have `secret` in it, so that Spark does not show it."""
@@ -72,7 +76,7 @@ class SourceOptions:
         state: the location that all executors share.
         state_dir: on each machine, for the indexes.
         all_rows: whether skips and refused rows are yielded, too.
-        page_rows: most rows of a window.
+        most_rows: most rows of a batch, as of `planner.Planner`.
         publisher: of the source of `eventpub run`; None: it is of a user's own job.
         from_, to: of a batch, the first and last `create_time`, µs; None: the boundary.
     """
@@ -82,7 +86,7 @@ class SourceOptions:
     state: str
     state_dir: Path
     all_rows: bool
-    page_rows: int
+    most_rows: int | None
     publisher: Publisher | None = None
     from_: int = 0
     to: int | None = None
@@ -96,6 +100,17 @@ class SourceOptions:
             "shards": self.config.run.shards,
             "first_version": self.config.store.first_version,
         }
+
+
+_OF_A_BATCH = {
+    "from": "a stream begins at the option 'start'; 'from' is of spark.read",
+    "to": "a stream has no end: trigger(availableNow=True) ends at now; 'to' is of spark.read",
+}
+_OF_A_STREAM = {
+    "start": "spark.read begins at the option 'from'; 'start' is of a stream",
+    "maxRowsPerTrigger": "spark.read makes one batch; limit its time by 'from' and 'to'",
+}
+"""Options that the other way of reading would leave unheard, and why they are refused."""
 
 
 def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> SourceOptions:
@@ -118,15 +133,19 @@ def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> Sourc
                 where=f"option {required}",
                 suggestion=_REQUIRED[required],
             )
+    for name, why in _OF_A_BATCH.items() if is_stream else _OF_A_STREAM.items():
+        for of in (others, *sections.values()):
+            if name in of:
+                raise _invalid(name, str(of[name]), why)
     shards = _number(others, "shards", 1)
     partitions = _number(others, "partitions", shards)
     if partitions < shards:
         raise _invalid("partitions", str(partitions), f"it must be at least shards, {shards}")
     if (rows := others.get("rows", "events")) not in {"events", "all"}:
-        raise _invalid("rows", rows, "it is 'events' or 'all'")
+        raise _invalid("rows", rows, "it must be 'events' or 'all'")
     if rows == "events" and sections["gaps"].get("late") == "divert":
         raise _invalid("late", "divert", "late events have the column late; or set rows to 'all'")
-    page_rows = _number(others, "maxRowsPerTrigger", 0)
+    most_rows = _number(others, "maxRowsPerTrigger", 0) or None
     try:
         config = Config.model_validate(
             {
@@ -140,15 +159,18 @@ def source_options(given: Mapping[str, str], *, is_stream: bool = True) -> Sourc
         first = error.errors()[0]
         name = str(first["loc"][-1])
         raise _invalid(name, str(first["input"]), first["msg"]) from None
+    from_, to = _time(others, "from") or 0, _time(others, "to")
+    if to is not None and to < from_:
+        raise _invalid("to", others["to"], "it is before 'from'")
     return SourceOptions(
         config=config,
         partitions=partitions,
         state=others.get("state", ""),
         state_dir=Path(others.get("state_dir") or _default_folder()),
         all_rows=rows == "all",
-        page_rows=page_rows or config.read.page_rows,
-        from_=_time(others, "from") or 0,
-        to=_time(others, "to"),
+        most_rows=most_rows,
+        from_=from_,
+        to=to,
     )
 
 
@@ -157,7 +179,7 @@ def _time(given: Mapping[str, str], name: str) -> int | None:
     try:
         return parse_time(text) if text else None
     except ValueError:
-        raise _invalid(name, text, "it is a time like 2026-01-31T12:00:00Z") from None
+        raise _invalid(name, text, "it must be a time such as 2026-01-31T12:00:00Z") from None
 
 
 def _sorted(given: Mapping[str, str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -188,9 +210,93 @@ def _of_publisher(publisher: Publisher, config: Config) -> SourceOptions:
         state=publisher.location,
         state_dir=config.app.state_dir.absolute(),
         all_rows=True,
-        page_rows=config.read.page_rows,
+        most_rows=None,
         publisher=publisher,
     )
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What the sink is given.
+
+    Attributes:
+        id: names what publishes.
+        sink: as of `[sink]`; the topic is that of rows that do not name one.
+        has_topic: whether there is such a topic.
+        after_query: the query that this one follows; "": none.
+        query: names the query; "": Spark's own id of it does.
+        state_dir: of the publisher, on the driver's machine; None: it is a user's own query.
+    """
+
+    id: str
+    sink: Sink
+    has_topic: bool
+    after_query: str
+    query: str = ""
+    state_dir: Path | None = None
+
+
+def sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """The options of the sink `eventpub`.
+
+    Raises:
+        ConfigError: config.unknown_key, config.missing_key, config.invalid_value
+    """
+    if (packed := given.get("publisher_secret")) is not None:
+        publisher, config = Publisher.unpacked(packed)
+        folder = config.app.state_dir.absolute()
+        return SinkOptions(config.app.id, config.sink, True, "", publisher.query, folder)
+    fields: dict[str, Any] = {}
+    properties: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for key, value in given.items():
+        name = key.lower()
+        if name.startswith("kafka."):
+            properties[name.removeprefix("kafka.")] = value
+        elif name in _SINK_KEYS:
+            fields[name] = value
+        elif name in _OTHERS_OF_SINK:
+            others[name] = value
+        else:
+            near = get_close_matches(
+                name, [*_SINK_KEYS, *_OTHERS_OF_SINK, "kafka.bootstrap.servers"], 1
+            )
+            raise ConfigError(
+                "config.unknown_key",
+                f"the sink eventpub has no option '{key}'",
+                where=f"option {key}",
+                suggestion=f"did you mean '{near[0]}'?"
+                if near
+                else "properties of librdkafka begin with kafka.",
+            )
+    servers = properties.pop("bootstrap.servers", "")
+    for required, value in (("id", others.get("id", "")), ("kafka.bootstrap.servers", servers)):
+        if not value:
+            raise ConfigError(
+                "config.missing_key",
+                f"the sink eventpub needs the option '{required}'",
+                where=f"option {required}",
+                suggestion="set it to a name for what publishes, which stays the same"
+                if required == "id"
+                else "set it to the brokers, host:port, with commas between",
+            )
+    topic = others.get("topic", "")
+    try:
+        sink = Sink(
+            topic=topic or others["id"],
+            bootstrap_servers=servers,
+            properties=properties,
+            **fields,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            "config.invalid_value",
+            f"option {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            where="options of the sink eventpub",
+            suggestion="correct the option",
+        ) from None
+    return SinkOptions(others["id"], sink, bool(topic), others.get("after_query", ""))
 
 
 _REQUIRED = {
@@ -207,7 +313,7 @@ def _default_folder() -> Path:
 def _number(given: Mapping[str, str], name: str, default: int) -> int:
     text = given.get(name, str(default))
     if not (text.isdecimal() and (int(text) > 0 or text == str(default))):
-        raise _invalid(name, text, "it is a number above 0")
+        raise _invalid(name, text, "it must be a number above 0")
     return int(text)
 
 

@@ -19,6 +19,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from eventpub.errors import ConfigError, StateError
+from eventpub.state_files import disk_full, is_disk_full
 
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss", "https")
 
@@ -48,7 +49,8 @@ class Place:
         if scheme == "file":
             path = urlsplit(location).path if "://" in location else location
             self._folder = Path(path).absolute()
-            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._mapped():
+                self._folder.mkdir(parents=True, exist_ok=True)
             location = self._folder.as_uri()
         with self._mapped():
             self._store: Any = from_url(location.replace("s3a://", "s3://", 1))
@@ -113,6 +115,10 @@ class Place:
         with self._mapped(), suppress(FileNotFoundError):
             if names:
                 obstore.delete(self._store, list(names))
+        if self._folder is not None:
+            for parent in {(self._folder / name).parent for name in names}:
+                with suppress(OSError):  # there is something in it, or it is gone
+                    parent.rmdir()
 
     def upload(self, name: str, file: Path) -> None:
         """Write a file to an object, whether it exists or not."""
@@ -135,7 +141,8 @@ class Place:
         """In a folder, what was written survives a power failure from here on."""
         if self._folder is None:
             return
-        for path in (self._folder / name, (self._folder / name).parent):
+        file = self._folder / name
+        for path in (file, file.parent, file.parent.parent):  # whose entry may be new as well
             with suppress(FileNotFoundError):  # it was deleted already
                 number = os.open(path, os.O_RDONLY)
                 try:
@@ -150,6 +157,8 @@ class Place:
         except (AlreadyExistsError, FileNotFoundError):
             raise
         except (BaseError, OSError) as error:
+            if is_disk_full(str(error)):
+                raise disk_full(f"state = {self.location}") from error
             raise StateError(
                 "state.unreachable",
                 f"the state's location cannot be used: {str(error).splitlines()[0]}",

@@ -7,32 +7,44 @@ driver that starts again goes on where the one before was.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import structlog
-
-from eventpub.admission.buckets import window_of
+from eventpub.admission.model import window_of
 from eventpub.channel import Comparison, Report, Request
 from eventpub.config import Config
 from eventpub.coordinator.boundary import Boundary, PollResult
-from eventpub.coordinator.events import Count, Counted
-from eventpub.coordinator.newest import MOST, SAMPLE, NewestRows
+from eventpub.coordinator.events import Count, Counted, Sampled, TableChecked
+from eventpub.coordinator.newest import MOST, SAMPLE
 from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StateError, StoreError
+from eventpub.parts import real_parts
 from eventpub.sources.mysql import EventStore, Layout
-from eventpub.spark.journal import Journals
+from eventpub.spark.journal import KEYS, Journal, Journals, no_journals
+from eventpub.spark.notes import of_one_batch
+from eventpub.spark.observed import Observed, Table
+from eventpub.terminal import counted
 
 _LONGEST_PAUSE = 0.5
 """Seconds that a call waits until the next poll is of use; Spark asks again at once."""
 
+_MOST_PAGES = 4
+_LARGEST_PAGE = 200_000
+"""Rows of a window up to which shards read it without looking up portions of it first."""
+
+FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 8 << 20, 1 << 20, 64 << 20
+_FAST, _SLOW = 5.0, 15.0
+"""Seconds of a batch after which the next may have twice as many bytes, or half: a transaction that
+takes longer than its time-out is never done, and a batch that is decided cannot be made smaller."""
+
+_KEPT_ANSWERED = 50
 _SAMPLED_EVERY = 1.0
 _CHECKED_EVERY = 60.0
 """Seconds between two samples of the newest rows, and two looks at the table's layout."""
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
 
 
 @dataclass(frozen=True)
@@ -45,13 +57,19 @@ class Plan:
         start: events created at or before are not published; None: all are.
         begin: a shard that has read nothing reads what was created after it.
         upto: events created at or before belong to this batch or to one before it.
+        after: created after it and up to `upto` are few enough rows to be read as one page; None:
+            no such time is known.
         open_since, hidden_since, uncounted_since: as of `channel.Window`.
         unpublished_since: nothing that may be unpublished below `upto` was created at or before,
             but for holds; None: nothing is known to be.
         compare: number of the last comparison of the recount, and its buckets if it is to be done.
         compared: whether this batch does it.
+        newest: as of `NewestRows.last`.
+        server: identity of the database server that was read; "": not known.
+        most_bytes: after so many bytes of rows a task leaves the rest of its window to the next.
         snapshot: whether the shards keep snapshots of their indexes.
         requests: what users ask for, by the fields of `channel.Request`.
+        answered: ids of requests of the batches before: they are not done again.
     """
 
     query: str
@@ -59,14 +77,19 @@ class Plan:
     start: int | None = None
     begin: int = 0
     upto: int = 0
+    after: int | None = None
     open_since: int | None = None
     hidden_since: int | None = None
     uncounted_since: int | None = None
     unpublished_since: int | None = None
     comparison: int = 0
     buckets: tuple[int, ...] = ()
+    newest: tuple[int, int] | None = None
+    server: str = ""
+    most_bytes: int = FIRST_BYTES
     snapshot: bool = False
     requests: tuple[dict[str, Any], ...] = ()
+    answered: tuple[str, ...] = ()
 
     def to_offset(self) -> dict[str, Any]:
         """As Spark's offset."""
@@ -75,7 +98,9 @@ class Plan:
     @classmethod
     def from_offset(cls, offset: dict[str, Any]) -> Plan:
         """The plan that `to_offset` wrote."""
-        return cls(**offset | {n: tuple(offset.get(n, ())) for n in ("buckets", "requests")})
+        newest = offset.get("newest")
+        tuples = {n: tuple(offset.get(n, ())) for n in ("buckets", "requests", "answered")}
+        return cls(**offset | tuples | {"newest": None if newest is None else tuple(newest)})
 
 
 class Planner:
@@ -85,9 +110,11 @@ class Planner:
         config: `store`, `read`, `gaps`, `recount` and the number of shards are used.
         layout: of the event table.
         journals: of the query.
-        page_rows: most rows of a window.
+        most_rows: most rows of a window; None: four of `read.page_rows`, since a batch costs a
+            quarter of a second whatever it holds, and one of these at first, which is sooner done.
         until: nothing created after it is read, µs; None: there is no end.
         requests: those that wait.
+        put: as of `Observed`.
         clock: seconds that only grow.
     """
 
@@ -96,29 +123,33 @@ class Planner:
         config: Config,
         layout: Layout,
         journals: Journals,
-        page_rows: int,
+        most_rows: int | None,
         *,
         until: int | None = None,
         requests: Callable[[], Sequence[Request]] = lambda: (),
+        put: Callable[[dict[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._layout = layout
         self._journals = journals
-        self._read = config.read.model_copy(update={"page_rows": page_rows})
+        self._rows = most_rows or config.read.page_rows
+        self._most_rows = most_rows or _MOST_PAGES * self._rows
+        self._is_page = self._most_rows <= _LARGEST_PAGE
         self._until = until
         self._clock = clock
         self._requests = requests
-        self._requested: set[str] = set()
+        self._planned_at = self._took = 0.0
+        # Spark's trigger of a user's own job is not known here
+        runs = put is not None
+        self._trigger = max(config.run.trigger, config.spark.trigger) / 1e6 if runs else math.inf
         self._store = EventStore(config.store, layout)
         self._boundary: Boundary | None = None
         self._recounting: Recounting | None = None
-        self._newest: NewestRows | None = None
+        self._put, self._observed = put, Observed(put)
         self._reports: list[Report] = []
         self._taken = -1
-        self._server = ""
-        self._poll_at = self._second_at = self._snapshot_at = 0.0
-        self._table_at = clock() + _CHECKED_EVERY
+        self._poll_at = self._second_at = self._snapshot_at = self._table_at = 0.0
         self.upper = 0
 
     def close(self) -> None:
@@ -131,6 +162,17 @@ class Planner:
     def layout(self) -> Layout:
         """Of the event table, as it was looked at last."""
         return self._layout
+
+    def failed(self, error: StoreError) -> None:
+        """The database does not answer, which is waited for: all is read over new connections."""
+        self._connect_anew(self._layout)
+        self._poll_at = self._clock() + _LONGEST_PAUSE
+        self._observed.failed(error, self._clock())
+
+    def _connect_anew(self, layout: Layout) -> None:
+        self.close()
+        self._layout, self._boundary = layout, None
+        self._store = EventStore(self._config.store, layout)
 
     def next(self, last: Plan) -> Plan | None:
         """The batch that follows a batch that is done; None: there is nothing to do.
@@ -145,6 +187,8 @@ class Planner:
             StoreError: nothing is planned; try again if it is retriable.
             StateError: state.…
         """
+        if self._planned_at:  # not how long nothing comes
+            self._took = self._took or self._clock() - self._planned_at
         while True:
             time.sleep(max(0.0, min(_LONGEST_PAUSE, self._poll_at - self._clock())))
             plan = self._next(last)
@@ -155,15 +199,20 @@ class Planner:
 
     def _next(self, last: Plan) -> Plan | None:
         recounting = self._begin(last)
-        result = self._poll(last, recounting)
+        is_cut = self._is_cut(last)
+        result = self._poll(last, is_cut=is_cut)
         self._count(last, recounting, result)
         comparison = recounting.next_comparison()
-        requests = [r for r in self._requests() if r.id not in self._requested]
-        is_idle = result.end is None and not result.is_due and comparison is None
+        self._observed.progress.comparisons += comparison is not None
+        self._observed.polled(self._clock())
+        answered = [*last.answered, *(each["id"] for each in last.requests)]
+        requests = of_one_batch([r for r in self._requests() if r.id not in answered])
+        end = None if is_cut else result.end
+        is_idle = end is None and not (is_cut or result.is_due) and comparison is None
         if is_idle and not requests and last.batch:
             return None
-        self._requested.update(request.id for request in requests)
         now = self._clock()
+        most_bytes = self._most_bytes(last, now)
         snapshot = now >= self._snapshot_at
         if snapshot:
             self._snapshot_at = now + self._config.state.snapshot_every / 1e6
@@ -173,16 +222,32 @@ class Planner:
         return replace(
             last,
             batch=last.batch + 1,
-            upto=last.upto if result.end is None else max(result.end, last.upto),
+            upto=last.upto if end is None else max(end, last.upto),
+            after=last.after if end is None else last.upto if self._is_page else end,
             open_since=result.now if result.open_since is None else result.open_since,
             hidden_since=result.hidden_since,
             uncounted_since=uncounted,
             unpublished_since=min((at for at in unpublished if at is not None), default=None),
             comparison=recounting.comparison.number,
             buckets=() if comparison is None else comparison.buckets,
+            newest=self._table.newest,
+            server=self._observed.progress.server,
+            most_bytes=most_bytes,
             snapshot=snapshot,
             requests=tuple(asdict(request) for request in requests),
+            answered=tuple(answered[-_KEPT_ANSWERED:]),
         )
+
+    def _most_bytes(self, last: Plan, now: float) -> int:
+        """As of `Plan`, by how long the batch before has taken."""
+        took, self._took, self._planned_at = self._took, 0.0, now
+        if _FAST < took < self._trigger + 1:  # it may have waited for Spark's trigger
+            took = max((report.took for report in self._reports), default=0.0)
+        if not took or _FAST <= took <= _SLOW:
+            return last.most_bytes
+        if took < _FAST:
+            return min(2 * last.most_bytes, _MOST_BYTES)
+        return max(last.most_bytes // 2, _LEAST_BYTES)
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -190,10 +255,7 @@ class Planner:
         """Take over what the last batch did."""
         if last.batch and self._taken != last.batch:
             shards = range(self._config.run.shards)
-            heads = [self._journals.head(last.batch, shard) for shard in shards]
-            if any(head is None for head in heads):
-                raise _no_journal(last)
-            self._reports = [head["report"] for head in heads if head is not None]
+            self._reports = [self._report(last, shard) for shard in shards]
         if self._recounting is None:
             self._recounting = Recounting(
                 self._config.recount.horizon,
@@ -203,7 +265,10 @@ class Planner:
                 last.unpublished_since,
             )
             self._recounting.comparison = Comparison(last.comparison)
-            self._newest = NewestRows(self._config.recount.horizon, last.start or 0)
+            self._table = Table(last.upto, self._layout, last.newest)
+            self._changes = self._observed.begin(
+                self._config, last.start, last.server, self._table, self._recounting
+            )
         if self._taken != last.batch:
             self._taken = last.batch
             for report in self._reports:
@@ -211,53 +276,89 @@ class Planner:
             self._recounting.compared(self._reports)
         return self._recounting
 
+    def _report(self, last: Plan, shard: int) -> Report:
+        """What a shard did in a batch.
+
+        A function of `foreachBatch` may leave rows unread, and then some tasks have not come to
+        their ends: what they had belongs to the next batch. The publisher's own sink reads all.
+        """
+        head = self._journals.head(last.batch, shard)
+        if head is None and self._put is None and self._until is None:
+            before = self._journals.head(last.batch - 1, shard)
+            at = max(last.start or 0, last.begin)
+            was = Report(shard, position=at, low=at) if before is None else before["report"]
+            if before is not None or last.batch == 1:
+                report = Report(
+                    shard,
+                    done=last.batch,
+                    position=was.position,
+                    low=was.low,
+                    hidden_since=was.hidden_since,
+                    holds=was.holds,
+                    next_due=was.next_due,
+                    compared=last.comparison,
+                    unfinished=[*last.buckets],
+                )
+                self._journals.create(last.batch, shard, Journal(report, KEYS.empty_table(), {}))
+                head = self._journals.head(last.batch, shard)
+        if head is None:
+            raise no_journals(last.query, last.batch)
+        report_there: Report = head["report"]
+        return report_there
+
+    def _is_cut(self, last: Plan) -> bool:
+        """Whether a shard has more to read up to the last end than its task has taken."""
+        waits = self._config.gaps.policy == "hold_shard"
+        return any(r.position < last.upto and not (waits and r.holds) for r in self._reports)
+
     @property
     def _next_due(self) -> int | None:
         return min((r.next_due for r in self._reports if r.next_due is not None), default=None)
 
-    def _poll(self, last: Plan, recounting: Recounting) -> PollResult:
-        """Poll the boundary, and take over what that shows of the database."""
+    def _poll(self, last: Plan, *, is_cut: bool) -> PollResult:
+        """Poll the boundary, and take over what that shows of the database.
+
+        Where the next batch has no new window, no end of a page is looked up: that costs as much
+        as reading a tenth of its rows.
+        """
         now = self._clock()
         if now >= self._table_at:
             self._table_at = now + _CHECKED_EVERY
             self._check_table()
         if self._boundary is None:
             self._boundary = Boundary(
-                self._config.store,
+                self._config,
                 self._layout,
-                self._read,
-                horizon=self._config.recount.horizon,
+                real_parts(self._config),
                 until=self._until,
                 hidden_since=last.unpublished_since,
-                every=self._config.run.trigger / 1e6,
             )
-        try:
-            result = self._boundary.poll(last.upto, self._next_due)
-        except StoreError as error:
-            self._boundary.close()
-            self._boundary = None
-            if error.code == "store.moved":  # the next poll connects to the other server
-                self._server = ""
-                recounting.everything(self._store.now())
-            raise
+        self._boundary.page_rows = 1 if is_cut else self._rows
+        result = self._boundary.poll(last.upto, self._next_due)
         self.upper = result.upper
+        if result.is_page and not is_cut:
+            self._rows = min(2 * self._rows, self._most_rows)
         self._poll_at = self._clock() + (0.0 if result.is_page else result.pause)
-        if result.server != self._server:
-            if self._server:
-                log.warning("another database server answers", now=result.server)
-                recounting.everything(result.now)
-            self._server = result.server
-        recounting.ended(result.ended)
-        recounting.clock_stepped(result.now, self._clock())
+        self._table.position = last.upto
+        self._changes.polled(result, self._clock())
         return result
 
     def _check_table(self) -> None:
-        layout = EventStore.discover(self._config.store)
-        if layout != self._layout:
-            log.warning("the event table was altered", table=layout.table)
-            self.close()
-            self._layout, self._boundary = layout, None
-            self._store = EventStore(self._config.store, layout)
+        """See whether the table was altered.
+
+        Raises:
+            StateError: state.second_rows
+        """
+        tells_apart = not self._layout.key_is_unique or self._put is None
+        with suppress(StoreError):  # who reads meets it, too
+            layout = EventStore.discover(self._config.store)
+            with EventStore(self._config.store, layout) as store:
+                checked = TableChecked(layout, store.never_read())
+            if self._changes.altered(checked) is not None:
+                self._connect_anew(layout)
+        if not (tells_apart or self._layout.key_is_unique):
+            self._observed.polled(self._clock())
+            raise _second_rows(self._layout)
 
     # -- recount ----------------------------------------------------------------------------------
 
@@ -269,34 +370,46 @@ class Planner:
         if now >= self._second_at:
             self._second_at = now + _SAMPLED_EVERY
             recounting.second(now)
-            self._sample(result.now, last, recounting)
+            self._sample()
         positions = [report.position for report in self._reports]
         position, reached = min(positions), max(*positions, last.upto)
         hidden = last.unpublished_since
         count = recounting.next_count(result.now, position, reached, hidden, now)
         if count is not None:
-            try:
-                recounting.counted(self._counted(count))
-            except StoreError:
-                recounting.not_counted(count)
+            self._do_count(count, recounting)
+
+    def _do_count(self, count: Count, recounting: Recounting) -> bool:
+        """Have the database count; where it takes too long, fewer next time, and all else goes on.
+
+        Raises:
+            StoreError: what waiting does not fix.
+        """
+        try:
+            now = self._store.now()
+            windows = [window_of(bucket, count.position) for bucket in count.buckets]
+            rows = dict(zip(count.buckets, self._store.counts(windows), strict=True))
+        except StoreError as error:
+            recounting.not_counted(count)
+            if not error.retriable:
                 raise
+            size = counted(len(count.buckets), "bucket")
+            text = f"{size} could not be counted, trying fewer; {error.code}: {error.message}"
+            self._observed.mark("recount", text)
+            return False
+        self._observed.mark("recount", "")
+        recounting.counted(Counted(now, rows, count.expected, count.in_turn))
+        return True
 
-    def _counted(self, count: Count) -> Counted:
-        now = self._store.now()
-        windows = [window_of(bucket, count.position) for bucket in count.buckets]
-        rows = dict(zip(count.buckets, self._store.counts(windows), strict=True))
-        return Counted(now, rows, count.expected, count.in_turn)
-
-    def _sample(self, now: int, last: Plan, recounting: Recounting) -> None:
+    def _sample(self) -> None:
         """Rows that are inserted with times long past are counted again."""
-        assert self._newest is not None
         rows, above = self._store.newest(SAMPLE), None
-        if (more := self._newest.wants_more(rows)) is not None:
+        if (more := self._changes.wants_more(rows)) is not None:
             rows, above = self._store.newest(MOST, more), more
-        found = self._newest.sample(now, last.upto, rows, (), above)
-        if found:
-            log.warning("rows were committed with a create_time long past", rows=len(found))
-            recounting.note([(row.created - 1) // 1_000_000 for row in found])
+        ahead, rows_ahead = self._store.ahead()
+        error = self._changes.sampled(Sampled(rows, ahead, above, rows_ahead), self._clock())
+        self._observed.mark("times", self._changes.odd_times(self._clock()))
+        if error is not None:
+            raise error
 
     # -- a run that ends by itself ----------------------------------------------------------------
 
@@ -308,20 +421,21 @@ class Planner:
             return False
         position = min(report.position for report in self._reports)
         now = self._store.now()
-        self._recounting.begin_last(now, position, position, last.unpublished_since)
-        count = self._recounting.next_count(
-            now, position, position, last.unpublished_since, self._clock()
-        )
-        if count is not None:
-            self._recounting.counted(self._counted(count))
+        hidden = last.unpublished_since
+        self._recounting.begin_last(now, position, position, hidden)
+        while (
+            count := self._recounting.next_count(now, position, position, hidden, self._clock())
+        ) is not None:
+            if not self._do_count(count, self._recounting):
+                return False
         return self._recounting.is_over()
 
 
-def _no_journal(last: Plan) -> StateError:
+def _second_rows(layout: Layout) -> StateError:
     return StateError(
-        "state.journal_missing",
-        f"the checkpoint is at batch {last.batch}, whose journals are missing",
-        where=f"query {last.query}",
-        suggestion="the checkpoint and the state belong together: set the state that this"
-        " checkpoint was used with, or start with a new checkpoint",
+        "state.second_rows",
+        "the event table now allows several rows per version, which the indexes cannot tell apart:"
+        " they were built while it allowed one",
+        where=layout.where,
+        suggestion="restart the publisher: it reads the topic back first",
     )

@@ -8,7 +8,6 @@ batch reads the topic back.
 
 from __future__ import annotations
 
-import os
 import queue
 import secrets
 import shutil
@@ -17,26 +16,35 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from eventpub.channel import Lease, Request
+from eventpub.channel import Beginning, Request
 from eventpub.config import Config, format_time
+from eventpub.coordinator.events import CheckTopic
 from eventpub.coordinator.failures import Failures
 from eventpub.coordinator.progress import Progress
-from eventpub.errors import EventpubError, StateError, find_marked, words_of
+from eventpub.errors import EventpubError, SinkError
 from eventpub.ops.http import Pages
 from eventpub.publisher.prepare import Prepared
 from eventpub.publisher.publisher import Publisher as Run
 from eventpub.sink import fence_all
-from eventpub.sink.numbered import NumberedSink, markers_of
+from eventpub.sink.numbered import NumberedSink
 from eventpub.spark.monitor import Monitor
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
 from eventpub.spark.planner import Plan
-from eventpub.spark.session import end_session, ignoring, new_session
+from eventpub.spark.session import (
+    end_session,
+    error_of,
+    ignoring,
+    is_alive,
+    make_active,
+    new_session,
+    require_java,
+)
+from eventpub.spark.topic_watch import unnoticed_for
 from eventpub.state import StateDir
 
 if TYPE_CHECKING:
@@ -47,14 +55,38 @@ _SHOWN_EVERY = 1.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0
 """Seconds until a query that has failed is started again, twice as many each time."""
 
+_FAILURES_OF_A_SESSION = 4
+"""Failures in a row after which Spark itself is started again, too, which takes ten seconds."""
+
 _WELL_AFTER = 60.0
 """Seconds after which a failure before does not count any more."""
 
 _BATCH_ENDS_WITHIN = 2.0
 """Seconds in which a batch may end before the query is stopped: else the next start repeats it."""
 _STOPS_WITHIN = 3.5
+_STOPS_AT_LAST = 30.0
+"""Seconds until Spark itself is started again where a query that was paused does not end."""
+
+_STOPS_WITHOUT_BROKER = 1.0
+"""Seconds that each of two last questions to the broker may take; the next start asks again."""
+
+_OF_THE_CHECKPOINT = {
+    "state.journal_missing",
+    "state.journal_damaged",
+    "state.ahead",
+    "store.rows_gone",
+}
+_MAYBE_OF_THE_CHECKPOINT = {"shard.failed", "index.corrupt"}
+"""Errors that a new checkpoint fixes, and errors that it may fix if they come back at once."""
+
+_HANGING = "sink.hanging_transaction"
+"""The broker has left a transaction open; a new checkpoint ends it, and publishes again."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
+
+
+class _UnusableError(Exception):
+    """The checkpoint is damaged or no longer matches the topic."""
 
 
 class SparkPublisher(Run):
@@ -65,8 +97,31 @@ class SparkPublisher(Run):
         return super().run()
 
     def _publish(self, prepared: Prepared) -> Progress:
-        with Query(self._config, self._state, prepared, available_now=self._available_now) as query:
-            return query.run(self._on_progress, lambda: self._stopped_by)
+        """Replace a damaged checkpoint, as after a power failure: the topic has all it needs."""
+        next_one: Prepared | None = prepared
+        replaces_checkpoint = False
+        while next_one is not None:
+            try:
+                with self._query(next_one, replaces_checkpoint=replaces_checkpoint) as query:
+                    return query.run(self._on_progress, lambda: self._stopped_by)
+            except _UnusableError:
+                replaces_checkpoint = True
+                try:
+                    next_one = self._prepare()  # what was published meanwhile is known
+                except EventpubError as error:
+                    self._keep_failed_start(error)
+                    raise
+        return Progress(stopped_by=self._stopped_by)
+
+    def _query(self, prepared: Prepared, *, replaces_checkpoint: bool = False) -> Query:
+        now = self._available_now
+        return Query(
+            self._config,
+            self._state,
+            prepared,
+            available_now=now,
+            replaces_checkpoint=replaces_checkpoint,
+        )
 
 
 class Query:
@@ -77,15 +132,23 @@ class Query:
         state: of this machine.
         prepared: what the start has found out.
         available_now: end when everything up to now is published.
+        replaces_checkpoint: begin a new checkpoint even if the old one could be used.
     """
 
     def __init__(
-        self, config: Config, state: StateDir, prepared: Prepared, *, available_now: bool
+        self,
+        config: Config,
+        state: StateDir,
+        prepared: Prepared,
+        *,
+        available_now: bool,
+        replaces_checkpoint: bool = False,
     ) -> None:
         self._config = config
         self._state = state
         self._prepared = prepared
         self._available_now = available_now
+        self._replaces_checkpoint = replaces_checkpoint
         self._failures = Failures(config)
         self._paused_by = prepared.start_state.paused_by
         self._is_paused = prepared.start_state.is_paused
@@ -96,11 +159,17 @@ class Query:
         self._session: SparkSession | None = None
         self._query: Any = None
         self._starting: threading.Thread | None = None
+        self._stopping: threading.Thread | None = None
         self._start_error: EventpubError | None = None
+        self._is_taken_over = False
         if is_new:
             self._sink().take(self._publisher.query, prepared.assignment.partitions)
 
     def __enter__(self) -> Query:
+        if self._is_paused:
+            log.warning(
+                "starting paused; run `eventpub resume` to start publishing", by=self._paused_by
+            )
         self._pages.begin()
         return self
 
@@ -109,8 +178,11 @@ class Query:
         self._end_session()
         self.monitor.close()
         self._pages.end()
-        with suppress(EventpubError):  # what was open when tasks were ended
-            fence_all(self._config.sink, self._config.app.id, self._config.run.shards)
+        if self._is_taken_over:
+            return
+        # what was open when tasks were ended
+        clients, shards = self._prepared.assignment.parts.clients, self._config.run.shards
+        _try_to(lambda: fence_all(clients, self._config.app.id, shards))
 
     # -- the checkpoint ---------------------------------------------------------------------------
 
@@ -125,26 +197,37 @@ class Query:
             "shards": config.run.shards,
             "partitions": begin.partitions,
             "topics": self._prepared.topics,
+            # an index from when no version had two rows cannot tell them apart; the topic can
+            "contents": not begin.layout.key_is_unique,
         }
         progress = self._state.read(self._state.progress_file) or {}
         is_of_spark = progress.get("engine") == "spark" and progress.get("query") == known.get(
             "query"
         )
-        is_same = is_of_spark and all(known.get(name) == belongs[name] for name in belongs)
+        topics, remade = known.get("topics", {}), set[str]()
+        if is_of_spark:
+            remade = {t for t, id_ in self._prepared.topics.items() if topics.get(t, id_) != id_}
+        is_same = is_of_spark and config.sink.topic not in remade
+        is_same = is_same and all(known.get(n) == belongs[n] for n in belongs if n != "topics")
         name = str(known.get("query", ""))
-        has_begun = is_same and any(Place(location).names(f"checkpoint/{name}/offsets"))
-        # another publisher of this id may have published since: only the topic knows what
-        if has_begun and self._sink().owner() == name:
+        if is_same and not self._replaces_checkpoint and self._goes_on(name, location):
+            for topic in sorted(remade):  # a side topic, on which nothing depends
+                text = "the topic was deleted and created again; its records are lost"
+                log.warning(text, topic=topic)
+            self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
             return self._of(name, location, Plan(name)), False
         name = secrets.token_hex(8)
         log.info("new checkpoint: the topic is read back first", query=name, location=location)
         start = None if begin.start == 0 else begin.start
         low = begin.low - config.recount.horizon
+        low -= int(2e6 * unnoticed_for(config.sink))  # what of it is not visible is published again
         plan = Plan(
             name,
             start=start,
             begin=max(begin.start, low),
             upto=begin.start if begin.position is None else begin.position,
+            newest=begin.newest,
+            server=begin.server,
             unpublished_since=begin.hidden_since,
         )
         self._state.write(self._state.query_file, {**belongs, "query": name}, lasting=True)
@@ -152,9 +235,24 @@ class Query:
             self._forget(str(former), str(known.get("location", location)))
         return self._of(name, location, plan), True
 
+    def _goes_on(self, name: str, location: str) -> bool:
+        """Whether a checkpoint has all that was published for this id, so that it may go on.
+
+        Another publisher may have published since; and one that was restored from a backup is older
+        than the topic. Only the topic knows what was published then.
+        """
+        files = Place(location).names(f"checkpoint/{name}/offsets")
+        numbers = [int(tail) for file in files if (tail := file.rpartition("/")[2]).isdigit()]
+        try:
+            found = self._sink().owner() if numbers else None
+        except SinkError as error:
+            if error.code != _HANGING:
+                raise
+            return False
+        return found is not None and found[0] == name and found[1] <= max(numbers)
+
     def _sink(self) -> NumberedSink:
-        sink = self._config.sink
-        return NumberedSink(sink, self._config.app.id, markers_of(sink))
+        return NumberedSink(self._prepared.assignment.parts.clients, self._config.app.id)
 
     def _forget(self, name: str, location: str) -> None:
         """Remove what a checkpoint that is no longer used has left."""
@@ -166,8 +264,7 @@ class Query:
 
     def _of(self, name: str, location: str, initial: Plan) -> Publisher:
         begin = self._prepared.start_state
-        lease = Lease(
-            1,
+        beginning = Beginning(
             low=begin.low,
             position=begin.start if begin.position is None else begin.position,
             acknowledged=dict(begin.acknowledged),
@@ -176,7 +273,7 @@ class Query:
             former_shards=begin.former_shards,
             former_indexes=begin.former_indexes,
         )
-        return Publisher(name, location, begin.partitions, initial, lease)
+        return Publisher(name, location, begin.partitions, initial, beginning)
 
     # -- its life ---------------------------------------------------------------------------------
 
@@ -197,6 +294,8 @@ class Query:
             if self._starting is not None:
                 if not self._starting.is_alive():
                     self._starting, error = None, self._start_error
+                    if self._is_paused:  # meanwhile
+                        self._stop_query()
             elif self._query is None and not self._is_paused and now >= start_at:
                 self._starting = threading.Thread(target=self._try_to_start, daemon=True)
                 self._starting.start()
@@ -210,15 +309,18 @@ class Query:
                 if self.monitor.well_for(now) > _WELL_AFTER:
                     wait, failures = _FIRST_WAIT, 0
                 failures += 1
+                self._require_usable(error, failures, now)
                 self.monitor.failed(error, now)
                 final = self._failures.of_shard(0, error, failures, now)
                 if final is not None:
+                    self._is_taken_over = final.code == "sink.other_query"
                     self.monitor.show(now, error=final, is_over=True)
                     raise final
-                log.warning("the query failed and is started again", error=str(error), wait=wait)
+                log.warning("the query failed; restarting it", error=str(error), wait=wait)
                 start_at, wait = now + wait, min(2 * wait, _LONGEST_WAIT)
-                self._end_session()
-            self.monitor.look(self._query, now)
+                if failures % _FAILURES_OF_A_SESSION == 0 or not is_alive(self._session):
+                    self._end_session()
+            self._look(now)
             if now - shown_at > _SHOWN_EVERY:
                 shown_at = now
                 self._state.beat()
@@ -227,11 +329,42 @@ class Query:
             time.sleep(_LOOKS_EVERY)
         progress.stopped_by = stopped_by()
         self._stop_query()
-        with suppress(EventpubError):
-            self.monitor.settle()
+        _try_to(self.monitor.settle)
         self.monitor.show(time.monotonic(), is_over=True)
         on_progress(progress)
         return progress
+
+    def _require_usable(self, error: EventpubError, failures: int, now: float) -> None:
+        """Check whether it is worth while to start the query again with its checkpoint.
+
+        Raises:
+            _UnusableError: a new checkpoint is to begin.
+        """
+        was_well = self.monitor.well_for(now) > 0
+        fails_at_once = error.code in _MAYBE_OF_THE_CHECKPOINT and failures > 1
+        if error.code == _HANGING:  # it may happen to any checkpoint, but a new one has to help
+            begins_another = was_well or not self._replaces_checkpoint
+        else:
+            begins_another = not (was_well or self._replaces_checkpoint)
+            begins_another &= error.code in _OF_THE_CHECKPOINT or fails_at_once
+        if begins_another:
+            log.warning("the checkpoint cannot be used; starting a new one", error=str(error))
+            raise _UnusableError
+
+    def _look(self, now: float) -> None:
+        """What the query has done meanwhile, and how the topic is.
+
+        Raises:
+            SinkError: the topic is not the one that was written.
+        """
+        error = self.monitor.look(self._query, now)
+        if error is not None and error.code == _HANGING:
+            self._require_usable(error, 1, now)
+        if error is not None and self._failures.of_command(CheckTopic({}), error, now):
+            self.monitor.show(now, error=error, is_over=True)
+            raise error
+        if self.monitor.well_for(now):
+            self._failures.is_well(0, now, has_progressed=True)
 
     def _try_to_start(self) -> None:
         """In a thread: Spark takes its time, and a signal is seen meanwhile."""
@@ -239,11 +372,18 @@ class Query:
         try:
             self._start_query()
         except Exception as found:
-            self._start_error = _error_of(found)
+            self._start_error = error_of(found)
 
     def _start_query(self) -> None:
+        if self._stopping is not None:  # Spark takes no second query of one name
+            self._stopping.join(_STOPS_AT_LAST)
+            if self._stopping.is_alive():
+                self._end_session()
+            self._stopping = None
         if self._session is None:
             self._session = new_session(self._config, self._state)
+        make_active(self._session)
+        self._sink().markers.check_leader()  # the first batch may be a repeated one
         packed = self._publisher.packed(self._config)
         rows = self._session.readStream.format("eventstore").option("publisher_secret", packed)
         writer = rows.load().writeStream.format("eventpub").option("publisher_secret", packed)
@@ -252,7 +392,7 @@ class Query:
         if self._available_now:
             writer = writer.trigger(availableNow=True)
         else:
-            seconds = self._config.run.trigger / 1e6
+            seconds = max(self._config.run.trigger, self._config.spark.trigger) / 1e6
             writer = writer.trigger(processingTime=f"{seconds:g} seconds")
         query = writer.start()
         self.monitor.started(self._session)
@@ -261,8 +401,8 @@ class Query:
     def _why_it_ended(self) -> EventpubError | None:
         with suppress(Exception):
             failed = self._query.exception()
-            return None if failed is None else _error_of(failed)
-        return _error_of(RuntimeError("Spark's process has ended"))
+            return None if failed is None else error_of(failed)
+        return error_of(RuntimeError("Spark's process has ended"))
 
     def _stop_query(self) -> None:
         query, self._query = self._query, None
@@ -275,9 +415,9 @@ class Query:
                 time.sleep(0.02)
             query.stop()
 
-        stopping = threading.Thread(target=lambda: ignoring(stop), daemon=True)
-        stopping.start()
-        stopping.join(_STOPS_WITHIN)
+        self._stopping = threading.Thread(target=lambda: ignoring(stop), daemon=True)
+        self._stopping.start()
+        self._stopping.join(_STOPS_WITHIN)
         self.monitor.look(query, time.monotonic())  # what was done since the last time
 
     def _end_session(self) -> None:
@@ -319,6 +459,7 @@ class Query:
                 if is_paused:
                     self._stop_query()
                 self.monitor.remember()
+                self.monitor.show(time.monotonic())  # so that the next status shows it
             done()
 
     def ask(self, request: Request, timeout: float) -> dict[str, Any]:
@@ -330,35 +471,8 @@ class Query:
         self.monitor.withdraw(id)
 
 
-def require_java() -> None:
-    """Whether there is a Java that starts Spark.
-
-    Raises:
-        StateError: spark.java_missing
-    """
-    home = os.environ.get("JAVA_HOME")
-    is_there = bool(home) and (Path(home or "") / "bin" / "java").exists()
-    if not (is_there or shutil.which("java")):
-        raise StateError(
-            "spark.java_missing",
-            "Spark needs Java 17 or newer, and there is no java on the PATH or in JAVA_HOME",
-            suggestion="install it (Debian: apt-get install openjdk-17-jre-headless) or set"
-            " JAVA_HOME",
-        )
-
-
-def _error_of(error: Exception) -> EventpubError:
-    """The error of ours in what Spark says, or one for it."""
-    if isinstance(error, EventpubError):
-        return error
-    text = words_of(error)
-    found = find_marked(text)
-    if found is not None:
-        return found
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return StateError(
-        "shard.failed",
-        f"the query failed: {lines[0] if lines else type(error).__name__}",
-        suggestion="see spark.log in app.state_dir; if it is eventpub's, please report it",
-        retriable=True,
-    )
+def _try_to(do: Callable[[], object]) -> None:
+    """What is better done before the end, if the broker answers."""
+    doing = threading.Thread(target=lambda: ignoring(do), daemon=True)
+    doing.start()
+    doing.join(_STOPS_WITHOUT_BROKER)

@@ -12,35 +12,45 @@ always has the same rows. The journal exists before the last row of a batch reac
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from eventpub.admission import EVENTS, VersionRange, topic_partition, values
-from eventpub.channel import Comparison, Lease, Request, Window, request_of
+from eventpub.admission import EVENTS, Shard, VersionRange, topic_partition, values
+from eventpub.channel import Beginning, Comparison, Lane, Report, Request, Window, request_of
+from eventpub.channel.messages import fields_of, report_of
 from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.failpoint import failpoint
 from eventpub.index import Changes, Index, folder_for
-from eventpub.shard import pace
+from eventpub.parts import real_parts
 from eventpub.shard.assignment import Assignment
-from eventpub.shard.context import LeasedContext, ShardContext
+from eventpub.shard.context import PublishingContext, ShardContext
 from eventpub.shard.folding import Fold
 from eventpub.shard.reading import chunks
 from eventpub.shard.step import Step
+from eventpub.sink.topics import list_offsets
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journal, Journals
 from eventpub.spark.options import SourceOptions
 from eventpub.spark.place import Place
 from eventpub.spark.planner import Plan
-from eventpub.spark.rows import JournalSink, are, batches, replayed
+from eventpub.spark.rows import JournalSink, are, batches, grouped, replayed, unpublished
 from eventpub.spark.snapshots import Snapshots
 
 _REPLAYED_ROWS = 20_000
+_OF_FOLD = (
+    "folded", "restored", "replaced", "not_ours", "jumps", "made_again", "is_placed", "baseline",
+    "repeats_after", "rebuilt",
+)  # fmt: skip
+"""What of the report of a fold is in that of the batch."""
 
 
 @dataclass
@@ -66,6 +76,7 @@ class JournaledContext(ShardContext):
         super().__init__(assignment, number)
         self.journal_sink = JournalSink(has_contents=not assignment.layout.key_is_unique)
         self.sink = self.journal_sink
+        self._most_bytes = plan.most_bytes
         try:
             self._begin(index)
             if index.is_new:
@@ -87,6 +98,15 @@ class JournaledContext(ShardContext):
         )
         self.take_bounds(window)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the batch has its `most_bytes`: once decided it cannot be made smaller."""
+        return self.journal_sink.size > self._most_bytes
+
+    def known_upto(self, place: tuple[str, int]) -> int:
+        """As in the base: earlier batches are on the topic, nothing of this one is yet."""
+        return list_offsets(self.parts.clients, [place], "latest")[place]
+
 
 class Task:
     """See the module.
@@ -101,6 +121,7 @@ class Task:
         self._plan = part.plan
         self._number = part.shard
         self._layout = part.layout
+        self._parts = real_parts(options.config)
         self._place = Place(options.state)
         self._journals = Journals(self._place, part.plan.query)
         self._folder = options.state_dir / "query" / part.plan.query / str(part.shard)
@@ -115,38 +136,62 @@ class Task:
         if journal is not None:
             yield from self._replay(journal)
             return
+        had_index = self._folder.exists()
         try:
             yield from self._decide()
         except StateError as error:
-            if error.code != "index.corrupt":
-                raise
-            shutil.rmtree(self._folder, ignore_errors=True)  # the next attempt fetches a snapshot
+            if error.code in {"state.ahead", "index.locked"}:
+                # by another attempt on this machine, which was quicker
+                journal = self._journals.read(self._plan.batch, self._number)
+                if journal is not None:
+                    yield from self._replay(journal)
+                    return
+            # of an executor that was away for long, the journals that it lacks may be gone
+            is_old = error.code == "state.journal_missing" and had_index
+            if error.code == "index.corrupt" or is_old:
+                shutil.rmtree(self._folder, ignore_errors=True)  # the next attempt has a snapshot
+                error.retriable = True
             raise
+
+    def _yielded(self, tables: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
+        if self._options.publisher is not None:
+            return grouped(tables)
+        return batches(tables, all_rows=self._options.all_rows)
 
     # -- the first attempt ------------------------------------------------------------------------
 
     def _decide(self) -> Iterator[pa.RecordBatch]:
-        plan, all_rows = self._plan, self._options.all_rows
+        plan, began = self._plan, time.monotonic()
         snapshots = Snapshots(self._place, plan.query, self._number)
         assignment = Assignment(
-            self._options.config, self._layout, self._options.partitions, plan.start, run=0
+            self._options.config, self._layout, self._options.partitions, plan.start, 0, self._parts
         )
         publisher = self._options.publisher
+        fold: Report | None = None
+        of_fold = f"{plan.query}/fold/{self._number}.json"
         if not self._folder.exists() and (plan.batch > 1 or publisher is not None):
             found = snapshots.fetch(self._folder, plan.batch - 1)
             if found is None and publisher is not None:
-                recover(assignment, self._number, publisher.lease, self._folder)
+                fold = recover(assignment, self._number, publisher.beginning, self._folder)
+                # for a second attempt, which finds the index that the first has made
+                self._place.create(of_fold, json.dumps(fields_of(fold)).encode())
                 snapshots.keep(self._folder, 0)
+        is_second = fold is None and plan.batch == 1 and publisher is not None
+        if is_second and (kept := self._place.read(of_fold)) is not None:
+            fold = report_of(json.loads(kept))
         identity = {"query": plan.query}
         index = Index(self._folder, identity, adopts=lambda _: True, redo=self._redo)
         with JournaledContext(assignment, self._number, index, plan) as context:
+            for name in _OF_FOLD if fold is not None else ():
+                setattr(context.report, name, getattr(fold, name))
             failpoint("before_step")
             for _ in self._step(context):
-                yield from batches(context.journal_sink.take(), all_rows=all_rows)
+                yield from self._yielded(context.journal_sink.take())
                 failpoint("during_step")
             report = context.take_report()
             counts = index.counts.since(context.oldest_bucket())
-            report = replace(report, buckets=counts, done=plan.batch)
+            took = time.monotonic() - began
+            report = replace(report, buckets=counts, done=plan.batch, took=took)
             journal = Journal(report, context.journal_sink.keys(), index.end_batch(plan.batch))
             failpoint("before_journal")
             if self._journals.create(plan.batch, self._number, journal):
@@ -164,8 +209,8 @@ class Task:
         if (known or 0) > last:
             raise StateError(
                 "state.ahead",
-                f"the index of shard {self._number} contains batch {known}, and the checkpoint is"
-                f" at batch {last}",
+                f"the index of shard {self._number} contains batch {known}, but the checkpoint is"
+                f" only at batch {last}",
                 where=str(self._folder),
                 suggestion="if the checkpoint was restored from a backup, restore the state that"
                 " was saved with it; or start with a new checkpoint and a new state",
@@ -179,6 +224,13 @@ class Task:
             raise AssertionError("a journal is never in doubt")
 
         plan, step, index = self._plan, Step(context, never), context.index
+        # first: with the first row the sink begins its transaction, and nothing is read past that
+        for each in plan.requests:
+            request = request_of(each)
+            if self._is_for(request):
+                # a plan is kept: a request that fails would fail in each attempt
+                step.answering.answer(request, gives_up=True)
+                yield
         after = max(plan.start or 0, plan.begin, index.position or 0)
         had_rows = waits = False
         if self._options.config.gaps.policy == "hold_shard" and index.holds:
@@ -186,27 +238,28 @@ class Task:
             yield
             waits = bool(index.holds)
         if after < plan.upto and not waits:
-            for rows in chunks(context.reader.window(after, plan.upto, context.shard)):
-                had_rows = True
-                if not step.rows(rows):
-                    waits = True
-                    break
-                yield
+            shard, sizes, ahead = context.shard, context.parts.sizes, context.parts.read_ahead
+            is_page = plan.after is not None and after >= plan.after
+            window = partial(context.reader.window, is_page=is_page)
+            with ahead(lambda: chunks(window(after, plan.upto, shard), sizes)) as parts:
+                for rows in parts:
+                    had_rows = True
+                    waits = not step.rows(rows) or context.is_full
+                    if waits:
+                        break
+                    yield
         step.end(None if waits else plan.upto, had_rows=had_rows)
         yield
         if plan.buckets:
             try:
                 step.comparing.begin(Comparison(plan.comparison, plan.buckets))
-                step.comparing.go_on(finish=True)
+                while step.comparing.is_under_way:
+                    if context.is_full:
+                        step.comparing.leave_rest()
+                    step.comparing.go_on(waits=True)
+                    yield
             finally:
                 step.comparing.close()
-            yield
-
-        for each in plan.requests:
-            request = request_of(each)
-            if self._is_for(request):
-                step.answering.answer(request)
-                yield
 
     def _is_for(self, request: Request) -> bool:
         """Whether this shard has the request's aggregate, or all have."""
@@ -221,17 +274,17 @@ class Task:
         if head is None or head["digest"] != journal.digest:
             raise StateError(
                 "state.other_attempt",
-                f"another attempt has decided batch {self._plan.batch} of shard {self._number}"
-                " meanwhile, and differently",
+                f"another attempt has meanwhile decided batch {self._plan.batch} of shard"
+                f" {self._number} differently",
                 suggestion="nothing to do: Spark repeats the task, which yields that attempt's"
-                " rows. If it is seen often, set spark.speculation = false",
+                " rows. If this repeats, set spark.speculation = false",
                 retriable=True,
             )
 
     # -- a batch that is repeated -----------------------------------------------------------------
 
     def _replay(self, journal: Journal) -> Iterator[pa.RecordBatch]:
-        keys, all_rows = journal.keys, self._options.all_rows
+        keys = journal.keys
         with EventStore(self._options.config.store, self._layout) as store:
             for begin in range(0, keys.num_rows, _REPLAYED_ROWS):
                 some = keys.slice(begin, _REPLAYED_ROWS)
@@ -239,15 +292,15 @@ class Task:
                     rows = replayed(some, self._rows(store, some))
                 except KeyError as missing:
                     raise self._gone(missing) from missing
-                yield from batches([rows], all_rows=all_rows)
+                yield from self._yielded([rows])
 
     def _rows(self, store: EventStore, keys: pa.Table) -> pa.Table:
         keys = keys.filter(pc.invert(are("skip", keys)))
         ids, versions = values(keys, "aggregate_id"), values(keys, "version")
         ranges = _ranges(zip(ids, versions, strict=True))
-        tables: list[pa.Table] = []
+        sizes, tables = self._parts.sizes, list[pa.Table]()
         while ranges:
-            table, ranges = store.fetch(ranges, pace.CHUNK_ROWS, pace.CHUNK_BYTES)
+            table, ranges = store.fetch(ranges, sizes.rows, sizes.most)
             tables.append(table)
         return pa.concat_tables(tables) if tables else EVENTS.empty_table()
 
@@ -255,12 +308,26 @@ class Task:
         aggregate_id, version, _ = missing.args[0]
         return StoreError(
             "store.rows_gone",
-            f"batch {self._plan.batch} is to be repeated, and the table no longer has version"
+            f"batch {self._plan.batch} is to be repeated, but the table no longer has version"
             f" {version} of {aggregate_id!r}",
             where=self._layout.where,
-            suggestion="restore the row until the batch is done; rows may be archived when a later"
+            suggestion="restore the row until the batch is done; rows may be archived once a later"
             " batch has been committed",
         )
+
+
+def rows_of_time(options: SourceOptions, part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of one shard's part of a batch read, as they are.
+
+    Raises:
+        StoreError: the table cannot be read.
+    """
+    plan = part.plan
+    with EventStore(options.config.store, part.layout) as store:
+        shard = Shard(part.shard, options.config.run.shards, options.partitions)
+        for batch in store.window(max(plan.begin, 0), plan.upto, shard):
+            rows = unpublished(pa.Table.from_batches([batch]))
+            yield from batches([rows], all_rows=options.all_rows)
 
 
 def _ranges(events: Iterator[tuple[str, int]]) -> list[VersionRange]:
@@ -281,38 +348,27 @@ def _ranges(events: Iterator[tuple[str, int]]) -> list[VersionRange]:
     return found
 
 
-class _NoLink:
-    """The link of a shard that cannot be stopped, and that has no lease to lose."""
-
-    is_stopping = False
-
-    def lease(self) -> Lease | None:
-        return None
-
-    def confirm(self) -> None:
-        """It cannot be lost."""
-
-    def send(self, message: object) -> None:
-        """Answers go into the journal."""
-
-
-def recover(assignment: Assignment, number: int, lease: Lease, folder: Path) -> None:
+def recover(assignment: Assignment, number: int, beginning: Beginning, folder: Path) -> Report:
     """Bring the index of the engine `threads`, or a new one, up to the topic; a copy of it is kept
     in a folder.
 
     Args:
         assignment: of all shards.
         number: the shard's.
-        lease: what is known of what was published before.
+        beginning: what is known of what was published before.
         folder: does not exist.
+
+    Returns:
+        What was found on the topic, as far as it is reported.
 
     Raises:
         SinkError, StateError: as of `Fold.run`.
     """
-    link: object = _NoLink()
-    with LeasedContext(assignment, number, lease, link) as context:  # type: ignore[arg-type]
+    with PublishingContext(assignment, number, beginning, Lane(), lambda _: None) as context:
         Fold(context).run()
         folder.parent.mkdir(parents=True, exist_ok=True)
         copy = folder_for(folder)
         context.index.copy_to(copy)
+        report = context.take_report()
     copy.rename(folder)
+    return report

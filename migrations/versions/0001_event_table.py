@@ -5,7 +5,7 @@ Revises: nothing
 
 from alembic import op
 
-from eventpub.sources.mysql.schema import missing
+from eventpub.sources.mysql.migrating import missing
 
 revision = "0001"
 down_revision = None

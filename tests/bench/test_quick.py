@@ -54,6 +54,6 @@ def test_a_backlog_is_drained_by_the_publisher_the_raw_pipe_and_debezium(tmp_pat
     )
     assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr[-4000:]
     found = json.loads(result.read_text())
-    assert set(found["medians"]) == {"eventpub", "raw pipe", "Debezium"}
+    assert set(found["medians"]) == {"eventpub", "eventpub on Spark", "raw pipe", "Debezium"}
     assert all(one["rate"] > 0 for one in found["medians"].values())
     assert all(one["ratio"] > 0 for one in found["medians"].values())

@@ -214,8 +214,9 @@ def test_whatever_others_print_stays_off_stdout(configured: Path) -> None:
 def test_a_difference_is_status_1(configured: Path) -> None:
     before = (
         "import eventpub.ops.verify as v\n"
+        "from eventpub.ops.verdict import Difference\n"
         "def differs(config, **_):\n"
-        "    found = v.Verdict(1, 2); found.found('missing', 3, [v.Difference('[red]x', 1, 1)])\n"
+        "    found = v.Verdict(1, 2); found.found('missing', 3, [Difference('[red]x', 1, 1)])\n"
         "    return found\n"
         "v.verify = differs"
     )
@@ -403,7 +404,7 @@ def test_a_state_that_cannot_be_read_is_not_said_to_be_none(configured: Path) ->
     assert (status_code, damaged["result"]["kind"]) == (1, "stopped")
     assert damaged["result"]["damaged"] == [str(progress), str(status)]
     assert damaged["summary"].startswith("no publisher runs, and how the last one ended is not")
-    for word in (str(status), str(progress), "eventpub run", "the day below"):
+    for word in (str(status), str(progress), "eventpub run", "the day before"):
         assert word in damaged["summary"]
     # of what can be read, it is shown
     status.write_text('{"state": "stopped", "stopped_at": 1.0, "stopped_by": "a reason"}')
@@ -426,7 +427,7 @@ def test_a_state_that_cannot_be_read_is_not_said_to_be_none(configured: Path) ->
     checks = answer("doctor")[1]["result"]["checks"]
     [files] = [check for check in checks if check["name"] == "state files"]
     assert files["status"] == "warn"
-    assert files["message"] == "progress.json in state: nothing can be read of it"
+    assert files["message"] == "progress.json in state is damaged and cannot be read"
 
 
 def test_gaps_are_shown_in_words(configured: Path) -> None:
@@ -545,7 +546,7 @@ def test_an_answer_that_cannot_be_written_is_no_answer(
     done = redirected(arguments, "> /dev/full", configured)
     assert done.returncode == 3
     first, second = done.stderr.splitlines()
-    assert first.startswith("error: cli.output_failed: the answer cannot be written: No space left")
+    assert first.startswith("error: cli.output_failed: the output cannot be written: No space left")
     assert second.startswith("  to fix it: ")
 
 
@@ -681,7 +682,7 @@ def test_doctor_shows_what_it_did_not_check_and_why(configured: Path) -> None:
 def test_migrate_sql_needs_no_database(configured: Path) -> None:
     done = eventpub("migrate", "--sql", cwd=configured)
     assert done.returncode == 0
-    assert done.stdout.startswith("-- no database was looked at")
+    assert done.stdout.startswith("-- without looking at a database")
     assert "CREATE TABLE IF NOT EXISTS `events`" in done.stdout
     assert "cannot be reached" in done.stderr
     assert SECRET not in done.stdout + done.stderr

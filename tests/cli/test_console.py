@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from eventpub.cli import console, parts
+from eventpub.cli import console, output
 from eventpub.cli.console import SafeConsole
 from eventpub.terminal import printable
 
@@ -33,9 +33,9 @@ def test_control_characters_are_escaped_and_nothing_else() -> None:
     "what",
     [
         EVIL,
-        console.drawn(parts.Line((EVIL, "bold"))),
-        console.drawn(parts.Table(("id", "n"), [[EVIL, "1"]])),
-        console.drawn(parts.Table(("id",), [[EVIL]], title="held")),
+        console.drawn(output.Line((EVIL, "bold"))),
+        console.drawn(output.Table(("id", "n"), [[EVIL, "1"]])),
+        console.drawn(output.Table(("id",), [[EVIL]], title="held")),
     ],
     ids=["text", "line", "table", "titled"],
 )

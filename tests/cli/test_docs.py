@@ -31,7 +31,7 @@ def test_the_page_is_current(page: str) -> None:
 
 def test_every_code_of_an_error_is_listed() -> None:
     listed = _sections()
-    for code in ("sink.fenced", "run.disconnected", "shard.failed", "internal.unexpected"):
+    for code in ("sink.fenced", "run.paused", "shard.failed", "internal.unexpected"):
         assert code in listed
     for path in sorted(DOCS.parent.glob("eventpub/**/*.py")):
         for code in _codes_raised(path):

@@ -68,7 +68,7 @@ def test_migrate_prints_the_whole_table_without_a_database(
         assert status == 0
         assert not printed["result"]["has_looked"]
         assert printed["result"]["statements"] == looked["result"]["statements"]
-        assert printed["summary"].startswith("-- no database was looked at")
+        assert printed["summary"].startswith("-- without looking at a database")
     # nothing at all is configured
     done = eventpub("migrate", "--sql", "--dialect", "mariadb", "--table", "mine", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -12,9 +12,9 @@ from eventpub import masking
 from eventpub.config import format_time, parse_time
 from eventpub.errors import ConfigError
 from eventpub.properties import PROTECTED_PROPERTIES
-from eventpub.settings import CombinedConfigError, Loaded, load, shown
-from eventpub.settings_keys import KEYS
-from eventpub.sink import client
+from eventpub.settings import CombinedConfigError, Loaded, load
+from eventpub.settings_keys import KEYS, effective
+from eventpub.sink import client_settings
 from eventpub.sources.mysql.connection import connect_arguments
 from tests.in_process import forget_secrets
 
@@ -211,7 +211,7 @@ def test_the_aggregate_id_is_one_column_or_a_list(value: object, columns: tuple[
     loaded = load(None, ENOUGH | {"store.columns.aggregate_id": value}, {})
     assert loaded.config.store.columns.aggregate_id == columns
     shown_as = columns[0] if len(columns) == 1 else [*columns]
-    assert shown(loaded)["store.columns.aggregate_id"] == shown_as
+    assert effective(loaded.config)["store.columns.aggregate_id"] == shown_as
     if isinstance(value, str):
         variable = {"EVENTPUB_STORE__COLUMNS__AGGREGATE_ID": value}
         assert load(None, ENOUGH, variable).config.store.columns.aggregate_id == columns
@@ -257,7 +257,7 @@ def test_what_is_there_twice_is_named_with_its_line(text: str, line: int) -> Non
     assert error.code == "config.file_invalid"
     assert "eventpub.toml is not TOML: " in error.message
     assert f"at line {line}," in error.message
-    assert "twice: remove one" in str(error.suggestion)
+    assert "duplicate: remove one" in str(error.suggestion)
 
 
 def test_a_section_that_is_a_value_is_refused() -> None:
@@ -296,7 +296,14 @@ def test_properties_may_say_what_holds_anyway() -> None:
     said = {"sink.properties.acks": "all", "sink.properties.enable.idempotence": "true"}
     assert load(None, ENOUGH | said, {}).config.sink.properties["acks"] == "all"
     weak = {"sink.delivery": "at_most_once", "sink.properties.acks": "0"}
-    assert load(None, ENOUGH | weak, {}).config.sink.properties["acks"] == "0"
+    with_threads = ENOUGH | {"run.engine": "threads"} | weak
+    assert load(None, with_threads, {}).config.sink.properties["acks"] == "0"
+
+
+def test_spark_delivers_exactly_once_only() -> None:
+    with pytest.raises(ConfigError) as failed:
+        load(None, ENOUGH | {"sink.delivery": "at_least_once"}, {})
+    assert (failed.value.code, failed.value.where) == ("config.contradiction", "sink.delivery")
 
 
 def test_property_names_need_no_quotes_and_values_no_text() -> None:
@@ -343,7 +350,7 @@ def test_a_secret_of_a_file_is_the_one_that_stands_there_now(tmp_path: Path) -> 
 
     def used() -> set[str]:
         of_store = connect_arguments(config.store)["password"].decode()
-        return {of_store, client.settings(config.sink)["sasl.password"]}
+        return {of_store, client_settings.settings(config.sink)["sasl.password"]}
 
     assert used() == {"first-1"}
     file.write_text("second-2\n")
@@ -454,11 +461,11 @@ def test_a_property_may_come_from_a_file_and_is_a_secret_then(tmp_path: Path) ->
     ):
         assert loaded.config.sink.properties == {"sasl.password": "s3cret of Kafka"}
         assert loaded.origins[key] == f"file {file}"
-        assert shown(loaded)[key] == "***"
-        assert "s3cret" not in str(shown(loaded))
+        assert effective(loaded.config)[key] == "***"
+        assert "s3cret" not in str(effective(loaded.config))
     # a name that does not sound like a secret, too
     loaded = load(None, ENOUGH | {"sink.properties.sasl.username.file": str(file)}, {})
-    assert shown(loaded)["sink.properties.sasl.username"] == "***"
+    assert effective(loaded.config)["sink.properties.sasl.username"] == "***"
     both: dict[str, object] = {f"{key}.file": str(file), key: "x"}
     assert refused(both).code == "config.contradiction"
     missing = refused({f"{key}.file": str(tmp_path / "none")})
@@ -487,7 +494,7 @@ def test_a_token_provider_is_a_function_of_a_module() -> None:
     tokens["sink.token_provider"] = "shop.auth:token"
     loaded = load(None, ENOUGH | tokens, {})
     assert loaded.config.sink.token_provider == "shop.auth:token"
-    assert shown(loaded)["sink.token_provider"] == "shop.auth:token"
+    assert effective(loaded.config)["sink.token_provider"] == "shop.auth:token"
     assert refused({"sink.token_provider": "shop.auth.token"}).where == "sink.token_provider"
 
 
@@ -506,11 +513,11 @@ def test_secrets_are_shown_nowhere() -> None:
         },
         {},
     )
-    everything = f"{shown(loaded)} {loaded} {loaded.config!r}"
+    everything = f"{effective(loaded.config)} {loaded} {loaded.config!r}"
     for word in ("urlsecret1", secret, "kafkasecret", "keysecret1", "oauthsecret", "option secret"):
         assert word not in everything
         assert word not in masking.mask(f"Traceback: could not use {word}")
-    assert shown(loaded)["store.url"] == "mysql+pymysql://reader:***@h/shop"
+    assert effective(loaded.config)["store.url"] == "mysql+pymysql://reader:***@h/shop"
     assert masking.mask("hunter2%2Fpass%40word") == "***"
 
 
@@ -526,7 +533,7 @@ def test_a_wrong_url_is_refused_without_its_password() -> None:
 
 
 def test_effective_values_are_written_as_the_file_would() -> None:
-    values = shown(load(None, ENOUGH | {"read.delay": "1500ms"}, {}))
+    values = effective(load(None, ENOUGH | {"read.delay": "1500ms"}, {}).config)
     assert values["read.delay"] == "1500ms"
     assert values["recount.horizon"] == "5m"
     assert values["app.state_dir"] == "state"

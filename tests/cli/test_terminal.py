@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from eventpub.cli import console
-from eventpub.cli.parts import Table
-from eventpub.cli.terminal import Facts, Lines
+from eventpub.cli.output import Table
+from eventpub.cli.terminal import Lines
 from eventpub.local import Kafka
 from tests.cli.terminal import Shown, on_terminal
 from tests.cli.test_command import MAIN, _environ
@@ -103,12 +103,6 @@ def test_a_table_that_is_too_wide_is_shown_as_paragraphs() -> None:
     assert drawn(console.drawn(Table(("shard", "position"), [])), 60) == ["shard  position"]
 
 
-def test_facts_stand_beside_each_other_as_far_as_there_is_room() -> None:
-    numbers = Facts({f"number {n}": f"{n:,}" for n in range(6)})
-    assert [len(drawn(numbers, width)) for width in (200, 61, 60, 40, 20)] == [2, 2, 3, 3, 6]
-    assert all(f"number {n}  {n}" in "\n".join(drawn(numbers, 20)) for n in range(6))
-
-
 def test_ctrl_c_while_the_program_is_imported_is_no_traceback(tmp_path: Path) -> None:
     program = """
 import builtins, sys
@@ -169,7 +163,7 @@ def test_commands_on_a_terminal(tmp_path: Path, environ: Mapping[str, str]) -> N
             out_is_pipe=out_is_pipe,
         )
 
-    stopped = command("run", interrupt_at="published  1,000")
+    stopped = command("run", interrupt_at="published 1,000")
     is_clean(stopped, 130)
     assert "published 1,000 events" in stopped.text
     assert "Failed to acquire" not in stopped.text

@@ -1,4 +1,5 @@
-"""A coordinator's life that a test plays: lanes that keep what was sent, and a clock by hand."""
+"""A coordinator's life that a test plays: runners that keep what they were sent, and a clock by
+hand."""
 
 from __future__ import annotations
 
@@ -10,17 +11,14 @@ from typing import Any, TypeVar
 from eventpub.admission import EVENTS, Counts, topic_partition
 from eventpub.channel import (
     Comparison,
-    Farewell,
-    FromRunner,
-    Hello,
-    Lease,
+    Ended,
+    Lane,
     Report,
     Request,
     Stop,
     Window,
     Work,
 )
-from eventpub.channel.lane import Joined, Lane, Lost, Received
 from eventpub.config import App, Config, Run, Sink, Store
 from eventpub.coordinator import events as e
 from eventpub.coordinator.boundary import PollResult
@@ -42,15 +40,26 @@ PARTITIONS = 4
 NO_ROWS = EVENTS.empty_table()
 
 
-class FakeLane(Lane):
-    """Keeps what it was given."""
+class Runner:
+    """Keeps what it was sent.
 
-    def __init__(self, shard: int, attempt: int = 0) -> None:
-        super().__init__(Hello(shard, f"place of {shard}", attempt))
-        self.sent: list[Lease | Work] = []
+    Args:
+        command: has started it.
+    """
 
-    def send(self, message: Lease | Work) -> None:
-        self.sent.append(message)
+    def __init__(self, command: e.StartRunner) -> None:
+        self.shard, self.beginning = command.shard, command.beginning
+        self.lane: Lane = command.lane
+        self._sent: list[Work] = []
+
+    @property
+    def sent(self) -> list[Work]:
+        """What it was sent so far."""
+        while not self.lane._sent.empty():
+            message = self.lane.receive()
+            assert message is not None
+            self._sent.append(message)
+        return self._sent
 
     def of(self, kind: type[T]) -> list[T]:
         """What was sent of a kind."""
@@ -59,10 +68,6 @@ class FakeLane(Lane):
     @property
     def windows(self) -> list[Window]:
         return self.of(Window)
-
-    @property
-    def leases(self) -> list[Lease]:
-        return self.of(Lease)
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -95,7 +100,7 @@ def layout(**changes: Any) -> Layout:
         "unit": 1,
         "zone": None,
         "slice": None,
-        "nullable": frozenset(),
+        "id_is_nullable": False,
         "where": "table events",
         "id_index": "`PRIMARY`",
     }
@@ -129,11 +134,15 @@ class Life:
     new: list[e.Command] = field(default_factory=list)
     now: float = 1_000.0
     database: int = NOW
+    _runners: dict[int, Runner] = field(default_factory=dict)
     _is_over: bool = False
 
     def on(self, event: e.Event) -> list[e.Command]:
         """Something happens now."""
         self.new = self.coordinator.on(event, self.now)
+        for command in self.new:
+            if isinstance(command, e.StartRunner):
+                self._runners[id(command)] = Runner(command)
         self.said += self.new
         self._is_over = self._is_over or any(isinstance(c, e.Finish) for c in self.new)
         return self.new
@@ -156,40 +165,41 @@ class Life:
 
     # -- runners ----------------------------------------------------------------------------------
 
-    def joins(self, shard: int, attempt: int | None = None) -> FakeLane:
-        """A runner connects: the one that was started last, unless told otherwise."""
-        starts = [c.attempt for c in self.all(e.StartRunner) if c.shard == shard]
-        lane = FakeLane(shard, max(starts, default=0) if attempt is None else attempt)
-        self.on(Joined(lane))
-        return lane
+    def runner(self, shard: int) -> Runner:
+        """The one of a shard that was started last."""
+        return self.runners(shard)[-1]
 
-    def receives(self, lane: Lane, message: FromRunner) -> None:
-        """A runner says something."""
-        self.on(Received(lane, message))
+    def runners(self, shard: int) -> list[Runner]:
+        """Those of a shard, in the order in which they were started."""
+        return [self._runners[id(c)] for c in self.all(e.StartRunner) if c.shard == shard]
 
-    def reports(self, lane: Lane, **what: Any) -> None:
+    def reports(self, runner: Runner, **what: Any) -> None:
         """A runner reports."""
-        self.receives(lane, Report(lane.shard, **what))
+        self.on(Report(runner.shard, **what))
 
-    def reports_done(self, lane: FakeLane, **what: Any) -> None:
+    def reports_done(self, runner: Runner, **what: Any) -> None:
         """A runner has done all windows that it was sent."""
-        last = lane.windows[-1]
+        last = runner.windows[-1]
         at = {"done": last.number, "position": last.upto, "low": last.upto, **what}
-        self.reports(lane, **at)
+        self.reports(runner, **at)
 
-    def leaves(self, lane: Lane, error: EventpubError | None = None) -> None:
-        """A runner leaves."""
-        self.receives(lane, Farewell(error))
+    def ends(self, runner: Runner, error: EventpubError | None = None) -> None:
+        """A runner ends."""
+        self.on(Ended(runner.shard, error))
 
-    def loses(self, lane: Lane) -> None:
-        """A connection ends."""
-        self.on(Lost(lane))
+    def next_runner(self, shard: int, within: float = 20.0) -> Runner:
+        """The runner of a shard that has none, when it has been started."""
+        began = self.now
+        while self.coordinator.shards[shard].lane is None:
+            assert self.now < began + within, "no runner was started"
+            self.waits(within / 400)
+        return self.runner(shard)
 
     # -- polls ------------------------------------------------------------------------------------
 
     def poll(self) -> e.Poll | None:
         """The poll that is asked for and has no answer yet."""
-        return self.last(e.Poll) if self.coordinator._windows.polling.is_under_way else None
+        return self.last(e.Poll) if self.coordinator.windows.polling.is_under_way else None
 
     def polled(self, end: int | None = None, **result: Any) -> None:
         """The boundary was polled; where nothing is asked for yet, its time is waited for."""
@@ -236,9 +246,9 @@ class Life:
 
     def is_ending(self) -> bool:
         """Whether it has, or waits for its runners before it does."""
-        return self._is_over or self.coordinator._ending.is_stopping
+        return self._is_over or self.coordinator.runners.is_stopping
 
-    def ends(self) -> EventpubError | None:
+    def outcome(self) -> EventpubError | None:
         """What it ends with, when its runners have had a moment to leave."""
         self.waits(1.3)
         return self.last(e.Finish).error
@@ -266,16 +276,17 @@ def begin(
     return life
 
 
-def begun(shards: int = 2, **given: Any) -> tuple[Life, list[FakeLane]]:
-    """A run whose runners have all got their lease and have reported where they begin."""
+def begun(shards: int = 2, **given: Any) -> tuple[Life, list[Runner]]:
+    """A run whose runners have all reported where they begin."""
     life = begin(shards, **given)
-    lanes = [life.joins(number) for number in range(shards)]
-    for lane in lanes:
-        life.reports(lane, position=1_000 * SECOND, low=1_000 * SECOND, read_before=1_000 * SECOND)
-    return life, lanes
+    runners = [life.runner(number) for number in range(shards)]
+    at = 1_000 * SECOND
+    for runner in runners:
+        life.reports(runner, position=at, low=at, read_before=at)
+    return life, runners
 
 
-def streaming(shards: int = 2, **given: Any) -> tuple[Life, list[FakeLane]]:
+def streaming(shards: int = 2, **given: Any) -> tuple[Life, list[Runner]]:
     """A run that has done its first window, up to 2000 s, and is idle."""
     life, lanes = begun(shards, **given)
     life.polled(2_000 * SECOND)
@@ -304,7 +315,7 @@ def at(second: float) -> int:
     return round(second * SECOND)
 
 
-def upto(lane: FakeLane) -> list[float]:
+def upto(lane: Runner) -> list[float]:
     """Where the windows end that a runner was sent, in seconds."""
     return [window.upto / SECOND for window in lane.windows]
 
@@ -327,11 +338,3 @@ def counted_with(life: Life, differs: set[int] = frozenset()) -> set[int]:  # ty
             found.update(count.buckets)
             life.on(e.Counted(life.database, rows, count.expected, count.in_turn))
     return found
-
-
-def until_started(life: Life, shard: int = 0, within: float = 20.0) -> None:
-    """A runner of a shard is on its way."""
-    began = life.now
-    while not life.coordinator.shards[shard].is_starting:
-        assert life.now < began + within, "no runner was started"
-        life.waits(within / 400)

@@ -13,14 +13,13 @@ import pytest
 from pydantic import SecretStr
 
 from eventpub.admission import values
-from eventpub.admission.buckets import bucket_of
-from eventpub.admission.model import topic_partition
-from eventpub.config import Read, Store
+from eventpub.admission.model import bucket_of, topic_partition
+from eventpub.config import App, Config, Read, Recount, Run, Sink, Store
 from eventpub.coordinator.boundary import Boundary, PollResult
 from eventpub.errors import StoreError
 from eventpub.local import Database
+from eventpub.parts import real_parts
 from eventpub.sources.mysql import EventStore, Watermark
-from eventpub.sources.mysql.server import connect_to_primary
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table, insert, transaction
 from tests.store.tables import utc
@@ -37,13 +36,20 @@ def opened() -> Iterator[Open]:
     """Makes boundaries that are closed in the end."""
     with ExitStack() as stack:
 
-        def make(url: str, *, horizon: int = 0, **settings: Any) -> Boundary:
+        def make(url: str, **settings: Any) -> Boundary:
             store = Store(url=SecretStr(url))
             given = {name: settings.pop(name, None) for name in ("until", "hidden_since")}
-            given["shards"] = settings.pop("shards", (1, 1))
-            boundary = Boundary(
-                store, EventStore.discover(store), Read(**settings), horizon=horizon, **given
+            shards, partitions = settings.pop("shards", (1, 1))
+            config = Config(
+                app=App(id="a"),
+                store=store,
+                sink=Sink(topic="t"),
+                run=Run.model_validate({"shards": shards, "trigger": "50ms"}),
+                read=Read(**settings),
+                recount=Recount.model_validate({"horizon": "0"}),
             )
+            layout, parts = EventStore.discover(store), real_parts(config)
+            boundary = Boundary(config, layout, parts, partitions=partitions, **given)
             return stack.enter_context(boundary)
 
         yield make
@@ -326,7 +332,7 @@ def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
 
     A boundary is of one server. The next one makes all its connections anew, and so do the shards.
     """
-    monkeypatch.setattr("eventpub.sources.mysql.connection.KEPT_FOR", 1.0)
+    monkeypatch.setattr("eventpub.sources.mysql.server.KEPT_FOR", 1.0)
     name = f"moved_{uuid.uuid4().hex[:12]}"
     for server in (mysql_server, mariadb_server):
         with server.connect(None, ssl_disabled=True) as connection, connection.cursor() as cursor:
@@ -360,19 +366,14 @@ def test_f3_an_address_that_moves_is_followed_though_its_connections_stay(
 
 
 def test_f3_open_transactions_are_looked_at_where_windows_are_read(
-    database: FreshDatabase,
-    mariadb_server: Database,
-    opened: Open,
-    monkeypatch: pytest.MonkeyPatch,
+    database: FreshDatabase, mariadb_server: Database, opened: Open
 ) -> None:
     """A name leads to either while it moves; what is connected once stays where it is."""
     create_table(database)
     elsewhere = f"mysql+pymysql://root@127.0.0.1:{mariadb_server.port}/mysql"
-    monkeypatch.setattr(
-        "eventpub.sources.mysql.watermark.connect_to_primary",
-        lambda _: connect_to_primary(Store(url=SecretStr(elsewhere))),
-    )
     boundary = opened(database.url)
+    assert boundary._watermark is not None
+    boundary._watermark._pool._config = Store(url=SecretStr(elsewhere))
     with pytest.raises(StoreError) as moved:
         boundary.poll(0)
     assert moved.value.code == "store.moved"

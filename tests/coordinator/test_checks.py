@@ -51,7 +51,7 @@ class TestWhatIsWatched:
         life.on(e.Sampled([NewRow(12, NOW), NewRow(13, old)], 0))
         assert life.all(e.Sample)[-1].above == 10, "a sample may show but some of those behind"
         life.on(e.Sampled([NewRow(11, NOW), NewRow(12, NOW), NewRow(13, old)], 0, 10))
-        [line] = life.lines("created before the horizon")
+        [line] = life.lines("rows older than recount.horizon")
         assert "set store.time_zone" in line.text
         assert "PROCESS" not in line.text, "the account sees all transactions"
         life.waits(1.0)
@@ -80,7 +80,7 @@ class TestWhatIsWatched:
             number += 1
             if life.is_ending():
                 break
-        error = life.ends()
+        error = life.outcome()
         assert error is not None
         assert error.code == "store.rows_in_past"
 
@@ -111,7 +111,7 @@ class TestWhatIsWatched:
     def test_what_it_finds_may_end_the_run(self, code: str) -> None:
         life, _ = streaming()
         life.on(e.Failed(e.CheckTopic({}), SinkError(code, "…", retriable=True)))
-        error = life.ends()
+        error = life.outcome()
         assert error is not None
         assert error.code == code
 
@@ -137,14 +137,13 @@ class TestWhatIsWatched:
         assert not lanes[0].is_told_to_stop
         life.on(e.OpenChecked(is_left_open=True))
         assert all(lane.is_told_to_stop for lane in lanes), "their successors fix it"
-        life.leaves(lanes[0])
+        life.ends(lanes[0])
         assert life.starts == [0, 1, 0]
 
     def test_how_far_the_topic_is_read_back_is_said_every_ten_seconds(self) -> None:
         life = begin()
-        lane = life.joins(0)
         for second in range(25):
-            life.receives(lane, Folding(1_000 * second, 25_000 - 1_000 * second))
+            life.on(Folding(0, 1_000 * second, 25_000 - 1_000 * second))
             life.waits(1.0)
         lines = life.lines("reading the topic back")
         assert len(lines) in {3, 4}
@@ -156,7 +155,7 @@ class TestWhatIsWatched:
         dead = {"aggregate_id": "b", "version": 7, "reason": "too large"}
         life.reports(lanes[0], done=1, position=at(2_000), skipped=[gap], dead=[dead])
         assert [line.facts for line in life.lines("gap skipped")] == [gap]
-        assert [line.facts for line in life.lines("dead letters")] == [dead]
+        assert [line.facts for line in life.lines("dead-letter topic")] == [dead]
         life.reports(lanes[0], done=1, position=at(2_000), rebuilt="checksum", published=9)
         [line] = life.lines("index was damaged")
         assert line.facts["damage"] == "checksum"

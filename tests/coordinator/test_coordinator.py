@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from eventpub.channel import Lease
+from eventpub.channel import Beginning
 from eventpub.coordinator import events as e
-from eventpub.errors import StateError
+from eventpub.errors import SinkError, StateError
 from tests.coordinator.life import (
     at,
     begin,
     streaming,
     upto,
 )
+
+AWAY = SinkError("sink.unreachable", "no broker answers", retriable=True)
 
 
 class TestAStart:
@@ -19,59 +21,43 @@ class TestAStart:
         life.waits(4.0)
         assert life.starts == [0, 1, 2]
 
-    def test_who_joins_gets_the_lease_and_what_the_former_run_knew(self) -> None:
+    def test_a_runner_begins_with_what_the_former_run_knew(self) -> None:
         life = begin(acknowledged={("events", 1): 17}, is_placed=True, former_shards=5)
-        lane = life.joins(1)
-        [lease] = lane.leases
-        assert lease == Lease(
-            1,
+        beginning = life.runner(1).beginning
+        assert beginning == Beginning(
             low=at(1_000),
             position=at(1_000),
             acknowledged={("events", 1): 17},
             is_placed=True,
-            hidden_since=lease.hidden_since,
-            uncounted_since=lease.uncounted_since,
+            hidden_since=beginning.hidden_since,
+            uncounted_since=beginning.uncounted_since,
             former_shards=5,
         )
-        assert life.coordinator.is_current(1, 1)
-        assert not life.coordinator.is_current(0, 1)
-        assert not life.coordinator.is_current(1, 0)
-        assert not life.coordinator.is_current(9, 1)
 
-    def test_nothing_is_polled_until_all_shards_have_a_runner(self) -> None:
+    def test_the_table_is_polled_while_runners_begin(self) -> None:
         life = begin()
-        life.joins(0)
-        assert life.poll() is None
-        life.joins(1)
         assert life.poll() is not None
         assert life.last(e.Poll).after == at(1_000)
 
-    def test_it_waits_two_seconds_for_those_that_do_not_come(self) -> None:
-        life = begin()
-        life.joins(0)
-        life.waits(1.9)
-        assert life.poll() is None
-        life.waits(1.2)
-        assert life.poll() is not None
-
     def test_nothing_is_polled_while_nobody_could_read(self) -> None:
-        life = begin()
-        life.waits(30.0)
-        assert life.all(e.Poll) == []
+        life, runners = streaming()
+        for runner in runners:
+            life.ends(runner, AWAY)
+        before = len(life.all(e.Poll))
+        life.waits(0.2)
+        assert len(life.all(e.Poll)) == before
 
     def test_who_comes_later_begins_with_what_is_planned_by_then(self) -> None:
         life = begin()
-        first = life.joins(0)
-        life.waits(3.0)
+        first = life.runner(0)
+        life.ends(life.runner(1), AWAY)
         life.polled(at(1_500))
-        life.polled(at(2_000))
-        late = life.joins(1)
-        assert upto(first) == [1_500, 2_000]
-        assert upto(late) == [2_000]
+        assert upto(first) == [1_500]
+        assert upto(life.next_runner(1)) == [1_500]
 
     def test_former_indexes_are_removed_when_every_shard_has_taken_its_part(self) -> None:
         life = begin(former_shards=5, former_indexes=("/of/four",))
-        lanes = [life.joins(number) for number in range(2)]
+        lanes = [life.next_runner(number) for number in range(2)]
         life.reports(lanes[0], position=at(1_000))
         assert life.last(e.Remember).then is None
         assert life.written["shards"] == 5, "until then they are what a next start begins with"
@@ -85,8 +71,8 @@ class TestAStart:
         life.on(e.LagMeasured(at(2_000), at(2_000), 0.0, 0))
         life.waits(5.0)
         assert [c.then for c in life.all(e.Remember)].count(e.ForgetFormer(5)) == 2
-        life.loses(lanes[0])
-        assert life.joins(0).leases[0].former_shards is None
+        life.ends(lanes[0])
+        assert life.next_runner(0).beginning.former_shards is None
 
 
 class TestTheLoop:

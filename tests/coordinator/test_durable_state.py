@@ -52,9 +52,9 @@ class TestWhatMustLast:
             life.reports_done(lane)
         counted_with(life)
         assert life.written["hidden_since"] is None
-        life.loses(lanes[0])
+        life.ends(lanes[0])
         life.waits(1.0)
-        life.reports(life.joins(0), position=at(2_000), low=at(2_000))
+        life.reports(life.next_runner(0), position=at(2_000), low=at(2_000))
         life.waits(1.5)
         assert life.written["hidden_since"] is None
 
@@ -123,8 +123,6 @@ class TestWhatMustLast:
 
     def test_a_start_without_a_former_run_knows_of_nothing_hidden(self) -> None:
         life = begin(position=None)
-        for number in range(2):
-            life.joins(number)
         assert life.all(e.Poll)[0].hidden_since is None
 
     def test_it_is_written_when_something_has_changed(self) -> None:

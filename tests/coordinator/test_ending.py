@@ -12,8 +12,8 @@ from eventpub.coordinator import events as e
 from eventpub.errors import SinkError, StoreError
 from tests.coordinator.life import (
     NOW,
-    FakeLane,
     Life,
+    Runner,
     at,
     begun,
     streaming,
@@ -29,9 +29,9 @@ class TestAStop:
         life.on(e.StopAsked())
         assert all(lane.is_told_to_stop for lane in lanes)
         life.reports(lanes[0], done=1, position=at(2_000), published=3)
-        life.leaves(lanes[0])
+        life.ends(lanes[0])
         assert not life.is_over()
-        life.leaves(lanes[1])
+        life.ends(lanes[1])
         assert life.is_over()
         assert life.last(e.Finish).error is None
         assert life.coordinator.progress.published == 3, "what they finished counts"
@@ -42,7 +42,7 @@ class TestAStop:
         life.waits(1.1)
         assert not life.is_over()
         life.waits(0.2)
-        assert life.ends() is None
+        assert life.outcome() is None
 
     def test_its_end_is_not_slept_over(self) -> None:
         life, _ = streaming()
@@ -57,10 +57,8 @@ class TestAStop:
         life.on(e.StopAsked())
         before = list(life.starts)
         sent = len(lanes[0].sent)
-        late = life.joins(0)
-        assert late.sent == [Stop()]
-        life.loses(late)
-        life.leaves(lanes[1], AWAY)
+        assert lanes[0].sent[-1] == Stop()
+        life.ends(lanes[1], AWAY)
         life.waits(0.5)
         assert life.starts == before
         assert len(lanes[0].sent) == sent
@@ -71,18 +69,18 @@ class TestAStop:
         life.on(e.StopAsked())
         for lane in lanes:
             life.reports_done(lane)
-            life.leaves(lane)
+            life.ends(lane)
         assert life.written["position"] == at(2_500)
         assert isinstance(life.said[-1], e.Finish)
 
     def test_whatever_ends_it_runners_finish_what_they_do(self) -> None:
         life, lanes = streaming(shards=3)
-        life.leaves(lanes[0], GONE)
+        life.ends(lanes[0], GONE)
         assert all(lane.is_told_to_stop for lane in lanes[1:])
-        life.leaves(lanes[1], StoreError("store.denied", "the other shard says so, too"))
+        life.ends(lanes[1], StoreError("store.denied", "the other shard says so, too"))
         assert not life.is_over()
         life.reports(lanes[2], done=1, position=at(2_000), published=3)
-        life.leaves(lanes[2])
+        life.ends(lanes[2])
         assert life.is_over()
         assert life.last(e.Finish).error is GONE
         assert life.coordinator.progress.published == 3
@@ -92,7 +90,7 @@ class TestAStop:
 class TestARunThatEndsByItself:
     UNTIL = NOW
 
-    def run_to_the_end(self, **last: Any) -> tuple[Life, list[FakeLane]]:
+    def run_to_the_end(self, **last: Any) -> tuple[Life, list[Runner]]:
         """Everything up to the end is published."""
         life, lanes = begun(until=self.UNTIL)
         life.polled(self.UNTIL, now=self.UNTIL + at(2))
@@ -105,7 +103,7 @@ class TestARunThatEndsByItself:
         assert not life.is_ending()
         assert life.all(e.Count), "all of the horizon is counted once more"
         counted_until_over(life)
-        assert life.ends() is None
+        assert life.outcome() is None
 
     def test_not_while_a_shard_has_not_come_to_the_end(self) -> None:
         life, lanes = begun(until=self.UNTIL)
@@ -144,7 +142,7 @@ class TestARunThatEndsByItself:
         life.polled(self.UNTIL, now=self.UNTIL + at(2))
         for lane in lanes:
             life.reports_done(lane)
-        assert life.ends() is None
+        assert life.outcome() is None
         assert life.is_ending()
 
     def test_a_run_without_an_end_goes_on(self) -> None:

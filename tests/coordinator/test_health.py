@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from eventpub.channel import Folding
-from eventpub.channel.histogram import LATENCY_BOUNDS, Histogram
+from eventpub.channel import LATENCY_BOUNDS, Folding
 from eventpub.coordinator import events as e
+from eventpub.coordinator.progress import Histogram
 from eventpub.coordinator.status import is_ready, notable, status
 from eventpub.errors import EventpubError, SinkError, StateError, StoreError
 from tests.coordinator.life import Life, at, begin, begun, counted_with, some_rows, streaming
@@ -41,7 +41,7 @@ def message(life: Life, name: str) -> str:
 
 
 def measured(life: Life, seconds: float, events: int = 0) -> None:
-    position = life.coordinator._durable.position
+    position = life.coordinator.durable.position
     life.on(e.LagMeasured(position, life.database - at(1), seconds, events))
 
 
@@ -147,31 +147,19 @@ class TestChecks:
         assert found["events"] is None
         assert found["seconds"] > 5
 
-    def test_that_no_shard_has_a_runner_is_no_database_that_is_away(self) -> None:
-        """The boundary is not polled then, and the check said that nothing had answered."""
-        life, lanes = streaming()
-        life.on(e.TopicChecked())
-        for lane in lanes:
-            life.leaves(lane, NO_BROKER)
-        for _ in range(20):
-            life.waits(1.0)
-            measured(life, 0.0)
-        assert {"boundary", "shard 0", "shard 1"} <= wrong(life)
-        assert "database" not in wrong(life)
-        assert message(life, "boundary") == ("not polling: no shard has a runner")
-
     def test_a_shard_whose_runner_was_lost_is_being_started_again(self) -> None:
-        life, lanes = streaming()
-        life.loses(lanes[0])
+        life, _ = streaming()
+        for _ in range(2):
+            life.ends(life.next_runner(0))
         assert states(life)["shard 0"] == "warn"
         assert "is being started" in message(life, "shard 0")
 
     def test_the_last_error_of_a_shard_is_kept_when_it_works_again(self) -> None:
         life, lanes = streaming()
-        life.leaves(lanes[0], NO_BROKER)
+        life.ends(lanes[0], NO_BROKER)
         assert "shard 0" in wrong(life)
         life.waits(1.0)
-        lane = life.joins(0)
+        lane = life.next_runner(0)
         life.reports(lane, position=at(2_000))
         assert "shard 0" in wrong(life), "that it begins says nothing"
         life.polled(at(2_500))
@@ -200,21 +188,14 @@ class TestChecks:
 
     def test_a_shard_whose_runners_are_lost_one_after_the_other(self) -> None:
         life, _ = streaming()
-        for _ in range(5):
-            lane = life.coordinator.shards[0].lane
-            assert lane is not None
-            life.loses(lane)
-            life.waits(12.0)
-            life.joins(0)
-        lane = life.coordinator.shards[0].lane
-        assert lane is not None
-        life.loses(lane)
+        for _ in range(6):
+            life.ends(life.next_runner(0))
         assert "shard 0" in wrong(life)
 
     def test_an_index_that_is_rebuilt_is_a_warning_until_it_is(self) -> None:
         life, lanes = begun()
         life.on(e.Written(life.last(e.Remember).what))
-        life.receives(lanes[0], Folding(10, 1_000))
+        life.on(Folding(0, 10, 1_000))
         assert states(life)["index"] == states(life)["shard 0"] == "warn"
         life.reports(lanes[1], position=at(1_000))
         assert states(life)["index"] == "warn", "the other one has not read it back yet"
@@ -223,19 +204,17 @@ class TestChecks:
 
     def test_a_fold_does_not_hide_a_full_disk(self) -> None:
         life = working()
-        lanes = [life.coordinator.shards[0].lane]
         life.waits(1.5)
         full = StateError("state.disk_full", "no space", retriable=True)
         life.on(e.Failed(life.last(e.Remember), full))
-        assert lanes[0] is not None
-        life.receives(lanes[0], Folding(10, 1_000))
-        life.reports(lanes[0], position=at(2_000), low=at(2_000))
+        life.on(Folding(0, 10, 1_000))
+        life.reports(life.runner(0), position=at(2_000), low=at(2_000))
         assert "index" in wrong(life)
 
-    def test_a_shard_is_ready_when_it_has_the_lease_and_has_read_back_also_paused(self) -> None:
+    def test_a_shard_is_ready_when_it_has_read_its_topic_back_also_paused(self) -> None:
         life = begin(is_paused=True)
         for number in range(2):
-            life.reports(life.joins(number), position=at(1_000), low=at(1_000))
+            life.reports(life.next_runner(number), position=at(1_000), low=at(1_000))
         assert states(life)["shard 0"] == states(life)["shard 1"] == "ok"
         assert states(life)["publishing"] == "warn"
         life.on(e.PauseAsked(False, lambda _: None))
@@ -325,9 +304,9 @@ class TestLag:
         measured(life, 0.0)
         life.waits(60.0)
         before = lag(life)
-        life.loses(lanes[0])
+        life.ends(lanes[0])
         life.waits(1.0)
-        life.reports(life.joins(0), position=at(2_000), low=at(2_000))
+        life.reports(life.next_runner(0), position=at(2_000), low=at(2_000))
         assert lag(life) > before
         shards = status(life.coordinator, life.now)["shards"]
         assert min(shard["lag_seconds"] for shard in shards) > before
@@ -336,7 +315,7 @@ class TestLag:
         self,
     ) -> None:
         life, lanes = streaming()
-        before = life.coordinator._durable.position
+        before = life.coordinator.durable.position
         life.polled(at(3_000))
         for lane in lanes:
             life.reports_done(lane)
@@ -359,7 +338,7 @@ class TestLag:
         measured(life, 7.0)
         assert of_shards(life)[1] == 7, "what nobody has planned yet may be"
         for lane in lanes:
-            life.leaves(lane)
+            life.ends(lane)
         measured(life, 0.0)
         assert of_shards(life)[1] == 0
 
@@ -403,7 +382,7 @@ class TestPause:
         full = StateError("state.disk_full", "no space", retriable=True)
         life.on(e.Failed(life.last(e.Remember), full))
         assert replies == [full]
-        assert life.coordinator.is_paused
+        assert life.coordinator.pauses.is_paused
         life.on(e.PauseAsked(True, replies.append))
         assert replies == [full]
         life.on(e.Written(life.last(e.Remember).what))
@@ -438,23 +417,21 @@ class TestPause:
         life, _ = streaming()
         self.pause(life)
         assert life.written["is_paused"]
-        assert not begin().coordinator.is_paused
+        assert not begin().coordinator.pauses.is_paused
         life = begin(is_paused=True)
-        lane = life.joins(0)
-        life.joins(1)
+        lane = life.next_runner(0)
         life.polled(at(2_000))
-        assert lane.leases
         assert not lane.windows
         self.pause(life, is_paused=False)
         life.polled(at(2_000))
         assert lane.windows
 
-    def test_who_gets_the_lease_meanwhile_begins_when_it_is_over(self) -> None:
+    def test_one_that_is_started_meanwhile_begins_when_it_is_over(self) -> None:
         life, lanes = streaming()
         self.pause(life)
-        life.loses(lanes[0])
+        life.ends(lanes[0])
         life.waits(1.0)
-        lane = life.joins(0)
+        lane = life.next_runner(0)
         life.reports(lane, position=at(2_000))
         assert not lane.windows
         self.pause(life, is_paused=False)

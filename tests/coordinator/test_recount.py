@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from eventpub.admission.buckets import WIDTH, bucket_of, window_of
+from eventpub.admission.model import WIDTH, bucket_of, window_of
 from eventpub.channel import Comparison, Report
 from eventpub.coordinator.events import Count, Counted
 from eventpub.coordinator.recount import Recount
@@ -353,6 +353,24 @@ def test_what_could_not_be_counted_is_counted_the_next_time() -> None:
     for _ in range(3):
         counting.finds(counting.next())
     assert counting.asked == [WHOLE, [0, 1], [2, 3, 4, 5], [6, 7, 8, 9]], "fewer at first"
+
+
+def test_a_second_that_cannot_be_counted_keeps_no_others_waiting() -> None:
+    """It was due at once, and the lowest, so that nothing else was counted any more."""
+    counting = Counting()
+    for _ in range(30):
+        count = counting.next(now=53)
+        if count is None:
+            break
+        if 3 in count.buckets:
+            counting.recounting.not_counted(count)
+        else:
+            counting.finds(count, now=53)
+    counted = {bucket for asked in counting.asked if 3 not in asked for bucket in asked}
+    assert counted >= {*WHOLE} - {3}
+    again = counting.next(now=53 + 61)
+    assert again is not None
+    assert 3 in again.buckets
 
 
 def test_what_was_noted_and_could_not_be_counted_is_counted_the_next_time() -> None:

@@ -24,7 +24,7 @@ from tests.coordinator.life import (
 class TestRecount:
     def test_nothing_is_counted_before_all_shards_have_said_what_they_know(self) -> None:
         life = begin()
-        lanes = [life.joins(number) for number in range(2)]
+        lanes = [life.next_runner(number) for number in range(2)]
         life.polled(at(2_000))
         life.reports(lanes[0], position=at(1_000), buckets={990: 3})
         life.waits(5.0)
@@ -63,8 +63,8 @@ class TestRecount:
         life, lanes = streaming()
         counted_with(life, differs={900})
         life.reports(lanes[0], done=1, position=at(2_000), compared=1)
-        life.loses(lanes[0])
-        fresh = life.joins(0)
+        life.ends(lanes[0])
+        fresh = life.next_runner(0)
         assert fresh.comparisons == [Comparison(1, (900,))]
         life.reports(fresh, position=at(2_000))
         counted_with(life, differs={901})
@@ -124,7 +124,7 @@ class TestRecount:
 
     def test_that_the_clock_went_back_is_noticed_before_anything_is_counted(self) -> None:
         life = begin()
-        lanes = [life.joins(number) for number in range(2)]
+        lanes = [life.next_runner(number) for number in range(2)]
         life.polled(at(2_000))
         life.polled(now=NOW - at(30))
         assert len(life.lines("clock went back")) == 1
@@ -138,8 +138,6 @@ class TestRecount:
 
     def test_that_the_clock_went_ahead_is_said(self) -> None:
         life = begin()
-        for number in range(2):
-            life.joins(number)
         life.polled(at(2_000))
         life.polled(now=NOW + 600_000_000)
         [said] = life.lines("clock went ahead")
@@ -148,7 +146,7 @@ class TestRecount:
     def test_an_index_from_elsewhere_tells_what_nobody_remembers(self) -> None:
         """progress.json is lost; copies, or the executors' disks, know how far it was."""
         life = begin(position=None, low=0)
-        lanes = [life.joins(number) for number in range(2)]
+        lanes = [life.next_runner(number) for number in range(2)]
         for lane, position in zip(lanes, (at(1_500), at(1_400)), strict=True):
             life.reports(lane, position=position, low=position, read_before=position)
         assert life.coordinator._recounting.uncounted_since == 0, "all that may have been hidden"
@@ -159,18 +157,18 @@ class TestRecount:
     def test_nor_where_the_first_runners_knew_less(self) -> None:
         """Where the reports of those that came first were lost with them."""
         life = begin(position=None, low=0)
-        lanes = [life.joins(number) for number in range(2)]
+        lanes = [life.next_runner(number) for number in range(2)]
         for lane in lanes:
             life.reports(lane, position=at(1_000), low=at(1_000))
         life.polled(at(1_100))
-        life.loses(lanes[0])
-        fresh = life.joins(0)
+        life.ends(lanes[0])
+        fresh = life.next_runner(0)
         life.reports(fresh, position=at(1_800), low=at(1_800), read_before=at(1_800))
         assert life.coordinator._recounting.uncounted_since == at(999)
 
     def test_what_a_shard_had_read_before_anybody_wrote_it_down_is_counted(self) -> None:
         life = begin()
-        lanes = [life.joins(number) for number in range(2)]
+        lanes = [life.next_runner(number) for number in range(2)]
         life.polled(at(2_000))
         life.reports(lanes[0], position=at(1_004), read_before=at(1_004))
         life.reports(lanes[1], position=at(1_000), read_before=at(1_000))

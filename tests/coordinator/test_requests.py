@@ -14,13 +14,12 @@ from eventpub.coordinator import events as e
 from eventpub.coordinator.status import status
 from eventpub.errors import EventpubError, SinkError, StateError
 from tests.coordinator.life import (
-    FakeLane,
     Life,
+    Runner,
     at,
     begin,
     of_shard,
     streaming,
-    until_started,
 )
 
 Outcome: TypeAlias = dict[int, str] | EventpubError
@@ -29,9 +28,9 @@ AWAY = SinkError("sink.unreachable", "no broker answers", retriable=True)
 DEFECT = StateError("shard.failed", "unexpected error in shard 0: KeyError: 'a'", retriable=True)
 
 
-def begins(life: Life, shard: int) -> FakeLane:
-    """A runner gets the lease and has read the topic back."""
-    lane = life.joins(shard)
+def begins(life: Life, shard: int) -> Runner:
+    """A shard's next runner has read the topic back."""
+    lane = life.next_runner(shard)
     life.reports(lane, position=at(2_000), low=at(2_000))
     return lane
 
@@ -66,32 +65,30 @@ class TestRequests:
         assert answers == [{0: "[0]", 1: "[1]"}]
         assert not life.lines("was requested")
 
-    def test_who_has_the_next_lease_is_asked_again(self) -> None:
+    def test_the_next_runner_is_asked_again(self) -> None:
         life, lanes = streaming()
         answers: list[Outcome] = []
         request = Request("r1", "skip", of_shard(0), version=4)
         life.on(e.RequestReceived(request, answers.append))
-        life.loses(lanes[0])
+        life.ends(lanes[0])
         fresh = begins(life, 0)
         assert fresh.requests == [request]
         life.reports(fresh, position=at(2_000), answers={"r1": "skipped"})
         assert answers == [{0: "skipped"}]
-        life.loses(fresh)
+        life.ends(fresh)
         assert begins(life, 0).requests == [], "it is answered"
 
     def test_nobody_is_asked_who_has_not_read_the_topic_back(self) -> None:
         """Until then nothing is done of it: it can be taken back, and is to blame for nothing."""
         life, lanes = streaming()
         answers: list[Outcome] = []
-        life.loses(lanes[0])
+        life.ends(lanes[0])
         life.on(e.RequestReceived(Request("r1", "retry", of_shard(0)), answers.append))
         for _ in range(4):
-            until_started(life)
-            lane = life.joins(0)
-            life.leaves(lane, AWAY)
+            lane = life.next_runner(0)
+            life.ends(lane, AWAY)
             assert lane.requests == []
         assert answers == [], "who asks has a timeout"
-        until_started(life)
         assert len(begins(life, 0).requests) == 1
 
     def test_one_that_was_left_for_the_next_publisher_waits_for_its_runner(self) -> None:
@@ -108,7 +105,7 @@ class TestRequests:
         answers: list[Outcome] = []
         life.on(e.RequestReceived(Request("r1", "retry", of_shard(0)), answers.append))
         life.on(e.Withdrawn("r1"))
-        life.loses(lanes[0])
+        life.ends(lanes[0])
         fresh = begins(life, 0)
         assert fresh.requests == []
         life.reports(fresh, position=at(2_000), answers={"r1": "found"})
@@ -116,10 +113,7 @@ class TestRequests:
 
 
 class TestARequestEndsNobody:
-    @pytest.mark.parametrize("how", ["it fails", "it is lost"])
-    def test_after_two_runners_have_failed_with_it_it_is_answered_with_their_error(
-        self, how: str
-    ) -> None:
+    def test_after_two_runners_have_failed_with_it_it_is_answered_with_their_error(self) -> None:
         life, lanes = streaming()
         answers: list[Outcome] = []
         request = Request("r1", "publish", of_shard(0), version=4)
@@ -128,15 +122,12 @@ class TestARequestEndsNobody:
         for _ in range(2):
             assert lane.requests == [request]
             assert not answers
-            life.leaves(lane, DEFECT) if how == "it fails" else life.loses(lane)
-            until_started(life)
+            life.ends(lane, DEFECT)
             lane = begins(life, 0)
         assert lane.requests == []
         error = refused(answers)
         assert error.code == "run.request_failed"
-        assert (DEFECT if how == "it fails" else StateError("run.disconnected", "")).code in str(
-            error
-        )
+        assert DEFECT.code in str(error)
         assert life.lines("publish was requested, and not done")
         life.reports(lane, position=at(2_000), answers={"r1": "published"})
         assert len(answers) == 1
@@ -146,8 +137,7 @@ class TestARequestEndsNobody:
         answers: list[Outcome] = []
         life = begin(requests=((Request("r1", "skip", of_shard(0), 4), answers.append),))
         for _ in range(2):
-            life.leaves(begins(life, 0), DEFECT)
-            until_started(life)
+            life.ends(begins(life, 0), DEFECT)
         assert refused(answers).code == "run.request_failed"
         assert begins(life, 0).requests == []
 
@@ -159,7 +149,7 @@ class TestARequestEndsNobody:
         lane = lanes[0]
         for _ in range(3):
             life.on(e.OpenChecked(is_left_open=True))
-            life.leaves(lane)
+            life.ends(lane)
             lane = begins(life, 0)
             assert lane.requests == [request]
         assert answers == []
@@ -168,13 +158,12 @@ class TestARequestEndsNobody:
         life, lanes = streaming()
         answers: list[Outcome] = []
         life.on(e.RequestReceived(Request("r1", "skip", of_shard(0), 4), answers.append))
-        life.loses(lanes[0])
+        life.ends(lanes[0])
         lane = begins(life, 0)
         life.reports(lane, position=at(2_000), answers={"r1": "skipped"})
         assert answers == [{0: "skipped"}]
         for _ in range(2):
-            life.leaves(lane, DEFECT)
-            until_started(life)
+            life.ends(lane, DEFECT)
             lane = begins(life, 0)
         assert len(answers) == 1
 
@@ -205,9 +194,8 @@ class TestWhilePaused:
         life.on(e.PauseAsked(True, lambda _: None))
         assert in_work(life) == [1, 0]
         assert answers == []
-        life.leaves(lanes[0], DEFECT)
+        life.ends(lanes[0], DEFECT)
         assert "shard.failed" in str(refused(answers)), "it may have been done"
-        until_started(life)
         assert begins(life, 0).requests == []
         assert in_work(life) == [0, 0]
 

@@ -41,8 +41,8 @@ class TestWindows:
         """After the clock went back no window comes for long, and gaps are found all the same."""
         life, lanes = streaming()
         life.polled(None, now=at(1_500), open_since=at(1_499))
-        life.loses(lanes[0])
-        lane = life.joins(0)
+        life.ends(lanes[0])
+        lane = life.next_runner(0)
         life.waits(0.5)
         assert lane.windows[0].open_since == at(1_499)
 
@@ -161,7 +161,7 @@ class TestWindows:
 def test_who_begins_with_an_older_index_reads_as_far_as_all_have(is_polled_before: bool) -> None:
     """The indexes were further than was written down, and nobody writes any more."""
     life = begin()
-    lanes = [life.joins(number) for number in range(2)]
+    lanes = [life.next_runner(number) for number in range(2)]
     ends = (at(1_100), at(1_300))
     if is_polled_before:  # the second one while the shards say where they are
         life.polled(ends[0], is_page=True)
@@ -173,8 +173,8 @@ def test_who_begins_with_an_older_index_reads_as_far_as_all_have(is_polled_befor
             e.Polled(poll.after, PollResult(NOW, ends[1], ends[1] if is_polled_before else None))
         )
     life.polled(None)
-    life.loses(lanes[0])
-    older = life.joins(0)
+    life.ends(lanes[0])
+    older = life.next_runner(0)
     life.reports(older, position=at(1_000), low=at(1_000))
     assert [window.upto for window in older.windows][-1] >= at(1_200)
     assert older.windows[-1].rows is None
@@ -182,11 +182,11 @@ def test_who_begins_with_an_older_index_reads_as_far_as_all_have(is_polled_befor
 
 def test_who_has_begun_with_an_older_index_before_all_say_how_far_they_are_reads_as_far() -> None:
     life = begin()
-    lanes = [life.joins(number) for number in range(2)]
+    lanes = [life.next_runner(number) for number in range(2)]
     life.polled(at(1_100), is_page=True)
     life.reports(lanes[0], position=at(1_200), low=at(1_200))
-    life.loses(lanes[0])
-    older = life.joins(0)
+    life.ends(lanes[0])
+    older = life.next_runner(0)
     life.reports(lanes[1], position=at(1_200), low=at(1_200))
     life.reports(older, position=at(1_000), low=at(1_000))
     for lane in (older, lanes[1]):

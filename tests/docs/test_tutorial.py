@@ -96,7 +96,7 @@ def test_the_tutorial(typed: Callable[[str], subprocess.Popen[str]], tmp_path: P
         done.append(line)
         if line == "eventpub run":
             running = typed(line)
-            eventually(lambda: answer("eventpub status")[0] == 0)
+            eventually(lambda: answer("eventpub status")[0] == 0, 180)  # Spark starts slowly
             continue
         if line == "eventpub run --available-now":
             assert running is not None

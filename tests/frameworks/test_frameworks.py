@@ -17,8 +17,8 @@ from eventpub.cli import main
 from eventpub.config import Store
 from eventpub.errors import Check
 from eventpub.local import Kafka
-from eventpub.sources.mysql import checks
-from eventpub.sources.mysql.frameworks import FRAMEWORKS
+from eventpub.sources.mysql.checking import checks
+from eventpub.sources.mysql.table import FRAMEWORKS
 from tests.cli.test_command import eventpub
 from tests.conftest import FreshDatabase
 from tests.docs.pages import ROOT
@@ -154,6 +154,7 @@ def test_what_init_writes_publishes_all_of_it(
         "EVENTPUB_STORE__URL": database.url,
         "EVENTPUB_READ__DELAY": "300ms",
         "EVENTPUB_OPS__HTTP": "",
+        "EVENTPUB_RUN__ENGINE": "threads",  # starts sooner than Spark
     }
     for arguments in (["doctor"], ["run", "--available-now"], ["verify"]):
         done = eventpub(*arguments, cwd=tmp_path, **environ)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eventpub.config import Store
-from eventpub.sources.mysql import migrate
+from eventpub.sources.mysql.migrating import migrate
 from tests.conftest import FreshDatabase
 from tests.frameworks.test_frameworks import both, command, found, init, refused, written
 from tests.publisher.harness import create_table
@@ -149,7 +149,8 @@ def test_a_table_without_versions_is_told_that_it_cannot_be_published(
     )
     error = refused(database, tmp_path)
     assert error["code"] == "init.column_unknown"
-    assert "a table without versions (1, 2, 3, … in each aggregate) cannot be" in error["message"]
+    assert "table events lacks version" in error["message"]
+    assert "each row needs a version (1, 2, 3, … in its aggregate)" in error["suggestion"]
 
 
 def test_init_beside_a_file_says_that_it_is_there(database: FreshDatabase, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rocksdict import Options, Rdict
 from eventpub.admission import EVENTS, Decision, Hold, Rewritten, Seen, SkippedGap
 from eventpub.errors import StateError
 from eventpub.index import Index, Pending, folder_for, glance, summary
+from eventpub.index.database import ROCKSDB
 
 IDENTITY = {"app": "orders", "topic": "orders.events", "partitions": 8, "shard": [0, 2]}
 HOLD = Hold("ä 'b' ", 3, 9, first_seen=100, attempts=2, next_attempt=300, since=50)
@@ -563,7 +564,7 @@ def test_an_index_of_a_newer_version_is_refused_by_whoever_reads_it(tmp_path: Pa
         assert refused.value.code == "index.newer_format"
         assert refused.value.where == str(newer)
         assert not refused.value.retriable
-    assert summary(newer) is None
+    assert summary(newer, ROCKSDB) is None
     with Rdict(str(newer), Options(raw_mode=True)) as db:
         assert json.loads(db[b"midentity"] or "")["format"] == 99, (
             "the newer version still reads it"

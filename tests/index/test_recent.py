@@ -25,14 +25,14 @@ def decided(**last: int) -> Decision:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The aggregates whose last versions are read from the disk."""
     asked: list[str] = []
-    get_all = Database.get_all
+    get = Database.get
 
-    def noted(self: Database, prefix: bytes, aggregate_ids: list[str]) -> Any:
-        if prefix == b"v":
-            asked.extend(aggregate_ids)
-        return get_all(self, prefix, aggregate_ids)
+    def noted(self: Database, keys: Any) -> Any:
+        if isinstance(keys, list):
+            asked.extend(key[1:].decode() for key in keys if key[:1] == b"v")
+        return get(self, keys)
 
-    monkeypatch.setattr(Database, "get_all", noted)
+    monkeypatch.setattr(Database, "get", noted)
     return asked
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from eventpub import __version__
 from eventpub.admission import Hold
-from eventpub.channel.histogram import LATENCY_BOUNDS
+from eventpub.channel import LATENCY_BOUNDS
 from eventpub.coordinator import events as e
 from eventpub.coordinator.status import status
 from tests.coordinator.life import SECOND, at, some_rows, streaming

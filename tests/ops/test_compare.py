@@ -18,8 +18,8 @@ import pytest
 from eventpub.admission.model import EVENTS
 from eventpub.config import format_time
 from eventpub.ops.comparison import LookUp, Rules, compare
-from eventpub.ops.records import _Rows, hash_of_metadata
-from eventpub.ops.sides import Sides, store_columns, topic_columns
+from eventpub.ops.records import GAP, Rows, hash_of_metadata
+from eventpub.ops.sides import Sides, store_columns
 from eventpub.ops.verdict import KINDS, Verdict
 
 PARTITIONS = 8
@@ -39,8 +39,11 @@ class Event:
 class Message:
     """A consumed record, as confluent_kafka shows it."""
 
-    def __init__(self, event: Event, offset: int, **changes: Any) -> None:
+    def __init__(
+        self, event: Event, offset: int, *, partition: int | None = None, **changes: Any
+    ) -> None:
         self._key = event.aggregate_id.encode()
+        self._partition = zlib.crc32(self._key) % PARTITIONS if partition is None else partition
         self._value = changes.get("payload", event.payload)
         self._offset = offset
         self._time = max(1, changes.get("stamp", event.time) // 1000)
@@ -72,7 +75,7 @@ class Message:
         return 1, self._time
 
     def partition(self) -> int:
-        return zlib.crc32(self._key) % PARTITIONS
+        return self._partition
 
     def offset(self) -> int:
         return self._offset
@@ -83,16 +86,15 @@ class World:
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.store = list(events)
-        self.rows = _Rows()
+        self.rows = Rows(["orders"])
         self._offset = 0
 
     def publish(
         self, *events: Event, kind: int = 0, partition: int | None = None, **changes: Any
     ) -> World:
         for event in events:
-            message = Message(event, self._offset, **changes)
-            place = message.partition() if partition is None else partition
-            problem = self.rows.add(message, kind, place, self._offset, frozenset({b"orders"}))
+            message = Message(event, self._offset, partition=partition, **changes)
+            problem = self.rows.add(message, kind)
             assert problem is None, problem
             self._offset += 1
         return self
@@ -105,7 +107,7 @@ class World:
             partition = staticmethod(lambda: 0)
             offset = staticmethod(lambda: 0)
 
-        assert self.rows.add_gap(Gap()) is None
+        assert self.rows.add(Gap(), GAP) is None
         return self
 
     def verify(
@@ -118,7 +120,7 @@ class World:
         with Sides(Path(), verdict.first - 1, verdict.last) as sides:
             sides.store.add(store_columns(_batch(self.store)))
             sides.store.flush()
-            sides.topic.add(topic_columns(self.rows.records()))
+            sides.topic.add(self.rows.table())
             sides.topic.flush()
             compare(sides, verdict, Rules(numbers, **rules), look_up)
         return verdict
@@ -460,22 +462,21 @@ def test_only_the_earliest_are_listed() -> None:
 
 
 def test_foreign_records_are_named() -> None:
-    rows = _Rows()
+    rows = Rows(["orders"])
     message = Message(A[0], 0)
     message._headers = []
-    assert rows.add(message, 0, 0, 0, frozenset({b"orders"})) == "it has no header ce_sequence"
+    assert rows.add(message, 0) == "it has no header ce_sequence"
     message = Message(A[0], 0)
     message._headers[-2] = ("ce_sequence", b"one")
-    assert "ce_sequence" in str(rows.add(message, 0, 0, 0, frozenset({b"orders"})))
+    assert "ce_sequence" in str(rows.add(message, 0))
 
 
 _MEMORY = """
-import resource, sys
+import resource, sys, zlib
 from pathlib import Path
 import numpy as np, pyarrow as pa
 from eventpub.ops.comparison import Rules, compare
-from eventpub.ops.records import Records
-from eventpub.ops.sides import Sides, topic_columns
+from eventpub.ops.sides import Sides
 from eventpub.ops.verdict import Verdict
 n, folder, lost = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 with Sides(folder, 0, n) as sides:
@@ -486,12 +487,10 @@ with Sides(folder, 0, n) as sides:
         values = {"version": at % 10 + 1, "create_time": at + 1, "payload": at, "type": nothing,
                   "metadata": nothing}
         sides.store.add(pa.table({"id": ids} | values))
-        more = {"to_version": nothing, "kind": nothing, "offset": at, "faults": nothing}
-        records = topic_columns(Records(ids, values | more | {"partition": nothing}))
-        crc = records.column("crc").to_numpy()
-        records = records.set_column(
-            records.column_names.index("partition"), "partition", pa.array(crc % 8, pa.int32())
-        )
+        crc = np.array([zlib.crc32(id.encode()) for id in ids.to_pylist()])
+        more = {"to_version": nothing, "kind": nothing, "offset": at, "faults": nothing,
+                "partition": crc % 8, "crc": crc}
+        records = pa.table({"id": ids} | values | more)
         sides.topic.add(records.filter(pa.array(at % 1000 >= lost)))
     sides.store.flush()
     sides.topic.flush()

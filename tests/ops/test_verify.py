@@ -24,16 +24,19 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from rich.console import Console
 
 from eventpub.admission.model import Shard
-from eventpub.cli.verdict import report, show
+from eventpub.cli.console import drawn
+from eventpub.cli.verify import parts, report
 from eventpub.config import Config, format_time, parse_time
 from eventpub.errors import ConfigError, SinkError, StateError
 from eventpub.local import Kafka
 from eventpub.ops import status as behind
+from eventpub.ops.sides import no_space_is_named
 from eventpub.ops.topic import TopicReader
 from eventpub.ops.verdict import KINDS, SHOWN, Progress, Sample, Verdict
 from eventpub.ops.verify import verify
-from eventpub.ops.verify_files import no_space_is_named
 from eventpub.sink import ShardSink
+from eventpub.sink.base import Content
+from eventpub.sink.client import Clients
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import eventually
 from tests.sink.helpers import events
@@ -443,7 +446,7 @@ def test_a_foreign_record_is_extra(world: World) -> None:
     assert "it has no key" in without_key.note
     assert with_key.to_dict()["version"] is None
     out = io.StringIO()
-    show(Console(file=out, width=200), found)
+    Console(file=out, width=200).print(*map(drawn, parts(found)), sep="\n")
     assert "  x partition 1 offset 0: " in out.getvalue()
     assert "  a record without a key partition 1 offset 1: " in out.getvalue()
 
@@ -772,8 +775,8 @@ def test_a_metadata_key_with_a_nul_is_the_header_that_the_documentation_says(wor
         "metadata": [text],
         "create_time": [parse_time(created)],
     }
-    with ShardSink(world.config.sink, "orders", Shard(0, 1, PARTITIONS)) as sink:
-        sink.publish(events([(key, version)], **row))
+    with ShardSink(Clients(world.config.sink), "orders", Shard(0, 1, PARTITIONS)) as sink:
+        sink.publish(Content(events([(key, version)], **row)))
     found = verify(world.config, last=parse_time("2100-01-01T00:00:00Z"))
     assert found.ok, found.to_dict()
     assert found.records == 1

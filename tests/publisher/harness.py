@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,6 +48,22 @@ CREATE TABLE {name} (
 """The table of INTERFACE.md and nothing added to it."""
 
 T = TypeVar("T")
+
+
+ENGINE = "EVENTPUB_TEST_ENGINE"
+"""threads, spark, or here: Spark's micro-batches without Spark; see `tests.spark.here`."""
+
+_HERE = f"""\
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.spark.here import main
+sys.exit(main())
+"""
+
+
+def chosen_engine() -> str:
+    """Of publishers whose settings name none."""
+    return os.environ.get(ENGINE, "threads")
 
 
 def create_table(
@@ -97,7 +114,9 @@ def transaction(database: FreshDatabase) -> Iterator[Any]:
 
 
 def eventually(what: Callable[[], T], timeout: float = 60.0, *, every: float = 0.1) -> T:
-    """Wait until something is true; return it."""
+    """Wait until something is true; return it. With Spark, whose start takes longer, thrice."""
+    if chosen_engine() == "spark":
+        timeout *= 3
     deadline = time.monotonic() + timeout
     while True:
         found = what()
@@ -346,7 +365,7 @@ class Publisher:
         settings: dict[str, dict[str, Any]] | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        self.folder = folder
+        self.folder, engine = folder, chosen_engine()
         folder.mkdir(parents=True, exist_ok=True)
         self.state = folder / "state"
         self.topic = Topic(bootstrap_servers, topic)
@@ -357,8 +376,8 @@ class Publisher:
             "read": {},
             "gaps": {},
             "sink": {"topic": topic, "bootstrap_servers": bootstrap_servers, "partitions": 4},
-            "run": {"engine": "threads"},
-            "spark": {},
+            "run": {"engine": "threads" if engine == "threads" else "spark"},
+            "spark": {"master": "local[2]"} if engine == "spark" else {},
             "ops": {"http": ""},
         }
         for section, keys in (settings or {}).items():
@@ -368,6 +387,10 @@ class Publisher:
         self.log = folder / "publisher.log"
         self._starts = 0
         self.program = EVENTPUB
+        if engine == "here":
+            self.program = str(folder / "eventpub")
+            Path(self.program).write_text(f"#!{sys.executable}\n{_HERE}")
+            Path(self.program).chmod(0o700)
 
     def __enter__(self) -> Self:
         return self
@@ -390,6 +413,17 @@ class Publisher:
         path.write_text("\n".join(lines) + "\n")
         tomllib.loads(path.read_text())
         return path
+
+    @property
+    def index(self) -> Path:
+        """The folder of the shards' indexes."""
+        is_spark = self.settings["run"]["engine"] == "spark"
+        return self.state / ("query" if is_spark else "index")
+
+    def lose_index(self) -> None:
+        """Delete it, and with Spark what it can be restored from."""
+        shutil.rmtree(self.index)
+        shutil.rmtree(self.state / "shared", ignore_errors=True)
 
     def command(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run another command of eventpub with the same configuration."""
@@ -496,7 +530,7 @@ class Publisher:
         named = {}
         for process in self.family():
             try:
-                if "pyspark.daemon" in process.cmdline():
+                if "pyspark.worker" in process.cmdline():
                     named[process.pid] = process
             except psutil.Error:
                 continue

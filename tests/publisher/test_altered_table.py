@@ -37,6 +37,7 @@ def write(database: FreshDatabase, version: int) -> None:
         insert(cursor, "a", version)
 
 
+@pytest.mark.engines("threads", "here")
 def test_f5_the_table_is_altered_while_it_is_read(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

@@ -319,7 +319,7 @@ def test_a_row_is_too_large_for_the_topic(broken: Breakage, dashboard: Dashboard
         found = page_until(case, lambda d: d["counters"]["dead"] == 1)
         assert not wrong(found)
         assert case.metrics()["eventpub_events_dead_total"] == 1
-        line = said(case, "dead letters")
+        line = said(case, "dead-letter topic")
         assert line["level"] == "warning"
         line = said(case, "refused")
         assert (line["aggregate_id"], line["version"]) == ("large-1", 1)

@@ -45,15 +45,14 @@ def stop_when_whole(database: FreshDatabase, publisher: Publisher) -> None:
     assert_whole(database, publisher)
 
 
+@pytest.mark.engines("spark", why="the engine threads has no workers")
 @pytest.mark.parametrize("step", ["before_commit", "after_commit"])
 def test_c1_a_worker_alone_is_killed_and_the_publisher_goes_on(
     publisher: Publisher, database: FreshDatabase, tmp_path: Path, step: str
 ) -> None:
-    publisher.settings["spark"]["master"] = "local[*]"
     marker = tmp_path / "worker.pid"
+    commit_some(database, range(1, 4))  # of the first batch, which is made without rows, too
     publisher.start(environment={"EVENTPUB_FAILPOINT": f"{step}:1:{marker}"})
-    publisher.until_spark_publishes()
-    commit_some(database, range(1, 4))
     eventually(marker.exists, 240)
     os.kill(int(marker.read_text()), signal.SIGKILL)
     publisher.until_published("a-3", [1, 2, 3])
@@ -66,19 +65,19 @@ def test_c3_c10_what_is_lost_of_the_state_is_repaired_from_the_topic(
     publisher: Publisher, database: FreshDatabase, tmp_path: Path
 ) -> None:
     """Index deleted, replaced by an older copy; position deleted; everything deleted."""
-    index, older = publisher.state / "index", tmp_path / "older"
+    index, older = publisher.index, tmp_path / "older"
     commit_some(database, range(1, 3))
     publisher.publish_everything()
     shutil.copytree(index, older)
 
     commit_some(database, range(3, 5))
     publisher.publish_everything()
-    shutil.rmtree(index)
+    publisher.lose_index()
     commit_some(database, range(5, 7))
     publisher.publish_everything()
     assert_whole(database, publisher)
 
-    shutil.rmtree(index)
+    publisher.lose_index()
     shutil.copytree(older, index)
     commit_some(database, range(7, 9))
     publisher.publish_everything()
@@ -95,6 +94,7 @@ def test_c3_c10_what_is_lost_of_the_state_is_repaired_from_the_topic(
     assert_whole(database, publisher)
 
 
+@pytest.mark.engines("threads", "spark")
 def test_c3_an_open_hold_survives_the_loss_of_the_index(
     publisher: Publisher, database: FreshDatabase
 ) -> None:
@@ -108,7 +108,7 @@ def test_c3_an_open_hold_survives_the_loss_of_the_index(
         publisher.start()
         publisher.until_published("other", [1])
         publisher.kill()
-        shutil.rmtree(publisher.state / "index")
+        publisher.lose_index()
         late.connection.commit()
     publisher.start()
     publisher.until_published("held", [1, 2])

@@ -21,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from eventpub import settings
 from eventpub.channel import Request
 from eventpub.ops.asking import ask_shards
+from eventpub.sink.client import Clients
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
@@ -32,6 +33,8 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+
+pytestmark = pytest.mark.engines("threads", "here")
 
 LARGE = Random(1).randbytes(300_000)
 
@@ -51,6 +54,7 @@ def dead(publisher: Publisher, status: int, *arguments: str) -> dict[str, Any]:
     return publisher.answer(status, "dead", *arguments)
 
 
+@pytest.mark.engines("threads", "spark")
 def test_a_refused_row_is_listed_and_published_after_all_once(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
@@ -171,7 +175,7 @@ def publisher_ends(publisher: Publisher) -> tuple[int, ...]:
 
     sink = settings.load(publisher.config, {}, {}).config.sink
     places = [(sink.topic, number) for number in range(publisher.topic.partitions())]
-    ends = list_offsets(sink, places, "latest", committed=True)
+    ends = list_offsets(Clients(sink), places, "latest", committed=True)
     return tuple(ends[place] for place in places)
 
 
@@ -207,6 +211,8 @@ def test_a_retry_whose_publisher_died_is_done_once(
     publisher.kill()
     asked.join(60)
     publisher.start()
+    if publisher.settings["run"]["engine"] == "spark":
+        outcome = "published before"  # its batch was decided, and is repeated first
     assert [*eventually(lambda: ask(publisher, "again", ends), 120).values()] == [outcome]
     publisher.until_published("a", [1, 3, 2])
     commit(database, "a", 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -88,6 +89,7 @@ def test_status_requests_and_pause_are_answered(
     assert not [r for r in publisher.topic.read() if r.key == "b"]
     assert publisher.command("resume").returncode == 0
     publisher.until_published("b", [1], timeout=90)
+    assert "the query failed" not in publisher.log.read_text(), "it begins in the same session"
     began = time.monotonic()
     assert publisher.stop() == 143
     assert time.monotonic() - began < 60
@@ -96,6 +98,14 @@ def test_status_requests_and_pause_are_answered(
 @pytest.mark.parametrize("sink", ["parquet", "run"])
 def test_a_job_that_is_killed_again_and_again_is_complete(sink: str, tmp_path: Path) -> None:
     found = campaign(sink, 2, random.SystemRandom().randrange(10**6), tmp_path)
+    assert (found["lost"], found["repeated"], found["out_of_order"]) == (0, 0, 0), found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of mounts need root")
+def test_c12_f13_executors_of_machines_that_share_no_disk_are_killed(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    found = campaign("run", 3, seed, tmp_path, driver_share=0.0, on_cluster=True)
+    assert found["kills"] == {"executor": 3}
     assert (found["lost"], found["repeated"], found["out_of_order"]) == (0, 0, 0), found
 
 

@@ -117,6 +117,7 @@ def test_f3_a_promoted_replica_that_has_everything(
         assert not differences, differences
 
 
+@pytest.mark.engines("threads", "here")
 def test_f3_an_address_that_moves_and_leaves_connections_where_they_were(
     tmp_path: Path, new_publisher: NewPublisher
 ) -> None:

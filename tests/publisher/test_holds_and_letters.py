@@ -6,6 +6,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import (
@@ -19,6 +21,8 @@ from tests.publisher.harness import (
     insert,
     transaction,
 )
+
+pytestmark = pytest.mark.engines("threads", "here")
 
 
 def letters(publisher: Publisher) -> list[Record]:
@@ -143,6 +147,7 @@ def late_events(publisher: Publisher, database: FreshDatabase) -> None:
     eventually(lambda: publisher.topic.versions("a")[-1] == 4, 60)
 
 
+@pytest.mark.engines("threads", "spark")
 def test_a7_a_late_event_is_diverted(database: FreshDatabase, new_publisher: NewPublisher) -> None:
     create_table(database)
     publisher = new_publisher(database, gaps={"late": "divert"})
@@ -205,6 +210,7 @@ def test_hold_shard_keeps_the_order_across_aggregates(
     ]
 
 
+@pytest.mark.engines("threads", "spark")
 def test_d1_what_the_broker_never_takes_is_a_dead_letter_and_its_successors_flow(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

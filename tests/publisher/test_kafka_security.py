@@ -13,6 +13,7 @@ import pytest
 
 from eventpub.config import Sink
 from eventpub.sink import check_topics, topic_ids
+from eventpub.sink.client import Clients
 from eventpub.sink.topics import partition_counts
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import Publisher, compare, insert
@@ -150,7 +151,7 @@ def test_d5_every_client_logs_in_and_stays_in(
             time.sleep(0.2)
     publisher.until_published("a", [*range(1, versions + 1)])
     said = publisher.log.read_text()
-    assert "waiting, then trying again" not in said, said
+    assert "waiting before a retry" not in said, said
     publisher.stop()  # what it publishes last is written down
     for command in (["verify"], ["gaps", "list"]):
         done = publisher.command(*command, "--json")
@@ -292,12 +293,12 @@ def test_a_certificate_of_ours_that_is_renewed_is_used_from_then_on(
         "ssl.key.location": str(tmp_path / "renewed.key"),
     }
     sink = Sink(topic=topic_name, bootstrap_servers=broker.mutual, properties=tls(broker, **files))
-    check_topics(sink)
+    check_topics(Clients(sink))
     renew_client(broker.certificates, tmp_path, timedelta(days=1))
     while time.monotonic() < until:
         time.sleep(0.1)
     broker.server.restart()  # as after ten idle minutes, the connections that there were are gone
     deadline = time.monotonic() + 60
-    while topic_name not in partition_counts(sink, 20):
+    while topic_name not in partition_counts(Clients(sink), 20):
         assert time.monotonic() < deadline
-    assert topic_name in topic_ids(sink, [topic_name])
+    assert topic_name in topic_ids(Clients(sink), [topic_name])

@@ -149,6 +149,7 @@ def running(
     return database, clock, new_publisher(database)
 
 
+@pytest.mark.engines("threads", "here")
 def test_b6_the_databases_clock_steps_back_by_30_seconds(
     running: tuple[FreshDatabase, Clock, Publisher],
 ) -> None:

@@ -13,6 +13,8 @@ from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, commit, compare, create_table, eventually, insert
 
+pytestmark = pytest.mark.engines("threads", "here")
+
 
 def insert_at(database: FreshDatabase, aggregate_id: str, created: str) -> None:
     """One event with a time of its own, an SQL expression."""
@@ -60,7 +62,7 @@ def test_writers_in_utc_on_a_server_elsewhere_stop_the_publisher_and_the_remedy_
             time.sleep(0.2)
         assert publisher.finish(30) != 0
         assert "store.rows_in_past" in publisher.words()
-        assert "set store.time_zone to theirs" in publisher.words()
+        assert "set store.time_zone to it" in publisher.words()
         publisher.settings.setdefault("store", {})["time_zone"] = "UTC"
         publisher.start()
         insert_at(database, "last", "UTC_TIMESTAMP(6)")
@@ -72,6 +74,7 @@ def test_writers_in_utc_on_a_server_elsewhere_stop_the_publisher_and_the_remedy_
         database.execute("SET GLOBAL time_zone = DEFAULT")
 
 
+@pytest.mark.engines("threads", "spark")
 def test_where_they_are_to_be_counted_they_are_published_and_said(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

@@ -20,6 +20,8 @@ from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, create_table, eventually, insert, transaction
 from tests.publisher.test_crashes import commit_some
 
+pytestmark = pytest.mark.engines("threads", "here")
+
 TOKEN = "a token of the dashboard"
 
 
@@ -213,6 +215,7 @@ class TestPages:
         code, text = pages.get("/retry?aggregate_id=a", post=True, token=TOKEN)
         assert (code, json.loads(text)) == (200, {"outcome": "nothing is missing"})
 
+    @pytest.mark.engines("threads", "spark")
     def test_a_gap_is_shown_and_skipped(
         self, new_publisher: NewPublisher, database: FreshDatabase
     ) -> None:

@@ -15,6 +15,8 @@ from eventpub.admission.model import Shard
 from eventpub.local import Kafka
 from eventpub.ops.alive import alive
 from eventpub.sink import ShardSink, check_topics, fold
+from eventpub.sink.base import Content
+from eventpub.sink.client import Clients
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
 from tests.publisher.harness import Publisher, create_table, insert, transaction
@@ -34,11 +36,11 @@ FORMER_KEYS = (
 def publish_before(publisher: Publisher) -> None:
     """Events that are on the topic and not in the table."""
     config = settings.load(publisher.config, {}, {}).config
-    check_topics(config.sink)
-    with ShardSink(config.sink, config.app.id, Shard(0, 1, 4)) as sink:
+    check_topics(Clients(config.sink))
+    with ShardSink(Clients(config.sink), config.app.id, Shard(0, 1, 4)) as sink:
         for first in range(0, OLD, 10_000):
             rows = [(f"old-{n}", 1) for n in range(first, first + 10_000)]
-            sink.publish(events(rows, payload=[os.urandom(500) for _ in rows]))
+            sink.publish(Content(events(rows, payload=[os.urandom(500) for _ in rows])))
 
 
 def test_a25_a_stop_does_not_wait_until_the_topic_is_read_back(

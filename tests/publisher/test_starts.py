@@ -14,8 +14,11 @@ from eventpub import config, settings
 from eventpub.admission import Shard
 from eventpub.errors import StateError
 from eventpub.ops.asking import ask_running
+from eventpub.parts import real_parts
 from eventpub.publisher import prepare as start
 from eventpub.sink import ShardSink
+from eventpub.sink.base import Content
+from eventpub.sink.client import Clients
 from eventpub.state import StateDir
 from tests.conftest import FreshDatabase
 from tests.publisher.conftest import NewPublisher
@@ -31,6 +34,7 @@ def commit_at(database: FreshDatabase, aggregate_id: str, version: int, second: 
         cursor.connection.commit()
 
 
+@pytest.mark.engines("threads", "spark")
 def test_a12_from_a_time_exactly_the_events_after_it_with_a_gap_directly_above(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:
@@ -89,8 +93,8 @@ def test_a12_a_state_that_is_gone_is_not_begun_from_now(
     assert producer.flush(10) == 0
     shutil.rmtree(publisher.state)
     prepare(publisher)  # nothing of ours is there
-    with ShardSink(sink, publisher.settings["app"]["id"], Shard(0, 1, 4)) as owner:
-        owner.publish(events([("a", 2)]))
+    with ShardSink(Clients(sink), publisher.settings["app"]["id"], Shard(0, 1, 4)) as owner:
+        owner.publish(Content(events([("a", 2)])))
     prepare(publisher)
     shutil.rmtree(publisher.state)
     for _ in range(2):
@@ -107,7 +111,7 @@ def prepare(publisher: Publisher) -> None:
     state = StateDir(config.app.state_dir)
     state.lock()
     try:
-        start.prepare(config, state, available_now=False)
+        start.prepare(config, state, real_parts(config), available_now=False)
     finally:
         state.unlock()
 
@@ -139,6 +143,7 @@ def test_a12_a_gap_directly_above_the_start_is_skipped_and_a_restart_keeps_the_s
     assert publisher.topic.versions("gap") == [4, 5]
 
 
+@pytest.mark.engines("threads", "spark")
 def test_b7_rows_that_land_behind_the_reader_while_it_is_stopped(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

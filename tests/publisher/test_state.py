@@ -66,7 +66,7 @@ def test_a10_a_first_fold_that_is_killed_still_decides_what_counts_as_published(
         future.result(30)
     kept = keys_and_versions(publisher)
     assert 0 < len(kept) < 60
-    shutil.rmtree(publisher.state / "index")
+    publisher.lose_index()
     marker = tmp_path / "folding"
     publisher.start(environment={"EVENTPUB_FAILPOINT": f"during_fold:1:{marker}"})
     eventually(marker.exists)
@@ -79,6 +79,7 @@ def test_a10_a_first_fold_that_is_killed_still_decides_what_counts_as_published(
     publisher.kill()
 
 
+@pytest.mark.engines("threads", "here")
 def test_c7_the_topic_is_emptied_by_retention(
     publisher: Publisher, database: FreshDatabase
 ) -> None:
@@ -98,7 +99,7 @@ def test_c7_the_topic_is_emptied_by_retention(
     assert "count as published" not in publisher.words()
 
     empty_by_retention(publisher)
-    shutil.rmtree(publisher.state / "index")
+    publisher.lose_index()
     commit(database, range(6, 8))
     publisher.publish_everything()
     assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (6, 7))
@@ -134,13 +135,15 @@ def test_an_older_state_and_a_topic_that_has_forgotten_what_came_after_it(
     before = keys_and_versions(publisher)
     assert before == sorted((f"a-{n}", v) for n in range(20) for v in (6, 7))
 
-    shutil.rmtree(publisher.state / restored)
-    shutil.copytree(tmp_path / "older" / restored, publisher.state / restored)
+    folder = publisher.index if restored == "index" else publisher.state
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "older" / folder.relative_to(publisher.state), folder)
     commit(database, range(8, 9), 20)
     run_until(publisher, 60)
     expected = sorted([*before, *((f"a-{n}", 8) for n in range(20))])
     assert keys_and_versions(publisher) == expected
-    publisher.until_said("count as published", 1)
+    if restored == "." or publisher.index.name == "index":  # Spark's journals know what came since
+        publisher.until_said("count as published", 1)
     assert publisher.gaps.read() == []
 
 
@@ -184,12 +187,12 @@ def test_f9_an_older_index_does_not_know_what_the_topic_has_forgotten(
     """It counts as published up to the position that progress.json has."""
     commit(database, range(1, 4))
     publisher.publish_everything()
-    shutil.copytree(publisher.state / "index", tmp_path / "index")
+    shutil.copytree(publisher.index, tmp_path / "index")
     commit(database, range(4, 6))
     publisher.publish_everything()
     empty_by_retention(publisher)
-    shutil.rmtree(publisher.state / "index")
-    shutil.copytree(tmp_path / "index", publisher.state / "index")
+    publisher.lose_index()
+    shutil.copytree(tmp_path / "index", publisher.index)
     commit(database, range(6, 8))
     publisher.publish_everything()
     assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (6, 7))
@@ -214,7 +217,8 @@ def test_c9_shards_4_8_2_with_one_shard_far_behind_and_a_hold_open(
 
         publisher.settings["run"]["shards"] = 4
         marker = tmp_path / "behind.pid"
-        publisher.start(environment={"EVENTPUB_FAILPOINT": f"before_begin:1:{marker}"})
+        hit = 1 if publisher.index.name == "index" else 2  # Spark's first one says who publishes
+        publisher.start(environment={"EVENTPUB_FAILPOINT": f"before_begin:{hit}:{marker}"})
         eventually(marker.exists, 240)
         assert psutil.Process(int(marker.read_text())) in publisher.family()
         eventually(lambda: len({r.partition % 4 for r in publisher.topic.follow()}) == 3, 60)
@@ -252,10 +256,12 @@ def test_c9_what_the_index_knows_moves_with_the_shards_though_the_topic_was_empt
     commit(database, range(5, 6))
     publisher.publish_everything()
     assert keys_and_versions(publisher) == sorted((f"a-{n}", v) for n in range(40) for v in (4, 5))
-    assert "count as published" not in publisher.words()
-    assert {p.name for p in (publisher.state / "index").iterdir()} == {"4-shards"}
+    if publisher.index.name == "index":  # with other shards, Spark begins with a new index
+        assert "count as published" not in publisher.words()
+        assert {p.name for p in publisher.index.iterdir()} == {"4-shards"}
 
 
+@pytest.mark.engines("threads", "here")
 def test_c11_the_disk_is_full_under_index_and_checkpoint(
     database: FreshDatabase, new_publisher: NewPublisher, small_disk: Path
 ) -> None:
@@ -268,11 +274,10 @@ def test_c11_the_disk_is_full_under_index_and_checkpoint(
     publisher.until_published("a-1", [1, 2])
 
     ballast = small_disk / "ballast"
-    with ballast.open("wb") as out:
+    with ballast.open("wb", buffering=0) as out:  # else closing it writes the rest
         try:
             while True:
                 out.write(b"\0" * 65536)
-                out.flush()
         except OSError:
             pass
     for version in range(3, 30):

@@ -189,4 +189,4 @@ def test_connections_that_were_closed_meanwhile_are_no_error(
     for number in range(8):
         publish_one(database, publisher, f"after-{number}")
     assert publisher.stop() == 143
-    assert "waiting, then trying again" not in publisher.log.read_text()
+    assert "waiting before a retry" not in publisher.log.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import threading
 import time
@@ -100,7 +99,7 @@ def test_a13_f3_versions_written_anew_after_a_restore_are_dead_letters(
     last_published(publisher, 5)
 
     publisher.kill()
-    shutil.rmtree(publisher.state / "index")
+    publisher.lose_index()
     publisher.start()
     write(database, [6])
     last_published(publisher, 6)
@@ -123,7 +122,7 @@ def test_a13_f3_two_versions_written_anew_at_one_time_are_both_dead_letters(
             insert(cursor, aggregate_id, 2, create_time=at)
         until_dead(publisher, every(2))
         publisher.kill()
-        shutil.rmtree(publisher.state / "index")
+        publisher.lose_index()
         publisher.start()
         write(database, [4])
         eventually(lambda: len(publisher.topic.follow()) == len(AGGREGATES) * 4, 60)
@@ -165,7 +164,7 @@ def test_f11_published_rows_may_be_deleted_archived_and_made_anonymous(
     write(database, [4])
     last_published(publisher, 4)
     publisher.kill()
-    shutil.rmtree(publisher.state / "index")
+    publisher.lose_index()
     publisher.start()
     database.execute("DELETE FROM events WHERE version < 4")
     write(database, [5])
@@ -433,6 +432,7 @@ def test_a3_late_commits_on_a_quiet_table_do_not_stop_the_publisher(
     assert publisher.stop() == 143
 
 
+@pytest.mark.engines("threads", "here")
 def test_a3_rows_that_are_born_in_the_past_between_two_runs_are_published_by_the_second(
     database: FreshDatabase, new_publisher: NewPublisher
 ) -> None:

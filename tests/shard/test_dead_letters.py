@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from eventpub.admission import EVENTS, Decision, Rules
+from eventpub.clock import SYSTEM_CLOCK
 from eventpub.config import Sink
 from eventpub.shard.context import Accounted
 from eventpub.shard.dead_letters import Refusals
@@ -37,6 +38,7 @@ def publishing(*outcomes: PublishedBatch | Exception) -> Publishing:
     )
     context: Any = SimpleNamespace(
         assignment=SimpleNamespace(config=config),
+        parts=SimpleNamespace(clock=SYSTEM_CLOCK, failpoint=lambda _: None),
         rules=Rules(),
         sink=SimpleNamespace(publish=publish),
         timed=lambda _: nullcontext(),

@@ -11,7 +11,8 @@ import pytest
 
 from eventpub import config
 from eventpub.admission import EVENTS, Decision, Shard
-from eventpub.channel import Lease, Report
+from eventpub.channel import Beginning, Report
+from eventpub.clock import SYSTEM_CLOCK
 from eventpub.index import Index
 from eventpub.shard import folding
 
@@ -31,7 +32,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
     index.decide_baseline(None)
     index.moved_to(KNOWN)
     index.record(Decision(EVENTS.empty_table()), {}, READ_TO)
-    monkeypatch.setattr(folding, "first_offsets", lambda *_: {("t", 0): 5_000, ("t", 1): 0})
+    monkeypatch.setattr(folding, "list_offsets", lambda *_: {("t", 0): 5_000, ("t", 1): 0})
 
     def decided(
         newest: int,
@@ -58,8 +59,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
         )
         context: Any = SimpleNamespace(
             index=index,
-            lease=Lease(
-                1,
+            beginning=Beginning(
                 low=low,
                 position=low,
                 acknowledged=KNOWN,
@@ -71,6 +71,7 @@ def decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decide]:
             shard=Shard(0, 1, 2),
             report=Report(0),
             now=NOW,
+            parts=SimpleNamespace(clients=None, clock=SYSTEM_CLOCK, failpoint=lambda _: None),
             low=lambda position: position,
             lookup=SimpleNamespace(keys=keys),
         )
@@ -109,7 +110,7 @@ def test_what_was_published_long_after_shows_that_the_whole_state_is_older(decid
 
 
 def test_who_has_read_to_the_end_before_is_not_of_an_older_state(decide: Decide) -> None:
-    """What it was told with its lease is old; rows that commit late would count as published."""
+    """What it was told when it began is old; rows that commit late would count as published."""
     index, report, _ = decide(NOW + HORIZON + LONGEST_HOLD, is_again=True)
     assert (index.baseline, report.baseline) == (None, None)
 

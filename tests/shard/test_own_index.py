@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 from rocksdict import Options, Rdict
 
 from eventpub.admission import Shard
-from eventpub.channel import Lease, Report
-from eventpub.channel.lane import Link
-from eventpub.errors import EventpubError, StateError
+from eventpub.channel import Beginning, Lane, Report
+from eventpub.errors import StateError
 from eventpub.index import Index
+from eventpub.index.database import ROCKSDB
 from eventpub.shard import runner
 from eventpub.shard.assignment import adopts
 from eventpub.shard.own_index import open_index
@@ -55,34 +56,41 @@ def test_a_damaged_index_is_set_aside_and_tried_once_again(
         def run(self) -> None:
             raise self._context.error
 
-    class Leased(Link):
-        error: EventpubError | None = None
-        is_stopping = False
-
-        def _next(self) -> Lease:
-            return Lease(1, low=0, position=0)
-
-        def send(self, message: Any) -> None:
-            self.error = message.error
-
-        def wake(self) -> None:
-            return None
-
-        def confirm(self) -> None:
-            return None
-
-    monkeypatch.setattr(runner, "LeasedContext", Damaged)
+    monkeypatch.setattr(runner, "PublishingContext", Damaged)
     monkeypatch.setattr(runner, "Runner", Working)
-    link = Leased()
-    assignment: Any = SimpleNamespace(index=lambda _: folder)
-    runner.serve(assignment, 0, link)
-    assert link.error is not None
-    assert link.error.code == "index.corrupt"
-    assert link.error.retriable == has_begun
+    parts = SimpleNamespace(storage=ROCKSDB)
+    assignment: Any = SimpleNamespace(index=lambda _: folder, parts=parts)
+    said: list[Any] = []
+
+    def serve() -> None:
+        runner.serve(assignment, 0, Beginning(low=0, position=0), Lane(), said.append)
+
+    serve()
+    [ended] = said
+    assert ended.error.code == "index.corrupt"
+    assert ended.error.retriable == has_begun
     if has_begun:
-        assert "0.damaged" in link.error.message
-        runner.serve(assignment, 0, Leased())
+        assert "0.damaged" in ended.error.message
+        serve()
     assert found == [False, False], "the second one is new, too"
+
+
+@pytest.mark.parametrize("met", [KeyError("a"), SystemExit(1)])
+def test_whatever_ends_a_runner_is_said(
+    monkeypatch: pytest.MonkeyPatch, met: BaseException
+) -> None:
+    """Or its shard would never have another one."""
+
+    def fail(*_: object) -> None:
+        raise met
+
+    monkeypatch.setattr(runner, "PublishingContext", fail)
+    said: list[Any] = []
+    assignment: Any = SimpleNamespace()
+    with suppress(SystemExit):
+        runner.serve(assignment, 3, Beginning(low=0, position=0), Lane(), said.append)
+    [ended] = said
+    assert (ended.shard, ended.error.code, ended.error.retriable) == (3, "shard.failed", True)
 
 
 def opens(folder: Path, topic: str) -> tuple[bool, Any]:
@@ -98,6 +106,7 @@ def opens(folder: Path, topic: str) -> tuple[bool, Any]:
         config=config,
         index=lambda _: folder,
         partitions=4,
+        parts=SimpleNamespace(storage=ROCKSDB),
         adopts=lambda found: adopts(config, found, accepts_topic=False),  # type: ignore[arg-type]
     )
     with open_index(assignment, SHARD, report) as index:

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from eventpub.admission import EVENTS
-from eventpub.shard import pace
-from eventpub.shard.pace import CHUNK_BYTES, FIRST_BYTES, Pace, portions, rows_within
+from eventpub.shard.pace import Pace, Sizes, portions, rows_within
 
 MIB = 1 << 20
 
@@ -46,29 +45,25 @@ def test_a_transaction_holds_as_many_rows_as_have_so_many_bytes() -> None:
     assert rows_within(table, 0, MIB, most=4) == 4
 
 
-def test_small_rows_come_in_equal_parts_and_large_ones_by_their_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pace, "CHUNK_ROWS", 10)
-    assert sizes(list(portions(rows(*[10] * 21)))) == [11, 10]
-    assert sizes(list(portions(rows()))) == []
-    monkeypatch.setattr(pace, "CHUNK_BYTES", 5000)
-    large = list(portions(rows(*[2000] * 5, 1, 1)))
+def test_small_rows_come_in_equal_parts_and_large_ones_by_their_bytes() -> None:
+    assert sizes(list(portions(rows(*[10] * 21), Sizes(rows=10)))) == [11, 10]
+    assert sizes(list(portions(rows(), Sizes(rows=10)))) == []
+    large = list(portions(rows(*[2000] * 5, 1, 1), Sizes(rows=10, most=5000)))
     assert sizes(large) == [2, 2, 3]
     assert [v for part in large for v in part.column("version").to_pylist()] == list(range(1, 8))
 
 
 def test_transactions_grow_while_they_are_fast() -> None:
-    found = Pace(60.0)
-    assert found.size == FIRST_BYTES
+    found = Pace(60.0, Sizes())
+    assert found.size == Sizes().first
     for _ in range(5):
         found.published(found.size, 0.2)
-    assert found.size == CHUNK_BYTES
+    assert found.size == Sizes().most
     assert found.is_full
 
 
 def test_what_took_long_says_how_much_fits() -> None:
-    found = Pace(60.0)
+    found = Pace(60.0, Sizes())
     found.published(4 * MIB, 8.0)
     assert found.size == pytest.approx(2.5 * MIB)  # 5 s at half a MiB a second
     found.published(100, 30.0)  # a moment without a broker says nothing
@@ -76,7 +71,7 @@ def test_what_took_long_says_how_much_fits() -> None:
 
 
 def test_what_failed_is_never_tried_again_as_it_was() -> None:
-    found = Pace(60.0, CHUNK_BYTES)
+    found = Pace(60.0, Sizes(), Sizes().most)
     tried: list[int] = []
     while not tried or tried[-1] > 64 << 10:
         tried.append(found.size)

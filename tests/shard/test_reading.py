@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,33 +14,24 @@ import pyarrow as pa
 import pytest
 
 from eventpub.admission import EVENTS
-from eventpub.admission.buckets import bucket_of
-from eventpub.channel import Comparison, Lease, Report, Request, Stop, Window, Work
+from eventpub.admission.model import bucket_of
+from eventpub.channel import Beginning, Comparison, Lane, Report, Request, Stop, Window, Work
+from eventpub.clock import SYSTEM_CLOCK
 from eventpub.coordinator.recount import Recount
 from eventpub.errors import SinkError
 from eventpub.shard import runner as runner_module
-from eventpub.shard.context import Accounted, LeasedContext
+from eventpub.shard.context import Accounted, PublishingContext
+from eventpub.shard.pace import Sizes
+from eventpub.shard.prefetch import read_ahead
 from eventpub.shard.reading import Item, Reading, Rows, WindowEnd
 from eventpub.shard.runner import Runner
 from eventpub.shard.step import Step
 
 SECOND = 1_000_000
 LOOK = Request("r", "retry", "a")
-
-
-class Link:
-    """Gives out what a test has put in."""
-
-    def __init__(self, *work: Work) -> None:
-        self.came: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        for message in work:
-            self.came.put(message)
-
-    def receive(self) -> Work | None:
-        return self.came.get(timeout=20.0)
-
-    def wake(self) -> None:
-        self.came.put(None)
+PARTS = SimpleNamespace(
+    read_ahead=read_ahead, sizes=Sizes(), clock=SYSTEM_CLOCK, failpoint=lambda _: None
+)
 
 
 class Table:
@@ -65,13 +55,17 @@ def reading(
     *work: Work, position: int | None = 100, times: tuple[int, ...] = ()
 ) -> tuple[Reading, Any]:
     """A shard at a position, what came for it, and the store's rows."""
+    lane = Lane()
+    for message in work:
+        lane.send(message)
     context: Any = SimpleNamespace(
-        link=Link(*work),
+        lane=lane,
         sink=SimpleNamespace(serve=lambda: None),
         index=SimpleNamespace(position=position),
         reader=Table(*times),
         shard=None,
-        lease=SimpleNamespace(low=75),
+        parts=PARTS,
+        beginning=SimpleNamespace(low=75),
         assignment=SimpleNamespace(
             start=None, config=SimpleNamespace(recount=SimpleNamespace(horizon=0))
         ),
@@ -146,8 +140,8 @@ def test_what_was_read_ahead_of_a_block_is_not_lost() -> None:
     with read.prefetch() as items:
         assert shown(next(items)) == [105]
         assert items.wait(20.0)
-    context.link.came.put(Window(2, 120))
-    context.link.came.put(Stop())
+    context.lane.send(Window(2, 120))
+    context.lane.send(Stop())
     assert [read.next() for _ in range(4)] == [LOOK, Comparison(1, (5,)), Window(2, 120), Stop()]
 
 
@@ -158,7 +152,7 @@ def test_what_was_not_handled_comes_first_in_the_next_block() -> None:
         assert items.wait(20.0)
         assert [shown(next(items)) for _ in range(2)] == [("end", 110), LOOK]
     context.index.position = 110
-    context.link.came.put(Window(2, 120))
+    context.lane.send(Window(2, 120))
     with read.prefetch() as items:
         assert [shown(next(items)) for _ in range(3)] == [LOOK, ("end", 110), ("end", 120)]
 
@@ -169,17 +163,19 @@ def test_what_comes_at_the_moment_when_a_block_is_left_is_not_lost(
 ) -> None:
     read, context = reading(Window(1, 110))
 
-    def wake() -> None:
-        context.link.came.put(last)
-        context.link.came.put(None)
+    wake_now = context.lane.wake
 
-    monkeypatch.setattr(context.link, "wake", wake)
+    def wake() -> None:
+        context.lane.send(last)
+        wake_now()
+
+    monkeypatch.setattr(context.lane, "wake", wake)
     with read.prefetch() as items:
         assert shown(next(items)) == ("end", 110)
     if isinstance(last, Request):
         assert read.next() == last
         return
-    context.link.came.put(None)
+    wake_now()
     with read.prefetch() as items:
         assert shown(next(items)) == ("end", 120), "nothing behind it was planned"
 
@@ -191,7 +187,7 @@ def test_what_was_handled_is_not_done_again() -> None:
         read.handled()
         assert shown(next(items)) == Comparison(1, (5,))
     assert read.next() == Comparison(1, (5,)), "it was given out, and nobody said that it is done"
-    context.link.came.put(Stop())
+    context.lane.send(Stop())
     assert read.next() == Stop()
 
 
@@ -207,13 +203,13 @@ def test_a_window_that_came_while_the_shard_waited_is_read_behind_its_position()
 def test_a_wake_that_was_for_a_block_before_ends_no_later_one() -> None:
     read, context = reading()
     for number in range(1, 4):
-        context.link.wake()
+        context.lane.wake()
         with read.prefetch() as items:
-            context.link.came.put(Window(number, 100 + 10 * number))
+            context.lane.send(Window(number, 100 + 10 * number))
             while shown(next(items)) != ("end", 100 + 10 * number):
                 continue
         context.index.position = 100 + 10 * number
-    context.link.came.put(LOOK)
+    context.lane.send(LOOK)
     assert read.next() == LOOK
 
 
@@ -289,7 +285,7 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
     context.report = Report(0)
     context.timed = lambda _: nullcontext()
     context.keep_copy = context.take_report = lambda: None
-    context.link.send = lambda _: None
+    context.post = lambda _: None
     context.take_bounds, context.hidden_since = lambda _: None, None
     runner._context, runner._reading = context, read
     runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)
@@ -310,7 +306,7 @@ def test_rows_that_are_read_again_after_a_hold_count_once() -> None:
     shard._publishing = SimpleNamespace(step=step)
     assert runner._read_on(), "it waits"
     assert counted == {0: 1}
-    context.link.came.put(Stop())  # not before, or it may have come by then, and ends it at once
+    context.lane.send(Stop())  # not before, or it may have come by then, and ends it at once
     assert not runner._read_on()
     counted.update(shard.accounted.take(9 * SECOND))
     assert counted == {0: 1, 4: 1, 5: 1}
@@ -327,6 +323,7 @@ def test_who_compares_for_long_is_heard_of_meanwhile(monkeypatch: pytest.MonkeyP
         keeps_copies=False,
         keep_copy=lambda: None,
         sink=SimpleNamespace(serve=lambda: None),
+        parts=PARTS,
         timed=lambda _: nullcontext(),
     )
     runner._comparing = SimpleNamespace(is_under_way=True, go_on=lambda: False)
@@ -356,20 +353,20 @@ def test_a_producer_hands_over_its_log_while_nothing_comes(
     def serve() -> None:
         served.append(len(served))
         if len(served) == 3:
-            context.link.came.put(Stop())
+            context.lane.send(Stop())
 
     context.sink = SimpleNamespace(serve=serve)
     context.is_stopping, context.keeps_copies, context.report = False, False, Report(0)
     context.timed = lambda _: nullcontext()
     context.keep_copy = context.take_report = lambda: None
-    context.link.send = lambda _: None
+    context.post = lambda _: None
     context.index.holds = {"a": None}
     runner._context, runner._reading = context, read
     runner._step = SimpleNamespace(accounted=Accounted(0))
     runner._comparing = SimpleNamespace(is_under_way=False, go_on=lambda: False)
     if waits_for_a_hold:
         for _ in range(3):
-            context.link.wake()
+            context.lane.wake()
         assert not runner._wait_for_holds()
     else:
         assert not runner._read_on()
@@ -378,7 +375,7 @@ def test_a_producer_hands_over_its_log_while_nothing_comes(
 
 def test_after_a_long_time_down_the_numbers_that_a_start_counts_again_are_kept() -> None:
     now, position, horizon = 9_000 * SECOND, 5_000 * SECOND, 60 * SECOND
-    context: Any = object.__new__(LeasedContext)
+    context: Any = object.__new__(PublishingContext)
     config = SimpleNamespace(recount=SimpleNamespace(horizon=horizon))
     context.assignment = SimpleNamespace(config=config)
     context.now, context.hidden_since = now, None
@@ -392,9 +389,9 @@ class TestReports:
     @pytest.fixture
     def context(self) -> Any:
         """What a shard has in its hands, as far as a report asks."""
-        context: Any = object.__new__(LeasedContext)
-        context.report = Report(1)
-        context.lease = Lease(1, low=50, position=70)
+        context: Any = object.__new__(PublishingContext)
+        context.report, context.parts = Report(1), PARTS
+        context.beginning = Beginning(low=50, position=70)
         context.shard = SimpleNamespace(number=1)
         context.hidden_since = None
         context._index_seen_at = float("inf")
@@ -430,7 +427,7 @@ class TestReports:
         assert (report.position, report.low) == (100, 79)
         assert (report.holds, report.next_due) == (1, 90)
 
-    def test_a_new_index_is_where_the_lease_begins(self, context: Any) -> None:
+    def test_a_new_index_is_where_the_runner_begins(self, context: Any) -> None:
         context.index.position = None
         report = context.take_report()
         assert (report.position, report.low) == (70, 50)

@@ -21,8 +21,10 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from eventpub.config import Sink
+from eventpub.sink import client
 from eventpub.sink.records import FixedEvents
-from tests.simulation.world import World, world
+from tests.simulation.world import Clock, World, world
 
 PartitionId = tuple[str, int]
 BY_CLIENT, ALONE, WITH_ITS_BATCH = "!client", "!alone", "!batch"
@@ -34,6 +36,8 @@ MOST_AHEAD = 3_600_000
 of Kafka."""
 ROOM = 5
 """Records that are taken at once, where many are handed over."""
+_WORTHWHILE = 3
+"""Records from which on they are."""
 
 
 @dataclass(eq=False)
@@ -520,6 +524,85 @@ class Producer:
         if self._broker.owners[self._name].transaction is None and not self._places:
             return
         self._broker.end(self._name, self._epoch, "aborted")
+
+
+class _Thread:
+    """threading.Thread without a thread: its work is done when it starts, or when it is joined."""
+
+    def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
+        del name, daemon
+        self._target: Callable[[], None] | None = target
+
+    def start(self) -> None:
+        if not world().setup.slow_start:
+            self.join()
+
+    def join(self, timeout: float = 0.0) -> None:
+        del timeout
+        target, self._target = self._target, None
+        if target is not None:
+            target()
+
+    def is_alive(self) -> bool:
+        return self._target is not None
+
+
+class _Pool:
+    """A pool that does one thing after the other."""
+
+    def __init__(self, size: int, thread_name_prefix: str) -> None:
+        del size, thread_name_prefix
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    map = map
+
+
+class Clients(client.Clients):
+    """Those of the broker of the current world."""
+
+    def __init__(self, sink: Sink) -> None:
+        threads: Any = _Thread, _Pool
+        super().__init__(sink, Clock(), *threads)
+
+    def producer(
+        self, transactional_id: Any, client_log: client.ClientLog, *, careful: bool = False
+    ) -> Any:
+        """As there."""
+        return Producer(transactional_id, client_log, careful)
+
+    def bulk(self, producer: Any, rows: int) -> Any:
+        """As there."""
+        return Bulk(producer) if rows >= _WORTHWHILE else None
+
+    def consumer(
+        self, client_log: client.ClientLog, *, committed: bool = True, few: bool = False
+    ) -> Any:
+        """As there."""
+        del client_log, few
+        return Consumer(committed)
+
+    def admin(self) -> Any:
+        """As there."""
+        return Admin(), _LOG
+
+    def admin_of(self, servers: str) -> Any:
+        """As there."""
+        return Admin(int(servers[-1])), _LOG
+
+    def asking_consumer(self, *, committed: bool) -> Any:
+        """As there."""
+        return AskingConsumer(committed), _LOG
+
+    def renew(self) -> None:
+        """These know nothing."""
+
+
+_LOG = client.ClientLog()
 
 
 class Bulk:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from eventpub import state
-from eventpub.index.holds import unpacked
-from tests.simulation.world import World, world
+from eventpub.index import database as rocksdb
+from eventpub.index.values import unpacked_hold
+from tests.simulation.world import Clock, World, world
 
 
 class Database:
@@ -34,7 +37,7 @@ class Disk:
     def held(self) -> dict[str, int]:
         """The versions that aggregates wait for, as any index has them."""
         return {
-            key[1:].decode(): unpacked("", value).first_missing
+            key[1:].decode(): unpacked_hold("", value).first_missing
             for database in self.databases.values()
             for key, value in database.data.items()
             if key[:1] == b"h"
@@ -76,8 +79,7 @@ class Disk:
 class WriteBatch:
     """rocksdict.WriteBatch."""
 
-    def __init__(self, raw_mode: bool = False) -> None:
-        assert raw_mode
+    def __init__(self) -> None:
         self.changes: list[tuple[bytes, bytes | None]] = []
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -132,14 +134,11 @@ class Items:
 class Rdict:
     """rocksdict.Rdict in raw mode: a lock, sorted keys, atomic write batches."""
 
-    def __init__(self, directory: str, options: object = None, access_type: Any = None) -> None:
-        del options
+    def __init__(self, directory: Path, *, reads_only: bool = False) -> None:
         self._world: World = world()
-        self._reads_only = access_type is not None
+        self._reads_only = reads_only
         self._world.point("index.open")
-        databases = self._world.disk.databases
-        key = (self._world.process.executor, directory)
-        self._database = databases.setdefault(key, Database())
+        self._database = self._world.disk.databases.setdefault(_key(directory), Database())
         if self._reads_only:
             return
         if self._database.locked:
@@ -184,6 +183,40 @@ class Rdict:
         self._world.point("index.written")
 
 
+class Storage(rocksdb.Storage):
+    """On the disk of the executor that the process runs on."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+
+    def exists(self, directory: Path) -> bool:
+        """As there."""
+        return _key(directory) in world().disk.databases
+
+    def open(self, directory: Path) -> Any:
+        """As there."""
+        return Rdict(directory)
+
+    def reader(self, directory: Path) -> Any:
+        """As there."""
+        return closing(Rdict(directory, reads_only=True))
+
+    def new_batch(self) -> Any:
+        """As there."""
+        return WriteBatch()
+
+    def set_aside(self, directory: Path, *, is_damaged: bool = True) -> Path:
+        """As there: nobody looks at it any more."""
+        del is_damaged
+        world().disk.databases.pop(_key(directory), None)
+        return directory
+
+
+def _key(directory: Path) -> tuple[int, str]:
+    """Of the database in a folder of an index."""
+    return world().process.executor, "/".join(directory.parts[-2:])
+
+
 class File:
     """A path of the state directory, as far as the real code uses paths."""
 
@@ -193,21 +226,9 @@ class File:
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def parent(self) -> File:
-        """Any."""
-        return self
-
-    def __truediv__(self, name: str) -> File:
-        return File(f"{self.name}/{name}")
-
     def exists(self) -> bool:
-        """Only asked of a file in a database's directory."""
-        key = (world().process.executor, self.name.removesuffix("/CURRENT"))
-        return key in world().disk.databases
-
-    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing to do."""
+        """Of a file of which nothing could be read: no warning is wanted."""
+        return False
 
     def read_text(self) -> str:
         """The file's JSON."""
@@ -277,19 +298,6 @@ class StateDir:
         found = {int(path.split("-")[0]) for at, path in world().disk.databases if at == 0}
         return sorted(found)
 
-    def shard_index(self, shards: int, number: int) -> File:
+    def shard_index(self, shards: int, number: int) -> Path:
         """As there."""
-        return File(f"{shards}-shards/{number}")
-
-
-def index_folder(config: object, shards: int, number: int) -> File:
-    """eventpub.shard.assignment.index_folder on an executor's disk."""
-    del config
-    return File(f"{shards}-shards/{number}")
-
-
-def set_aside(directory: File, *, is_damaged: bool = True) -> File:
-    """As `index.set_aside`: nobody looks at it any more."""
-    del is_damaged
-    world().disk.databases.pop((world().process.executor, directory.name), None)
-    return directory
+        return Path(f"{shards}-shards/{number}")

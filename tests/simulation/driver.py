@@ -4,8 +4,9 @@ Start, coordinator, boundary, counts and runners are the real ones. In the place
 threads there is this loop, which does one thing after the other: an event, a runner that is to be
 started, a runner that has something to do. The machine's time goes on where nothing else is left.
 
-A step of a schedule begins leases of all shards, plans some windows, and ends the leases again: so
-each step is one of many fresh starts of runners.
+A step of a schedule starts runners of all shards, plans some windows, and ends the runners again:
+so each step is one of many fresh starts. Where a runner stalls, its process is frozen with it, and
+at the next step another publisher begins in its place.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from eventpub.channel import Hello, Report, Request
-from eventpub.channel.lane import Lane, Lost, Received
+from eventpub.channel import Ended, Report, Request
 from eventpub.config import App, Config, Gaps, Read, Recount, Sink, Store
 from eventpub.config import Run as RunSection
 from eventpub.coordinator import events as e
 from eventpub.coordinator.coordinator import Coordinator
-from eventpub.errors import EventpubError
+from eventpub.errors import EventpubError, StateError
 from eventpub.publisher.prepare import Prepared, prepare
 from eventpub.publisher.workers import BROKER_CHECKS, BoundaryWork, BrokerWork, ChecksWork
 from eventpub.shard.runner import serve
 from eventpub.sink.records import parse_times
-from tests.simulation.channel import Connection
+from tests.simulation.channel import Link
 from tests.simulation.disk import StateDir
+from tests.simulation.parts import parts_of
 from tests.simulation.world import Crash, Process, Setup, Worker, World
 
 TOPIC = "events"
@@ -39,6 +40,8 @@ _MOST_EVENTS = 20_000
 _PAUSES = 4
 """How often a step lets time pass to have its windows."""
 
+
+_KILLED = StateError("run.killed", "what is waited out", retriable=True)
 
 _STORE = Store.model_validate({"url": "mysql+pymysql://u@h:1/d"})
 
@@ -86,9 +89,9 @@ class Run:
         self.coordinator = Coordinator(
             config, type(begin)(**{**vars(begin), "requests": tuple(requests)})
         )
-        self.boundary = BoundaryWork(config, begin.layout, begin.partitions, begin.until)
-        self.watch = ChecksWork(config, begin.layout)
-        self.broker = BrokerWork(config, prepared.topics)
+        self.boundary = BoundaryWork(self.assignment, begin.until)
+        self.watch = ChecksWork(self.assignment)
+        self.broker = BrokerWork(self.assignment, prepared.topics)
         self.events: deque[e.Event] = deque()
         self.to_start: list[e.StartRunner] = []
         self.poll: e.Poll | None = None
@@ -119,7 +122,7 @@ class Driver:
     # -- steps ------------------------------------------------------------------------------------
 
     def batch(self) -> bool:
-        """Start what does not run, then leases of all shards and some windows.
+        """Start what does not run, then runners of all shards and some windows.
 
         Returns:
             False where nothing was due, here or since the step before.
@@ -132,6 +135,8 @@ class Driver:
         self._windows, self._vain_polls, self._has_failed = 0, 0, False
         self._reported.clear()
         try:
+            if self._is_frozen:
+                self._leave(self._has_something_to_do)
             if self._run is None:
                 this.started()
                 self._start()
@@ -139,12 +144,12 @@ class Driver:
                     self.pause(False)
             assert self._run is not None
             this.process = self._run.process
-            self._begin_leases(self._run)
+            self._begin_runners(self._run)
             if not self._has_failed and len(self._reported) == len(self._run.coordinator.shards):
                 this.lost.clear()  # a first fold that is interrupted leaves an index as lost
             this.point("tasks done")
             if not self.keeps:
-                self._end_leases(self._run)
+                self._end_runners(self._run)
             this.counts["batches"] += 1
         except Crash:
             this.counts["crashes"] += 1
@@ -186,7 +191,7 @@ class Driver:
         run = self._run
         if run is None:
             return
-        self.world.counts["pauses"] += is_paused and not run.coordinator.is_paused
+        self.world.counts["pauses"] += is_paused and not run.coordinator.pauses.is_paused
         run.events.append(e.PauseAsked(is_paused, lambda _: None))
 
     def restart(self, shards: int) -> None:
@@ -196,7 +201,7 @@ class Driver:
             Stopped: as `batch`.
         """
         run = self._run
-        if run is not None:
+        if run is not None and not self._is_frozen:
             self.world.process = run.process
             run.events.append(e.StopAsked())
             self._go_on(run)
@@ -208,7 +213,7 @@ class Driver:
         self.shards = shards or self.shards
 
     def settles(self) -> None:
-        """From now on leases are kept, and nothing fails any more."""
+        """From now on runners are kept, and nothing fails any more."""
         self.keeps = self._is_settled = True
         self.pause(False)
         self._more_polls = 0
@@ -229,84 +234,80 @@ class Driver:
     @property
     def low(self) -> int:
         """Up to where all is published, as the coordinator knows; 0: it does not run."""
-        return 0 if self._run is None else self._run.coordinator._durable.low
+        return 0 if self._run is None else self._run.coordinator.durable.low
 
     @property
-    def coordinator(self) -> Coordinator | None:
-        """Of the publisher that runs."""
-        return None if self._run is None else self._run.coordinator
+    def run(self) -> Run | None:
+        """The publisher that runs."""
+        return self._run
 
     # -- the end of a process ---------------------------------------------------------------------
 
     def stop(self) -> None:
-        """It ends, one way or the other, and its runners with it but for those that stall."""
-        self._leave()
-        for worker in self._runners:
-            worker.end()
-        self._runners.clear()
+        """It ends, one way or the other, and its runners with it; where one stalls it is frozen."""
+        self._leave(lambda worker: self._is_frozen and self._has_something_to_do(worker))
 
     def crash(self) -> None:
-        """It is gone; runners perhaps not, until they see that nobody is there."""
-        self._leave()
+        """It is gone; or it is only out of reach, and its runners go on later."""
+        self._leave(lambda w: self.world.setup.orphans and self._has_something_to_do(w))
+
+    @property
+    def _is_frozen(self) -> bool:
+        """Whether one of its runners stalls."""
+        return any(worker.link.is_of_now for worker in self.world.stalled)
+
+    def _has_something_to_do(self, worker: Worker) -> bool:
+        return worker.link.has_work or not worker.waits
+
+    def _leave(self, goes_on_later: Callable[[Worker], bool]) -> None:
+        self.world.stopped()
+        orphans = [worker for worker in self._runners if goes_on_later(worker)]
+        self._run = None
         for worker in self._runners:
-            if self.world.setup.orphans and (worker.link.has_work or not worker.waits):
-                self.world.counts["orphans"] += 1
-                worker.stale = True
-                self.world.stalled.append(worker)
-            else:
+            if worker not in orphans:
                 worker.end()
+        for worker in orphans:
+            self.world.counts["orphans"] += 1
+            worker.stale = True
+            self.world.stalled.append(worker)
         self._runners.clear()
 
-    def _leave(self) -> None:
-        self.world.stopped()
-        self._run = None
-        for worker in [*self._runners, *self.world.stalled]:
-            worker.link.cut(self.world.setup.unseen)
-
-    # -- the channel's and the schedule's side ----------------------------------------------------
+    # -- the runners' and the schedule's side -----------------------------------------------------
 
     def post(self, event: e.Event) -> None:
         """Something has happened."""
-        if self._run is not None:
-            self._run.events.append(event)
-
-    def lose(self, lane: Lane) -> None:
-        """A connection has ended, and what is on its way is lost."""
-        run = self._run
-        if run is None:
+        if self._run is None:
             return
-        kept = [x for x in run.events if not (isinstance(x, Received) and x.lane is lane)]
-        self.world.counts["reports lost"] += len(run.events) - len(kept)
-        run.events = deque(kept)
-        run.events.append(Lost(lane))
+        if isinstance(event, Ended) and event.error and event.error.code == "shard.failed":
+            event = replace(event, error=_KILLED)
+        self._run.events.append(event)
 
     def goes_on(self, worker: Worker) -> None:
-        """A runner that had stalled is over, or waits for work like any other."""
+        """A runner that had stalled is over, or waits for work: like any other, or in vain."""
         if not worker.done:
-            self._runners.append(worker)
-            return
-        if worker.error is not None and not isinstance(worker.error, Crash):
+            if worker.link.is_of_now:
+                self._runners.append(worker)
+            else:
+                worker.end()
+        elif worker.error is not None and not isinstance(worker.error, Crash):
             raise worker.error
-        worker.link.close()
 
     # -- a step -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
         config = config_of(self.world.setup, self.shards)
-        prepared = prepare(config, StateDir(None), available_now=False)  # type: ignore[arg-type]
+        state: Any = StateDir(None)
+        prepared = prepare(config, state, parts_of(config), available_now=False)
         kept = [*self.world.requests]
         self._run = Run(config, prepared, [(r, self._reply(r)) for r in kept])
         self._run.asked = {r.id for r in kept}
 
-    def _begin_leases(self, run: Run) -> None:
+    def _begin_runners(self, run: Run) -> None:
         """Until its windows are done, or nothing happens any more."""
         this, coordinator = self.world, run.coordinator
-        for worker in this.stalled:
-            if worker.link.is_up:
-                worker.link.lose()
         self._begins = True
         idle = [s for s in coordinator.shards if s.lane is None]
-        waits = [coordinator._windows.polling.at, *(s.start_at for s in idle)]
+        waits = [coordinator.windows.polling.at, *(s.start_at for s in idle)]
         this.monotonic = max(this.monotonic, *waits)
         for request in this.requests:
             if request.id not in run.asked:
@@ -324,7 +325,7 @@ class Driver:
             self._go_on(run)
         self._begins = False
 
-    def _end_leases(self, run: Run) -> None:
+    def _end_runners(self, run: Run) -> None:
         run.events.append(e.OpenChecked(is_left_open=True))
         self._go_on(run)
 
@@ -386,9 +387,13 @@ class Driver:
         this.forget()
         process = Process((shard + self.shift) % this.setup.executors)
         assignment = run.assignment
-        worker = Worker(this, process, lambda: serve(assignment, shard, worker.link))
-        hello = Hello(shard, attempt=command.attempt)
-        worker.link = Connection(self, worker, hello)
+        lane: Any = None  # the link, which is made with the worker
+
+        def work() -> None:
+            serve(assignment, shard, command.beginning, lane, worker.link.post)
+
+        worker = Worker(this, process, work)
+        lane = worker.link = Link(self, run, worker, command.lane)
         self._runners.append(worker)
 
     def _continue(self, run: Run, worker: Worker) -> None:
@@ -401,27 +406,20 @@ class Driver:
                 self.world.stalled.append(worker)
             return
         self._runners.remove(worker)
-        if isinstance(worker.error, Crash):
+        if worker.error is not None:
+            if not isinstance(worker.error, Crash):
+                raise worker.error
             if worker.error.whole:
                 run.process.dead = True
                 raise worker.error
-            if worker.link.is_up:
-                worker.link.cut()
-                self.lose(worker.link.lane)
-        elif worker.error is not None:
-            raise worker.error
-        else:
-            worker.link.close()
 
     def _on(self, run: Run, event: e.Event) -> None:
         this = self.world
-        if isinstance(event, Received):
+        if isinstance(event, (Report, Ended)):
             self._hear(event)
-        elif isinstance(event, Lost):
-            self._has_failed = True
         elif isinstance(event, e.Polled) and event.result.end is None:
             self._vain_polls += 1
-        windows = run.coordinator._windows
+        windows = run.coordinator.windows
         before = windows.last and windows.last.upto
         commands = run.coordinator.on(event, this.monotonic)
         if windows.last is not None and windows.last.upto != before:
@@ -432,15 +430,14 @@ class Driver:
         for command in commands:
             self._do(run, command)
 
-    def _hear(self, event: Received) -> None:
-        message = event.message
+    def _hear(self, message: Report | Ended) -> None:
         if isinstance(message, Report):
             self._reported.add(message.shard)
             if message.published or message.dead or message.answers or message.counts.rows:
                 self._did_something = True
-        elif (error := getattr(message, "error", None)) is not None:
+        elif message.error is not None:
             self._has_failed = True
-            self.world.counts[f"error {error.code}"] += 1
+            self.world.counts[f"error {message.error.code}"] += 1
 
     def _do(self, run: Run, command: e.Command) -> None:
         if isinstance(command, e.Poll):

@@ -11,12 +11,11 @@ from unittest.mock import patch
 import numpy as np
 from confluent_kafka import OFFSET_INVALID
 
-from eventpub.admission.contiguous import Contiguous
-from eventpub.coordinator import coordinator as coordinating
+from eventpub.admission.bulk import Contiguous
 from eventpub.coordinator.coordinator import Coordinator
 from eventpub.coordinator.durable_state import DurableState
 from eventpub.coordinator.recount import Recount
-from eventpub.coordinator.shards import positions
+from eventpub.coordinator.windows import Windows
 from eventpub.errors import StateError
 from eventpub.index import Index
 from eventpub.index.values import BucketCounts, Recent
@@ -26,17 +25,14 @@ from eventpub.shard.answering import Answering
 from eventpub.shard.assignment import Assignment
 from eventpub.shard.pace import Pace
 from eventpub.shard.publishing import Publishing
-from eventpub.sink import client, topics
+from eventpub.sink import client, layout
 from eventpub.sink import shard as sink
 from eventpub.sink.batch import Reports
 from eventpub.sink.fold import Fold
 from eventpub.sink.folded import Decoder, Scope
-from eventpub.sink.stable_ends import StableEnds
 from eventpub.sink.transaction import Transactions
 from eventpub.sources.mysql.open_transactions import OpenTransactions
 from tests.simulation import broker
-from tests.simulation.channel import Connection
-from tests.simulation.world import world
 
 
 @contextmanager
@@ -44,7 +40,7 @@ def no_fold() -> Iterator[None]:
     """The topic is not read back: a fold says that it has reached every end and gives nothing."""
 
     def read(self: Any) -> Iterator[Any]:
-        self.offsets = self._stable_ends._list("latest")
+        self.offsets = self._list("latest")
         yield from ()
 
     with patch.object(Fold, "_read", read):
@@ -86,14 +82,14 @@ def index_before_commit() -> Iterator[None]:
     publish = Publishing._publish
 
     def publish_(self: Any, decision: Any, known: Any, position: int | None, now: int) -> None:
-        failpoint = world().point
+        parts = self._context.parts
 
         def early(name: str) -> None:
             if name == "before_commit":
                 self._context.index.record(decision, {}, position)
-            failpoint(name)
+            parts.failpoint(name)
 
-        with patch.object(publishing, "failpoint", early):
+        with patch.object(self._context, "parts", replace(parts, failpoint=early)):
             publish(self, decision, known, position, now)
 
     with patch.object(Publishing, "_publish", publish_):
@@ -116,10 +112,10 @@ def no_replacement() -> Iterator[None]:
 def no_restoring() -> Iterator[None]:
     """What was committed and left open by the broker counts as visible."""
 
-    def settle(self: Any, saved: dict[Any, int]) -> Any:
+    def settle(self: Any) -> Any:
         ends = self._list("latest")
         for place, end in ends.items():
-            saved[place] = min(end, saved.get(place, 0))
+            self.offsets[place] = min(end, self.offsets.get(place, 0))
         blocked = {p for p, at in self._list("latest", committed=True).items() if at < ends[p]}
         if blocked:
             self._end_open(blocked)
@@ -127,8 +123,8 @@ def no_restoring() -> Iterator[None]:
         return ends
 
     with (
-        patch.object(StableEnds, "settle", settle),
-        patch.object(StableEnds, "before_marker", lambda *_: None),
+        patch.object(Fold, "_settle", settle),
+        patch.object(Fold, "_before_marker", lambda *_: None),
     ):
         yield
 
@@ -261,7 +257,7 @@ def no_liveness() -> Iterator[None]:
 @contextmanager
 def no_truncated() -> Iterator[None]:
     """A new index of a topic that retention has cut has no baseline (A10)."""
-    with patch.object(sink.ShardSink, "truncated", False):
+    with patch.object(Fold, "truncated", property(lambda _: False, lambda *_: None), create=True):
         yield
 
 
@@ -327,13 +323,15 @@ def any_topic() -> Iterator[None]:
 
     def written(sink: Any, ids: Any, known: Any, ends: Any) -> Any:
         del known
-        return topics.check_written(sink, ids, ids, ends)
+        return layout.check_written(sink, ids, ids, ends)
 
     with (
         patch.object(prepare, "check_written", written),
         patch.object(workers, "check_written", written),
         patch.object(folding.Fold, "_check_topics", lambda _: None),
-        patch.object(StableEnds, "_reached", lambda _, __, saved: saved),
+        patch.object(
+            Fold, "_reached", lambda self, place, more=0: self.offsets.get(place, 0) + more
+        ),
     ):
         yield
 
@@ -362,7 +360,7 @@ def no_older() -> Iterator[None]:
 def low_as_baseline() -> Iterator[None]:
     """Whatever commits late below the position counts as published where an index is lost (A4)."""
     with patch.object(
-        folding.Fold, "_lost_baseline", lambda fold, _: (fold._context.lease.low, {})
+        folding.Fold, "_lost_baseline", lambda fold, _: (fold._context.beginning.low, {})
     ):
         yield
 
@@ -403,20 +401,10 @@ def any_time() -> Iterator[None]:
     def of_any(self: Any, part: Any, now: int, jumps: Any) -> None:
         take(self, part, now, jumps)
         self._context.index.note_truncated(
-            self._context.sink.truncated, int(part.create_times.max(initial=0))
+            self._context.sink.last_fold.truncated, int(part.create_times.max(initial=0))
         )
 
     with patch.object(folding.Fold, "_take", of_any):
-        yield
-
-
-@contextmanager
-def no_confirm() -> Iterator[None]:
-    """A runner that has taken its shard does not ask whether it still has the lease.
-
-    What it writes behind an old end of a fold would be noticed, too: see `any_end`.
-    """
-    with patch.object(Connection, "confirm", lambda _: None), any_end():
         yield
 
 
@@ -435,11 +423,11 @@ def some_reports() -> Iterator[None]:
     def taken(self: Any, shards: Any, report: Any, recounting: Any) -> None:
         take(self, [shard for shard in shards if shard.report is not None], report, recounting)
 
-    def some(shards: Any) -> Any:
-        reported = [shard for shard in shards if shard.report is not None]
-        return positions(reported) if reported else None
+    def some(self: Any) -> Any:
+        reported = [s.report.position for s in self._shards if s.report is not None]
+        return (min(reported), max([*reported, self.planned])) if reported else None
 
-    with patch.object(DurableState, "take", taken), patch.object(coordinating, "positions", some):
+    with patch.object(DurableState, "take", taken), patch.object(Windows, "read_upto", some):
         yield
 
 
@@ -505,7 +493,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         none_left,
         counted_twice,
         any_time,
-        no_confirm,
         no_forget,
         some_reports,
         no_search,
@@ -520,11 +507,11 @@ NOTICED_BY = {
     "no_fold": ("any", 14),
     "no_dedupe": ("any", 14),
     "no_hold": ("any", 2),
-    "index_before_commit": ("any", 102),
+    "index_before_commit": ("any", 85),
     "no_recount": ("any", 5),
-    "no_replacement": ("any", 88),
+    "no_replacement": ("any", 1),
     "no_restoring": ("any", 52),
-    "no_fence": ("overlap", 1417),
+    "no_fence": ("overlap", 264),
     "no_count": ("any", 12),
     "no_dead_fold": ("any", 4),
     "blame_all": ("any", 12),
@@ -533,12 +520,11 @@ NOTICED_BY = {
     "no_span": ("any", 362),
     "no_ended": ("seen", 69),
     "no_ever": ("prepared", 6),
-    "no_liveness": ("seen", 539),
+    "no_liveness": ("seen", 620),
     "no_truncated": ("forgotten", 0),
-    "any_end": ("old_ends", 6),
     "any_record": ("garbage", 0),
     "no_rewritten": ("restored", 40),
-    "from_now": ("downtime", 0),
+    "from_now": ("downtime", 2),
     "no_day_below": ("lost_progress", 10),
     "any_source": ("forged", 0),
     "any_topic": ("recreated", 2),

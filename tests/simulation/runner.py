@@ -12,16 +12,15 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eventpub.shard import pace
 from tests import cautions
 from tests.simulation.broker import Broker
 from tests.simulation.checker import ViolationError, check
 from tests.simulation.damage import damage
 from tests.simulation.disk import Disk
 from tests.simulation.driver import TOPIC, Driver, Stopped
-from tests.simulation.install import installed
 from tests.simulation.kinds import made
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.parts import scaled
 from tests.simulation.schedule import Schedule
 from tests.simulation.world import SLACK, Current, Setup, Step, World
 
@@ -39,7 +38,7 @@ class Outcome:
 
 
 def run(schedule: Schedule) -> Outcome:
-    """Run one schedule to its end, heal the world, let it settle, check. Needs `installed()`."""
+    """Run one schedule to its end, heal the world, let it settle, check. Needs `scaled()`."""
     setup = schedule.setup
     world = Current.world = World(setup)
     world.disk = Disk()
@@ -51,7 +50,6 @@ def run(schedule: Schedule) -> Outcome:
     world.damage = damage
     world.goes_on = driver.goes_on
     world.end_driver = driver.stop
-    pace.CHUNK_ROWS = setup.chunk_rows  # as it was, when `installed` ends
     cautions.forget_all()
     kind, text = None, ""
     try:
@@ -179,7 +177,7 @@ def sweep(
     """
     counts: Counter[str] = Counter()
     failures: list[Failure] = []
-    with installed(), _own_collector(), MUTANTS[mutant]() if mutant else nullcontext():
+    with scaled(), _own_collector(), MUTANTS[mutant]() if mutant else nullcontext():
         for seed in range(first, first + count):
             of = kinds[seed % len(kinds)]
             outcome = run(made(of, seed))

@@ -9,13 +9,12 @@ shrunk and kept without it:
     zero T A              it inserts version 0 of aggregate A, which lies below the first
     commit T, rollback T
     time µs, clock µs     the database's time goes on; its clock is set
-    batch SHIFT TURN POINTS   leases of all shards, and some windows; at the n-th passing of a
+    batch SHIFT TURN POINTS   runners of all shards, and some windows; at the n-th passing of a
                           point, a step happens in it
     restart SHARDS        the publisher stops and starts, perhaps with another number of shards
     lose E, older E N     the index of an executor is deleted, or set back by N writes
     look                  time passes for the publisher, which counts again what is due
     resume W N            a stalled runner goes on
-    cut                   a runner's connection is lost, and what is on its way
     timeout, markers, late_end   what the broker does in its own time
     ask ACTION N          a user wants the gap of an aggregate retried or skipped: of the n-th
                           that misses a version, where there is one
@@ -84,7 +83,6 @@ CRASH_POINTS = [
 
 RUNNER_POINTS = [
     "before_report",
-    "confirm",
     "kafka.taken",
     "kafka.read",
     "index.written",
@@ -144,24 +142,23 @@ def make(seed: int) -> Schedule:
 
 
 def with_channel(schedule: Schedule, rng: Random, *, is_quiet: bool = False) -> Schedule:
-    """When coordinator and runners hear of each other; in some schedules, connections are lost.
+    """When coordinator and runners hear of each other; in some schedules, runners fail or stall.
 
     Args:
-        is_quiet: none is lost, and nobody stalls.
+        is_quiet: none does.
     """
     setup = replace(
         schedule.setup,
         order=rng.choice(["", "", "prompt", "late"]),
         keeps=rng.random() < 0.15,
-        unseen=rng.choice([0, 0, 1, 3]),
         orphans=rng.random() < 0.5,
     )
-    cuts, stalls = (rng.random() < 0.2 and not is_quiet for _ in range(2))
+    kills, stalls = (rng.random() < 0.2 and not is_quiet for _ in range(2))
     steps: list[Step] = []
     for step in schedule.steps:
         points: list[list[Any]] = []
         if step[0] == "batch":
-            for drawn, action in ((cuts, "cut"), (stalls, "stall")):
+            for drawn, action in ((kills, "kill"), (stalls, "stall")):
                 if drawn and rng.random() < 0.5:
                     name, hit = rng.choice(RUNNER_POINTS), rng.choice([1, 1, 1, 2, 2, 3, 5])
                     points.append([name, hit, [action]])

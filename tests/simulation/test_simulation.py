@@ -11,10 +11,10 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.install import installed
 from tests.simulation.kept import Kept, kept
 from tests.simulation.kinds import KINDS, made
 from tests.simulation.mutants import MUTANTS, NOTICED_BY
+from tests.simulation.parts import scaled
 from tests.simulation.played import PLAYED
 from tests.simulation.runner import Failure, run, shrink, sweep, sweep_all
 from tests.simulation.schedule import CRASH_POINTS, Schedule
@@ -32,7 +32,7 @@ CAUGHT_WITHIN = 2_500
 
 @pytest.mark.parametrize("case", kept(), ids=lambda case: f"{case.was}-{case.seed}")
 def test_what_failed_once_holds(case: Kept) -> None:
-    with installed():
+    with scaled():
         outcomes = [run(case.schedule), run(made(case.of, case.seed))]
     assert [outcome.text for outcome in outcomes] == ["", ""]
 
@@ -60,10 +60,7 @@ def test_every_event_once_and_in_order_whatever_happens(first: int, schedules: i
         "dead letters",
         "answered found",
         "answered skipped",
-        "superseded",
-        "reports lost",
         "reports in vain",
-        "connections lost",
         "orphans",
     ):
         assert counts[what], f"the schedules contain no {what}"
@@ -110,7 +107,7 @@ def test_a_broken_invariant_is_caught(name: str) -> None:
 @pytest.mark.parametrize("name", PLAYED)
 def test_a_runner_that_is_late_does_no_harm_whenever_it_wakes_up(name: str) -> None:
     schedules, shows = PLAYED[name]
-    with installed():
+    with scaled():
         assert {run(schedule).text for schedule in schedules()} == {""}
         with MUTANTS[name]():
             kinds = {run(schedule).kind for schedule in schedules()}
@@ -120,12 +117,12 @@ def test_a_runner_that_is_late_does_no_harm_whenever_it_wakes_up(name: str) -> N
 def test_a_failure_shrinks_to_a_few_steps() -> None:
     failure = next(f for first in range(0, 500, 50) for f in sweep(first, 50, "no_fold")[1])
     schedule = made(failure.of, failure.seed)
-    with installed(), MUTANTS["no_fold"]():
+    with scaled(), MUTANTS["no_fold"]():
         shrunk = shrink(schedule, failure.kind)
         assert run(shrunk).kind == failure.kind
         assert run(Schedule.from_json(shrunk.as_json())).kind == failure.kind
     assert len(shrunk.steps) < len(schedule.steps) / 2
-    with installed():
+    with scaled():
         assert run(shrunk).kind is None
 
 

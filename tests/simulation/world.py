@@ -20,7 +20,7 @@ from tests.simulation.forgotten import Forgotten
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker, Message
-    from tests.simulation.channel import Connection
+    from tests.simulation.channel import Link
     from tests.simulation.disk import Disk
 
 START = 1_700_000_000_000_000
@@ -84,11 +84,9 @@ class Setup:
     """When the coordinator hears of what runners say: when they wait; prompt: at once; late: when
     all of them wait."""
     keeps: bool = False
-    """Whether a lease outlives its step."""
-    unseen: int = 0
-    """Reports that a runner sends in vain before it sees that its connection is lost."""
+    """Whether a runner outlives its step."""
     orphans: bool = False
-    """Whether runners outlive the publisher's process."""
+    """Whether a publisher that crashes is only out of reach: its runners go on later."""
 
     @property
     def windows(self) -> int:
@@ -142,13 +140,13 @@ class Worker:
 
     Attributes:
         link: to the coordinator; a runner that has stalled and comes to wait for work has recovered
-            if that still leads to one.
+            if that is there.
         budget: points that a stale one may pass; None: any number.
         stale: whether it has stalled; schedules do nothing more to it.
         waits: whether it waits for work.
     """
 
-    link: Connection
+    link: Link
 
     def __init__(self, world: World, process: Process, work: Callable[[], Any]) -> None:
         self._world = world
@@ -539,13 +537,6 @@ class World:
             self.stalled.remove(worker)
             self.goes_on(worker)
 
-    def _do_cut(self) -> None:
-        """The runner's connection is lost, and what is on its way."""
-        worker = self.process.worker
-        if worker is not None and worker.link.is_up:
-            self.counts["connections lost"] += 1
-            worker.link.lose()
-
     def _do_fault(self, name: str) -> None:
         self.faults[name] += 1
 
@@ -673,7 +664,7 @@ class World:
 
 
 class Current:
-    """The world that the replaced parts of the real code belong to."""
+    """The world that the parts belong to which the real code is given."""
 
     world: World
 
@@ -681,3 +672,20 @@ class Current:
 def world() -> World:
     """The current one."""
     return Current.world
+
+
+class Clock:
+    """The machine's time in the current world."""
+
+    def monotonic(self) -> float:
+        """What a process has slept is its own."""
+        return world().monotonic + world().process.waited
+
+    def time(self) -> float:
+        """About the database's."""
+        return world().clock / 1e6
+
+    def sleep(self, seconds: float) -> None:
+        """In few steps: time passes for the broker, too."""
+        world().process.waited += max(seconds, 2.0)
+        world().broker.settle()

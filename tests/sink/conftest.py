@@ -14,6 +14,7 @@ from eventpub.local import Kafka
 from eventpub.local.processes import free_port
 from eventpub.private_apis import bulk
 from eventpub.sink import ShardSink
+from eventpub.sink.client import Clients
 from tests import cautions
 from tests.servers.kafka import kafka
 from tests.sink.helpers import APP, WHOLE
@@ -92,7 +93,7 @@ def new_sink(sink: config.Sink) -> Iterator[Callable[[], ShardSink]]:
     made: list[ShardSink] = []
 
     def make() -> ShardSink:
-        made.append(ShardSink(sink, APP, WHOLE))
+        made.append(ShardSink(Clients(sink), APP, WHOLE))
         made[-1].ready()
         return made[-1]
 

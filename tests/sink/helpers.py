@@ -15,6 +15,8 @@ from eventpub.admission.model import EVENTS, Shard, topic_partition
 from eventpub.errors import SinkError
 from eventpub.shard.publishing import _MOST_REDOS, _REDO
 from eventpub.sink import ShardSink
+from eventpub.sink.base import Content
+from eventpub.sink.client import Clients
 
 PARTITIONS = 4
 APP = "orders"
@@ -173,7 +175,7 @@ class Way:
         """Publishes what of these rows is not on the topic yet."""
         for _ in range(_MOST_REDOS):
             try:
-                self._own().publish(self._missing(rows), crash_point=crash_point)
+                self._own().publish(Content(self._missing(rows)), crash_point=crash_point)
             except SinkError as error:
                 self.told.append(error.code)
                 fails = error.code not in _REDO
@@ -196,7 +198,7 @@ class Way:
         if self._sink is not None and not self._sink.needs_replacement:
             return self._sink
         self.close()
-        self._sink = ShardSink(self._config, APP, WHOLE)
+        self._sink = ShardSink(Clients(self._config), APP, WHOLE)
         self.sinks += 1
         self._published = {
             pair

@@ -19,8 +19,11 @@ from eventpub.errors import SinkError
 from eventpub.local import Kafka
 from eventpub.private_apis import SWITCHES, bulk
 from eventpub.private_apis.bulk import Bulk, bulk_of
-from eventpub.sink import RecordRefusedError, ShardSink, caution, check_topics
-from eventpub.sink.records import event_columns, fixed_events, have_fixed_headers, partitions_of
+from eventpub.sink import RecordRefusedError, ShardSink, causes, check_topics
+from eventpub.sink.base import Content
+from eventpub.sink.client import Clients
+from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.records import FixedEvents, partitions_of
 from tests import cautions
 from tests.sink.helpers import (
     APP,
@@ -105,15 +108,20 @@ def one_by_one(table: pa.Table) -> list[tuple[Any, ...]]:
             r.timestamp,
             [(name, as_bytes(value)) for name, value in r.headers],
         )
-        for r in event_columns(table, APP, 8).records()
+        for r in CloudEvents(APP).events(table, partitions_of(table, 8)).records()
     ]
+
+
+def at_once(table: pa.Table | pa.RecordBatch, late: Any = None) -> FixedEvents | None:
+    return CloudEvents(APP).fixed(table, partitions_of(table, 8), late)
 
 
 def produced(
     table: pa.Table | pa.RecordBatch, rows: Any = None, room: int = 1 << 40
 ) -> list[tuple[Any, ...]]:
     library = Recorded(room)
-    fixed = fixed_events(table, APP, partitions_of(table, 8))
+    fixed = at_once(table)
+    assert fixed is not None
     rows = np.arange(len(table)) if rows is None else rows
     assert Bulk(None, library, 7).produce("orders", fixed, rows) == min(room, len(rows))  # type: ignore[arg-type]
     return library.records
@@ -149,10 +157,10 @@ def test_takes_the_rows_that_it_is_given_over_several_chunks() -> None:
 
 def test_not_for_what_has_headers_of_its_own() -> None:
     table = some_events(WHOLE, 3)
-    assert have_fixed_headers(table, None)
-    assert have_fixed_headers(table, np.zeros(3, np.bool_))
-    assert not have_fixed_headers(table, np.array([False, True, False]))
-    assert not have_fixed_headers(events([("a", 1), ("b", 1)], metadata=[None, "{}"]), None)
+    assert at_once(table)
+    assert at_once(table, np.zeros(3, np.bool_))
+    assert not at_once(table, np.array([False, True, False]))
+    assert not at_once(events([("a", 1), ("b", 1)], metadata=[None, "{}"]))
 
 
 def test_knows_the_client_that_is_installed() -> None:
@@ -172,7 +180,7 @@ def unknown_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def sink(kafka_server: Kafka, topic_name: str) -> config.Sink:
     made = settings(topic_name, kafka_server.bootstrap_servers)
-    check_topics(made)
+    check_topics(Clients(made))
     cautions.forget_all()  # what failed in other tests
     return made
 
@@ -185,20 +193,20 @@ class TestOnABroker:
     def test_each_once_and_in_order_with_the_offsets_it_had(self, sink: config.Sink) -> None:
         parts = [some_events(WHOLE, 5_000, version) for version in (1, 1001, 2001)]
         for part in parts:
-            with ShardSink(sink, APP, WHOLE) as shard:
-                batch = shard.publish(part)
+            with ShardSink(Clients(sink), APP, WHOLE) as shard:
+                batch = shard.publish(Content(part))
             assert batch.events == len(part)
             counts = np.bincount(partitions_of(part, PARTITIONS)).tolist()
             for (topic, partition), (first, behind) in batch.written.items():
                 assert topic == sink.topic
                 assert behind - first == counts[partition]
                 assert batch.next_offsets[topic, partition] == behind + 1
-        assert not any(c.reports_each for c in caution._by_owner.values())
+        assert not any(c.reports_each for c in causes._by_owner.values())
         assert_published_once(sink.bootstrap_servers, sink.topic, *parts)
         message = next(
             m for m in read_topic(sink.bootstrap_servers, sink.topic) if m.key() == b"order-3"
         )
-        written = event_columns(parts[0], APP, PARTITIONS).records()
+        written = CloudEvents(APP).events(parts[0], partitions_of(parts[0], PARTITIONS)).records()
         expected = next(r for r in written if r.key == "order-3")
         assert message.value() == expected.value
         assert message.timestamp()[1] == expected.timestamp
@@ -214,8 +222,8 @@ class TestOnABroker:
         monkeypatch.setattr(SWITCHES, "bulk", False)
         assert bulk_of(Producer({"bootstrap.servers": "127.0.0.1:1"})) is None
         table = some_events(WHOLE, 1_000)
-        with ShardSink(sink, APP, WHOLE) as shard:
-            assert shard.publish(table).events == 1_000
+        with ShardSink(Clients(sink), APP, WHOLE) as shard:
+            assert shard.publish(Content(table)).events == 1_000
         assert_published_once(sink.bootstrap_servers, sink.topic, table)
 
     def test_one_by_one_where_the_client_is_not_known(
@@ -223,8 +231,8 @@ class TestOnABroker:
     ) -> None:
         assert bulk_of(Producer({"bootstrap.servers": "127.0.0.1:1"})) is None
         table = some_events(WHOLE, 1_000)
-        with ShardSink(sink, APP, WHOLE) as shard:
-            assert shard.publish(table).events == len(table)
+        with ShardSink(Clients(sink), APP, WHOLE) as shard:
+            assert shard.publish(Content(table)).events == len(table)
         assert_published_once(sink.bootstrap_servers, sink.topic, table)
 
     @pytest.mark.parametrize("where", [0, 700, 999])
@@ -254,8 +262,8 @@ def refused(sink: config.Sink, table: pa.Table) -> list[int]:
     """What is refused in the end; the first try says only that it was aborted."""
     told: list[str] = []
     while len(told) < 4:
-        with ShardSink(sink, APP, WHOLE) as shard, pytest.raises(SinkError) as caught:
-            shard.publish(table)
+        with ShardSink(Clients(sink), APP, WHOLE) as shard, pytest.raises(SinkError) as caught:
+            shard.publish(Content(table))
         if isinstance(caught.value, RecordRefusedError):
             return caught.value.rows
         told.append(caught.value.code)
@@ -273,11 +281,11 @@ def test_a_record_that_is_missing_between_two_reports_is_noticed(
         return produce(self, topic, some, rows[1:]) + 1
 
     monkeypatch.setattr(Bulk, "produce", one_less)
-    with ShardSink(sink, APP, WHOLE) as shard, pytest.raises(SinkError) as caught:
-        shard.publish(table)
+    with ShardSink(Clients(sink), APP, WHOLE) as shard, pytest.raises(SinkError) as caught:
+        shard.publish(Content(table))
     assert (caught.value.code, shard.needs_replacement) == ("sink.aborted", True)
-    with ShardSink(sink, APP, WHOLE) as shard:
-        shard.publish(table)
+    with ShardSink(Clients(sink), APP, WHOLE) as shard:
+        shard.publish(Content(table))
     assert_published_once(sink.bootstrap_servers, sink.topic, table)
 
 
@@ -285,7 +293,8 @@ def test_a_failure_of_the_client_is_raised() -> None:
     library = Recorded(3)
     library.rd_kafka_error_code = lambda error: int(KafkaError.MSG_SIZE_TOO_LARGE)  # type: ignore[method-assign]
     table = some_events(WHOLE, 10)
-    fixed = fixed_events(table, APP, partitions_of(table, 8))
+    fixed = at_once(table)
+    assert fixed is not None
     with pytest.raises(KafkaException) as caught:
         Bulk(None, library, 7).produce("orders", fixed, np.arange(10))  # type: ignore[arg-type]
     assert caught.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE

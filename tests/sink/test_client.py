@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError
 
 from eventpub.config import Sink
 from eventpub.errors import ConfigError
 from eventpub.sink import client, faults
-from eventpub.sink.property_names import NAMES, unknown_name
 
 SAYS = f"{faults.NO_TOKEN}: Failed to connect to 127.0.0.1:1"
 
@@ -79,28 +78,26 @@ def test_a_login_without_a_provider_names_other_mechanisms() -> None:
     assert "SCRAM-SHA-512" in str(caught.value.suggestion)
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("compresion.type", "compression.type"),
-        ("queue.buffering.max.message", "queue.buffering.max.messages"),
-        ("security_protocol", "security.protocol"),
-        ("sasl.user.name", "sasl.username"),
-    ],
-)
-def test_a_misspelt_property_is_named_with_the_nearest_known_one(given: str, meant: str) -> None:
+@pytest.mark.parametrize("name", ["compresion.type", "security_protocol"])
+def test_a_misspelt_property_is_named(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        client.check_properties(Sink(topic="t", properties={given: "x"}), "orders")
+        client.check_properties(Sink(topic="t", properties={name: "x"}), "orders")
     error = caught.value
-    assert (error.code, error.where) == ("config.sink_property", f"sink.properties.{given}")
-    assert error.suggestion == f"did you mean {meant}?"
+    assert (error.code, error.where) == ("config.sink_property", f"sink.properties.{name}")
+    assert "CONFIGURATION.md" in (error.suggestion or "")
 
 
-def test_the_client_knows_every_name_that_is_suggested() -> None:
-    unknown = []
-    for name in NAMES:
-        try:
-            Producer({"bootstrap.servers": "", name: "\x01"})
-        except (KafkaException, TypeError, ValueError) as refused:
-            unknown.append(unknown_name(str(refused)))
-    assert set(unknown) == {None}
+def test_settings_of_one_kind_of_client_are_no_obstacle_to_the_others() -> None:
+    properties = {
+        "compression.level": "3",
+        "delivery.timeout.ms": "5000",
+        "enable.idempotence": "true",
+        "fetch.max.bytes": "1000000",
+        "linger.ms": "100",
+        "max.in.flight": "5",
+        "message.max.bytes": "900000",
+        "queued.min.messages": "10",
+    }
+    sink = Sink(topic="t", bootstrap_servers="127.0.0.1:1", properties=properties)
+    client.check_properties(sink, "orders")
+    client.Clients(sink).admin()

@@ -8,6 +8,7 @@ import pytest
 
 from eventpub.errors import StateError
 from eventpub.sink import has_event
+from eventpub.sink.client import Clients
 from tests.sink.helpers import settings
 from tests.sink.mock_cluster import MockCluster, library_path
 
@@ -26,7 +27,13 @@ def test_who_is_to_leave_does_not_wait_for_records_that_do_not_come() -> None:
         sink = settings("events", cluster.bootstrap_servers)
         with pytest.raises(StateError) as caught:
             has_event(
-                sink, ("events", 0), (0, 10), "a", 1, app_ids={"app"}, meanwhile=require_going_on
+                Clients(sink),
+                ("events", 0),
+                (0, 10),
+                "a",
+                1,
+                app_ids={"app"},
+                meanwhile=require_going_on,
             )
     finally:
         cluster.close()

@@ -37,7 +37,9 @@ from eventpub.errors import SinkError
 from eventpub.local import Kafka
 from eventpub.ops.topic import TopicReader
 from eventpub.sink import ShardSink, check_topics
-from eventpub.sink.fencing import transactional_id
+from eventpub.sink.base import Content
+from eventpub.sink.client import Clients
+from eventpub.sink.owned_producer import transactional_id
 from eventpub.sink.topics import list_offsets
 from tests.servers.kafka import kafka
 from tests.sink.conftest import OwnBroker
@@ -77,7 +79,7 @@ FIRST, SECOND, THIRD = (some_events(WHOLE, 40, version) for version in (1, 101, 
 def proxied(own_broker: OwnBroker, topic_name: str) -> Iterator[config.Sink]:
     """A sink that reaches its broker through the proxy."""
     made = settings(topic_name, own_broker.proxied, properties=IMPATIENT)
-    check_topics(made)
+    check_topics(Clients(made))
     yield made
     own_broker.proxy.calm()
     own_broker.to_itself.calm()
@@ -155,17 +157,17 @@ def test_a_sink_that_is_closed_while_it_takes_its_shard_over_does_not_fence_the_
     """As where an index turns out to be damaged, and the task begins anew at once."""
     proxy = own_broker.proxy
     proxy.strike_next(INIT_PRODUCER_ID, "held")
-    first = ShardSink(proxied, APP, WHOLE)
+    first = ShardSink(Clients(proxied), APP, WHOLE)
     eventually(lambda: proxy.has_struck)
     arrives = threading.Timer(0.8, proxy.release)
     arrives.start()
     first.close()
     with ShardSink(
-        proxied.model_copy(update={"bootstrap_servers": own_broker.open}), APP, WHOLE
+        Clients(proxied.model_copy(update={"bootstrap_servers": own_broker.open})), APP, WHOLE
     ) as second:
         second.ready()
         arrives.join()
-        second.publish(FIRST)
+        second.publish(Content(FIRST))
     assert_published_once(own_broker.open, proxied.topic, FIRST)
 
 
@@ -186,10 +188,10 @@ class TestQuestionForOffsets:
         way.publish(FIRST)
         eventually(lambda: open_transactions(own_broker.open, proxied.topic) == [])
         places = [(proxied.topic, number) for number in range(PARTITIONS)]
-        expected = list_offsets(proxied, places, end, committed=committed)
+        expected = list_offsets(Clients(proxied), places, end, committed=committed)
         assert any(expected.values()) == (end == "latest")
         own_broker.proxy.strike_next(LIST_OFFSETS, fault)
-        assert list_offsets(proxied, places, end, committed=committed) == expected
+        assert list_offsets(Clients(proxied), places, end, committed=committed) == expected
         assert own_broker.proxy.has_struck
 
     @pytest.mark.parametrize("fault", ["lost", "unanswered"])
@@ -199,7 +201,7 @@ class TestQuestionForOffsets:
         way.publish(FIRST)
         own_broker.proxy.strike_next(LIST_OFFSETS, fault)
         reader = TopicReader(proxied, [APP])
-        assert sum(len(records.ids) for records in reader.read(reader.spans())) == len(FIRST)
+        assert sum(rows.num_rows for rows in reader.read(reader.spans())) == len(FIRST)
         assert own_broker.proxy.has_struck
         assert not reader.truncated
 
@@ -215,11 +217,11 @@ class TestLateProduceAfterAbort:
         way.publish(FIRST)
         way.close()
         with verification(own_broker, on=verified):
-            sink = ShardSink(proxied.model_copy(update={"properties": hasty}), APP, WHOLE)
+            sink = ShardSink(Clients(proxied.model_copy(update={"properties": hasty})), APP, WHOLE)
             sink.ready()
             own_broker.proxy.strike_next(PRODUCE, "held")
             with pytest.raises(SinkError) as caught:
-                sink.publish(SECOND)
+                sink.publish(Content(SECOND))
             assert (caught.value.code, sink.needs_replacement) == ("sink.unreachable", True)
             sink.close()
             eventually(lambda: open_transactions(own_broker.open, topic) == [])
@@ -229,7 +231,10 @@ class TestLateProduceAfterAbort:
                 assert_published_once(own_broker.open, topic, FIRST, SECOND)
                 return
             eventually(lambda: open_transactions(own_broker.open, topic) != [])
-            with pytest.raises(SinkError) as caught, ShardSink(proxied, "another", WHOLE) as other:
+            with (
+                pytest.raises(SinkError) as caught,
+                ShardSink(Clients(proxied), "another", WHOLE) as other,
+            ):
                 list(other.fold({}, timeout=1.0))
             high = high_watermarks(own_broker.open, topic)
             # the first that the fold met; the client had sent more than one request
@@ -254,11 +259,11 @@ class TestCommitAnsweredBeforeTheMarkersAreWritten:
         self, own_broker: OwnBroker, proxied: config.Sink
     ) -> None:
         own_broker.to_itself.strike_next(WRITE_TXN_MARKERS, "held")
-        with ShardSink(proxied, APP, WHOLE) as first:
-            batch = first.publish(FIRST)
+        with ShardSink(Clients(proxied), APP, WHOLE) as first:
+            batch = first.publish(Content(FIRST))
         eventually(lambda: own_broker.to_itself.has_struck)
         assert open_transactions(own_broker.open, proxied.topic) != [], "not to be seen yet"
-        with ShardSink(proxied, APP, WHOLE) as second:
+        with ShardSink(Clients(proxied), APP, WHOLE) as second:
             reader = threading.Thread(target=second.ready)
             reader.start()
             reader.join(0.5)
@@ -328,7 +333,7 @@ class TestStoppedProcess:
         self, own_broker: OwnBroker, topic_name: str
     ) -> None:
         sink = settings(topic_name, own_broker.open, transaction_timeout="1s")
-        check_topics(sink)
+        check_topics(Clients(sink))
         child, told = publishing_child(sink, stop_at="before_commit")
         until_stopped(child)
         assert open_transactions(own_broker.open, topic_name) != []
@@ -413,7 +418,7 @@ class TestProducerIds:
         }
         with kafka(tmp_path, properties=short) as broker:
             sink = settings(topic_name, broker.bootstrap_servers)
-            check_topics(sink)
+            check_topics(Clients(sink))
             way = Way(sink)
             way.publish(FIRST)
             time.sleep(4)
@@ -426,11 +431,11 @@ class TestProducerIds:
     @pytest.mark.long
     def test_hundreds_of_replacements_in_a_row(self, kafka_server: Kafka, topic_name: str) -> None:
         sink = settings(topic_name, kafka_server.bootstrap_servers)
-        check_topics(sink)
+        check_topics(Clients(sink))
         batches = [some_events(WHOLE, 16, version) for version in range(1, 301)]
         for rows in batches:
-            with ShardSink(sink, APP, WHOLE) as each:
-                each.publish(rows)
+            with ShardSink(Clients(sink), APP, WHOLE) as each:
+                each.publish(Content(rows))
                 assert not each.needs_replacement
         assert_published_once(kafka_server.bootstrap_servers, topic_name, *batches)
 
@@ -439,15 +444,15 @@ class TestProducerIds:
         """After 32,766 owners the broker gives the shard another producer id (KAFKA-19367)."""
         servers = kafka_server.bootstrap_servers
         sink = settings(topic_name, servers)
-        check_topics(sink)
-        with ShardSink(sink, APP, WHOLE) as first:
+        check_topics(Clients(sink))
+        with ShardSink(Clients(sink), APP, WHOLE) as first:
             first.ready()  # the broker has a coordinator from now on
         ids, epoch = init_producer_id(servers, 1)
         init_producer_id(servers, 32_764 - epoch)
         batches = [some_events(WHOLE, 16, version) for version in range(1, 7)]
         for rows in batches:
-            with ShardSink(sink, APP, WHOLE) as each:
-                each.publish(rows)
+            with ShardSink(Clients(sink), APP, WHOLE) as each:
+                each.publish(Content(rows))
         after, epoch = init_producer_id(servers, 1)
         assert after != ids
         assert epoch < 10
@@ -455,7 +460,7 @@ class TestProducerIds:
 
     def test_a_transaction_right_after_another(self, kafka_server: Kafka, topic_name: str) -> None:
         sink = settings(topic_name, kafka_server.bootstrap_servers)
-        check_topics(sink)
+        check_topics(Clients(sink))
         batches = [some_events(WHOLE, 16, version) for version in range(1, 201)]
         way = Way(sink)
         for rows in batches:
@@ -505,7 +510,7 @@ class TestErrorsThatOnlyTheLogShows:
         with mock_sink(cluster.bootstrap_servers) as sink:
             cluster.answer(PRODUCE, *[(0, 600_000)] * 20)
             with pytest.raises(SinkError) as caught:
-                sink.publish(FIRST)
+                sink.publish(Content(FIRST))
         assert caught.value.retriable
 
     def test_poll_may_raise_them_too(self, cluster: MockCluster) -> None:
@@ -513,7 +518,7 @@ class TestErrorsThatOnlyTheLogShows:
             cluster.answer(END_TXN, (KafkaError.PRODUCER_FENCED, 0))
             for _ in range(3):
                 with pytest.raises(SinkError):
-                    sink.publish(FIRST)
+                    sink.publish(Content(FIRST))
                 assert sink.needs_replacement
                 sink._owned.needs_replacement = False
 
@@ -527,16 +532,16 @@ class TestErrorsThatOnlyTheLogShows:
                 cluster.answer(PRODUCE, *[(KafkaError.NOT_LEADER_FOR_PARTITION, 0)] * 4)
 
         with mock_sink(cluster.bootstrap_servers) as sink:
-            sink.publish(FIRST)
+            sink.publish(Content(FIRST))
             if when == "before_commit":
-                assert sink.publish(SECOND, crash_point=gone).events == len(SECOND)
+                assert sink.publish(Content(SECOND), crash_point=gone).events == len(SECOND)
             else:
                 with pytest.raises(SinkError):
-                    sink.publish(SECOND, crash_point=gone)
+                    sink.publish(Content(SECOND), crash_point=gone)
         cluster.answer(PRODUCE)
         cluster.topic_error(TOPIC, 0)
         with mock_sink(cluster.bootstrap_servers) as sink:
-            assert sink.publish(THIRD).events == len(THIRD)
+            assert sink.publish(Content(THIRD)).events == len(THIRD)
 
     @pytest.mark.parametrize("when", ["after_begin", "after_produce"])
     def test_messages_that_time_out_are_not_committed_as_nothing(
@@ -544,12 +549,13 @@ class TestErrorsThatOnlyTheLogShows:
     ) -> None:
         """Fixed in librdkafka 1.7: the transaction committed without them."""
         with mock_sink(cluster.bootstrap_servers) as sink:
-            sink.publish(FIRST)
+            sink.publish(Content(FIRST))
             cluster.forget_requests()
             cluster.answer(PRODUCE, *[(0, 600_000)] * 20)
             with pytest.raises(SinkError) as caught:
                 sink.publish(
-                    SECOND, crash_point=lambda point: cluster.down() if point == when else None
+                    Content(SECOND),
+                    crash_point=lambda point: cluster.down() if point == when else None,
                 )
         assert caught.value.retriable
         assert cluster.requests(END_TXN) == 0
@@ -569,7 +575,7 @@ def _meet(bootstrap_servers: str, parent: Connection) -> None:
             parent.send("ready")
             parent.recv()
             try:
-                sink.publish(FIRST)
+                sink.publish(Content(FIRST))
                 parent.send("published")
             except SinkError as error:
                 parent.send(error.code)
@@ -580,7 +586,7 @@ def _meet(bootstrap_servers: str, parent: Connection) -> None:
 
 def mock_sink(bootstrap_servers: str) -> ShardSink:
     short = {"socket.timeout.ms": "1000", "message.timeout.ms": "1500"}
-    sink = ShardSink(settings(TOPIC, bootstrap_servers, properties=short), APP, WHOLE)
+    sink = ShardSink(Clients(settings(TOPIC, bootstrap_servers, properties=short)), APP, WHOLE)
     sink.ready()
     return sink
 

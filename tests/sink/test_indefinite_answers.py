@@ -20,9 +20,11 @@ from eventpub.sink import (
     RecordRefusedError,
     ShardSink,
     batch,
-    fencing,
+    owned_producer,
     transaction,
 )
+from eventpub.sink.base import Content
+from eventpub.sink.client import Clients
 from tests import cautions
 from tests.sink.helpers import APP, PARTITIONS, WHOLE, settings, some_events
 from tests.sink.mock_cluster import (
@@ -58,7 +60,11 @@ def new_sink(cluster: MockCluster) -> Iterator[Callable[..., ShardSink]]:
     def new(**more: str) -> ShardSink:
         properties = FAST | {key.replace("_", "."): value for key, value in more.items()}
         made.append(
-            ShardSink(settings(TOPIC, cluster.bootstrap_servers, properties=properties), APP, WHOLE)
+            ShardSink(
+                Clients(settings(TOPIC, cluster.bootstrap_servers, properties=properties)),
+                APP,
+                WHOLE,
+            )
         )
         return made[-1]
 
@@ -75,7 +81,7 @@ def sink(new_sink: Callable[[], ShardSink]) -> ShardSink:
 
 
 def publish(sink: ShardSink, count: int = 20) -> PublishedBatch:
-    return sink.publish(some_events(WHOLE, count))
+    return sink.publish(Content(some_events(WHOLE, count)))
 
 
 def refused(sink: ShardSink, count: int = 20) -> SinkError:
@@ -155,7 +161,7 @@ def test_a_new_broker_may_take_its_time_to_give_the_first_transactional_id(
     """It makes the topic that keeps transactions first: more than 10 s on a slow disk."""
     slow = settings(TOPIC, cluster.bootstrap_servers)
     cluster.answer(INIT_PRODUCER_ID, (0, 12_000))
-    fencing.fence_all(slow, APP, 1)
+    owned_producer.fence_all(Clients(slow), APP, 1)
 
 
 def test_being_fenced_says_who_is_to_blame(sink: ShardSink, cluster: MockCluster) -> None:
@@ -190,7 +196,7 @@ def test_messages_that_time_out_are_never_committed(sink: ShardSink, cluster: Mo
     started = time.monotonic()
     with pytest.raises(SinkError) as caught:
         sink.publish(
-            some_events(WHOLE, 20),
+            Content(some_events(WHOLE, 20)),
             crash_point=lambda point: cluster.down() if point == "after_begin" else None,
         )
     assert caught.value.code == "sink.unreachable"
@@ -296,7 +302,7 @@ def test_a_batch_refused_for_its_size_is_sent_again_record_by_record(
     rows = some_events(WHOLE, 64)
     cluster.answer(PRODUCE, (KafkaError.MSG_SIZE_TOO_LARGE, 0))
     with pytest.raises(SinkError) as caught:
-        sink.publish(rows)
+        sink.publish(Content(rows))
     assert (caught.value.code, caught.value.retriable) == ("sink.aborted", True)
     assert sink.needs_replacement
 
@@ -304,13 +310,14 @@ def test_a_batch_refused_for_its_size_is_sent_again_record_by_record(
     careful.ready()
     cluster.answer(PRODUCE, (KafkaError.MSG_SIZE_TOO_LARGE, 0))
     with pytest.raises(RecordRefusedError) as refusal:
-        careful.publish(rows)
+        careful.publish(Content(rows))
     assert len(refusal.value.rows) == 1, "alone, only the guilty one fails"
     assert careful.needs_replacement
 
-    without = rows.slice(0, refusal.value.rows[0])
+    others = [row for row in range(rows.num_rows) if row not in refusal.value.rows]
+    without = rows.take(others)
     still_careful = new_sink()
-    assert still_careful.publish(without).events == without.num_rows
+    assert still_careful.publish(Content(without)).events == without.num_rows
     assert still_careful.needs_replacement, "the next one need not be careful"
 
 
@@ -376,7 +383,7 @@ class TestReady:
         new_sink: Callable[[], ShardSink],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(fencing, "READY_TIMEOUT", 1.0)
+        monkeypatch.setattr(owned_producer, "READY_TIMEOUT", 1.0)
         cluster.down()
         with pytest.raises(SinkError) as caught:
             new_sink().ready()

@@ -9,6 +9,7 @@ import pytest
 from eventpub import config
 from eventpub.admission import SkippedGap
 from eventpub.sink import records
+from eventpub.sink.encoder import CloudEvents, read_gap
 from eventpub.sink.missing_markers import _Visible, undecided
 
 SINK = config.Sink(topic="events")
@@ -48,13 +49,13 @@ def event(version: int, topic: str = SINK.topic, at: str = "1") -> Message:
 
 def skip(first: int, last: int) -> Message:
     gap = SkippedGap("x", first, last, 100, 200, 8, "max_backoff")
-    value = records.gap_record(gap, "orders", 1).value
+    value = CloudEvents("orders").gap(gap, 1).value
     assert value is not None
     return Message(SINK.gaps_topic, value)
 
 
 def ranges(found: list[records.Record]) -> list[tuple[int, int]]:
-    gaps = [records.read_gap(record.value or b"") for record in found]
+    gaps = [read_gap(record.value or b"") for record in found]
     return [(gap.from_version, gap.to_version) for gap in gaps]
 
 

@@ -7,15 +7,24 @@ either case. The others make the same log in another way, by a request that come
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from eventpub import config
 from eventpub.errors import SinkError
-from eventpub.sink import MissingMarkerError, ShardSink, are_left_open, check_topics
+from eventpub.sink import MissingMarkerError, ShardSink, are_left_open, check_topics, numbered
+from eventpub.sink.base import Content, no_crash
+from eventpub.sink.batch import Batch
+from eventpub.sink.causes import caution_of
+from eventpub.sink.client import Clients
 from eventpub.sink.missing_markers import PartitionId, Written
 from eventpub.sink.origin import Sources
+from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.sink.records import SOURCE, Record
+from eventpub.sink.topics import list_offsets
+from eventpub.sink.transaction import Transactions
 from tests.sink.conftest import OwnBroker, broker_with_doors
 from tests.sink.helpers import (
     APP,
@@ -42,7 +51,7 @@ NewSink = Callable[[], ShardSink]
 @pytest.fixture
 def sink(own_broker: OwnBroker, topic_name: str) -> Iterator[config.Sink]:
     made = settings(topic_name, own_broker.open)
-    check_topics(made)
+    check_topics(Clients(made))
     yield made
     own_broker.proxy.calm()
 
@@ -52,15 +61,15 @@ def left_open(
     own_broker: OwnBroker, sink: config.Sink, new_sink: NewSink
 ) -> dict[PartitionId, Written]:
     """FIRST is published; some of SECOND was written behind it, and no marker follows."""
-    new_sink().publish(FIRST)
+    new_sink().publish(Content(FIRST))
     hasty = {"socket.timeout.ms": "1000", "message.timeout.ms": "900"}
     through = {"bootstrap_servers": own_broker.proxied, "properties": hasty}
     with verification(own_broker, on=False):
-        with ShardSink(sink.model_copy(update=through), APP, WHOLE) as late:
+        with ShardSink(Clients(sink.model_copy(update=through)), APP, WHOLE) as late:
             late.ready()
             own_broker.proxy.strike_next(PRODUCE, "held")
             with pytest.raises(SinkError):
-                late.publish(SECOND)
+                late.publish(Content(SECOND))
         eventually(lambda: open_transactions(own_broker.open, sink.topic) == [])
         own_broker.proxy.release()
         eventually(lambda: open_transactions(own_broker.open, sink.topic) != [])
@@ -99,8 +108,8 @@ def assert_ends_well(
     """What was written there is published once, in its order, as is what comes afterwards."""
     pairs = written_in(sink, ranges)
     there = some_events(WHOLE, 40, 101).filter([pair in pairs for pair in _pairs(SECOND)])
-    assert not are_left_open(sink, saved(ranges), 5.0)
-    last.publish(THIRD)
+    assert not are_left_open(Clients(sink), saved(ranges), 5.0)
+    last.publish(Content(THIRD))
     assert_published_once(own_broker.open, sink.topic, FIRST, there, THIRD)
 
 
@@ -115,7 +124,7 @@ def test_what_was_committed_is_published_again(
     new_sink: NewSink,
     left_open: dict[PartitionId, Written],
 ) -> None:
-    assert are_left_open(sink, saved(left_open), 5.0)
+    assert are_left_open(Clients(sink), saved(left_open), 5.0)
     second = new_sink()
     with pytest.raises(MissingMarkerError) as caught:
         list(second.fold(saved(left_open), left_open))
@@ -151,7 +160,7 @@ def test_an_abort_that_takes_a_committed_transaction_with_it_is_found(
 ) -> None:
     unaware = new_sink()  # as a producer is that lives through it
     with pytest.raises(CrashError):
-        unaware.publish(THIRD, crash_point=crash_at("before_commit"))
+        unaware.publish(Content(THIRD), crash_point=crash_at("before_commit"))
     third = new_sink()
     assert open_transactions(own_broker.open, sink.topic) == [], "both were aborted"
     with pytest.raises(MissingMarkerError):
@@ -167,7 +176,7 @@ def test_what_was_lost_several_times_is_published_again_once(
     """As it was written, and as others have published it since, who were cut off in turn."""
     for _ in range(3):
         with pytest.raises(CrashError):
-            new_sink().publish(FIRST, crash_point=crash_at("before_commit"))
+            new_sink().publish(Content(FIRST), crash_point=crash_at("before_commit"))
     last = new_sink()
     ends = high_watermarks(own_broker.open, sink.topic)
     lost = {(sink.topic, partition): (0, end - 1) for partition, end in ends.items() if end}
@@ -183,7 +192,7 @@ def test_a_commit_that_takes_a_committed_transaction_with_it_is_no_loss(
     left_open: dict[PartitionId, Written],
 ) -> None:
     pairs = written_in(sink, left_open)
-    batch = new_sink().publish(THIRD)
+    batch = new_sink().publish(Content(THIRD))
     for place, (first, end) in left_open.items():
         assert batch.written[place][0] == end, "where the marker should be"
         assert first < end
@@ -204,7 +213,7 @@ def test_what_was_never_committed_is_not_taken_along_by_the_next_commit(
     found, _ = folded(second, {})
     assert found == as_set(FIRST)
     assert open_transactions(own_broker.open, sink.topic) == []
-    second.publish(SECOND)
+    second.publish(Content(SECOND))
     assert_published_once(own_broker.open, sink.topic, FIRST, SECOND)
 
 
@@ -212,12 +221,47 @@ def test_what_is_not_ours_to_end_is_named(
     own_broker: OwnBroker, sink: config.Sink, left_open: dict[PartitionId, Written]
 ) -> None:
     """As after a change of the number of shards: another transactional id has written it."""
-    with ShardSink(sink, "another", WHOLE) as other, pytest.raises(SinkError) as caught:
+    with (
+        ShardSink(Clients(sink), "another", WHOLE) as other,
+        pytest.raises(SinkError) as caught,
+    ):
         other.restore(left_open)
     assert (caught.value.code, caught.value.retriable) == ("sink.hanging_transaction", True)
     (topic, partition), (first, _) = min(left_open.items())
     assert f"{topic}[{partition}]: last stable offset {first}" in caught.value.message
     assert f"abort --topic {topic} --partition {partition}" in (caught.value.suggestion or "")
+
+
+def test_markers_of_batches_that_are_hidden_are_given_up_for_those_of_a_new_checkpoint(
+    own_broker: OwnBroker, sink: config.Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventpub.sink.markers._OPEN_FOR", 1.0)
+    clients = Clients(sink)
+    batches = numbered.NumberedSink(clients, APP)
+    batches.take("q1", WHOLE.partitions)
+    assert batches.owner() == ("q1", -1)
+    topic, partition = place = batches.markers.place
+    hasty = {"socket.timeout.ms": "1000", "message.timeout.ms": "900"}
+    through = {"bootstrap_servers": own_broker.proxied, "properties": hasty}
+    caution = caution_of(("hasty", APP))
+    lost = Record(f"{APP}/2", b"{}", partition, 0, [(SOURCE, APP)])
+    with verification(own_broker, on=False):
+        made = Clients(sink.model_copy(update=through))
+        with closing(OwnedProducer(made, APP, 2)) as late:
+            late.ready()
+            own_broker.proxy.strike_next(PRODUCE, "held")
+            with pytest.raises(SinkError):
+                Transactions(made, 1, late, caution).run([Batch({}, [(topic, lost)])], no_crash)
+        high = list_offsets(clients, [place], "latest")[place]
+        eventually(lambda: not are_left_open(clients, {place: high}, 5.0))
+        own_broker.proxy.release()
+        eventually(lambda: are_left_open(clients, {place: high + 1}, 5.0))
+        eventually(lambda: list_offsets(clients, [place], "latest")[place] > high)
+    with pytest.raises(SinkError) as caught:
+        batches.owner()
+    assert caught.value.code == "sink.hanging_transaction"
+    batches.take("q2", WHOLE.partitions)
+    assert batches.owner() == ("q2", -1)
 
 
 @pytest.fixture(scope="module")
@@ -234,18 +278,18 @@ def test_a_broker_that_dies_before_it_has_written_the_markers(
     """Kafka 4.3.1 leaves them out in some of the rounds; it must hold in either case."""
     del round_
     sink = settings(topic_name, killed.open)
-    check_topics(sink)
-    with ShardSink(sink, APP, WHOLE) as first:
-        first.publish(FIRST)
+    check_topics(Clients(sink))
+    with ShardSink(Clients(sink), APP, WHOLE) as first:
+        first.publish(Content(FIRST))
         eventually(lambda: open_transactions(killed.open, topic_name) == [])
         killed.to_itself.strike_next(WRITE_TXN_MARKERS, "held")
-        batch = first.publish(SECOND)
+        batch = first.publish(Content(SECOND))
         eventually(lambda: killed.to_itself.has_struck)
         killed.server.kill()
         killed.to_itself.drop()
         killed.server.start()
     forget_leaders()
-    with ShardSink(sink, APP, WHOLE) as second:
+    with ShardSink(Clients(sink), APP, WHOLE) as second:
         second.ready()
         try:
             again, unknown = 0, list(second.fold(batch.next_offsets, batch.written))
@@ -253,6 +297,6 @@ def test_a_broker_that_dies_before_it_has_written_the_markers(
             again, unknown = second.restore(lost.written), []
         assert again in {0, len(SECOND)}
         assert not unknown
-        assert not are_left_open(sink, batch.next_offsets, 5.0)
-        second.publish(THIRD)
+        assert not are_left_open(Clients(sink), batch.next_offsets, 5.0)
+        second.publish(Content(THIRD))
     assert_published_once(killed.open, topic_name, FIRST, SECOND, THIRD)

@@ -20,9 +20,12 @@ from eventpub import config
 from eventpub.admission.model import SkippedGap, topic_partition
 from eventpub.errors import SinkError
 from eventpub.local import Kafka
-from eventpub.sink import DeadRow, ShardSink, check_topics, client, stable_ends
+from eventpub.sink import DeadRow, ShardSink, check_topics, fold
+from eventpub.sink.base import Content
+from eventpub.sink.client import Clients
+from eventpub.sink.leaders import check_leaders
 from eventpub.sink.missing_markers import PartitionId
-from eventpub.sink.topics import check_leaders, list_offsets
+from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
 from tests.servers import kafka_cluster
 from tests.sink.helpers import (
@@ -51,7 +54,7 @@ def servers(kafka_server: Kafka) -> str:
 @pytest.fixture
 def sink(servers: str, topic_name: str) -> config.Sink:
     made = settings(topic_name, servers)
-    check_topics(made)
+    check_topics(Clients(made))
     return made
 
 
@@ -60,10 +63,13 @@ def old_ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[Offsets], None]:
     """From now on some ends are given as they were."""
 
     def begin(ends: Offsets) -> None:
-        def listed(sink: Any, places: Any, end: Any, **more: Any) -> Offsets:
-            return {**list_offsets(sink, places, end, **more), **(ends if end == "latest" else {})}
+        def listed(clients: Any, places: Any, end: Any, **more: Any) -> Offsets:
+            return {
+                **list_offsets(clients, places, end, **more),
+                **(ends if end == "latest" else {}),
+            }
 
-        monkeypatch.setattr(stable_ends, "list_offsets", listed)
+        monkeypatch.setattr(fold, "list_offsets", listed)
 
     return begin
 
@@ -77,20 +83,20 @@ def test_f4_nothing_is_committed_behind_a_fold_that_has_ended_too_early(
 ) -> None:
     owner = new_sink()
     list(owner.fold({}))
-    saved = owner.offsets | owner.publish(FIRST).next_offsets
-    owner.publish(SECOND)  # and its process dies before the index has it
+    saved = owner.offsets | owner.publish(Content(FIRST)).next_offsets
+    owner.publish(Content(SECOND))  # and its process dies before the index has it
     owner = new_sink()
     old_ends(saved)
     assert folded(owner, saved)[0] == set(), "nobody knows better"
     with pytest.raises(SinkError) as caught:
-        owner.publish(SECOND)
+        owner.publish(Content(SECOND))
     assert (caught.value.code, caught.value.retriable) == ("sink.aborted", True)
     assert owner.needs_replacement
-    assert "a broker has answered that does not lead it any more" in caplog.text
+    assert "a broker answered that no longer leads the partition" in caplog.text
     old_ends({})
     owner = new_sink()
     assert folded(owner, saved)[0] == as_set(SECOND)
-    owner.publish(THIRD)
+    owner.publish(Content(THIRD))
     assert_published_once(servers, sink.topic, FIRST, SECOND, THIRD)
 
 
@@ -110,12 +116,12 @@ def test_f4_it_is_noticed_on_the_side_topics_too(
         owner = new_sink()
         list(owner.fold({}))
         before = owner.offsets
-        owner.publish(events([]), **records)
+        owner.publish(Content(events([]), **records))
         owner = new_sink()
         old_ends({place: end for place, end in before.items() if place[0] == topic})
         list(owner.fold(before))
         with pytest.raises(SinkError) as caught:
-            owner.publish(events([]), **records)
+            owner.publish(Content(events([]), **records))
         assert caught.value.code == "sink.aborted"
         assert len(read_topic(servers, topic)) == 1
         old_ends({})
@@ -131,14 +137,14 @@ def test_f4_a_skip_is_read_before_the_events_above_it_whoever_gives_its_topic_s_
     list(owner.fold({}))
     before = owner.offsets
     gap = SkippedGap(ids_of(WHOLE, 1)[0], 2, 3, CREATED, CREATED, 8, "gave up")
-    owner.publish(FIRST, gaps=[gap])  # and its process dies before the index has it
+    owner.publish(Content(FIRST, gaps=[gap]))  # and its process dies before the index has it
     old = [{place: end for place, end in before.items() if place[0] == sink.gaps_topic}]
 
-    def listed(sink: Any, places: Any, end: Any, **more: Any) -> Offsets:
+    def listed(clients: Any, places: Any, end: Any, **more: Any) -> Offsets:
         first = old.pop() if old and end == "latest" and not more.get("committed") else {}
-        return {**list_offsets(sink, places, end, **more), **first}
+        return {**list_offsets(clients, places, end, **more), **first}
 
-    monkeypatch.setattr(stable_ends, "list_offsets", listed)
+    monkeypatch.setattr(fold, "list_offsets", listed)
     parts = list(new_sink().fold(before))
     assert (parts[0].kind, parts[0].gaps) == ("gaps", [gap])
     assert {part.kind for part in parts[1:]} == {"events"}
@@ -165,7 +171,7 @@ def _metadata(by: int, leader: int) -> Any:
     ],
 )
 def test_f4_two_brokers_say_who_leads_a_side_topic(
-    first: tuple[int, int], others: dict[int, int], agree: bool, monkeypatch: pytest.MonkeyPatch
+    first: tuple[int, int], others: dict[int, int], agree: bool
 ) -> None:
     def of(answers: dict[int, int], by: int) -> Any:
         def list_topics(topic: str, timeout: float) -> Any:
@@ -175,16 +181,19 @@ def test_f4_two_brokers_say_who_leads_a_side_topic(
 
         return SimpleNamespace(list_topics=list_topics), None
 
-    made = settings("orders", "broker:1")
-    monkeypatch.setattr(client, "admin", lambda *_, **__: of(dict([first]), first[0]))
-    monkeypatch.setattr(
-        client, "admin_of", lambda _, servers: of(others, int(servers.partition(":")[2]))
-    )
+    class Brokers(Clients):
+        def admin(self) -> Any:
+            return of(dict([first]), first[0])
+
+        def admin_of(self, servers: str) -> Any:
+            return of(others, int(servers.partition(":")[2]))
+
+    brokers = Brokers(settings("orders", "broker:1"))
     if agree:
-        check_leaders(made, [("gaps", 0)])
+        check_leaders(brokers, [("gaps", 0)])
         return
-    with pytest.raises(SinkError, match="do not agree") as caught:
-        check_leaders(made, [("gaps", 0)])
+    with pytest.raises(SinkError, match="disagree about the leader") as caught:
+        check_leaders(brokers, [("gaps", 0)])
     assert (caught.value.code, caught.value.retriable) == ("sink.unreachable", True)
 
 
@@ -198,7 +207,7 @@ def test_f4_what_others_write_behind_a_fold_is_no_reason_to_fold_again(
     for number in range(100):
         producer.produce(sink.topic, b"?", f"other-{number}")
     assert producer.flush(10) == 0
-    owner.publish(FIRST)
+    owner.publish(Content(FIRST))
     assert not owner.needs_replacement
     assert {(k, v) for k, v in _ours(servers, sink.topic)} == as_set(FIRST)
 
@@ -216,9 +225,9 @@ def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path
         assert network is not None
         sink = settings("orders", cluster.bootstrap_servers)
         eventually(lambda: _made(sink), 60)
-        with ShardSink(sink, APP, WHOLE) as owner:
+        with ShardSink(Clients(sink), APP, WHOLE) as owner:
             list(owner.fold({}))
-            saved = owner.offsets | owner.publish(FIRST).next_offsets
+            saved = owner.offsets | owner.publish(Content(FIRST)).next_offsets
         coordinator = cluster.coordinator(f"eventpub.{APP}.0")
         number, partition = next(
             (n, p)
@@ -233,17 +242,19 @@ def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path
         ]
         place = (sink.topic, partition)
         for each in unaware:  # its process's client knows who leads
-            assert list_offsets(each, [*saved], "latest") == saved
+            assert list_offsets(Clients(each), [*saved], "latest") == saved
 
         network.cut_off_from_peers(number)
         eventually(lambda: _leader(others, partition) not in {-1, number}, 60)
         mine = SECOND.filter(
             [topic_partition(a, WHOLE.partitions) == partition for a, _ in _pairs(SECOND)]
         )
-        with ShardSink(knowing, APP, WHOLE) as owner:
-            later = saved | owner.publish(mine).next_offsets
+        with ShardSink(Clients(knowing), APP, WHOLE) as owner:
+            later = saved | owner.publish(Content(mine)).next_offsets
         assert later[place] > saved[place]
-        assert list_offsets(unaware[0], [place], "latest") == {place: saved[place]}, "the old end"
+        assert list_offsets(Clients(unaware[0]), [place], "latest") == {place: saved[place]}, (
+            "the old end"
+        )
 
         published = False
         tries = 0
@@ -251,14 +262,14 @@ def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path
         while not published:  # as a shard's task that is tried again
             assert time.monotonic() < deadline
             tries += 1
-            with ShardSink(unaware[0], APP, WHOLE) as owner, suppress(SinkError):
+            with ShardSink(Clients(unaware[0]), APP, WHOLE) as owner, suppress(SinkError):
                 known, _ = folded(owner, saved)
                 rest = mine.filter([pair not in known for pair in _pairs(mine)])
-                owner.publish(rest)
+                owner.publish(Content(rest))
                 published = not owner.needs_replacement
         assert tries > 1
 
-        with ShardSink(unaware[1], APP, WHOLE) as owner:
+        with ShardSink(Clients(unaware[1]), APP, WHOLE) as owner:
             met: SinkError | None = None
             try:
                 found = list(owner.fold(later))
@@ -267,17 +278,17 @@ def test_f4_a_leader_that_is_cut_off_from_the_other_brokers_alone(tmp_path: Path
         assert found == []
         if met is not None:  # else: its client has learnt who leads meanwhile
             assert (met.code, met.retriable) == ("sink.unreachable", True)
-            assert "do not agree who leads" in met.message
+            assert "disagree about the leader of" in met.message
         network.join(number)
         eventually(lambda: _leader([cluster.bootstrap_servers], partition) != -1, 60)
-        with ShardSink(unaware[1], APP, WHOLE) as owner:
+        with ShardSink(Clients(unaware[1]), APP, WHOLE) as owner:
             assert list(owner.fold(later)) == []
         assert_published_once(cluster.bootstrap_servers, sink.topic, FIRST, mine)
 
 
 def _made(sink: config.Sink) -> bool:
     with suppress(SinkError):
-        return check_topics(sink).partitions == WHOLE.partitions
+        return check_topics(Clients(sink)).partitions == WHOLE.partitions
     return False
 
 

@@ -30,7 +30,8 @@ from eventpub.sink import (
     check_topics,
     fence_all,
 )
-from eventpub.sink.client import ClientLog
+from eventpub.sink.base import Content
+from eventpub.sink.client import ClientLog, Clients
 from eventpub.sink.fold import Fold
 from eventpub.sink.topics import list_offsets
 from tests.publisher.harness import eventually
@@ -73,7 +74,7 @@ def servers(kafka_server: Kafka) -> str:
 @pytest.fixture
 def sink_config(servers: str, topic_name: str) -> config.Sink:
     made = settings(topic_name, servers)
-    check_topics(made, late=True)
+    check_topics(Clients(made), late=True)
     return made
 
 
@@ -82,7 +83,7 @@ def new_sink(sink_config: config.Sink) -> Iterator[Callable[..., ShardSink]]:
     made: list[ShardSink] = []
 
     def new(shard: Shard = WHOLE, sink: config.Sink = sink_config) -> ShardSink:
-        made.append(ShardSink(sink, APP, shard))
+        made.append(ShardSink(Clients(sink), APP, shard))
         made[-1].ready()
         return made[-1]
 
@@ -123,7 +124,7 @@ def publish_all_but_refused(new_sink: Callable[..., ShardSink], table: pa.Table)
     for _ in range(10):
         keep = [n for n in range(table.num_rows) if n not in refused]
         try:
-            sink.publish(table.take(keep))
+            sink.publish(Content(table.take(keep)))
         except RecordRefusedError as refusal:
             refused += [keep[n] for n in refusal.rows]
         except SinkError as error:
@@ -146,7 +147,7 @@ def test_an_idle_producer_hands_over_what_it_has_logged(
     lines: list[str] = []
     often = {"topic.metadata.refresh.interval.ms": "100"}
     sink = new_sink(sink=sink_config.model_copy(update={"properties": often}))
-    sink.publish(some_events(WHOLE, 40))
+    sink.publish(Content(some_events(WHOLE, 40)))
     sink.serve()
     monkeypatch.setattr(ClientLog, "note", lambda _, facility, text: lines.append(facility))
     time.sleep(1)
@@ -166,7 +167,7 @@ class TestPublish:
         table = events(rows, payload=payloads, metadata=['{"user":"u1"}'] * len(rows))
         late = np.zeros(len(rows), np.bool_)
         late[3] = True
-        batch = new_sink().publish(table, late=late)
+        batch = new_sink().publish(Content(table, late=late))
         assert batch.events == len(rows)
 
         messages = read_topic(servers, sink_config.topic)
@@ -187,7 +188,7 @@ class TestPublish:
         self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
     ) -> None:
         table = some_events(WHOLE, 5_000)
-        new_sink().publish(table)
+        new_sink().publish(Content(table))
         seen = identities(read_topic(servers, sink_config.topic))
         for aggregate_id in set(table["aggregate_id"].to_pylist()):
             versions = [v for a, v in seen if a == aggregate_id]
@@ -206,13 +207,15 @@ class TestPublish:
         }
         sink = new_sink()
         with pytest.raises(CrashError):
-            sink.publish(some_events(WHOLE, 3), **extra, crash_point=crash_at("before_commit"))
+            sink.publish(
+                Content(some_events(WHOLE, 3), **extra), crash_point=crash_at("before_commit")
+            )
         sink.close()
         sink = new_sink()
         for topic in (sink_config.topic, sink_config.gaps_topic, sink_config.dead_topic):
             assert read_topic(servers, topic) == []
 
-        batch = sink.publish(some_events(WHOLE, 3), **extra)
+        batch = sink.publish(Content(some_events(WHOLE, 3), **extra))
         assert batch.events == 3
         assert len(read_topic(servers, sink_config.topic)) == 3
         assert len(read_topic(servers, sink_config.dead_topic)) == 1
@@ -231,7 +234,7 @@ class TestPublish:
         conflict = "admission.version_conflict: another event"
         above = (3, CREATED - 1)
         dead = DeadRow("order-1", 2, conflict, b"x", create_time=CREATED, published=above)
-        new_sink().publish(some_events(WHOLE, 3), dead=[dead])
+        new_sink().publish(Content(some_events(WHOLE, 3), dead=[dead]))
         found = [part for part in new_sink().fold({}) if part.kind in {"dead", "events"}]
         assert [part.kind for part in found][:2] == ["dead", "events"]
         assert found[0].published == {0: above}
@@ -240,7 +243,7 @@ class TestPublish:
     def test_a_batch_of_nothing_asks_the_broker_nothing(
         self, new_sink: Callable[..., ShardSink]
     ) -> None:
-        batch = new_sink().publish(events([]))
+        batch = new_sink().publish(Content(events([])))
         assert (batch.events, batch.next_offsets) == (0, {})
 
     def test_a_record_of_another_shard_stops_everything(
@@ -249,7 +252,7 @@ class TestPublish:
         mine, theirs = Shard(0, 2, PARTITIONS), Shard(1, 2, PARTITIONS)
         rows = [(ids_of(mine, 1)[0], 1), (ids_of(theirs, 1)[0], 1)]
         with pytest.raises(SinkError) as caught:
-            new_sink(mine).publish(events(rows))
+            new_sink(mine).publish(Content(events(rows)))
         assert caught.value.code == "sink.wrong_partition"
         assert read_topic(servers, sink_config.topic) == []
 
@@ -259,7 +262,7 @@ class TestPublish:
         small = sink_config.model_copy(
             update={"properties": {"queue.buffering.max.messages": "100"}}
         )
-        assert new_sink(sink=small).publish(some_events(WHOLE, 3_000)).events == 3_000
+        assert new_sink(sink=small).publish(Content(some_events(WHOLE, 3_000))).events == 3_000
         assert len(read_topic(servers, sink_config.topic)) == 3_000
 
 
@@ -272,7 +275,7 @@ class TestRefusedRecords:
         table = events(rows, payload=payload)
         sink = new_sink()
         with pytest.raises(RecordRefusedError) as caught:
-            sink.publish(table)
+            sink.publish(Content(table))
         assert caught.value.code == "sink.record_refused"
         assert caught.value.rows == [1, 3]
         assert read_topic(servers, sink_config.topic) == []
@@ -283,7 +286,7 @@ class TestRefusedRecords:
             DeadRow(*rows[n], f"sink.record_refused: {caught.value.reason}", payload[n])
             for n in caught.value.rows
         ]
-        sink.publish(table.take([0, 2]), dead=dead)
+        sink.publish(Content(table.take([0, 2]), dead=dead))
         assert identities(read_topic(servers, sink_config.topic)) == [rows[0], rows[2]]
         refused = read_topic(servers, sink_config.dead_topic)
         assert sorted(identities(refused)) == [rows[1], rows[3]]
@@ -321,7 +324,7 @@ class TestFold:
     def test_gives_back_everything_from_nothing(self, new_sink: Callable[..., ShardSink]) -> None:
         table = some_events(WHOLE, 3_000)
         sink = new_sink()
-        batch = sink.publish(table)
+        batch = sink.publish(Content(table))
         found, fold = folded(new_sink(), {})
         assert found == as_set(table)
         assert not fold.truncated
@@ -337,7 +340,9 @@ class TestFold:
         saved: Offsets = {}
         for version in range(1, 4):
             list(sink.fold(saved))
-            saved = sink.offsets | sink.publish(some_events(WHOLE, 50, version)).next_offsets
+            saved = (
+                sink.offsets | sink.publish(Content(some_events(WHOLE, 50, version))).next_offsets
+            )
             found, fold = folded(new_sink(), saved)
             assert found == set()
             assert fold.records == 0
@@ -348,10 +353,10 @@ class TestFold:
         self, new_sink: Callable[..., ShardSink]
     ) -> None:
         first = new_sink()
-        saved = first.publish(some_events(WHOLE, 50)).next_offsets
+        saved = first.publish(Content(some_events(WHOLE, 50))).next_offsets
         second = some_events(WHOLE, 70, first_version=100)
         with pytest.raises(CrashError):
-            first.publish(second, crash_point=crash_at("after_commit"))
+            first.publish(Content(second), crash_point=crash_at("after_commit"))
         found, fold = folded(new_sink(), saved)
         assert found == as_set(second)
         assert folded(new_sink(), fold.offsets)[0] == set()
@@ -364,15 +369,15 @@ class TestFold:
         for version in (1, 101, 201):
             sink = new_sink()
             with pytest.raises(CrashError):
-                sink.publish(some_events(WHOLE, 40, 10_000), crash_point=crash_at(point))
+                sink.publish(Content(some_events(WHOLE, 40, 10_000)), crash_point=crash_at(point))
             sink.close()
             sink = new_sink()
             table = some_events(WHOLE, 30, version)
-            sink.publish(table)
+            sink.publish(Content(table))
             visible |= as_set(table)
         sink = new_sink()
         with pytest.raises(CrashError):
-            sink.publish(some_events(WHOLE, 40, 10_000), crash_point=crash_at(point))
+            sink.publish(Content(some_events(WHOLE, 40, 10_000)), crash_point=crash_at(point))
         found, fold = folded(new_sink(), {})
         assert found == visible, "an aborted transaction at the end, too"
         assert folded(new_sink(), fold.offsets)[1].records == 0
@@ -381,7 +386,7 @@ class TestFold:
         shards = [Shard(n, 2, PARTITIONS) for n in range(2)]
         tables = [some_events(s, 40) for s in shards]
         for shard, table in zip(shards, tables, strict=True):
-            new_sink(shard).publish(table)
+            new_sink(shard).publish(Content(table))
         for shard, table in zip(shards, tables, strict=True):
             found, fold = folded(new_sink(shard), {})
             assert found == as_set(table)
@@ -397,20 +402,20 @@ class TestFold:
         other.produce(sink_config.gaps_topic, b"?", "key", 0)
         other.flush(10)
         sink = new_sink()
-        sink.publish(some_events(WHOLE, 20))
+        sink.publish(Content(some_events(WHOLE, 20)))
         found, fold = folded(sink, {})
         assert len(found) == 20
-        assert fold.not_ours == sink.not_ours == 4
+        assert fold.not_ours == 4
 
     def test_says_when_retention_was_faster(
         self, new_sink: Callable[..., ShardSink], sink_config: config.Sink, servers: str
     ) -> None:
         sink = new_sink()
-        sink.publish(some_events(WHOLE, 100))
+        sink.publish(Content(some_events(WHOLE, 100)))
         list(sink.fold({}))
         saved = sink.offsets
         last = some_events(WHOLE, 100, 1_000)
-        sink.publish(last)
+        sink.publish(Content(last))
         admin = AdminClient({"bootstrap.servers": servers})
         gone = [TopicPartition(t, p, o) for (t, p), o in saved.items() if t == sink_config.topic]
         for future in admin.delete_records(gone).values():
@@ -428,7 +433,7 @@ class TestFold:
         gap = SkippedGap("order-1", 2, 3, CREATED, CREATED, 8, "gave up")
         dead = DeadRow("order-2", 9, "sink.record_refused: too large", b"x")
         rows = some_events(WHOLE, 20)
-        new_sink().publish(rows, gaps=[gap], dead=[dead])
+        new_sink().publish(Content(rows, gaps=[gap], dead=[dead]))
         side = (sink_config.gaps_topic, sink_config.dead_topic)
         eventually(lambda: not any(open_transactions(servers, topic) for topic in side))
         cut = [TopicPartition(t, p, OFFSET_END) for t in side for p in range(PARTITIONS)]
@@ -436,8 +441,8 @@ class TestFold:
         for future in admin.delete_records(cut).values():
             future.result(10)
         places = [(place.topic, place.partition) for place in cut]
-        lows = list_offsets(sink_config, places, "earliest")
-        assert lows == list_offsets(sink_config, places, "latest")
+        lows = list_offsets(Clients(sink_config), places, "earliest")
+        assert lows == list_offsets(Clients(sink_config), places, "latest")
         assert any(lows.values())
         found, fold = folded(new_sink(), {})
         assert (found, fold.truncated) == (as_set(rows), False)
@@ -456,9 +461,9 @@ class TestFold:
 
     def test_without_a_late_topic_is_well(self, servers: str, topic_name: str) -> None:
         sink_config = settings(topic_name, servers)
-        check_topics(sink_config)
-        with ShardSink(sink_config, APP, WHOLE) as sink:
-            sink.publish(some_events(WHOLE, 20))
+        check_topics(Clients(sink_config))
+        with ShardSink(Clients(sink_config), APP, WHOLE) as sink:
+            sink.publish(Content(some_events(WHOLE, 20)))
             found, fold = folded(sink, {})
         assert len(found) == 20
         assert {t for t, _ in fold.offsets} == {
@@ -476,10 +481,10 @@ class TestRivals:
 
         def overtaken(point: str) -> None:
             if point == "before_commit":
-                new_sink().publish(some_events(WHOLE, 20))
+                new_sink().publish(Content(some_events(WHOLE, 20)))
 
         with pytest.raises(SinkError) as caught:
-            zombie.publish(some_events(WHOLE, 30, 1_000), crash_point=overtaken)
+            zombie.publish(Content(some_events(WHOLE, 30, 1_000)), crash_point=overtaken)
         assert caught.value.code == "sink.fenced"
         assert zombie.needs_replacement
         seen = identities(read_topic(servers, sink_config.topic))
@@ -493,10 +498,10 @@ class TestRivals:
 
         def overtaken(point: str) -> None:
             if point == when:
-                new_sink().publish(some_events(WHOLE, 20))
+                new_sink().publish(Content(some_events(WHOLE, 20)))
 
         with pytest.raises(SinkError) as caught:
-            zombie.publish(some_events(WHOLE, 30, 1_000), crash_point=overtaken)
+            zombie.publish(Content(some_events(WHOLE, 30, 1_000)), crash_point=overtaken)
         assert caught.value.code == "sink.fenced"
         assert zombie.needs_replacement
         assert len(read_topic(servers, sink_config.topic)) == 20
@@ -507,10 +512,10 @@ class TestRivals:
         """It has not read the later owner's skips, which come before the events."""
         gap = SkippedGap("order-1", 2, 3, CREATED, CREATED, 8, "gave up")
         before = some_events(WHOLE, 20)
-        offsets = new_sink().publish(before, gaps=[gap]).next_offsets
+        offsets = new_sink().publish(Content(before, gaps=[gap])).next_offsets
         stalled = new_sink().fold({})
         assert next(stalled).kind == "gaps"
-        new_sink().publish(some_events(WHOLE, 20, 1_000), gaps=[gap])
+        new_sink().publish(Content(some_events(WHOLE, 20, 1_000), gaps=[gap]))
         found: set[tuple[str, int]] = set()
         for part in stalled:
             found |= set(zip(part.aggregate_ids, part.versions.tolist(), strict=True))
@@ -521,20 +526,20 @@ class TestRivals:
         self, own_broker: OwnBroker, topic_name: str
     ) -> None:
         sink = settings(topic_name, own_broker.open, transaction_timeout="1s")
-        check_topics(sink)
+        check_topics(Clients(sink))
 
         def oversleep(point: str) -> None:
             if point == "before_commit":
                 time.sleep(2.0)
 
-        with ShardSink(sink, APP, WHOLE) as sleeper:
+        with ShardSink(Clients(sink), APP, WHOLE) as sleeper:
             with pytest.raises(SinkError) as caught:
-                sleeper.publish(some_events(WHOLE, 20), crash_point=oversleep)
+                sleeper.publish(Content(some_events(WHOLE, 20)), crash_point=oversleep)
             assert caught.value.code == "sink.transaction_expired"
             assert sleeper.needs_replacement
-        with ShardSink(sink, APP, WHOLE) as awake:
+        with ShardSink(Clients(sink), APP, WHOLE) as awake:
             assert folded(awake, {})[0] == set()
-            awake.publish(some_events(WHOLE, 20))
+            awake.publish(Content(some_events(WHOLE, 20)))
         assert len(read_topic(own_broker.open, topic_name)) == 20
 
     @pytest.mark.parametrize("rule", [True, False], ids=["new-sink", "same-sink"])
@@ -546,18 +551,18 @@ class TestRivals:
     ) -> None:
         """KAFKA-17754. With the same sink it does: the rule is needed, and this test can fail."""
         sink_config = settings(topic_name, own_broker.proxied)
-        check_topics(sink_config)
+        check_topics(Clients(sink_config))
         first, second = some_events(WHOLE, 20), some_events(WHOLE, 20, 100)
         proxy = own_broker.proxy
-        sink = ShardSink(sink_config, APP, WHOLE)
+        sink = ShardSink(Clients(sink_config), APP, WHOLE)
         sink.ready()
         proxy.strike_next(END_TXN, "late")
-        assert sink.publish(first).events == 20, "the client has sent it again, unasked"
+        assert sink.publish(Content(first)).events == 20, "the client has sent it again, unasked"
         assert proxy.has_struck
         assert sink.needs_replacement
         if rule:
             sink.close()
-            sink = ShardSink(sink_config, APP, WHOLE)
+            sink = ShardSink(Clients(sink_config), APP, WHOLE)
         else:
             sink._owned.needs_replacement = False
 
@@ -567,9 +572,9 @@ class TestRivals:
                 raise CrashError
 
         with pytest.raises(CrashError):
-            sink.publish(second, crash_point=late)
+            sink.publish(Content(second), crash_point=late)
         sink.close()
-        with ShardSink(sink_config, APP, WHOLE) as after:
+        with ShardSink(Clients(sink_config), APP, WHOLE) as after:
             found, _ = folded(after, {})
         if rule:
             assert found == as_set(first), "nothing of what was never committed"
@@ -581,7 +586,7 @@ class TestRivals:
         sinks = [new_sink(shard) for shard in shards]
         for version in (1, 100):
             for sink, shard in zip(sinks, shards, strict=True):
-                assert sink.publish(some_events(shard, 10, version)).events == 10
+                assert sink.publish(Content(some_events(shard, 10, version))).events == 10
 
     def test_a_former_shards_open_transaction_is_ended_at_the_start(
         self, new_sink: Callable[..., ShardSink], sink_config: config.Sink
@@ -589,7 +594,8 @@ class TestRivals:
         former = new_sink(Shard(3, 4, PARTITIONS))
         with pytest.raises(CrashError):
             former.publish(
-                some_events(Shard(3, 4, PARTITIONS), 10), crash_point=crash_at("before_commit")
+                Content(some_events(Shard(3, 4, PARTITIONS), 10)),
+                crash_point=crash_at("before_commit"),
             )
         sink = new_sink(Shard(1, 2, PARTITIONS))
         with pytest.raises(SinkError) as caught:
@@ -600,14 +606,14 @@ class TestRivals:
             assert part in error.message
         assert "find-hanging" in (error.suggestion or "")
 
-        fence_all(sink_config, APP, PARTITIONS)
+        fence_all(Clients(sink_config), APP, PARTITIONS)
         sink = new_sink(Shard(1, 2, PARTITIONS))
         found, fold = folded(sink, {})
         assert found == set()
         # ten records and their marker; and before it a try to end what is this shard's own
         assert fold.offsets[sink_config.topic, 3] == 10 + 2 + 1
         with pytest.raises(SinkError) as caught:
-            former.publish(some_events(Shard(3, 4, PARTITIONS), 10))
+            former.publish(Content(some_events(Shard(3, 4, PARTITIONS), 10)))
         assert former.needs_replacement
 
 
@@ -617,8 +623,8 @@ class TestOtherDeliveries:
         self, sink_config: config.Sink, servers: str, delivery: str
     ) -> None:
         plain = sink_config.model_copy(update={"delivery": delivery})
-        with ShardSink(plain, APP, WHOLE) as sink:
-            batch = sink.publish(some_events(WHOLE, 500))
+        with ShardSink(Clients(plain), APP, WHOLE) as sink:
+            batch = sink.publish(Content(some_events(WHOLE, 500)))
             assert (batch.events, batch.lost) == (500, 0)
             found, fold = folded(sink, {})
             assert len(found) == 500
@@ -629,15 +635,18 @@ class TestOtherDeliveries:
     def test_at_least_once_names_a_row_that_is_too_large(self, sink_config: config.Sink) -> None:
         plain = sink_config.model_copy(update={"delivery": "at_least_once"})
         table = events([("a", 1), ("a", 2), ("a", 3)], payload=[b"{}", b"x" * 2_000_000, b"{}"])
-        with ShardSink(plain, APP, WHOLE) as sink, pytest.raises(RecordRefusedError) as caught:
-            sink.publish(table)
+        with (
+            ShardSink(Clients(plain), APP, WHOLE) as sink,
+            pytest.raises(RecordRefusedError) as caught,
+        ):
+            sink.publish(Content(table))
         assert caught.value.rows == [1]
 
     def test_at_most_once_counts_what_it_loses(self, sink_config: config.Sink) -> None:
         plain = sink_config.model_copy(update={"delivery": "at_most_once"})
         table = events([("a", 1), ("a", 2), ("a", 3)], payload=[b"{}", b"x" * 2_000_000, b"{}"])
-        with ShardSink(plain, APP, WHOLE) as sink:
-            batch = sink.publish(table)
+        with ShardSink(Clients(plain), APP, WHOLE) as sink:
+            batch = sink.publish(Content(table))
         assert (batch.events, batch.lost) == (2, 1)
 
 
@@ -659,7 +668,9 @@ def test_a_property_that_breaks_a_guarantee_is_refused_by_name(
     sink_config: config.Sink, properties: dict[str, str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        ShardSink(sink_config.model_copy(update={"properties": properties}), APP, WHOLE).ready()
+        ShardSink(
+            Clients(sink_config.model_copy(update={"properties": properties})), APP, WHOLE
+        ).ready()
     key = next(iter(properties))
     assert key in f"{caught.value.where} {caught.value.message}"
 
@@ -670,21 +681,21 @@ def test_other_properties_reach_the_client(sink_config: config.Sink) -> None:
             "properties": {"compression.type": "zstd", "linger.ms": "0", "fetch.min.bytes": "1"}
         }
     )
-    with ShardSink(mine, APP, WHOLE) as sink:
-        sink.publish(some_events(WHOLE, 20))
+    with ShardSink(Clients(mine), APP, WHOLE) as sink:
+        sink.publish(Content(some_events(WHOLE, 20)))
         assert len(folded(sink, {})[0]) == 20
 
 
 def test_no_transaction_waits_for_the_linger(sink_config: config.Sink) -> None:
     patient = sink_config.model_copy(update={"properties": {"linger.ms": "20000"}})
-    with ShardSink(patient, APP, WHOLE) as sink:
+    with ShardSink(Clients(patient), APP, WHOLE) as sink:
         sink.ready()
         started = time.monotonic()
-        sink.publish(some_events(WHOLE, 20))
+        sink.publish(Content(some_events(WHOLE, 20)))
         assert time.monotonic() - started < 15
 
 
 def test_a_message_may_have_less_time_than_the_usual_linger(sink_config: config.Sink) -> None:
     hasty = sink_config.model_copy(update={"properties": {"message.timeout.ms": "150"}})
-    with ShardSink(hasty, APP, WHOLE) as sink:
+    with ShardSink(Clients(hasty), APP, WHOLE) as sink:
         sink.ready()

@@ -14,15 +14,12 @@ from hypothesis import strategies as st
 
 from eventpub.admission.model import SkippedGap
 from eventpub.sink import DeadRow, Record
+from eventpub.sink.encoder import CloudEvents, read_conflict, read_gap
 from eventpub.sink.records import (
-    dead_record,
-    event_columns,
     format_times,
-    gap_record,
     metadata_headers,
     parse_times,
-    read_conflict,
-    read_gap,
+    partitions_of,
 )
 from tests.sink.helpers import CREATED, events
 
@@ -30,7 +27,7 @@ YEAR_1900 = -2_208_988_800_000_000
 
 
 def records(table: pa.Table, late: Any = None) -> list[Record]:
-    return event_columns(table, "orders", 8, late).records()
+    return CloudEvents("orders").events(table, partitions_of(table, 8), late).records()
 
 
 def record(**columns: Any) -> Record:
@@ -80,7 +77,8 @@ def test_rows_of_many_chunks_keep_their_order_and_partitions() -> None:
 def test_a_record_batch_gives_what_a_table_gives() -> None:
     table = events([("a", 1), ("b", 1)], metadata=['{"k":"v"}', None])
     batch = table.combine_chunks().to_batches()[0]
-    assert event_columns(batch, "orders", 8).records() == records(table)
+    placed = partitions_of(batch, 8)
+    assert CloudEvents("orders").events(batch, placed).records() == records(table)
 
 
 def test_no_rows_give_no_records() -> None:
@@ -146,7 +144,7 @@ def test_a_late_event_says_so() -> None:
             [("o", '{"a":[1,"ä"]}'.encode()), ("l", b"[]")],
         ),
         ('{"ce_id":"mine","ce_":1}', [("metadata_ce_id", b"mine"), ("metadata_ce_", b"1")]),
-        # a writer's trace is continued by consumers (docs/how-to/traces.md)
+        # a writer's trace is continued by consumers (docs/messages.md, "Traces")
         ('{"traceparent":"00-0af7-b7ad-01"}', [("traceparent", b"00-0af7-b7ad-01")]),
         ('{"eventpub_late":"1"}', [("metadata_eventpub_late", b"1")]),
         ('{"":"empty name"}', [("", b"empty name")]),
@@ -222,7 +220,7 @@ def test_times_are_read_back_as_they_were(micros: list[int]) -> None:
 
 def test_a_skip_is_json_and_is_read_back() -> None:
     gap = SkippedGap("Bestellung-ä", 3, 5, CREATED, CREATED + 1, 8, "gave up")
-    made = gap_record(gap, "orders", 8)
+    made = CloudEvents("orders").gap(gap, 8)
     assert made.key == "Bestellung-ä"
     assert made.partition == zlib.crc32("Bestellung-ä".encode()) % 8
     assert json.loads(made.value or b"") == {
@@ -262,7 +260,7 @@ def test_any_record_is_a_skip_or_refused_as_none(value: bytes) -> None:
         gap = read_gap(value)
     except ValueError:
         return
-    again = gap_record(gap, "orders", 8).value
+    again = CloudEvents("orders").gap(gap, 8).value
     assert read_gap(again or b"") == gap
 
 
@@ -290,7 +288,7 @@ def test_what_is_no_skip_is_refused_as_one(value: bytes) -> None:
 class TestDead:
     def test_a_refused_row_is_told_in_full(self) -> None:
         row = DeadRow("a", -1, "admission.version_invalid: -1", b"\xff", "T", b"{bad", CREATED)
-        made = dead_record(row, "orders", 8, 3)
+        made = CloudEvents("orders").dead(row, (8, 3))
         assert (made.key, made.value) == ("a", b"\xff")
         assert made.partition == zlib.crc32(b"a") % 8
         assert dict(made.headers) == {
@@ -306,12 +304,13 @@ class TestDead:
         }
 
     def test_a_row_without_an_identity_goes_where_it_may(self) -> None:
-        made = dead_record(DeadRow(None, None, "store.row_unreadable"), "orders", 8, 3)
+        row = DeadRow(None, None, "store.row_unreadable")
+        made = CloudEvents("orders").dead(row, (8, 3))
         assert read_conflict(dict(made.headers)) is None
         assert (made.key, made.value, made.partition) == (None, None, 3)
 
     def test_what_the_broker_refused_is_not_sent_to_it_again(self) -> None:
         row = DeadRow("a", 1, "sink.record_refused: too large", b"x" * 1000)
-        made = dead_record(row, "orders", 8, 3)
+        made = CloudEvents("orders").dead(row, (8, 3))
         assert made.value is None
         assert dict(made.headers)["eventpub_payload_bytes"] == "1000"

@@ -15,7 +15,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from eventpub import config
 from eventpub.errors import Check, SinkError
 from eventpub.local import Kafka
-from eventpub.sink import ShardSink, check_topics, checks, client, fencing, topics
+from eventpub.sink import ShardSink, check_topics, checks, owned_producer, topics
+from eventpub.sink.client import Clients
 from eventpub.sink.topics import list_offsets, partition_counts, topic_ids
 from tests.publisher.harness import eventually
 from tests.servers import kafka_cluster
@@ -57,7 +58,7 @@ def nobody() -> str:
 
 def error_of(sink: config.Sink, **more: Any) -> SinkError:
     with pytest.raises(SinkError) as caught:
-        check_topics(sink, **more)
+        check_topics(Clients(sink), **more)
     return caught.value
 
 
@@ -66,21 +67,22 @@ class TestCheckTopics:
         self, servers: str, topic_name: str
     ) -> None:
         sink = settings(topic_name, servers)
-        found = check_topics(sink, late=True)
+        found = check_topics(Clients(sink), late=True)
         side = (f"{topic_name}.gaps", f"{topic_name}.dead", f"{topic_name}.late")
         assert found.partitions == PARTITIONS
         assert found.created == (topic_name, *side)
-        again = check_topics(sink, late=True)
+        again = check_topics(Clients(sink), late=True)
         assert (again.partitions, again.created) == (PARTITIONS, ())
-        kept = [c for c in checks(sink, APP, 1) if c.name == "topic settings"]
+        kept = [c for c in checks(Clients(sink), APP, 1) if c.name == "topic settings"]
         assert [c.status for c in kept] == ["ok"]
 
     def test_side_topics_follow_the_topic_that_exists(
         self, servers: str, topic_name: str, make: Make
     ) -> None:
         make({topic_name: 7})
-        assert check_topics(settings(topic_name, servers)).partitions == 7
-        assert topics.partition_counts(settings(topic_name, servers))[f"{topic_name}.gaps"] == 7
+        assert check_topics(Clients(settings(topic_name, servers))).partitions == 7
+        counts = topics.partition_counts(Clients(settings(topic_name, servers)))
+        assert counts[f"{topic_name}.gaps"] == 7
 
     def test_says_how_to_create_what_it_may_not(self, servers: str, topic_name: str) -> None:
         error = error_of(settings(topic_name, servers, create_topics=False))
@@ -103,7 +105,7 @@ class TestCheckTopics:
         assert (error.code, error.where) == ("sink.partition_count", "run.shards")
         assert f"created with {PARTITIONS}" in error.message
         assert f"sink.partitions to at least {PARTITIONS + 1}" in (error.suggestion or "")
-        assert topic_name not in partition_counts(sink), "it is refused before it is made"
+        assert topic_name not in partition_counts(Clients(sink)), "it is refused before it is made"
 
     def test_shards_need_a_partition_each_of_the_topic_that_exists(
         self, servers: str, topic_name: str, make: Make
@@ -111,7 +113,7 @@ class TestCheckTopics:
         """It may have been made with fewer, as sink.partitions still says."""
         make({topic_name: PARTITIONS + 2})
         sink = settings(topic_name, servers)
-        layout = check_topics(sink, shards=PARTITIONS + 2)
+        layout = check_topics(Clients(sink), shards=PARTITIONS + 2)
         assert layout.partitions == PARTITIONS + 2
         error = error_of(sink, shards=PARTITIONS + 3)
         assert f"{topic_name} has {PARTITIONS + 2}" in error.message
@@ -150,8 +152,11 @@ class TestBrokersThatDoNotAnswer:
         error = error_of(sink, timeout=1.0)
         assert error.code == "sink.auth_failed"
         assert "a-secret-word" not in str(error)
-        monkeypatch.setattr(fencing, "READY_TIMEOUT", 1.0)
-        with ShardSink(sink, APP, WHOLE) as producer, pytest.raises(SinkError) as caught:
+        monkeypatch.setattr(owned_producer, "READY_TIMEOUT", 1.0)
+        with (
+            ShardSink(Clients(sink), APP, WHOLE) as producer,
+            pytest.raises(SinkError) as caught,
+        ):
             producer.ready()
         assert caught.value.code == "sink.auth_failed"
         assert "a-secret-word" not in str(caught.value)
@@ -159,17 +164,17 @@ class TestBrokersThatDoNotAnswer:
 
 class TestDoctor:
     def of(self, sink: config.Sink, shards: int = 2, **more: Any) -> dict[str, Check]:
-        return {check.name: check for check in checks(sink, APP, shards, **more)}
+        return {check.name: check for check in checks(Clients(sink), APP, shards, **more)}
 
     def test_finds_nothing_where_all_is_well(self, servers: str, topic_name: str) -> None:
         sink = settings(topic_name, servers)
-        check_topics(sink)
+        check_topics(Clients(sink))
         found = self.of(sink)
         assert {c.status for c in found.values()} == {"ok"}
         assert set(found) == {
             "broker",
             "topic",
-            "what stands on the topic",
+            "records on the topic",
             "side topic .gaps",
             "side topic .dead",
             "transactions",
@@ -181,7 +186,7 @@ class TestDoctor:
     def test_creates_nothing(self, servers: str, topic_name: str) -> None:
         sink = settings(topic_name, servers)
         assert self.of(sink)["topic"].status == "ok", "run will create it"
-        assert topic_name not in topics.partition_counts(sink)
+        assert topic_name not in topics.partition_counts(Clients(sink))
         forbidden = self.of(sink.model_copy(update={"create_topics": False}))
         assert (forbidden["topic"].status, forbidden["topic"].code) == (
             "wrong",
@@ -198,20 +203,22 @@ class TestDoctor:
         error = error_of(sink)
         assert error.code == "sink.too_few_brokers"
         assert "number of brokers" in (error.suggestion or "")
-        check_topics(settings(topic_name, servers))
+        check_topics(Clients(settings(topic_name, servers)))
         assert self.of(sink)["replication"].status == "ok", "they are there"
 
     def test_says_a_broker_that_is_away_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(topics, "REACH_TIMEOUT", 1.0)
         address = nobody()
-        found = checks(settings("orders", address), APP, 2)
+        found = checks(Clients(settings("orders", address)), APP, 2)
         assert [(c.status, c.code) for c in found] == [("wrong", "sink.unreachable")]
         assert address in found[0].message
 
     def test_warns_of_a_topic_that_forgets(self, servers: str, topic_name: str, make: Make) -> None:
         make({topic_name: PARTITIONS}, retention_ms="604800000", max_message_bytes="100000")
         found = [
-            c for c in checks(settings(topic_name, servers), APP, 2) if c.name == "topic settings"
+            c
+            for c in checks(Clients(settings(topic_name, servers)), APP, 2)
+            if c.name == "topic settings"
         ]
         assert [c.status for c in found] == ["warn", "warn"]
         assert "7d" in found[0].message
@@ -274,11 +281,11 @@ def test_f4_a_leader_that_hangs_is_asked_no_more_once_another_leads() -> None:
     try:
         sink = settings("orders", cluster.bootstrap_servers)
         cluster.lead("orders", 0, 1)
-        assert list_offsets(sink, [("orders", 0)], "latest") == {("orders", 0): 0}
+        assert list_offsets(Clients(sink), [("orders", 0)], "latest") == {("orders", 0): 0}
         cluster.hang(1)
         cluster.lead("orders", 0, 2)
         began = time.monotonic()
-        assert list_offsets(sink, [("orders", 0)], "latest") == {("orders", 0): 0}
+        assert list_offsets(Clients(sink), [("orders", 0)], "latest") == {("orders", 0): 0}
         assert time.monotonic() - began < 8
     finally:
         cluster.close()
@@ -292,9 +299,9 @@ def test_f4_a_broker_that_dies_is_not_waited_for_by_who_took_it_for_the_controll
     with kafka_cluster(tmp_path / "kafka") as cluster:
         sink = settings("orders", cluster.bootstrap_servers)
         eventually(lambda: _is_there(sink), 60)
-        known = topic_ids(sink, ["orders"])
+        known = topic_ids(Clients(sink), ["orders"])
         assert "orders" in known
-        admin, _ = client.admin(sink)
+        admin, _ = Clients(sink).admin()
         number = admin.list_topics(timeout=10).controller_id
         cluster.brokers[number].kill()
         eventually(lambda: _ids(sink) == known, 60)
@@ -302,11 +309,11 @@ def test_f4_a_broker_that_dies_is_not_waited_for_by_who_took_it_for_the_controll
 
 def _is_there(sink: config.Sink) -> bool:
     with suppress(SinkError):
-        return check_topics(sink).topic == "orders"
+        return check_topics(Clients(sink)).topic == "orders"
     return False
 
 
 def _ids(sink: config.Sink) -> dict[str, str]:
     with suppress(SinkError):
-        return topic_ids(sink, ["orders"])
+        return topic_ids(Clients(sink), ["orders"])
     return {}

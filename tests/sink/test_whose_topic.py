@@ -33,7 +33,9 @@ from eventpub.sink import (
     has_written,
     sources_of,
 )
-from eventpub.sink.records import gap_record
+from eventpub.sink.base import Content
+from eventpub.sink.client import Clients
+from eventpub.sink.encoder import CloudEvents
 from eventpub.sink.topics import list_offsets
 from tests.sink.helpers import (
     APP,
@@ -65,7 +67,7 @@ def servers(kafka_server: Kafka) -> str:
 @pytest.fixture
 def sink(servers: str, topic_name: str) -> config.Sink:
     made = settings(topic_name, servers)
-    check_topics(made, late=True)
+    check_topics(Clients(made), late=True)
     return made
 
 
@@ -74,7 +76,7 @@ def new_sink(sink: config.Sink) -> Iterator[Callable[..., ShardSink]]:
     made: list[ShardSink] = []
 
     def make(shard: Shard = WHOLE, **more: Any) -> ShardSink:
-        made.append(ShardSink(more.pop("sink", sink), APP, shard, **more))
+        made.append(ShardSink(Clients(more.pop("sink", sink)), APP, shard, **more))
         made[-1].ready()
         return made[-1]
 
@@ -92,7 +94,7 @@ def publish(
         owner = new_sink()
         kept = refusals.without(Decision(rows), 0, "events")
         try:
-            owner.publish(kept.events, dead=kept.dead)
+            owner.publish(Content(kept.events, dead=kept.dead))
         except RecordRefusedError as refusal:
             refusals.note(refusal, kept.events, None)
         except SinkError as error:
@@ -107,7 +109,7 @@ def tried(new_sink: Callable[..., ShardSink], rows: Any, **more: Any) -> SinkErr
     """Publish, by a new sink while trying again may help; what then is wrong, or None."""
     for _ in range(6):
         try:
-            new_sink().publish(rows, **more)
+            new_sink().publish(Content(rows, **more))
         except SinkError as error:
             if not error.retriable:
                 return error
@@ -170,7 +172,9 @@ class TestDeadLetters:
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
     ) -> None:
         rows = events([("a", -1)], payload=[b"p" * 1_200_000])
-        new_sink().publish(EVENTS.empty_table(), dead=dead_rows(rows, ["admission.version: -1"]))
+        new_sink().publish(
+            Content(EVENTS.empty_table(), dead=dead_rows(rows, ["admission.version: -1"]))
+        )
         (letter,) = read_topic(servers, sink.dead_topic)
         assert dict(letter.headers())["eventpub_payload_bytes"] == b"1200000"
 
@@ -218,11 +222,13 @@ class TestTimes:
         dead = DeadRow("a", 4, "admission.x: because", create_time=far)
         late = events([("a", 3)], create_time=[far])
         new_sink().publish(
-            events([("a", 1), ("a", 2)], create_time=[CREATED, far]),
-            dead=[dead],
-            diverted=late,
-            gaps=[SkippedGap("a", 5, 5, far, far, 1, "gave up")],
-            now=now,
+            Content(
+                events([("a", 1), ("a", 2)], create_time=[CREATED, far]),
+                dead=[dead],
+                diverted=late,
+                gaps=[SkippedGap("a", 5, 5, far, far, 1, "gave up")],
+                now=now,
+            )
         )
         first, second = read_topic(servers, sink.topic)
         assert first.timestamp()[1] == CREATED // 1000
@@ -238,7 +244,7 @@ class TestTimes:
         configure(servers, sink.topic, "message.timestamp.after.max.ms", "3600000")
         ahead = int(time.time() * 1e6) + SOON * 1_000_000
         rows = events([("a", v) for v in range(1, 100)], create_time=[ahead] * 99)
-        new_sink().publish(rows, now=ahead)
+        new_sink().publish(Content(rows, now=ahead))
         assert len(read_topic(servers, sink.topic)) == 99
 
 
@@ -247,7 +253,7 @@ class TestOthers:
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
     ) -> None:
         owner = new_sink()
-        owner.publish(some_events(WHOLE, 20))
+        owner.publish(Content(some_events(WHOLE, 20)))
         a = ids_of(WHOLE, 1)[0]
         producer = Producer({"bootstrap.servers": servers})
         forged: list[Any] = [("ce_source", "billing"), ("ce_sequence", "999")]
@@ -267,9 +273,9 @@ class TestOthers:
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
     ) -> None:
         a = ids_of(WHOLE, 1)[0]
-        new_sink().publish(some_events(WHOLE, 20))
+        new_sink().publish(Content(some_events(WHOLE, 20)))
         gap = SkippedGap(a, 3, 4, CREATED, CREATED + 1, 8, "max_backoff")
-        record = gap_record(gap, APP, PARTITIONS)
+        record = CloudEvents(APP).gap(gap, PARTITIONS)
         json_alone: list[Any] = [h for h in record.headers if h[0] != "ce_source"]
         producer = Producer({"bootstrap.servers": servers})
         value = record.value or b""
@@ -299,17 +305,17 @@ class TestOthers:
             assert producer.flush(20) == 0
 
         others_write()
-        assert not has_written(sink, sources_of(APP))
-        new_sink().publish(some_events(WHOLE, 2))
+        assert not has_written(Clients(sink), sources_of(APP))
+        new_sink().publish(Content(some_events(WHOLE, 2)))
         others_write()
-        assert has_written(sink, sources_of(APP))
-        assert not has_written(sink, sources_of("another"))
+        assert has_written(Clients(sink), sources_of(APP))
+        assert not has_written(Clients(sink), sources_of("another"))
 
     def test_a22_another_publisher_is_an_error_until_it_is_explained(
         self, new_sink: Callable[..., ShardSink], sink: config.Sink, servers: str
     ) -> None:
         owner = new_sink()
-        owner.publish(some_events(WHOLE, 20))
+        owner.publish(Content(some_events(WHOLE, 20)))
         write(servers, sink.topic, [("x", 1), ("x", 2)])
         with pytest.raises(SinkError) as caught:
             folded(new_sink(), {})
@@ -324,11 +330,11 @@ class TestOthers:
     ) -> None:
         owner = new_sink()
         list(owner.fold({}))
-        owner.publish(some_events(WHOLE, 40))
+        owner.publish(Content(some_events(WHOLE, 40)))
         owner.check_between()
         write(servers, sink.topic, [(f"x-{n}", 1) for n in range(16)])
         with pytest.raises(SinkError) as caught:
-            owner.publish(some_events(WHOLE, 40, 100))
+            owner.publish(Content(some_events(WHOLE, 40, 100)))
         assert caught.value.code == "sink.other_publisher"
         there = identities(read_topic(servers, sink.topic))
         assert sum(not name.startswith("x-") for name, _ in there) == 40, (
@@ -344,14 +350,14 @@ class TestOthers:
         first, second = new_sink(Shard(0, 2, PARTITIONS)), new_sink(theirs)
         for each in (first, second):
             list(each.fold({}))
-        first.publish(events([(a, 1)]))
+        first.publish(Content(events([(a, 1)])))
         with pytest.raises(SinkError):
-            second.publish(events([(a, 1)]))
+            second.publish(Content(events([(a, 1)])))
         second = new_sink(theirs)
         list(second.fold({}))
-        second.publish(events([(a, 2)]))
+        second.publish(Content(events([(a, 2)])))
         with pytest.raises(SinkError) as caught:
-            first.publish(events([(a, 2)]))
+            first.publish(Content(events([(a, 2)])))
         assert caught.value.code == "sink.aborted"
         assert first.needs_replacement
         assert identities(read_topic(servers, sink.topic)) == [(a, 1), (a, 2)]
@@ -360,11 +366,11 @@ class TestOthers:
         self, new_sink: Callable[..., ShardSink], sink: config.Sink
     ) -> None:
         before = some_events(WHOLE, 200)
-        new_sink().publish(before)
-        admin, _ = client.admin(sink)
+        new_sink().publish(Content(before))
+        admin, _ = Clients(sink).admin()
         for future in admin.create_partitions([NewPartitions(t, 6) for t in sink.topics]).values():
             future.result(10)
-        client.renew(sink)
+        Clients(sink).renew()
         found: list[tuple[str, int]] = []
         for number in range(3):
             owner = new_sink(Shard(number, 3, 6))
@@ -378,11 +384,13 @@ class TestOthers:
         """Two that restored it would publish it twice, and end nothing of the other's."""
         mine, theirs = Shard(0, 2, PARTITIONS), Shard(1, 2, PARTITIONS)
         with pytest.raises(CrashError):
-            new_sink(theirs).publish(some_events(theirs, 40), crash_point=crash_at("before_commit"))
+            new_sink(theirs).publish(
+                Content(some_events(theirs, 40)), crash_point=crash_at("before_commit")
+            )
         other = new_sink(theirs)  # which ends it by an abort
         places = [(sink.topic, p) for p in theirs.topic_partitions()]
-        saved = list_offsets(sink, places, "latest")
-        other.publish(some_events(theirs, 40, 101))
+        saved = list_offsets(Clients(sink), places, "latest")
+        other.publish(Content(some_events(theirs, 40, 101)))
         believed = {place: (0, end - 1) for place, end in saved.items()}
         with pytest.raises(MissingMarkerError):
             list(other.fold(saved, believed))
@@ -394,7 +402,7 @@ def test_a6_a_topic_that_is_made_again_while_a_producer_lives(
 ) -> None:
     owner = new_sink()
     list(owner.fold({}))
-    saved = owner.publish(some_events(WHOLE, 400))
+    saved = owner.publish(Content(some_events(WHOLE, 400)))
     remake(sink)
     caught = None
     deadline = time.monotonic() + 60.0
@@ -403,7 +411,7 @@ def test_a6_a_topic_that_is_made_again_while_a_producer_lives(
             if owner.needs_replacement:  # as a task does: fold before anything is published
                 owner = new_sink()
                 list(owner.fold(saved.next_offsets, saved.written))
-            owner.publish(some_events(WHOLE, 400, 100))
+            owner.publish(Content(some_events(WHOLE, 400, 100)))
         except SinkError as error:
             caught = error
             if not _passes(error):
@@ -431,7 +439,7 @@ def _passes(error: SinkError) -> bool:
 
 def remake(sink: config.Sink) -> None:
     """Delete the topic, and make it again."""
-    admin, _ = client.admin(sink)
+    admin, _ = Clients(sink).admin()
     for future in admin.delete_topics([sink.topic]).values():
         future.result(10)
     deadline = time.monotonic() + 20
@@ -440,7 +448,7 @@ def remake(sink: config.Sink) -> None:
         time.sleep(0.1)
     while time.monotonic() < deadline:
         try:
-            check_topics(sink)
+            check_topics(Clients(sink))
             break
         except SinkError:
             time.sleep(0.2)
@@ -463,12 +471,12 @@ def test_a20_a_log_that_is_worded_differently_counts_as_a_doubt(
     monkeypatch.setattr(client.ClientLog, "log", other_words)
     monkeypatch.setattr("eventpub.sink.transaction._log_is_strange.is_set", lambda: False)
     owner = new_sink()
-    owner.publish(some_events(WHOLE, 40))
+    owner.publish(Content(some_events(WHOLE, 40)))
     assert owner.needs_replacement
     assert "each transaction counts as in doubt" in caplog.text
     monkeypatch.undo()
     owner = new_sink()
-    owner.publish(some_events(WHOLE, 40, 100))
+    owner.publish(Content(some_events(WHOLE, 40, 100)))
     assert not owner.needs_replacement
     assert len(identities(read_topic(servers, sink.topic))) == 80
 

@@ -1,6 +1,9 @@
 """Kills a job on the source `eventstore` again and again while events commit late, and compares.
 
-    python -m tests.spark.kills --sink parquet --kills 20 [--seed 1]
+    python -m tests.spark.kills --sink parquet --kills 20 [--seed 1] [--cluster]
+
+With --cluster the job runs on two workers that share nothing but the state and the sink's folder,
+and executors are killed.
 
 Prints one line: kills by what was killed, events, and how many are lost, repeated and out of order
 in what the sink has. Exit status 1 where any are.
@@ -20,13 +23,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pymysql
 from sqlalchemy import make_url
+
+from tests.spark.cluster import Cluster, cluster
 
 ROOT = Path(__file__).parents[2]
 TABLE = """CREATE TABLE events (
@@ -278,8 +283,6 @@ def read_kafka(servers: str, topic: str) -> list[Event]:
 @contextmanager
 def servers(folder: Path, *, kafka: bool) -> Iterator[tuple[str, str]]:
     """A MySQL with the event table, and a broker: its URL and addresses."""
-    from contextlib import ExitStack
-
     from eventpub.local import kafka as broker
     from tests.servers.databases import mysql
 
@@ -305,11 +308,11 @@ Command = Callable[[bool], list[str]]
 
 
 def job_of(
-    sink: str, url: str, address: str, folder: Path
+    sink: str, url: str, address: str, folder: Path, master: str
 ) -> tuple[Command, Callable[[], list[Event]]]:
     """The command of a job, and what reads its sink."""
     if sink in {"run", "threads"}:
-        return run_of(sink, url, address, folder), lambda: read_kafka(address, "kills")
+        return run_of(sink, url, address, folder, master), lambda: read_kafka(address, "kills")
     job: dict[str, Any] = {
         "source": {
             "url": url,
@@ -322,6 +325,8 @@ def job_of(
             "backoff_base": "100ms",
         },
         "sink": sink,
+        "master": master,
+        "conf": _ON_CLUSTER if master.startswith("spark:") else {},
         "checkpoint": str(folder / "checkpoint"),
         "out": url if sink == "sql" else str(folder / "out"),
     }
@@ -343,15 +348,26 @@ def job_of(
     return command, readers[sink]
 
 
-def run_of(engine: str, url: str, address: str, folder: Path) -> Command:
+_ON_CLUSTER = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+}
+
+
+def run_of(engine: str, url: str, address: str, folder: Path, master: str) -> Command:
     """`eventpub run`; "run" is the engine spark."""
     config = folder / "eventpub.toml"
     engine = "threads" if engine == "threads" else "spark"
+    properties = {**_ON_CLUSTER, "spark.driver.host": "127.0.0.1"}
+    lines = "".join(f'"{name}" = "{value}"\n' for name, value in properties.items())
     config.write_text(
         f'[app]\nid = "kills"\nstate_dir = "{folder}/run"\n[store]\nurl = "{url}"\n'
         '[read]\ndelay = "300ms"\nwatermark = "off"\n[gaps]\nbackoff_base = "100ms"\n'
         f'[sink]\ntopic = "kills"\nbootstrap_servers = "{address}"\n'
-        f'[run]\nengine = "{engine}"\nshards = 2\n[spark]\nmaster = "local[2]"\n[ops]\nhttp = ""\n'
+        f'[run]\nengine = "{engine}"\nshards = 2\n[spark]\nmaster = "{master}"\n[ops]\nhttp = ""\n'
+        f'[state]\nlocation = "{folder}/shared"\n'
+        + (f"[spark.properties]\n{lines}" if master.startswith("spark:") else "")
     )
     program = str(Path(sys.executable).with_name("eventpub"))
     flags = ["--config", str(config)]
@@ -359,13 +375,26 @@ def run_of(engine: str, url: str, address: str, folder: Path) -> Command:
 
 
 def campaign(
-    sink: str, kills: int, seed: int, folder: Path, *, driver_share: float = 0.4
+    sink: str,
+    kills: int,
+    seed: int,
+    folder: Path,
+    *,
+    driver_share: float = 0.4,
+    on_cluster: bool = False,
 ) -> dict[str, Any]:
     """Kill a job so many times; what came of it."""
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
-    with servers(folder, kafka=sink in {"eventpub", "run", "threads"}) as (url, address):
-        command, read = job_of(sink, url, address, folder)
+    with ExitStack() as stack:
+        kafka = sink in {"eventpub", "run", "threads"}
+        url, address = stack.enter_context(servers(folder, kafka=kafka))
+        executors: Cluster | None = None
+        if on_cluster:
+            private = [folder / "local", folder / "run"]
+            executors = stack.enter_context(cluster(folder, private))
+        master = "local[2,4]" if executors is None else executors.master
+        command, read = job_of(sink, url, address, folder, master)
         running = Job(command, folder / "job.log")
         writers = Writers(url)
         try:
@@ -373,11 +402,17 @@ def campaign(
                 if not running.is_running:
                     running.start()
                     deadline = time.monotonic() + 120
-                    while not running.processes()["worker"] and time.monotonic() < deadline:
+                    while not _has_workers(running, executors) and time.monotonic() < deadline:
                         time.sleep(0.3)
+                        if sink == "threads":
+                            break
                 time.sleep(chance.random() * 4)
                 what = "driver" if chance.random() < driver_share else "worker"
-                killed[what] += running.is_running and running.kill(what, chance)
+                if executors is not None and what == "worker":
+                    _until_it_grows(read)
+                    killed["executor"] += executors.kill_one(chance)
+                else:
+                    killed[what] += running.is_running and running.kill(what, chance)
             if running.is_running:
                 running.kill("driver", chance)
         finally:
@@ -400,16 +435,28 @@ def campaign(
     }
 
 
+def _until_it_grows(read: Callable[[], list[Event]]) -> None:
+    """An executor takes some seconds to come back: what is killed shall have done something."""
+    before, deadline = len(read()), time.monotonic() + 60
+    while len(read()) <= before and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+def _has_workers(job: Job, executors: Cluster | None) -> bool:
+    return bool(job.processes()["worker"] if executors is None else executors.executors())
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--sink", default="parquet")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder")
+    parser.add_argument("--cluster", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(given.folder or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        outcome = campaign(given.sink, given.kills, given.seed, folder)
+        outcome = campaign(given.sink, given.kills, given.seed, folder, on_cluster=given.cluster)
     print(json.dumps(outcome))
     sys.exit(any(outcome[name] for name in ("lost", "repeated", "out_of_order")))

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 
+from eventpub.channel import PartitionId
+from eventpub.coordinator.events import CheckTopic
 from eventpub.errors import EventpubError, SinkError, find_marked
 from eventpub.local import Kafka
 from eventpub.sink import numbered
-from eventpub.sink.fencing import transactional_id
-from eventpub.sink.owned_producer import OwnedProducer
+from eventpub.sink.client import Clients
+from eventpub.sink.markers import Markers
+from eventpub.sink.owned_producer import OwnedProducer, transactional_id
+from eventpub.sink.records import SOURCE
+from eventpub.sink.topics import list_offsets
 from eventpub.sink.transaction import Transactions
-from eventpub.spark import sink as spark_sink
-from eventpub.spark.sink import EventpubSink, Published, sink_options
-from eventpub.spark.source import SourceError
+from eventpub.spark import sink_task, topic_watch
+from eventpub.spark.options import SinkOptions, sink_options
+from eventpub.spark.process import SourceError
+from eventpub.spark.sink import EventpubSink, Published, Writer
+from eventpub.spark.topic_watch import TopicWatch
 from tests.sink.helpers import CREATED, read_topic
+from tests.spark import cut_off
 
 _FIELDS: list[Any] = [
     ("aggregate_id", pa.string()),
@@ -61,18 +80,27 @@ class Task:
             **options,
         }
         self.query = query
+        self.part = 1_000
+        self.attempt = 0
 
     def write(
         self, batch: int, rows: list[dict[str, Any]], task: int = 0, schema: Any = ROWS
     ) -> Published:
         """Write the rows of a task."""
         properties = {"sql.streaming.queryId": self.query, "streaming.sql.batchId": str(batch)}
-        context = SimpleNamespace(getLocalProperty=properties.get, partitionId=lambda: task)
+        context = SimpleNamespace(
+            getLocalProperty=properties.get,
+            partitionId=lambda: task,
+            attemptNumber=lambda: self.attempt,
+        )
         names = SimpleNamespace(names=schema.names)
         table = pa.Table.from_pylist(rows, schema=schema)
-        with patch.object(spark_sink, "TaskContext", SimpleNamespace(get=lambda: context)):
+        with (
+            patch.object(sink_task, "TaskContext", SimpleNamespace(get=lambda: context)),
+            patch.object(sink_task, "require_whole_input"),  # tried with a real Spark below
+        ):
             writer = EventpubSink(self.options).streamWriter(names, False)
-            return writer.write(iter(table.to_batches()))
+            return writer.write(iter(table.to_batches(max_chunksize=self.part)))
 
     def refused(self, *arguments: Any, **more: Any) -> EventpubError:
         """The error that such a write ends with."""
@@ -103,7 +131,8 @@ def test_a_batch_is_published_once_however_often_it_is_written(
     assert sink.write(0, first).is_new
     assert not sink.write(0, first).is_new
     assert sink.write(1, second).is_new
-    assert not sink.write(0, first).is_new, "an attempt that was stalled since"
+    stalled = sink.refused(0, first)
+    assert stalled.code == "sink.checkpoint_behind", "an attempt that was stalled since"
     assert not sink.write(1, second).is_new
     assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2), ("a", 3)]
 
@@ -123,16 +152,17 @@ def test_each_task_of_a_batch_is_told_apart(
 def test_markers_are_found_however_many_tasks_there_are(
     sink: Task, kafka_server: Kafka, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbered, "_READ_AT_FIRST", 2)
+    monkeypatch.setattr("eventpub.sink.markers._READ_AT_FIRST", 2)
+    sink.write(0, [event("b", 1)])
     for task in range(6):
         assert sink.write(3, [event(f"a-{task}", 1)], task=task).is_new
     for task in range(6):
         assert not sink.write(3, [event(f"a-{task}", 1)], task=task).is_new
-    assert len(versions(kafka_server, topic_name)) == 6
+    assert len(versions(kafka_server, topic_name)) == 7
 
 
 def test_an_empty_part_of_a_batch_costs_no_transaction(sink: Task) -> None:
-    assert sink.write(0, []) == Published(0, False)
+    assert sink.write(0, [], task=1) == Published(0, False, 1)
 
 
 def test_a_repeated_batch_with_other_rows_is_refused(
@@ -166,7 +196,7 @@ def test_what_an_older_attempt_has_open_is_aborted(
 ) -> None:
     sink.write(0, [event("a", 1)])
     options = sink_options(sink.options)
-    stalled = OwnedProducer(options.sink, options.id, 0)
+    stalled = OwnedProducer(Clients(options.sink), options.id, 0)
     stalled.ready()
     stalled.client.begin_transaction()
     stalled.client.produce(topic_name, b"stalled", b"a", partition=0)
@@ -192,14 +222,89 @@ def test_markers_behind_another_tasks_open_transaction_are_waited_for(
     other.init_transactions(10)
     other.begin_transaction()
     options = sink_options(sink.options)
-    place = numbered.NumberedSink(
-        options.sink, options.id, numbered.markers_of(options.sink)
-    )._place
+    place = markers_of(options).place
     other.produce(place[0], b"{}", b"someone/0", partition=place[1])
     other.flush(10)
     sink.write(1, [event("a", 2)], task=1)
     assert not sink.write(1, [event("a", 2)], task=1).is_new
     assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2)]
+
+
+def markers_of(options: SinkOptions) -> Markers:
+    """Those of its batches."""
+    return numbered.NumberedSink(Clients(options.sink), options.id).markers
+
+
+@contextmanager
+def held(server: Kafka, place: PartitionId, app_id: str) -> Iterator[None]:
+    """A partition with a transaction of an id's that none of its tasks can end."""
+    settings = {"bootstrap.servers": server.bootstrap_servers, "transactional.id": f"x-{place}"}
+    lost = Producer(settings)
+    lost.init_transactions(10)
+    lost.begin_transaction()
+    lost.produce(place[0], b"", b"lost", partition=place[1], headers=[(SOURCE, app_id)])
+    lost.flush(10)
+    yield
+    lost.abort_transaction(10)
+
+
+def test_markers_that_stay_hidden_fail_the_task(
+    sink: Task, kafka_server: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for ever, where only a new checkpoint helps."""
+    sink.write(0, [event("a", 1)])
+    options = sink_options(sink.options)
+    markers = markers_of(options)
+    monkeypatch.setattr("eventpub.sink.markers._OPEN_FOR", 0.5)
+    with held(kafka_server, markers.place, options.id):
+        error = sink.refused(1, [event("a", 2)])
+    assert (error.code, error.retriable) == ("sink.hanging_transaction", True)
+    assert sink.write(1, [event("a", 2)]).is_new
+
+
+def test_nothing_is_written_behind_a_transaction_that_was_left_open(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    """Its records would be visible, or lost, by the outcome of the next one."""
+    sink.write(0, [event("a", 1)])
+    options = replace(sink_options(sink.options), query="q1")
+    [first] = read_topic(kafka_server.bootstrap_servers, topic_name)
+    place = (topic_name, first.partition())
+    with patch.object(Writer, "options", options):
+        with held(kafka_server, place, "another"):
+            assert sink.write(1, [event("a", 2)]).is_new, "other publishers may take their time"
+        with held(kafka_server, place, options.id):
+            assert sink.refused(2, [event("a", 3)]).code == "sink.hanging_transaction"
+        assert sink.write(2, [event("a", 3)]).is_new
+    assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2), ("a", 3)]
+
+
+@pytest.mark.parametrize("where", ["topic", "markers"])
+def test_a_transaction_that_was_left_open_is_noticed_without_any_rows(
+    sink: Task, kafka_server: Kafka, topic_name: str, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    sink.write(0, [event("a", 1)])
+    options = sink_options(sink.options)
+    app: Any = SimpleNamespace(id=options.id)
+    config: Any = SimpleNamespace(app=app, sink=options.sink, run=SimpleNamespace(shards=4))
+    parts = SimpleNamespace(clients=Clients(options.sink))
+    prepared: Any = SimpleNamespace(
+        assignment=SimpleNamespace(config=config, parts=parts),
+        topics={},
+        start_state=SimpleNamespace(acknowledged={}),
+    )
+    watch = TopicWatch(prepared, dict)
+    monkeypatch.setattr(watch._work, "do", lambda command: command)
+    markers = markers_of(options)
+    place = (topic_name, 0) if where == "topic" else markers.place
+    watch.do(CheckTopic({}))
+    with held(kafka_server, place, options.id):
+        watch.do(CheckTopic({}))
+        watch.do(CheckTopic({}))
+        monkeypatch.setattr(topic_watch, "unnoticed_for", lambda _: 0.0)
+        with pytest.raises(SinkError) as found:
+            watch.do(CheckTopic({}))
+    assert found.value.code == "sink.hanging_transaction"
 
 
 @pytest.mark.parametrize("code", ["sink.indefinite", "sink.aborted", "sink.fenced"])
@@ -225,6 +330,50 @@ def test_an_unknown_answer_is_never_success(
     monkeypatch.setattr(Transactions, "run", doubtful)
     monkeypatch.setattr(numbered, "_REDO_PAUSE", 0.01)
     sink.write(1, [event("a", 2)])
+    assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize("is_spark_s", [True, False])
+def test_a_repeated_attempt_believes_no_leader_alone(
+    sink: Task,
+    kafka_server: Kafka,
+    topic_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    is_spark_s: bool,
+) -> None:
+    """One that is cut off from the other brokers does not have the marker of the first attempt."""
+    sink.write(0, [event("a", 1)])
+    old: dict[Any, int] = {}
+    run = Transactions.run
+
+    def listed(*arguments: Any, **more: Any) -> Any:
+        return {
+            place: old.get(place, end) for place, end in list_offsets(*arguments, **more).items()
+        }
+
+    def disagree(_: Any, places: list[Any]) -> None:
+        if old:
+            old.clear()  # as by a new client
+            raise SinkError("sink.unreachable", f"who leads {places}?", retriable=True)
+
+    def lost(self: Any, *arguments: Any) -> None:
+        run(self, *arguments)
+        monkeypatch.setattr(Transactions, "run", run)
+        old.update(before)
+        if not is_spark_s:
+            raise SinkError("sink.indefinite", "no answer", retriable=True)
+
+    options = sink_options(sink.options)
+    markers = markers_of(options)
+    before = list_offsets(Clients(options.sink), [markers.place], "latest")
+    monkeypatch.setattr("eventpub.sink.markers.list_offsets", listed)
+    monkeypatch.setattr("eventpub.sink.markers.check_leaders", disagree)
+    monkeypatch.setattr(numbered, "_REDO_PAUSE", 0.01)
+    monkeypatch.setattr(Transactions, "run", lost)
+    sink.write(1, [event("a", 2)])
+    if is_spark_s:
+        sink.attempt = 1
+        assert not sink.write(1, [event("a", 2)]).is_new
     assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2)]
 
 
@@ -273,6 +422,27 @@ def test_a_row_that_the_broker_refuses_is_a_dead_letter_and_the_rest_goes(
     assert limited.refused(0, too_many).code == "sink.too_many_refused"
 
 
+@pytest.mark.parametrize("part", [1, 1_000])
+def test_refused_rows_are_counted_in_a_row(kafka_server: Kafka, topic_name: str, part: int) -> None:
+    """A batch of many rows may have more of them, and batches of one row each no more."""
+    sink = Task(kafka_server, topic_name, dead_limit="2")
+    sink.part = part
+    large = b"x" * 2_000_000
+
+    def rows(name: str, pattern: str) -> list[dict[str, Any]]:
+        return [
+            event(f"{name}-{n}", 1, payload=large if each == "x" else b"p")
+            for n, each in enumerate(pattern)
+        ]
+
+    assert sink.write(0, rows("a", "x.xx.x")).is_new, "four, and never three in a row"
+    assert sink.write(1, rows("b", "x"), task=1).is_new, "those of each task for themselves"
+    assert sink.write(1, rows("b", "x")).is_new
+    assert sink.refused(2, rows("c", "x")).code == "sink.too_many_refused"
+    assert sink.write(2, rows("c", ".")).is_new
+    assert sink.write(3, rows("d", "xx")).is_new
+
+
 _PLAIN_FIELDS: list[Any] = [
     ("key", pa.string()),
     ("value", pa.binary()),
@@ -306,6 +476,140 @@ def test_rows_with_sparks_columns_are_published_as_they_are(
     assert len(read_topic(servers, f"{topic_name}.dead")) == 1
 
 
+@pytest.mark.parametrize("how", ["raises", "killed"])
+def test_rows_that_only_stop_coming_are_not_published(
+    kafka_server: Kafka, topic_name: str, tmp_path: Path, how: str
+) -> None:
+    """Spark's worker sees an end like any other where the source has failed in the middle."""
+    servers = kafka_server.bootstrap_servers
+    job = [sys.executable, "-m", "tests.spark.cut_off", str(tmp_path), topic_name, servers, how]
+    done = subprocess.run(job, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    values = [record.value() for record in read_topic(servers, topic_name)]
+    assert len(values) == len(set(values)) == cut_off.ROWS
+
+
+def limit(server: Kafka, topics: list[str], size: int) -> None:
+    """Have the broker take no larger records."""
+    admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+    operation = AlterConfigOpType.SET
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=operation)
+    resources = [
+        ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry]) for topic in topics
+    ]
+    for done in admin.incremental_alter_configs(resources).values():
+        done.result(10)
+
+
+@pytest.mark.parametrize("part", [3, 1_000])
+def test_rows_that_the_broker_alone_refuses_are_dead_letters(
+    sink: Task, kafka_server: Kafka, topic_name: str, part: int
+) -> None:
+    sink.write(0, [event("z", 0, "dead", reason="admission.version_below_first", detail="{}")])
+    limit(kafka_server, [topic_name], 50_000)
+    sink.part = part
+    large = {1, 2, 7}
+    rows = [event(f"a-{n}", 1, payload=os.urandom(90_000 * (n in large))) for n in range(12)]
+    assert sink.write(1, rows).is_new
+    assert sorted(versions(kafka_server, topic_name)) == sorted(
+        (f"a-{n}", 1) for n in range(12) if n not in large
+    )
+    dead = read_topic(kafka_server.bootstrap_servers, f"{topic_name}.dead")
+    assert {record.key() for record in dead} == {b"z", b"a-1", b"a-2", b"a-7"}
+
+
+def test_a_dead_letter_that_is_refused_itself_goes_without_its_payload(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    sink.write(0, [event("z", 0, "dead", reason="admission.version_below_first", detail="{}")])
+    limit(kafka_server, [topic_name, f"{topic_name}.dead"], 50_000)
+    assert sink.write(1, [event("a", 1, payload=os.urandom(100_000)), event("a", 2)]).is_new
+    assert versions(kafka_server, topic_name) == [("a", 2)]
+
+
+def test_a_query_owns_the_id_from_a_first_batch_without_rows(
+    kafka_server: Kafka, topic_name: str
+) -> None:
+    Task(kafka_server, topic_name).write(0, [event("a", 1)])
+    follows = Task(kafka_server, topic_name, "q2", after_query="q1")
+    follows.write(0, [])
+    assert follows.write(1, [event("b", 1)]).is_new
+
+
+def test_a_checkpoint_that_is_older_than_the_topic_publishes_nothing(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    for batch in range(6):
+        sink.write(batch, [event("a", batch + 1)])
+    restored = sink.refused(3, [event("a", 4), event("new", 1)])
+    assert restored.code == "sink.checkpoint_behind"
+    assert "after_query = q1" in (restored.suggestion or "")
+    assert len(versions(kafka_server, topic_name)) == 6
+
+
+def test_rows_of_another_kind_are_refused_and_those_of_none_are_events(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    """They were left out without a word."""
+    refused = sink.refused(0, [event("a", 1), event("a", 2, "order")])
+    assert refused.code == "config.invalid_value"
+    assert "'order'" in refused.message
+    sink.write(0, [event("a", 1), event("a", 2, kind=None)])  # type: ignore[arg-type]
+    assert versions(kafka_server, topic_name) == [("a", 1), ("a", 2)]
+
+
+def test_a_partition_that_is_not_there_is_refused(sink: Task) -> None:
+    """It was said that the topic is missing."""
+    nothing = {"key": "k", "value": b"v", "headers": None, "topic": None}
+    for number in (-1, 4):
+        refused = sink.refused(0, [nothing | {"partition": number}], schema=PLAIN)
+        assert refused.code == "config.invalid_value"
+        assert "0 to 3" in str(refused.suggestion)
+
+
+def test_a_topic_that_was_deleted_is_not_made_again(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    sink.write(0, [event("a", 1)])
+    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap_servers})
+    for done in admin.delete_topics([topic_name]).values():
+        done.result(10)
+    time.sleep(1)
+    assert sink.refused(1, [event("a", 2)]).code == "sink.topic_missing"
+
+
+def test_markers_that_retention_has_removed_are_not_waited_for(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    for batch in range(3):
+        sink.write(batch, [event("a", batch + 1)])
+    options = sink_options(sink.options)
+    place = markers_of(options).place
+    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap_servers})
+    entry = ConfigEntry(
+        "cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET
+    )
+    resource = ConfigResource(ResourceType.TOPIC, place[0], incremental_configs=[entry])
+    for altered in admin.incremental_alter_configs([resource]).values():
+        altered.result(10)
+    for deleted in admin.delete_records([TopicPartition(*place, -1)]).values():
+        deleted.result(10)
+    assert sink.write(3, [event("a", 4)]).is_new
+
+
+def test_a_repeated_batch_may_come_in_other_parts(
+    sink: Task, kafka_server: Kafka, topic_name: str
+) -> None:
+    rows = [event(f"a-{n}", 1, payload=None if n % 3 else b"x") for n in range(50)]
+    rows[20]["payload"] = b"x" * 2_000_000  # a dead letter, in a part that is not the first
+    sink.part = 7
+    assert sink.write(0, rows).is_new
+    sink.part = 50
+    assert not sink.write(0, rows).is_new
+    assert len(versions(kafka_server, topic_name)) == 49
+    assert sink.refused(0, rows[:49]).code == "sink.batch_changed"
+
+
 class TestRefused:
     """What is wrong is refused by name."""
 
@@ -325,7 +629,7 @@ class TestRefused:
     )
     def test_options(self, given: dict[str, str], code: str, says: str) -> None:
         if not code:  # properties that break the promise are refused when a client is made
-            from eventpub.sink.client import settings
+            from eventpub.sink.client_settings import settings
 
             with pytest.raises(EventpubError) as failed:
                 settings(sink_options(given).sink)

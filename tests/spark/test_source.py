@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventpub.channel import Request
+from eventpub.config import Config
 from eventpub.errors import find_marked
+from eventpub.parts import Parts, real_parts
+from eventpub.shard.pace import Sizes
+from eventpub.sources.mysql import events as events_of_table
+from eventpub.spark import driver, planner, task
 from eventpub.spark.options import source_options
-from eventpub.spark.source import EventStoreDataSource, SourceError
+from eventpub.spark.planner import Plan
+from eventpub.spark.process import SourceError
+from eventpub.spark.source import EventStoreDataSource
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import commit, create_table, insert, transaction
 from tests.spark.query import Query, events
@@ -24,6 +33,11 @@ def table(database: FreshDatabase) -> FreshDatabase:
     """A database with an empty event table."""
     create_table(database)
     return database
+
+
+def with_few_rows(config: Config) -> Parts:
+    """Parts whose transactions have five rows."""
+    return replace(real_parts(config), sizes=Sizes(rows=5))
 
 
 def code_of(failed: pytest.ExceptionInfo[SourceError]) -> str:
@@ -37,16 +51,121 @@ def test_events_come_once_and_in_order_per_aggregate(table: FreshDatabase, tmp_p
     for version in range(1, 6):
         for number in range(10):
             commit(table, f"a-{number}", version)
-    query = Query(table, tmp_path, shards="2", page_rows="7")
-    found = query.run()
+    query = Query(table, tmp_path, shards="2", maxRowsPerTrigger="7")
+    found = query.run(50)
     assert len(query.batches) >= 7
     assert sorted(events(found)) == sorted((f"a-{n}", v) for v in range(1, 6) for n in range(10))
     for number in range(10):
         assert [v for a, v in events(found) if a == f"a-{number}"] == [1, 2, 3, 4, 5]
     assert all(len(batch) == 2 for batch in query.batches)
     commit(table, "a-0", 6)
-    assert events(query.run()) == [("a-0", 6)]
+    assert events(query.run(1)) == [("a-0", 6)]
     assert not query.run()
+
+
+@pytest.mark.parametrize("policy", ["hold_aggregate", "hold_shard"])
+def test_what_is_too_large_for_a_task_is_left_to_the_next_batch(
+    table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setattr(task, "real_parts", with_few_rows)
+    monkeypatch.setattr(planner, "_MOST_BYTES", 1)
+    monkeypatch.setattr(Plan, "most_bytes", 1)
+    for version in (1, 2, 3, 5):
+        for number in range(10):
+            commit(table, f"a-{number}", version)
+    query = Query(table, tmp_path, shards="2", policy=policy, max_backoff="2", rows="all")
+    found = query.run(50)
+    assert max(len(rows) for batch in query.batches for rows in batch) < 20
+    query.restart()
+    found += query.run()
+    kinds = Counter(row["kind"] for row in found)
+    assert kinds == {"event": 40, "skip": 10}
+    by_aggregate: dict[str, list[int]] = {}
+    for aggregate_id, version in events([row for row in found if row["kind"] == "event"]):
+        by_aggregate.setdefault(aggregate_id, []).append(version)
+    assert [*by_aggregate.values()] == [[1, 2, 3, 5]] * 10
+
+
+def test_what_the_recount_finds_is_divided_like_windows(
+    table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_of_table, "_PORTION_ROWS", 5)
+    monkeypatch.setattr(task, "real_parts", with_few_rows)
+    query = Query(table, tmp_path, watermark="off")
+    with transaction(table) as late:
+        for number in range(60):
+            insert(late, f"late-{number}", 1)
+        time.sleep(0.2)
+        commit(table, "a", 1)
+        query.run(1)
+        late.connection.commit()
+    monkeypatch.setattr(planner, "_MOST_BYTES", 1)
+    commit(table, "a", 2)
+    found = query.run(61, seconds=1.5)
+    assert sorted(events(found)) == sorted([("a", 2), *((f"late-{n}", 1) for n in range(60))])
+    assert max(len(rows) for batch in query.batches for rows in batch) < 30
+
+
+def test_an_index_that_is_older_than_the_journals_is_fetched_anew(
+    table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an executor that was away for long."""
+    monkeypatch.setattr(driver, "_PRUNED_EVERY", 0.0)
+    query = Query(table, tmp_path)
+    commit(table, "a", 1)
+    query.run(1)
+    shutil.copytree(tmp_path / "local", tmp_path / "away")
+    for version in range(2, 7):
+        query.reader._driver._planner._snapshot_at = 0.0
+        commit(table, "a", version)
+        query.run(1, seconds=0.3)
+        time.sleep(0.5)
+    shutil.rmtree(tmp_path / "local")
+    shutil.move(tmp_path / "away", tmp_path / "local")
+    commit(table, "a", 7)
+    while not query.plan():
+        pass
+    with pytest.raises(SourceError) as failed:
+        query.do()
+    error = find_marked(str(failed.value))
+    assert error is not None
+    assert (error.code, error.retriable) == ("state.journal_missing", True)
+    assert events(query.do()[0]) == [("a", 7)]
+
+
+def test_other_options_are_refused_before_a_planned_batch_is_done(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    query = Query(table, tmp_path, shards="2", partitions="3")
+    commit(table, "a", 1)
+    query.run(1)
+    commit(table, "a", 2)
+    while not query.plan():
+        pass
+    query.options |= {"partitions": "4"}
+    query.restart()
+    with pytest.raises(SourceError) as failed:
+        query.do()
+    assert code_of(failed) == "state.foreign"
+
+
+def test_a_request_is_done_once_though_the_driver_starts_again(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    commit(table, "a", 1)
+    commit(table, "a", 3)
+    query = Query(table, tmp_path, rows="all", watermark="off", backoff_base="60s")
+    query.run(1)
+    request = Request("r1", "skip", "a", 2)
+    query.reader._driver._planner._requests = lambda: [request]
+    query.plan()
+    query.do()
+    query.restart()
+    while query.plan():
+        query.do()
+    query.reader._driver._planner._requests = lambda: [request]
+    query.run()
+    assert sum("r1" in str(offset["requests"]) for offset in query.offsets) == 1
 
 
 def test_a_row_has_what_the_table_has(table: FreshDatabase, tmp_path: Path) -> None:
@@ -59,6 +178,26 @@ def test_a_row_has_what_the_table_has(table: FreshDatabase, tmp_path: Path) -> N
     assert row["late"] is False
 
 
+def test_what_a_function_of_foreach_batch_leaves_unread_comes_with_the_next_batch(
+    table: FreshDatabase, tmp_path: Path
+) -> None:
+    """`show()` reads some tasks to their ends, and who returns at once none."""
+    query = Query(table, tmp_path, shards="2")
+    for number in range(10):
+        commit(table, f"a-{number}", 1)
+    assert query.plan()  # and nothing is read
+    assert query.plan()
+    first, second = query.parts()
+    read = query.read(first)
+    assert 0 < len(read) < 10
+    del second
+    found = read + query.run(10 - len(read))
+    assert sorted(events(found)) == [(f"a-{n}", 1) for n in range(10)]
+    query.restart()
+    commit(table, "a-0", 2)
+    assert events(query.run(1)) == [("a-0", 2)]
+
+
 def test_a_version_that_commits_late_is_waited_for(table: FreshDatabase, tmp_path: Path) -> None:
     query = Query(table, tmp_path, watermark="off", backoff_base="1s")
     with transaction(table) as late:
@@ -66,7 +205,7 @@ def test_a_version_that_commits_late_is_waited_for(table: FreshDatabase, tmp_pat
         time.sleep(0.05)
         commit(table, "a", 2)
         commit(table, "b", 1)
-        assert events(query.run()) == [("b", 1)]
+        assert events(query.run(1)) == [("b", 1)]
         late.connection.commit()
     with transaction(table) as cursor:
         insert(cursor, "c", 1)
@@ -83,7 +222,7 @@ def test_a_last_event_that_commits_late_is_found_by_the_recount(
         insert(late, "single", 1)
         time.sleep(0.05)
         commit(table, "b", 1)
-        assert events(query.run()) == [("b", 1)]
+        assert events(query.run(1)) == [("b", 1)]
         late.connection.commit()
     query.restart()  # what is to be counted again is known to the next driver, too
     assert events(query.run(rows=1)) == [("single", 1)]
@@ -100,7 +239,7 @@ def test_a_gap_that_is_never_filled_is_skipped_and_what_comes_then_is_late(
     assert [(r["kind"], r["version"]) for r in found] == [("event", 1), ("skip", 2), ("event", 3)]
     assert found[1]["reason"] == "max_backoff"
     commit(table, "a", 2)
-    [late] = query.run()
+    [late] = query.run(1)
     assert (late["version"], late["late"]) == (2, True)
 
 
@@ -166,7 +305,7 @@ def test_an_executor_without_an_index_applies_journals(
     for version in range(1, 4):
         for number in range(10):
             commit(table, f"a-{number}", version)
-        assert len(query.run()) == 10
+        assert len(query.run(10)) == 10
         shutil.rmtree(tmp_path / "local")
     with transaction(table) as cursor:  # the whole table is read again by the recount
         cursor.execute("SELECT 1")
@@ -201,7 +340,7 @@ def test_only_events_after_the_start_are_yielded(table: FreshDatabase, tmp_path:
     assert not query.run()
     commit(table, "a", 2)
     commit(table, "b", 1)
-    assert events(query.run()) == [("a", 2), ("b", 1)]
+    assert events(query.run(2)) == [("a", 2), ("b", 1)]
 
 
 def test_a_batch_has_the_rows_of_a_time(table: FreshDatabase) -> None:
@@ -219,6 +358,10 @@ def test_a_batch_has_the_rows_of_a_time(table: FreshDatabase) -> None:
     assert read(to="2026-01-01T02:30:00Z") == [("a", 2)]
     with pytest.raises(SourceError, match="2026-01-31T12"):
         read(to="tomorrow")
+    with pytest.raises(SourceError, match="before 'from'"):
+        read(**{"from": "2026-02-01T00:00:00Z", "to": "2026-01-01T00:00:00Z"})
+    with pytest.raises(SourceError, match="begins at the option 'from'"):
+        read(start="now")
 
 
 class TestRefused:
@@ -230,6 +373,7 @@ class TestRefused:
             ({"pages": "3"}, "config.unknown_key", "did you mean"),
             ({"shards": "0"}, "config.invalid_value", "above 0"),
             ({"shards": "4", "partitions": "2"}, "config.invalid_value", "at least shards"),
+            ({"from": "2026-01-01T00:00:00Z"}, "config.invalid_value", "'start'"),
             ({"rows": "some"}, "config.invalid_value", "'events' or 'all'"),
             ({"late": "divert"}, "config.invalid_value", "column late"),
             ({"state": "ftp://host/x"}, "config.invalid_value", "ftp"),
@@ -254,7 +398,7 @@ class TestRefused:
     ) -> None:
         commit(table, "a", 1)
         query = Query(table, tmp_path)
-        assert query.run()
+        assert query.run(1)
         create_table(table, "others")
         for changed in ({"table": "others"}, {"shards": "2"}):
             before = query.options
@@ -270,7 +414,7 @@ class TestRefused:
     def test_a_state_that_is_gone(self, table: FreshDatabase, tmp_path: Path) -> None:
         commit(table, "a", 1)
         query = Query(table, tmp_path)
-        assert query.run()
+        assert query.run(1)
         shutil.rmtree(tmp_path / "state")
         query.restart()
         with pytest.raises(SourceError) as failed:
@@ -294,16 +438,12 @@ class TestRefused:
     ) -> None:
         commit(table, "a", 1)
         query = Query(table, tmp_path)
-        assert query.run()
-        url: Any = query.reader._options.config.store.url
-        reader: Any = query.reader
-        planner = reader._planner
+        assert query.run(1)
         with monkeypatch.context() as patched:
-            patched.setattr(planner, "next", _away)
+            patched.setattr(query.reader._driver._planner, "next", _away)
             assert not query.plan()
-        assert url
         commit(table, "a", 2)
-        assert events(query.run()) == [("a", 2)]
+        assert events(query.run(1)) == [("a", 2)]
 
 
 def _away(_: Any) -> None:
@@ -318,14 +458,14 @@ def test_a_request_is_answered_by_the_shard_of_its_aggregate(
     commit(table, "a", 1)
     commit(table, "a", 3)
     query = Query(table, tmp_path, shards="2", rows="all", watermark="off", backoff_base="60s")
-    assert events(query.run()) == [("a", 1)]
+    assert events(query.run(1)) == [("a", 1)]
 
     def answers(**of: Any) -> dict[str, str]:
         request = Request(f"r{len(query.offsets)}", aggregate_id="a", **of)
-        query.reader._planner._requests = lambda: [request]
+        query.reader._driver._planner._requests = lambda: [request]
         query.run()
         plan = query.offsets[-1]
-        heads = [query.reader._planner._journals.head(plan["batch"], n) for n in range(2)]
+        heads = [query.reader._driver._planner._journals.head(plan["batch"], n) for n in range(2)]
         return {k: v for head in heads for k, v in head["report"].answers.items()}
 
     [listed] = answers(action="list").values()

@@ -6,7 +6,8 @@ import pytest
 
 from eventpub.config import Store
 from eventpub.errors import Check
-from eventpub.sources.mysql import checks, migrate
+from eventpub.sources.mysql.checking import checks
+from eventpub.sources.mysql.migrating import migrate
 from tests.conftest import FreshDatabase
 from tests.store.tables import create, insert
 
@@ -97,8 +98,22 @@ def test_a_local_time_without_a_number_to_watch_is_a_warning(database: FreshData
     assert check.status == "warn"
     database.execute(str(check.suggestion))
     assert found(config)["order of insertion"].status == "ok"
+    database.execute("INSERT INTO events VALUES ('a', 1, 't', '{}', NULL, CURRENT_TIMESTAMP(6))")
     database.execute("ALTER TABLE events DROP COLUMN seq, MODIFY create_time TIMESTAMP(6) NOT NULL")
     assert "order of insertion" not in found(config)
+
+
+@both
+def test_a_time_that_the_database_sets_in_utc_stays_so(database: FreshDatabase) -> None:
+    """It counted as set by the writers, and the remedy would have made it local time."""
+    config = create(database, create_time="DATETIME(6) DEFAULT (UTC_TIMESTAMP(6))")
+    config = config.model_copy(update={"time_zone": "UTC"})
+    assert found(config)["create_time"].status == "ok"
+    database.execute(str(found(config)["rows without identity or time"].suggestion))
+    [(_, made)] = database.execute("SHOW CREATE TABLE events")
+    assert "utc_timestamp(6)" in made.lower()
+    assert "current_timestamp" not in made.lower()
+    assert found(config)["rows without identity or time"].status == "ok"
 
 
 @both

@@ -20,8 +20,8 @@ from eventpub.sources.mysql.connection import (
     connect_for_reading,
     display_name,
     run,
+    store_error,
 )
-from eventpub.sources.mysql.failures import store_error
 from tests.conftest import FreshDatabase
 from tests.store.tables import SECOND, create, insert, open_store, read, utc
 
@@ -59,7 +59,7 @@ def test_other_forms_of_a_url(url: str, host: str, port: int) -> None:
     [
         ("mysql+pymysql://u:secret@h/d?sslca=/x", "unknown option sslca"),
         ("mysql+pymysql://u:secret@h/d?ssl_disabled=maybe", "true or false"),
-        ("mysql+pymysql://u:secret@h/d?read_timeout=0", "no number of seconds"),
+        ("mysql+pymysql://u:secret@h/d?read_timeout=0", "not a number of seconds"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, what: str) -> None:
@@ -185,7 +185,7 @@ def test_a_connection_that_was_closed_while_nobody_used_it_is_replaced(
 ) -> None:
     """As servers and proxies do with those that rest."""
     store = open_store(create(database))
-    monkeypatch.setattr("eventpub.sources.mysql.by_key.ASKED_AFTER", 0.5)
+    monkeypatch.setattr("eventpub.sources.mysql.server.ASKED_AFTER", 0.5)
     assert store.now() > 0
     kill_connections(database)
     time.sleep(0.6)

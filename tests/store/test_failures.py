@@ -5,7 +5,7 @@ from __future__ import annotations
 import pymysql.err
 import pytest
 
-from eventpub.sources.mysql.failures import store_error
+from eventpub.sources.mysql.connection import store_error
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_names_of_table_and_columns_are_quoted_never_executed(database: FreshDat
     }
     table = "ev`ents' -- %d"
     from eventpub import NewEvent, append
-    from eventpub.sources.mysql import migrate
+    from eventpub.sources.mysql.migrating import migrate
 
     config = Store.model_validate({"url": database.url, "table": table, "columns": names})
     create(database)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 import eventpub
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.sources.mysql import EventStore, checks, migrate, would_execute
-from eventpub.sources.mysql.migrating import Dialect, script_location
+from eventpub.sources.mysql import EventStore
+from eventpub.sources.mysql.checking import checks
+from eventpub.sources.mysql.migrating import Dialect, migrate, script_location, would_execute
 from tests.conftest import FreshDatabase
 from tests.store.tables import create, insert
 
@@ -35,7 +37,7 @@ def test_a_new_table_has_what_the_publisher_needs(database: FreshDatabase) -> No
     assert migrate(config) == [said]
     assert tables(database) == {"events", "eventpub_alembic_version"}
     layout = EventStore.discover(config)
-    assert layout.identity.is_bytewise
+    assert all(part.is_bytewise for part in layout.identity.parts)
     assert layout.key_is_unique
     assert layout.slice
     assert (layout.unit, layout.zone) == (1, None)
@@ -102,6 +104,22 @@ def test_a_second_run_mends_what_was_dropped_and_makes_another_table(
 
 
 @both
+def test_an_alter_may_take_longer_than_an_answer(database: FreshDatabase) -> None:
+    """The copy of a large table was given up after store.url's read_timeout, and went on alone."""
+    create(database, indexes="")
+    config = Store(url=f"{database.url}?read_timeout=1")
+    reader = database.connect(autocommit=False)
+    with reader.cursor() as cursor:
+        cursor.execute("SELECT * FROM events")
+        timer = threading.Timer(3.0, reader.rollback)  # until then ALTER TABLE waits for it
+        timer.start()
+        try:
+            assert migrate(config)
+        finally:
+            timer.join()
+            reader.close()
+
+
 def test_the_users_own_alembic_table_is_left_alone(database: FreshDatabase) -> None:
     database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
     database.execute("INSERT INTO alembic_version VALUES ('theirs')")

@@ -14,10 +14,16 @@ from typing import Any, cast
 import pymysql.err
 import pytest
 
+from eventpub.clock import SYSTEM_CLOCK
 from eventpub.local import Database
 from eventpub.sources.mysql import Watermark, watermark
-from eventpub.sources.mysql.open_transactions import OpenTransactions, Transaction
-from eventpub.sources.mysql.transaction_list import found_in, only_reads, started_at
+from eventpub.sources.mysql.open_transactions import (
+    OpenTransactions,
+    Transaction,
+    began,
+    found_in,
+    only_reads,
+)
 from tests.conftest import FreshDatabase, fresh_database
 from tests.servers.databases import mariadb, mysql
 from tests.store.tables import create
@@ -237,13 +243,13 @@ def test_what_a_function_appends_is_as_old_as_the_statement_that_calls_it() -> N
 
 def test_when_a_transaction_began() -> None:
     between = 100 * SECOND + 7, 101 * SECOND + 3
-    assert started_at((100, 100), between, (90, 90)) == 90 * SECOND
-    assert started_at((101, 101), between, (101, 101)) == 100 * SECOND + 7
+    assert began((100, 100), between, (90, 90)) == (90 * SECOND, False)
+    assert began((101, 101), between, (101, 101)) == (100 * SECOND + 7, False)
     # an hour that the clocks show twice
-    assert started_at((3700, 100), between, (3690, 90)) == 90 * SECOND
+    assert began((3700, 100), between, (3690, 90)) == (90 * SECOND, False)
     # a server that shows some other zone's time
-    assert started_at((7300, 7300), between, (7290, 7290)) == 90 * SECOND
-    assert started_at((7300, 7300), between, (7301, 7301)) == (100 + 1 - 3600) * SECOND
+    assert began((7300, 7300), between, (7290, 7290)) == (90 * SECOND, False)
+    assert began((7300, 7300), between, (7301, 7301)) == ((100 + 1 - 3600) * SECOND, False)
 
 
 def test_of_one_that_began_by_a_clock_that_was_ahead_nobody_knows_when_it_did() -> None:
@@ -626,7 +632,7 @@ def test_where_a_server_has_no_locks_for_turns_nobody_takes_turns(
 
     monkeypatch.setattr(watermark, "run", refuse)
     monkeypatch.setattr(watermark, "is_alive", lambda _: True)
-    own, connection = watermark.Turns(), None
+    own, connection = watermark.Turns(SYSTEM_CLOCK), None
     own.pause(is_fresh=False)
     assert own.wait(cast(Any, connection)) is None
     assert own.pause(is_fresh=False) >= watermark.REFRESH

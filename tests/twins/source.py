@@ -181,9 +181,16 @@ class MemorySource:
         return 0
 
     def window(
-        self, after: int, upto: int, shard: Shard | None, batch_rows: int = 0
+        self,
+        after: int,
+        upto: int,
+        shard: Shard | None,
+        batch_rows: int = 0,
+        *,
+        is_page: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a window by time."""
+        del is_page
         self.statement("window")
         return self._batches(self._window(after, upto, shard), batch_rows or self.batch_rows)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from eventpub.config import Columns
 from eventpub.errors import VersionConflict
-from eventpub.sources.mysql.failures import error_number
+from eventpub.sources.mysql.connection import error_number
 from eventpub.sources.mysql.table import quote
 
 _DUPLICATE = 1062
@@ -68,7 +68,7 @@ def append(  # noqa: PLR0913 (options, by keyword)
     """
     names = Columns(**(columns or {}))
     if len(names.aggregate_id) > 1:
-        raise ValueError("append writes tables whose aggregate_id is one column, of text")
+        raise ValueError("append supports only tables whose aggregate_id is one text column")
     if expected_version < first_version - 1:
         raise _conflict(aggregate_id, expected_version, table)
     if not events:
@@ -80,7 +80,7 @@ def append(  # noqa: PLR0913 (options, by keyword)
         sql = f"SELECT {what} FROM {_quote(table)} WHERE {_quote(names.aggregate_id[0])} = %s"
         if version is None:
             return _run(connection, sql, (aggregate_id,))
-        # waits for whoever is just writing it
+        # waits for another writer's open transaction on it
         sql += f" AND {_quote(names.version)} = %s LOCK IN SHARE MODE"
         return _run(connection, sql, (aggregate_id, version))
 
@@ -108,7 +108,6 @@ def _insert(
     versions: Sequence[int],
     events: Sequence[NewEvent],
 ) -> tuple[str, tuple[Any, ...]]:
-    """The statement and its values."""
     columns = [names.aggregate_id[0], names.version, names.event_type, names.payload]
     metadata = names.metadata if any(event.metadata for event in events) else None
     if metadata:
@@ -155,5 +154,5 @@ def _conflict(aggregate_id: str, expected: int, table: str) -> VersionConflict:
         "store.version_conflict",
         f"the last version of {aggregate_id!r} is not {expected}",
         where=f"table {table}",
-        suggestion="load the aggregate again, decide again, append again",
+        suggestion="reload the aggregate, decide again, and append again",
     )

@@ -2,6 +2,9 @@
 
 A reading session is READ COMMITTED, read only, autocommit and in UTC, whatever the server's
 defaults are. Passwords stay in here: no message, representation or exception carries one.
+
+What the errors of PyMySQL and SQLAlchemy mean is in `failures.toml`; `mapped` raises them as
+`StoreError`, without a statement or a password.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -22,23 +28,18 @@ from pymysql.charset import charset_by_name
 from eventpub.config import Store
 from eventpub.errors import ConfigError, StoreError
 from eventpub.masking import current
-from eventpub.sources.mysql.failures import mapped
 
 Connection = pymysql.connections.Connection
 
+UNKNOWN_HOST = "'…' (replace … with the account's host, as mysql.user has it)"
+_FILE = files(__package__).joinpath("failures.toml")
+_MEANINGS: list[dict[str, Any]] = tomllib.loads(_FILE.read_text("utf-8"))["meaning"]
 _TEXT_OPTIONS = {"unix_socket", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password"}
 _SWITCHES = {"ssl_disabled", "ssl_verify_cert", "ssl_verify_identity"}
 _SECONDS = {"connect_timeout", "read_timeout", "write_timeout"}
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 READ_TIMEOUT = 30
 """Seconds without a byte from the server after which it counts as gone."""
-
-ASKED_AFTER = 5.0
-"""Seconds without use after which a connection is asked whether it is still there."""
-
-KEPT_FOR = 30.0
-"""Seconds after which a connection is recreated: where an address has moved, what is connected
-already stays with the former server, however long that one lives."""
 
 _NO_LIMIT = 2**64 - 1
 """Of `sql_select_limit`; its DEFAULT in a session is what the server's is set to."""
@@ -87,7 +88,7 @@ def _without_password(config: Store) -> dict[str, Any]:
             arguments[key] = _switch(key, value)
         elif key in _SECONDS:
             if not re.fullmatch(r"0*[1-9][0-9]{0,5}", value):
-                raise _url_error(f"has {key}={value}, which is no number of seconds")
+                raise _url_error(f"has {key}={value}, which is not a number of seconds")
             arguments[key] = int(value)
         elif key == "charset":  # ids are identified by their UTF-8 bytes: it is always utf8mb4
             if charset_by_name(value.lower()) is None:
@@ -95,7 +96,7 @@ def _without_password(config: Store) -> dict[str, Any]:
         else:
             known = ", ".join(sorted(_TEXT_OPTIONS | _SWITCHES | _SECONDS))
             raise _url_error(f"has an unknown option {key}; known are {known}")
-    if "ssl_ca" in arguments:  # PyMySQL would only encrypt, and trust whoever answers
+    if "ssl_ca" in arguments:  # PyMySQL would only encrypt, and trust any server
         arguments.setdefault("ssl_verify_cert", True)
     return arguments
 
@@ -115,8 +116,8 @@ class _Connection(pymysql.connections.Connection):
     """
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
-        files = [Path(sslp[name]) for name in ("ca", "cert", "key") if sslp.get(name)]
-        changed = [file.stat().st_mtime_ns for file in files]  # certificates are renewed
+        paths = [Path(sslp[name]) for name in ("ca", "cert", "key") if sslp.get(name)]
+        changed = [path.stat().st_mtime_ns for path in paths]  # certificates are renewed
         key = json.dumps([sslp, changed], sort_keys=True, default=str)
         if key not in _tls:
             if sslp:
@@ -147,44 +148,40 @@ def connect(config: Store) -> Connection:
     greeting = min(read_timeout, arguments["connect_timeout"])
     arguments |= {"autocommit": True, "read_timeout": greeting}
     place = display_name(config)
-    connection = None
-    if _stays_here(arguments) and place not in _encrypted:
-        # Encrypted, a row costs half as much again, for bytes that never leave the machine.
-        try:
-            connection = _Connection(**arguments, ssl_disabled=True)
-        except (pymysql.err.MySQLError, RuntimeError) as error:
-            if not _is_refusal(error):
-                with mapped(place):
-                    raise
-    if connection is None:
-        try:
-            with mapped(place):
-                connection = _Connection(**arguments)
-        except StoreError as error:
-            if error.code == "store.connection_lost" and "ssl_cert" in arguments:
-                error.suggestion = (
-                    f"{error.suggestion}, for example because it does not accept the certificate of"
-                    " ssl_cert"
-                )
-            raise
-        if _stays_here(arguments):
-            _encrypted.add(place)
+    with mapped(place):
+        connection = _open(place, arguments)
     connection._read_timeout = read_timeout  # type: ignore[attr-defined]
-    _keep_alive(connection)
-    return connection
-
-
-def _keep_alive(connection: Connection) -> None:
-    """A network in between shall not forget it while it is idle; if it does, it is noticed."""
+    # a network in between shall not forget it while it is idle; if it does, it is noticed
     sock: socket.socket = connection._sock  # type: ignore[attr-defined]
     if sock.family != getattr(socket, "AF_UNIX", None):
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection
+
+
+_encrypted: set[str] = set()
+"""Places on this machine that take no connection without TLS."""
+
+
+def _open(place: str, arguments: Mapping[str, Any]) -> Connection:
+    """Without TLS where the server is on this machine, accepts that, and nothing is said about it:
+    encrypted, a row costs half as much again, for bytes that never leave the machine."""
+    is_local = "unix_socket" in arguments or arguments["host"] in _LOOPBACK
+    if not is_local or place in _encrypted or any(key.startswith("ssl_") for key in arguments):
+        return _Connection(**arguments)
+    try:
+        return _Connection(**arguments, ssl_disabled=True)
+    except (pymysql.err.MySQLError, RuntimeError) as error:
+        if error.args and error.args[0] in range(2000, 3000):
+            raise  # the client's numbers: the server has not refused it
+    connection = _Connection(**arguments)
+    _encrypted.add(place)
+    return connection
 
 
 def is_alive(connection: Connection) -> bool:
-    """Whether the server answers on it; of what a network has forgotten nobody says so."""
+    """Whether the server answers; a connection that a NAT has dropped gives no error."""
     patience = connection._read_timeout  # type: ignore[attr-defined]
     connection._read_timeout = _ANSWER_SECONDS  # type: ignore[attr-defined]
     try:
@@ -194,21 +191,6 @@ def is_alive(connection: Connection) -> bool:
     finally:
         connection._read_timeout = patience  # type: ignore[attr-defined]
     return True
-
-
-_encrypted: set[str] = set()
-"""Places on this machine that take no connection without TLS."""
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the server itself has refused: an account or a server may require TLS."""
-    return bool(error.args) and error.args[0] not in range(2000, 3000)
-
-
-def _stays_here(arguments: Mapping[str, Any]) -> bool:
-    """Whether the server is on this machine, and nothing is said about TLS."""
-    local = "unix_socket" in arguments or arguments["host"] in _LOOPBACK
-    return local and not any(key.startswith("ssl_") for key in arguments)
 
 
 def connect_for_reading(config: Store) -> Connection:
@@ -233,7 +215,6 @@ def connect_for_reading(config: Store) -> Connection:
 
 
 def is_mariadb(connection: Connection) -> bool:
-    """Whether the server is MariaDB."""
     return "mariadb" in str(connection.server_version).lower()  # type: ignore[attr-defined]
 
 
@@ -284,3 +265,86 @@ def _url_error(what: str) -> ConfigError:
         where="store.url",
         suggestion="write it as mysql+pymysql://user@host:3306/database",
     )
+
+
+@contextmanager
+def mapped(where: str | None = None) -> Iterator[None]:
+    """Raises the libraries' errors of its body as `StoreError`, and leaves all others alone."""
+    try:
+        yield
+    except (pymysql.err.MySQLError, OSError, RuntimeError) as error:
+        raise store_error(error, where) from error
+    except Exception as error:
+        if isinstance(getattr(error, "orig", None), Exception):  # SQLAlchemy's around PyMySQL's
+            raise store_error(error, where) from error
+        raise
+
+
+def error_number(error: BaseException) -> int | None:
+    """The server's (or the client library's) number of an error, as the manual lists it."""
+    error = getattr(error, "orig", None) or error  # SQLAlchemy's around PyMySQL's
+    return next((number for number in error.args[:1] if isinstance(number, int)), None)
+
+
+def store_error(error: BaseException, where: str | None = None) -> StoreError:
+    """The `StoreError` of a library's error: code, retriable or not, how to fix it."""
+    error = getattr(error, "orig", None) or error  # SQLAlchemy's around PyMySQL's
+    text = str(error) or type(error).__name__
+    if len(error.args) > 1 and not isinstance(error, OSError):
+        text = str(error.args[1])
+    known = f"{type(error).__name__} {error_number(error)} {text}"
+    meaning = next(entry for entry in _MEANINGS if _means(entry, error, known))
+    fixes = (fix for pattern, fix in meaning.get("fixes", ()) if _found(pattern, known))
+    suggestion = next(fixes, meaning["suggestion"])
+    if meaning["code"] == "store.privilege_missing":
+        suggestion = _grant(text) or suggestion
+    return StoreError(
+        meaning["code"],
+        meaning["message"].replace("…", text),
+        where=where,
+        suggestion=suggestion,
+        retriable=meaning.get("retriable", False),
+    )
+
+
+def _means(entry: dict[str, Any], error: BaseException, known: str) -> bool:
+    if error_number(error) in entry.get("numbers", ()):
+        return True
+    if entry["code"] == "store.tls_failed":
+        return _is_about_tls(error, known)
+    return "pattern" in entry and _found(entry["pattern"], known)
+
+
+def _found(pattern: str, known: str) -> bool:
+    return re.search(pattern, known, re.IGNORECASE | re.DOTALL) is not None
+
+
+def _grant(text: str) -> str | None:
+    """The statement that grants what a server's refusal says is missing, where it says enough."""
+    user = re.search(r"user '([^']*)'", text)
+    command = re.search(r"\b([A-Z][A-Z, ]*) command denied", text)
+    table = re.search(r"table ((?:['`][^'`]+['`]\.)?['`][^'`]+['`])", text)
+    database = re.search(r"database '([^']+)'", text)
+    if user is None or (table is None and database is None):
+        return None
+    what = table[1].replace("'", "`") if table else f"`{database[1]}`.*" if database else ""
+    also = "; or, as the server does not say whether it exists: check store.table" * bool(table)
+    return (
+        f"GRANT {command[1] if command else 'SELECT'} ON {what} TO '{user[1]}'@{UNKNOWN_HOST}"
+        f"{also}; the publisher's account needs no more than SELECT on the event table"
+    )
+
+
+def _is_about_tls(error: BaseException, known: str) -> bool:
+    """Whether TLS itself is refused, by either side; not that a connection broke off within it."""
+    cause = getattr(error, "original_exception", None) or error.__context__ or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return True
+    if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError | TimeoutError):
+        return False
+    if isinstance(cause, ssl.SSLError):
+        # in TLS 1.3 what the server has against our certificate comes with its first answer
+        lost = next(entry for entry in _MEANINGS if entry["code"] == "store.connection_lost")
+        return error_number(error) not in lost["numbers"] or "ALERT" in known.upper()
+    # PyMySQL wraps the network's errors, so a bare one of the system is about a certificate's file
+    return isinstance(error, OSError)

@@ -1,4 +1,4 @@
-"""The event table as a `Source`: how far it may be read, and windows of it.
+"""The event table as a `Source`: how far it may be read, windows of it, and single versions.
 
 Each call is one statement of its own (or several that do not depend on one another's view), under
 READ COMMITTED.
@@ -6,9 +6,11 @@ READ COMMITTED.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
+from time import monotonic
 from typing import Any, Self
 
 import pyarrow as pa
@@ -16,26 +18,37 @@ import pyarrow as pa
 from eventpub.admission.model import EVENTS, Shard, VersionRange
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.private_apis.packets import Columns
-from eventpub.sources.base import NewRow, Page, Poll
+from eventpub.private_apis.packets import Columns, stream
+from eventpub.sources.base import NewRow, Page, Poll, RowSeen, Source
 from eventpub.sources.mysql import server, statements
-from eventpub.sources.mysql.by_key import BATCH_ROWS, ByKey, events_of
 from eventpub.sources.mysql.connection import connect_for_reading, run
-from eventpub.sources.mysql.layout import Layout, discover
-from eventpub.sources.mysql.rows import keys_batch, local_times, micros, record_batch, with_identity
+from eventpub.sources.mysql.layout import Layout, layout_of
+from eventpub.sources.mysql.rows import (
+    keys_batch,
+    local_times,
+    micros,
+    record_batch,
+    rows_seen,
+    with_identity,
+)
+from eventpub.sources.mysql.table import read_table
 
+_BATCH_ROWS = 10_000
+_BATCH_BYTES = 4 << 20
 _PORTION_ROWS = 100_000
+"""Rows that one statement brings at most, about; of an answer that has only keys, in one block."""
 _PORTION_BYTES = 16 << 20
 _LONG = 10_000_000
 """µs of a window from which on it is read in portions, which costs a question each."""
-_COUNTS_PER_STATEMENT = 100
+_UNIONS_PER_STATEMENT = 100
+_RANGES_PER_STATEMENT = 500
 _MOST_NEVER_READ = 1_000
 _MOST_AHEAD = 10_000
 """Rows of the future that are counted."""
 
 
-class EventStore(ByKey):
-    """The event table, over connections of its own that are made when needed: a `Source`."""
+class EventStore(Source):
+    """The event table, over connections of its own that are made when needed."""
 
     @staticmethod
     def discover(config: Store) -> Layout:
@@ -45,7 +58,7 @@ class EventStore(ByKey):
             StoreError: it cannot be reached, or is not a table that can be published.
         """
         with closing(connect_for_reading(config)) as connection:
-            return discover(config, connection)
+            return layout_of(config, read_table(config, connection))
 
     @staticmethod
     def server(config: Store) -> server.Server:
@@ -60,7 +73,9 @@ class EventStore(ByKey):
         return found
 
     def __init__(self, config: Store, layout: Layout) -> None:
-        super().__init__(config, layout)
+        self._config = config
+        self._layout = layout
+        self._pool = server.Pool(config, layout.where)
         self.without_identity = 0
 
     def __enter__(self) -> Self:
@@ -70,22 +85,31 @@ class EventStore(ByKey):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; the next call makes new ones."""
         self._pool.close()
 
+    def _run(self, sql: str) -> list[tuple[Any, ...]]:
+        with self._pool.connection() as connection:
+            return run(connection, sql)
+
+    def _blocks(
+        self, sql: str, rows: int = _BATCH_ROWS, size: int = _BATCH_BYTES
+    ) -> Iterator[Columns]:
+        """As `stream`; one that is left before its end closes its connection."""
+        with self._pool.connection() as connection:
+            yield from stream(connection, sql, rows=rows, size=size)
+
+    # -- how far it may be read ----------------------------------------------------------------
+
     def require_same_times(self) -> None:
-        """Raises: StoreError: store.table_altered: `create_time` is read in another way now."""
         if self.discover(self._config).read_as != self._layout.read_as:
             raise altered_table(self._layout)
 
     def now(self) -> int:
-        """The database's time, µs."""
         return int(self._run(statements.NOW)[0][0])
 
     def poll(
         self, after: int, delay: int, page_rows: int | None, at_most: int | None = None
     ) -> Poll:
-        """How far a window that begins after `after` may reach now; see `Source.poll`."""
         # Local time repeats itself where the clocks go back: a window ends before that.
         while True:
             stop = self._layout.next_backward_change(after + 2) - 1
@@ -93,7 +117,7 @@ class EventStore(ByKey):
                 who = server.columns(connection)
                 sql = statements.now_and_first_time(self._layout, after, stop, who)
                 now, first, *flags, identity = run(connection, sql)[0]
-                server.require_same_role(self._config, connection, flags, identity)
+                server.require_role(self._config, connection, flags, identity)
             boundary = self._boundary(now, delay, at_most)
             oldest = None if first is None else self._layout.instant(micros(first), after, stop)
             end = min(boundary, stop)
@@ -120,7 +144,6 @@ class EventStore(ByKey):
         return self._layout.instant(micros(found[0][0]), after, upto) if found else None
 
     def waiting(self, after: int, upto: int, most: int) -> tuple[int, int]:
-        """The oldest `create_time` of what is not read yet, and how many rows that are."""
         values = statements.local_range(self._layout, after, upto)
         if values is None:
             return upto, 0
@@ -128,7 +151,6 @@ class EventStore(ByKey):
         return self._layout.instant(micros(oldest), after, upto) if count else upto, int(count)
 
     def newest(self, most: int, above: int | None = None) -> list[NewRow]:
-        """The rows with the highest ids, or the lowest above one; see `Source.newest`."""
         layout = self._layout
         if layout.id_index is not None:
             found = self._run(statements.newest_ids(layout, above, most))
@@ -145,10 +167,7 @@ class EventStore(ByKey):
         ]
 
     def ahead(self) -> tuple[int, int]:
-        """By how much the newest `create_time` lies in the future, µs; and how many rows do.
-
-        One statement for both: a process may be suspended between two, and rows come meanwhile.
-        """
+        # one statement for both: a process may be suspended between two, and rows come meanwhile
         [(now, time)] = self._run(statements.now_and_newest_time(self._layout))
         newest = self._layout.instant(micros(time)) if isinstance(time, datetime) else 0
         if newest <= now:
@@ -156,20 +175,27 @@ class EventStore(ByKey):
         return newest - int(now), self.waiting(int(now), newest, _MOST_AHEAD)[1]
 
     def never_read(self) -> int:
-        """How many rows are never read, for the time that they have; some 1,000 are counted."""
         return int(self._run(statements.without_time(self._layout, _MOST_NEVER_READ))[0][0])
 
+    # -- windows -------------------------------------------------------------------------------
+
     def window(
-        self, after: int, upto: int, shard: Shard | None, batch_rows: int = 10_000
+        self,
+        after: int,
+        upto: int,
+        shard: Shard | None,
+        batch_rows: int = 10_000,
+        *,
+        is_page: bool = False,
     ) -> Generator[pa.RecordBatch, None, None]:
-        """The events of a window in the order of time; see `Source.window`.
+        """See `Source.window`.
 
         No statement is open while a batch is worked on: until its end it would keep whoever alters
         the table waiting, and with it every writer queued after it. And however few rows of a long
         window are the shard's, each is one of about 100,000 rows: without a row for
         `connection.READ_TIMEOUT` the server would count as gone, again and again.
         """
-        is_long = shard is not None and shard.shards > 1 and upto - after > _LONG
+        is_long = shard is not None and shard.shards > 1 and upto - after > _LONG and not is_page
         for end in self._portions(after, upto, by_rows=is_long):
             while after < end:
                 page = self.page(after, end, _PORTION_ROWS, _PORTION_BYTES, shard)
@@ -187,21 +213,14 @@ class EventStore(ByKey):
         at_key = self._layout.instant(self._layout.local(upto))
         times = EVENTS.field("create_time")
         for keys in self.keys(upto - 1, upto, shard):
-            for at in range(0, len(keys), BATCH_ROWS):
-                events = dict.fromkeys(events_of(keys.slice(at, BATCH_ROWS)))
+            for at in range(0, len(keys), _BATCH_ROWS):
+                events = dict.fromkeys(_events_of(keys.slice(at, _BATCH_ROWS)))
                 left = [VersionRange(a, version, version) for a, version in events]
                 while left:
-                    rows, left = self.fetch(left, BATCH_ROWS, _PORTION_BYTES)
+                    rows, left = self.fetch(left, _BATCH_ROWS, _PORTION_BYTES)
                     rows = rows.filter(pa.array(rows.column("create_time").to_numpy() == at_key))
                     here = pa.repeat(pa.scalar(upto, times.type), len(rows))
                     yield from rows.set_column(5, times, here).to_batches()
-
-    def _identified(self, block: Columns) -> Columns:
-        if not self._layout.skips_nulls:
-            return block
-        kept = with_identity(block)
-        self.without_identity += len(block[0]) - len(kept[0])
-        return kept
 
     def _portions(self, after: int, upto: int, *, by_rows: bool) -> Iterator[int]:
         """Where the portions of a window end: where the clocks go back, and after each
@@ -213,7 +232,6 @@ class EventStore(ByKey):
             yield after
 
     def page(self, after: int, upto: int, rows: int, size: int, shard: Shard | None = None) -> Page:
-        """The first events of a window, but for those of its last moment; see `Source.page`."""
         layout = self._layout
         values = statements.local_range(layout, after, upto)
         if values is None:
@@ -221,7 +239,9 @@ class EventStore(ByKey):
         batches: list[pa.RecordBatch] = []
         left_rows, left_size, newest = rows, size, None
         for block in self._blocks(statements.window(layout, *values, shard, rows)):
-            batches.append(record_batch(layout, self._identified(block), after, upto))
+            kept = with_identity(block) if layout.skips_nulls else block
+            self.without_identity += len(block[0]) - len(kept[0])
+            batches.append(record_batch(layout, kept, after, upto))
             left_rows -= len(block[0])
             left_size -= batches[-1].nbytes
             newest = block[-1][-1:]
@@ -232,18 +252,16 @@ class EventStore(ByKey):
         return _without_moment(int(layout.instants(local_times(newest), after, upto)[0]), batches)
 
     def counts(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
-        """How many rows each of some windows ``(after, upto]`` has, of all shards."""
         found = [0] * len(ranges)
         values = [(n, statements.local_range(self._layout, *r)) for n, r in enumerate(ranges)]
         some = [(n, local) for n, local in values if local is not None]
-        for at in range(0, len(some), _COUNTS_PER_STATEMENT):
-            sql = statements.counts(self._layout, some[at : at + _COUNTS_PER_STATEMENT])
+        for at in range(0, len(some), _UNIONS_PER_STATEMENT):
+            sql = statements.counts(self._layout, some[at : at + _UNIONS_PER_STATEMENT])
             for number, count in self._run(sql):
                 found[int(number)] = int(count)
         return found
 
     def keys(self, after: int, upto: int, shard: Shard | None) -> Iterator[pa.RecordBatch]:
-        """`aggregate_id`, `version` and `create_time` of the rows of a window (of one shard)."""
         for end in self._portions(after, upto, by_rows=upto - after > _LONG):
             values = statements.local_range(self._layout, after, end)
             if values is not None:
@@ -253,9 +271,66 @@ class EventStore(ByKey):
                     yield keys_batch(self._layout, block, after, end)
             after = end
 
-    def _run(self, sql: str) -> list[tuple[Any, ...]]:
-        with self._pool.connection() as connection:
-            return run(connection, sql)
+    # -- by aggregate and version --------------------------------------------------------------
+
+    def fetch(
+        self, ranges: Sequence[VersionRange], rows: int, size: int, seconds: float | None = None
+    ) -> tuple[pa.Table, list[VersionRange]]:
+        until = None if seconds is None else monotonic() + seconds
+        batches: list[pa.RecordBatch] = []
+        rest: list[VersionRange] = []
+        left_rows, left_size = rows, size
+        for at in range(0, len(ranges), _RANGES_PER_STATEMENT):
+            if left_rows <= 0 or left_size <= 0 or (at and until and monotonic() > until):
+                rest += ranges[at:]
+                break
+            some = ranges[at : at + _RANGES_PER_STATEMENT]
+            read: dict[str, int] = {}
+            sql = statements.versions_by_key(self._layout, some)
+            block_size = min(left_size, _BATCH_BYTES)
+            for block in self._blocks(sql, min(left_rows, _BATCH_ROWS), block_size):
+                batch = record_batch(self._layout, block, None, None)
+                batches.append(batch)
+                left_rows -= batch.num_rows
+                left_size -= batch.nbytes
+                read.update(_events_of(batch))  # ordered: the last version of each aggregate
+                if left_rows <= 0 or left_size <= 0:  # leaving it closes the connection
+                    rest = _unread(some, read, repeats=not self._layout.key_is_unique)
+                    break
+        table = pa.Table.from_batches(batches, EVENTS)
+        if rest and not self._layout.key_is_unique:  # read again, with all rows of the version
+            again = {(r.aggregate_id, r.first) for r in rest}
+            table = table.filter(pa.array([event not in again for event in _events_of(table)]))
+        return table, rest
+
+    def seen(self, of: VersionRange) -> list[RowSeen]:
+        blocks = self._blocks(statements.versions_by_key(self._layout, [of]))
+        return [row for block in blocks for row in rows_seen(self._layout, block)]
+
+    def versions(self, of: VersionRange, most: int, *, highest: bool = False) -> list[int]:
+        sql = statements.version_numbers(self._layout, of, most, highest=highest)
+        return [int(version) for (version,) in self._run(sql)]
+
+    def existing(self, wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+        found: set[tuple[str, int]] = set()
+        for at in range(0, len(wanted), _RANGES_PER_STATEMENT):
+            sql = statements.existing(self._layout, wanted[at : at + _RANGES_PER_STATEMENT])
+            for ids, versions in self._blocks(sql, _PORTION_ROWS):
+                columns = ids.cast(pa.string()), versions.cast(pa.string()).cast(pa.int64())
+                found.update(zip(*(column.to_pylist() for column in columns), strict=True))
+        return found
+
+    def below(
+        self, aggregate_ids_and_versions: Sequence[tuple[str, int]], limit: int = 16
+    ) -> Iterator[pa.RecordBatch]:
+        at_once = max(1, min(_UNIONS_PER_STATEMENT, _PORTION_ROWS // limit))
+        for at in range(0, len(aggregate_ids_and_versions), at_once):
+            some = aggregate_ids_and_versions[at : at + at_once]
+            sql = statements.lower_versions(self._layout, some, limit)
+            blocks = self._blocks(sql, _PORTION_ROWS)
+            batches = [keys_batch(self._layout, block, None, None) for block in blocks]
+            if batches:
+                yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 def altered_table(layout: Layout) -> StoreError:
@@ -279,3 +354,26 @@ def _without_moment(last: int, batches: list[pa.RecordBatch]) -> Page:
     if not kept:
         return Page([], last)
     return Page(kept, int(kept[-1].column("create_time")[-1].as_py()))
+
+
+def _events_of(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, int]]:
+    columns = (rows.column(name).to_pylist() for name in ("aggregate_id", "version"))
+    return zip(*columns, strict=True)
+
+
+def _unread(
+    ranges: Sequence[VersionRange], read: Mapping[str, int], *, repeats: bool
+) -> list[VersionRange]:
+    """What of some ranges is not known to be read, from the last version read of each aggregate.
+
+    Versions after the last one read count as unread, even if they do not exist: only the end of
+    the answer would show that. So does the last one where a version may have more rows, unless it
+    is all that was read.
+    """
+    rest = []
+    for r in ranges:
+        last = read.get(r.aggregate_id, r.first - 1)
+        first = last if repeats and last > r.first else last + 1
+        if (first := max(r.first, first)) <= r.last:
+            rest.append(replace(r, first=first))
+    return rest

@@ -12,12 +12,26 @@ import re
 from collections.abc import Sequence
 
 from eventpub.config import Store
-from eventpub.sources.mysql.frameworks import BESIDE_ID, plain, recognise
-from eventpub.sources.mysql.table import INTEGERS, OF_KEY, TIMES, EventTable, Roles, listed, quote
+from eventpub.sources.mysql.table import (
+    BESIDE_ID,
+    INTEGERS,
+    OF_KEY,
+    SLICES,
+    TIMES,
+    EventTable,
+    Roles,
+    free_name,
+    listed,
+    plain,
+    quote,
+)
 
 TIME = "TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)"
 _PREFIX = 191
 """Characters of a longer text that are indexed: as many as fit into any index."""
+NOW = re.compile(r"current_timestamp|utc_timestamp|sysdate|localtime|\bnow\b")
+"""In the default of a column that the database sets to the time of the statement."""
+
 _TYPE = re.compile(r"^\w+(\([^)]*\))?( unsigned)?( zerofill)?( CHARACTER SET \w+)?( COLLATE \w+)?")
 """Of a definition that a server shows, what must come before NOT NULL."""
 _NUMBERS = {"decimal", "float", "double"}
@@ -33,7 +47,7 @@ def suggestion(config: Store, table: EventTable) -> str | None:
     roles = Roles(parts, names)
     if (wider := identity(table, roles)) != parts:
         return set_identity(wider)
-    time, addable = names["create_time"], {*recognise(own).add}
+    time, addable = names["create_time"], {*table.framework.add}
     changes, also = [], ""
     for name in roles.key:
         column = table.columns.get(name)
@@ -49,7 +63,7 @@ def suggestion(config: Store, table: EventTable) -> str | None:
     if time not in own.values():
         addable.add(time)
     elif table.columns[time].type not in TIMES:
-        names["create_time"] = table.free("create_time")
+        names["create_time"] = free_name("create_time", table.columns)
         addable.add(names["create_time"])
         also += f', and set create_time = "{names["create_time"]}" in [store.columns]'
     needless = {name for role, name in names.items() if role in {"id", "metadata"}}
@@ -71,7 +85,7 @@ def needed(table: EventTable, roles: Roles, by_time: Sequence[str] = ()) -> list
     added = [
         # invisible, so that a writer's INSERT without a column list still fits
         f"ADD COLUMN {quote(name)} {definition} INVISIBLE"
-        for name, definition in [*recognise(table.columns).add.items(), (create_time, TIME)]
+        for name, definition in [*table.framework.add.items(), (create_time, TIME)]
         if name in wanted and name not in table.columns
     ]
     if not any({*index.columns[: len(key)]} == {*key} for index in table.indexes):
@@ -81,6 +95,34 @@ def needed(table: EventTable, roles: Roles, by_time: Sequence[str] = ()) -> list
     if not any(index.columns[: len(by_time)] == by_time for index in table.indexes):
         added.append(f"ADD INDEX ({listed(by_time)})")
     return added
+
+
+def additions(table: EventTable, roles: Roles) -> list[str]:
+    """As `needed`, and a slice column where the identity is one column of text."""
+    identity = table.identity(roles.parts)
+    if not identity.is_text:
+        return needed(table, roles)
+    found = table.slice_of(roles.parts)
+    name = found or free_name("slice", table.columns)
+    added = needed(table, roles, (roles.names["create_time"], name))
+    if found is None:
+        added.insert(0, f"ADD COLUMN {quote(name)} {slice_type(identity.utf8)}")
+    return added
+
+
+def slice_type(aggregate_id: str) -> str:
+    """The definition of a slice column."""
+    # invisible, so that a writer's INSERT without a column list still fits
+    return (
+        f"SMALLINT UNSIGNED GENERATED ALWAYS AS (CRC32({aggregate_id}) % {SLICES}) STORED INVISIBLE"
+    )
+
+
+def add_number(table: EventTable) -> str:
+    """The statement that adds an indexed column of ascending numbers."""
+    name = quote(free_name("seq", table.columns))
+    column = f"ADD COLUMN {name} BIGINT NOT NULL AUTO_INCREMENT INVISIBLE"
+    return table.alter([column, f"ADD INDEX ({name})"])
 
 
 def key_index(table: EventTable, key: Sequence[str]) -> tuple[str, str]:
@@ -143,7 +185,9 @@ def not_null(table: EventTable, columns: Sequence[str]) -> str:
         column, (body, comment) = table.columns[name], table.definition(name)
         if column.type in TIMES:
             at = f"({column.precision})" if column.precision else ""
-            body = f"{column.full_type} DEFAULT CURRENT_TIMESTAMP{at}"
+            is_utc = "utc_timestamp" in column.default
+            default = f"({column.default})" if is_utc else f"CURRENT_TIMESTAMP{at}"
+            body = f"{column.full_type} DEFAULT {default}"
         elif not body:
             return f"make {', '.join(columns)} NOT NULL (ALTER TABLE … MODIFY)"
         body = re.sub(r" (NULL )?DEFAULT NULL| NULL(?= DEFAULT)", "", body)

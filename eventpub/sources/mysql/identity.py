@@ -104,21 +104,19 @@ class Identity:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns, quoted."""
+        """Quoted names of the columns."""
         return tuple(part.name for part in self.parts)
 
     @property
     def selected(self) -> str:
         """The expression of the key, as it is sent; NULL where a column is."""
-        return self.parts[0].selected if len(self.parts) == 1 else self._joined
+        return self.parts[0].selected if len(self.parts) == 1 else self.utf8
 
     @property
     def utf8(self) -> str:
         """The expression whose bytes are the UTF-8 of the key."""
-        return self.parts[0].utf8 if len(self.parts) == 1 else self._joined
-
-    @property
-    def _joined(self) -> str:
+        if len(self.parts) == 1:
+            return self.parts[0].utf8
         # as bytes, since columns of two collations cannot be joined as text
         each = [
             f"REPLACE(REPLACE(CAST({part.utf8} AS BINARY), '%', '%25'), '|', '%7C')"
@@ -127,16 +125,9 @@ class Identity:
         return "CONCAT(" + ", '|', ".join(each) + ")"
 
     @property
-    def is_bytewise(self) -> bool:
-        """Whether the table, too, takes only equal keys for equal."""
-        return all(part.is_bytewise for part in self.parts)
-
-    @property
-    def of_nothing(self) -> str:
-        """A key that rows could have, to ask for plans."""
-        no_uuid = "00000000-0000-0000-0000-000000000000"
-        some = {"number": "0", "uuid": no_uuid, "native_uuid": no_uuid}
-        return joined([some.get(part.kind, "a") for part in self.parts])
+    def is_text(self) -> bool:
+        """Whether the key is one column of text, as only such a one can have a slice column."""
+        return len(self.parts) == 1 and self.parts[0].kind in {"text", "bytes"}
 
     def equals(self, key: str) -> str:
         """The condition that a row is of an aggregate, by the index of its columns."""

@@ -1,14 +1,13 @@
 """What the event table looks like: found out once, then carried to every task as a plain value.
 
-`discover` reads the catalogue only. Whatever the publisher cannot work without is an error here
+The catalogue alone is read. Whatever the publisher cannot work without is an error here
 that names the statement which fixes it; whatever merely should be better is for `checks`.
 """
 
 from __future__ import annotations
 
-import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,25 +16,19 @@ import numpy.typing as npt
 from eventpub.config import Store
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import fixes
-from eventpub.sources.mysql.connection import Connection, run
-from eventpub.sources.mysql.failures import mapped
-from eventpub.sources.mysql.identity import Identity, IdPart, Kind, literal
+from eventpub.sources.mysql.connection import Connection, mapped, run
+from eventpub.sources.mysql.identity import Identity, literal
 from eventpub.sources.mysql.table import (
     INTEGERS,
     OF_KEY,
     TIMES,
-    Column,
     EventTable,
     Roles,
     TableIndex,
     listed,
     quote,
-    read_table,
 )
 from eventpub.sources.mysql.zones import Zone, fixed_zone, named_zone, sampled_zone
-
-SLICES = 1024
-"""`slice` is ``CRC32(aggregate_id) % SLICES``."""
 
 _NEVER = 1 << 62
 """µs; beyond every time that a column can hold."""
@@ -57,7 +50,7 @@ class Layout:
         unit: µs between two values that `create_time` can tell apart.
         zone: rules of the local time that a DATETIME holds; None for a TIMESTAMP.
         slice: a generated column with ``CRC32(aggregate_id) % 1024``; None where there is none.
-        nullable: columns (by our name) that may hold NULL.
+        id_is_nullable: whether a column of the identity may hold NULL.
         skips_nulls: whether rows without an identity or a version are passed over, and there may
             be any.
         times_last: whether a row keeps its `create_time` when it is updated.
@@ -79,7 +72,7 @@ class Layout:
     unit: int
     zone: Zone | None
     slice: str | None
-    nullable: frozenset[str]
+    id_is_nullable: bool
     where: str
     times_last: bool = True
     id_index: str | None = None
@@ -87,17 +80,14 @@ class Layout:
 
     @property
     def by_time(self) -> str:
-        """The table, to be read by `time_index`."""
         return f"{self.table} FORCE INDEX ({self.time_index})"
 
     @property
     def by_key(self) -> str:
-        """The table, to be read by `key_index`."""
         return f"{self.table} FORCE INDEX ({self.key_index})"
 
     @property
     def by_id(self) -> str:
-        """The table, to be read by `id_index`."""
         return f"{self.table} FORCE INDEX ({self.id_index})"
 
     @property
@@ -122,15 +112,13 @@ class Layout:
         return local if self.zone is None else self.zone.utc(local, after, upto)
 
     def instant(self, local: int, after: int | None = None, upto: int | None = None) -> int:
-        """As `instants`, of one value."""
         return int(self.instants(np.array([local]), after, upto)[0])
 
     def latest_instant(self, local: int) -> int:
-        """Of the two instants that a value may be, the later."""
+        """The later of the two instants that an ambiguous local time may be."""
         return local if self.zone is None else int(self.zone.latest(np.array([local]))[0])
 
     def local(self, instant: int) -> int:
-        """The value of `create_time` at an instant."""
         return instant if self.zone is None else self.zone.local(instant)
 
     def next_backward_change(self, instant: int) -> int:
@@ -144,32 +132,25 @@ class Layout:
         return () if self.zone is None else tuple(self.zone.repeated)
 
 
-def discover(config: Store, connection: Connection) -> Layout:
-    """Reads the event table's layout from the catalogue.
+def layout_of(config: Store, table: EventTable) -> Layout:
+    """What a table looks like that the configuration names.
 
     Raises:
-        StoreError: store.table_missing, store.is_view, store.column_missing, store.column_type,
-            store.index_missing, store.privilege_missing, store.time_zone_unknown.
+        StoreError: store.is_view, store.column_missing, store.column_type, store.index_missing,
+            store.time_zone_unknown.
     """
-    return layout_of(config, read_table(config, connection))
-
-
-def layout_of(config: Store, table: EventTable) -> Layout:
-    """As `discover`, of a table that was read."""
     roles = roles_of(config, table)
     time_index, key_index = _find_indexes(config, table, roles)
     id_index = _id_index(table, roles.names)
     names, columns = roles.names, table.columns
     create_time = columns[names["create_time"]]
-    slice_column = find_slice(table, roles.parts)
-    nullable = {key for key, name in names.items() if columns[name].nullable}
-    if any(columns[part].nullable for part in roles.parts):
-        nullable.add("aggregate_id")
+    slice_column = table.slice_of(roles.parts)
+    may_be_nameless = any(columns[name].nullable for name in roles.key)
     quoted = {role: quote(name) for role, name in names.items()}
     return Layout(
         table=table.name,
         id=quoted.get("id"),
-        identity=identity_of(columns, roles.parts),
+        identity=table.identity(roles.parts),
         version=quoted["version"],
         event_type=quoted["event_type"],
         payload=quoted["payload"],
@@ -182,12 +163,11 @@ def layout_of(config: Store, table: EventTable) -> Layout:
         unit=int(10 ** (6 - create_time.precision)),
         zone=None if create_time.type == "timestamp" else _zone_of(config, table.connection),
         slice=quote(slice_column) if slice_column else None,
-        nullable=frozenset(nullable),
+        id_is_nullable=any(columns[part].nullable for part in roles.parts),
         where=table.where,
         times_last="on update" not in create_time.extra,
         id_index=quote(id_index) if id_index else None,
-        skips_nulls=config.without_identity == "skip"
-        and not nullable.isdisjoint({"aggregate_id", "version"}),
+        skips_nulls=config.without_identity == "skip" and may_be_nameless,
     )
 
 
@@ -214,28 +194,22 @@ def roles_of(config: Store, table: EventTable) -> Roles:
     """
     table.require_table()
     own = {name.lower(): name for name in table.columns}
-    names, missing = {}, []
-    for key, wanted in config.columns.model_dump(exclude={"aggregate_id"}).items():
-        found = own.get(wanted.lower()) if wanted else None
-        if found is not None:
-            names[key] = found
-        elif key not in {"id", "metadata"} or (wanted and wanted != key):
-            missing.append((key, wanted))
-    parts = {part: own.get(part.lower(), "") for part in config.columns.aggregate_id}
-    missing[:0] = [("aggregate_id", part) for part, found in parts.items() if not found]
+    wanted = config.columns.model_dump(exclude={"aggregate_id"})
+    names = {key: own[name.lower()] for key, name in wanted.items() if (name or "").lower() in own}
+    optional = {("id", "id"), ("metadata", "metadata"), ("id", None), ("metadata", None)}
+    named = [("aggregate_id", part) for part in config.columns.aggregate_id] + [*wanted.items()]
+    missing = [(k, n) for k, n in named if (n or "").lower() not in own and (k, n) not in optional]
     if missing:
-        key, wanted = missing[0]
+        lacks = ", ".join(repr(name or key) for key, name in missing)
         raise StoreError(
             "store.column_missing",
-            f"the event table has no column {wanted or key!r}"
-            + (f" (nor {', '.join(repr(w or k) for k, w in missing[1:])})" if missing[1:] else "")
-            + f"; it has {', '.join(table.columns)}",
+            f"the event table lacks {lacks}; it has {', '.join(table.columns)}",
             where=table.where,
             suggestion=fixes.suggestion(config, table)
-            or f'name the right one in [store.columns]: {key} = "…"; where the table has '
+            or f'name the right one in [store.columns]: {missing[0][0]} = "…"; if the table has '
             "it, this account may not read it: GRANT SELECT",
         )
-    roles = Roles(tuple(parts.values()), names)
+    roles = Roles(tuple(own[part.lower()] for part in config.columns.aggregate_id), names)
     for key, name, allowed in (
         *(("aggregate_id", part, OF_KEY) for part in roles.parts),
         ("version", names["version"], INTEGERS),
@@ -255,29 +229,6 @@ def roles_of(config: Store, table: EventTable) -> Roles:
     return roles
 
 
-def identity_of(columns: Mapping[str, Column], parts: Sequence[str]) -> Identity:
-    """How rows are read and looked up by these columns."""
-
-    def kind(column: Column) -> Kind:
-        if column.type in INTEGERS:
-            return "number"
-        kinds: dict[str, Kind] = {"binary": "uuid", "uuid": "native_uuid", "varbinary": "bytes"}
-        return "enum" if column.type == "enum" else kinds.get(column.type, "text")
-
-    return Identity(
-        tuple(
-            IdPart(
-                quote(column.name),
-                kind(column),
-                column.charset or "binary",
-                column.collation or "binary",
-                "zerofill" in column.full_type,
-            )
-            for column in map(columns.__getitem__, parts)
-        )
-    )
-
-
 def _find_indexes(config: Store, table: EventTable, roles: Roles) -> tuple[TableIndex, TableIndex]:
     """The indexes for windows and for lookups by key.
 
@@ -285,7 +236,7 @@ def _find_indexes(config: Store, table: EventTable, roles: Roles) -> tuple[Table
         StoreError: store.index_missing, with the statement that adds it
     """
     key, create_time, version = roles.key, roles.names["create_time"], roles.names["version"]
-    slice_column = find_slice(table, roles.parts)
+    slice_column = table.slice_of(roles.parts)
     by_time = [index for index in table.indexes if index.columns[0] == create_time]
     by_time.sort(key=lambda i: (i.columns[1:2] != (slice_column,), len(i.columns), i.name))
     by_key = [index for index in table.indexes if {*index.columns[: len(key)]} == {*key}]
@@ -302,26 +253,6 @@ def _find_indexes(config: Store, table: EventTable, roles: Roles) -> tuple[Table
                 or f"ALTER TABLE {table.name} ADD {unique}INDEX ({listed(wanted)})",
             )
     return by_time[0], by_key[0]
-
-
-def find_slice(table: EventTable, parts: Sequence[str]) -> str | None:
-    """The stored generated column that holds the key's CRC32 % 1024, whatever its name.
-
-    Only a key of one text column can have such a one.
-    """
-
-    def bare(expression: str) -> str:
-        """What is left when the server has written the expression in its own way."""
-        return re.sub(r"[\s()`\\]", "", re.sub(r"(?i)\smod\s", "%", expression)).lower()
-
-    identity = identity_of(table.columns, parts)
-    if [part.kind for part in identity.parts] not in (["text"], ["bytes"]):
-        return None
-    expected = bare(f"CRC32({identity.utf8}) % {SLICES}")
-    for column in table.columns.values():
-        if "stored" in column.extra and bare(column.generated_as) == expected:
-            return column.name
-    return None
 
 
 def _zone_of(config: Store, connection: Connection) -> Zone:
@@ -342,8 +273,6 @@ def _server_zone(name: str, connection: Connection) -> Zone:
     """The zone by the server's own rules, since it is the server that writes the local times."""
 
     def offsets(instants: Sequence[int]) -> list[int | None]:
-        if not instants:
-            return []
         local = "TIMESTAMPDIFF(SECOND, '1970-01-01', FROM_UNIXTIME({}))".format
         row = run(connection, f"SELECT {', '.join(map(local, instants))}")[0]
         return [None if at is None else int(at) - t for at, t in zip(row, instants, strict=True)]

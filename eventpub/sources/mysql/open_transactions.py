@@ -1,9 +1,13 @@
-"""What several polls of the open transactions say together. Pure: times are arguments."""
+"""The open transactions: what a poll asks the server, what one answer shows, and what several say
+together. Pure: times and rows are arguments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -65,12 +69,11 @@ class Transaction:
 
 
 class OpenTransactions:
-    """What several polls say together. Pure.
+    """What several polls say together.
 
     Args:
         max_wait: how long a transaction is waited for, µs.
-        hidden_since: of a former reader that has read on: nothing that was hidden then was created
-            at or before, µs; None: there was none.
+        hidden_since: as it was of a former reader that has read on, µs; None: there was none.
 
     Attributes:
         polled_at: the time of the last poll, µs; None: there was none.
@@ -156,12 +159,8 @@ class OpenTransactions:
         )
 
     def _begins(self, found: Transaction, at: int, *, went_back: bool) -> Transaction:
-        """Its first statement began after the last poll; InnoDB may have known of it much later.
-
-        Args:
-            went_back: whether the clock has, since that poll, so that the time of the poll says
-                nothing.
-        """
+        """Its first statement began after the last poll (whose time says nothing if the clock
+        `went_back` since); InnoDB may have known of it much later."""
         started = found.started if found.statement is None else min(found.started, found.statement)
         if self.polled_at is None:
             before = started
@@ -187,11 +186,9 @@ class OpenTransactions:
         )
 
     def _end(self, t: Transaction, reached: int) -> None:
-        """Report it where the reader may have read past what it hid.
-
-        So it has where it did not wait, or could not see: before the first poll, or while no answer
-        was fresh. Rows that were stamped before the clock went back may be newer than every poll.
-        """
+        """Report it where the reader may have read past what it hid: it did not wait, or could not
+        see, before the first poll or while no answer was fresh. Rows that were stamped before the
+        clock went back may be newer than every poll."""
         first, last = self._first_poll, self.polled_at or 0
         if t.timed_out or t.since < reached or (first is not None and t.before < first):
             is_known = t.first_seen > self._steady_since and not t.is_ahead and reached <= last
@@ -211,9 +208,9 @@ class OpenTransactions:
         return min(waited_for, default=self.polled_at)
 
     @property
-    def awaits_first_poll(self) -> bool:
-        """Whether something was hidden when somebody else polled, and nobody has polled since."""
-        return self.polled_at is None and self._hidden_since is not None
+    def has_open(self) -> bool:
+        """Whether one is open, or was when a former reader polled and nothing was polled since."""
+        return bool(self._open) or (self.polled_at is None and self._hidden_since is not None)
 
     @property
     def open_since(self) -> int | None:
@@ -227,3 +224,127 @@ class OpenTransactions:
         if self.polled_at is None:
             return self._hidden_since
         return min((t.since for t in self._open.values()), default=None)
+
+
+_DST = 3600
+"""Seconds by which clocks go back."""
+_SHOWS = 2
+"""Whole seconds of a statement's age from which it counts although it waits for no lock."""
+_QUERY_LENGTH = 1000
+_NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+_AT = "UNIX_TIMESTAMP(trx_started)"
+# what the clocks showed twice is taken for the first time that they did
+_AT_FIRST = (
+    f"CASE WHEN FROM_UNIXTIME({_AT} - 3600) = trx_started THEN {_AT} - 3600"
+    f" WHEN FROM_UNIXTIME({_AT} - 1800) = trx_started THEN {_AT} - 1800 ELSE {_AT} END"
+)
+OPEN = (
+    f"{_NOW}, trx_id, trx_mysql_thread_id, {_AT}, {_AT_FIRST}, COALESCE(trx_query, ''),"
+    " trx_rows_modified, trx_lock_structs + trx_rows_locked, trx_is_read_only,"
+    " trx_autocommit_non_locking FROM information_schema.innodb_trx"
+)
+_WAITS = "^Waiting for .*(lock|flush|table)"
+PROCESSES = (
+    f"{_NOW}, id, {{age}}, state REGEXP '{_WAITS}', LEFT(info, {_QUERY_LENGTH})"
+    " FROM information_schema.processlist WHERE info IS NOT NULL AND id <> CONNECTION_ID()"
+    f" AND command NOT IN ('Sleep', 'Daemon') AND (state REGEXP '{_WAITS}' OR time >= {_SHOWS})"
+    f" UNION ALL SELECT {_NOW}, NULL, NULL, NULL, NULL"
+)
+
+
+_VERB = re.compile(r"(?:\s+|\(|/\*(?!M?!).*?\*/|(?:--|#)[^\n]*\n)*(\w+)", re.DOTALL)
+# MariaDB: SET STATEMENT max_statement_time = 10 FOR INSERT …; BEGIN NOT ATOMIC INSERT …; END
+_AROUND = re.compile(r"\s*(?:SET\s+STATEMENT\b.*?\bFOR|BEGIN\s+NOT\s+ATOMIC)\b", re.I | re.DOTALL)
+_READS = {"select", "with", "table", "values", "show", "desc", "describe", "explain"}
+_READS |= {"begin", "start", "commit", "rollback", "savepoint", "release", "set", "use", "unlock"}
+# Not CALL and EXECUTE: the list shows the statement that they run, with the time of its own start.
+_APPENDS = {"insert", "replace", "load", ""}  # "": a statement that is not understood may append
+
+
+def _verb(statement: str) -> str:
+    around = _AROUND.match(statement)
+    found = _VERB.match(statement, around.end() if around else 0)
+    return found[1].lower() if found else ""
+
+
+def only_reads(statement: str) -> bool:
+    """Whether a statement surely writes nothing; one that is not understood may.
+
+    A SELECT without a table, or a SET, may call a function that appends.
+    """
+    verb = _verb(statement)
+    if _AROUND.match(statement):
+        return verb in {"select", "with"} and not {"(", ";"} & {*statement}
+    if verb == "set":
+        return "(" not in statement
+    if verb == "select" and len(statement) < _QUERY_LENGTH and "(" in statement:
+        return re.search(r"\bfrom\b", statement, re.IGNORECASE) is not None
+    return verb in _READS
+
+
+def began(
+    own: tuple[int, int], between: tuple[int, int], other: tuple[int, int]
+) -> tuple[int, bool]:
+    """When a transaction began, µs, rounded down to a second; and whether that is later than now.
+
+    Args:
+        own: `trx_started` of a transaction that began a moment ago, as the server turns it into
+            seconds since 1970, the usual and the earliest way.
+        between: two times, µs, between which that transaction began.
+        other: as `own`, of the transaction in question.
+    """
+    first, last = between[0] // SECOND, between[1] // SECOND
+    if any(first <= seconds <= last for seconds in own):
+        found, is_ahead = other[1], other[1] > last
+    else:  # these are not the system's zone; only the age says something
+        age = own[0] - other[0]
+        found, is_ahead = first - (age if age >= 0 else age + _DST), False
+    return min(found * SECOND, between[0]), is_ahead
+
+
+def found_in(
+    now: int, processes: Sequence[Any], own: Sequence[Any], rows: Sequence[Any]
+) -> list[Transaction]:
+    """What one poll shows that may write, or has."""
+    statements: dict[int, int] = {}
+    running: dict[int, int] = {}
+    for _, thread, age, waits, text in processes:
+        if text is None:
+            continue
+        # MySQL's ages are whole seconds: the difference of two times, both rounded down
+        since = (now if int(age) % SECOND else now // SECOND * SECOND) - int(age)
+        # none takes a day; of a session that has SET its own timestamp, that is what it says
+        running[int(thread)] = since = min(max(since, now - DAY), now)
+        if not only_reads(text) and (waits or _verb(text) in _APPENDS):
+            statements[int(thread)] = since
+    found = []
+    threads = {int(row[2]) for row in rows}
+    for row in rows:
+        _, number, thread, local, earliest, query, modified, locks, read_only, plain = row
+        statement = statements.get(int(thread))
+        if row is own or int(read_only) or int(plain):
+            continue
+        reads = not query or (not int(locks) and only_reads(query))
+        if reads and not int(modified) and statement is None:
+            continue
+        if statement is None and int(modified):  # by a function that it calls, say, just now
+            statement = running.get(int(thread))
+        times = (int(own[3]), int(own[4])), (now, int(own[0])), (int(local), int(earliest))
+        started, is_ahead = began(*times)
+        found.append(
+            Transaction(
+                int(number),
+                int(thread),
+                started,
+                int(modified),
+                is_running=bool(query),
+                statement=statement,
+                is_ahead=is_ahead,
+            )
+        )
+    # what InnoDB does not know of, yet
+    return found + [
+        Transaction(0, thread, since, 0, is_running=True, is_waiting=True, statement=since)
+        for thread, since in statements.items()
+        if thread not in threads
+    ]

@@ -1,4 +1,4 @@
-"""Which tables of a database may be event tables, and which of their columns stands for what.
+"""Which tables of a database may be event tables, and which column has which role.
 
 Found by names, types, unique keys and what is known of frameworks: a proposal for a person to
 check. Some rows are read, to see with which version aggregates begin, whether versions are counted
@@ -23,44 +23,45 @@ from eventpub.sources.mysql.connection import (
     connect_for_reading,
     display_name,
     is_mariadb,
+    mapped,
     run,
     run_named,
 )
-from eventpub.sources.mysql.failures import mapped
-from eventpub.sources.mysql.frameworks import BESIDE_ID, holds_no_events, plain, rank, recognise
-from eventpub.sources.mysql.server import Versions
 from eventpub.sources.mysql.table import (
+    BESIDE_ID,
     BYTES,
     INTEGERS,
     OF_KEY,
+    SAMPLE,
     TEXT,
     TIMES,
     Column,
     EventTable,
     Roles,
+    Versions,
+    free_name,
+    holds_no_events,
     listed,
+    plain,
+    rank,
     read_table,
 )
 
 _MOST_TABLES = 1000
-_SAMPLE = 5_000
 _FEW = 20
 
 _TYPES: dict[str, set[str]] = {
     "aggregate_id": OF_KEY,
     "version": INTEGERS,
-    "event_type": TEXT,
+    "create_time": TIMES,
     "payload": TEXT | BYTES | {"json"},
     "metadata": TEXT | BYTES | {"json"},
-    "create_time": TIMES,
+    "event_type": TEXT,
     "id": INTEGERS,
 }
+"""By our names; the surest first: what is taken by one is not left for the next."""
 _LARGE = {"json", "mediumtext", "longtext", "text", "mediumblob", "longblob", "blob"}
 _NUMBERS_ROWS = "numbers the rows of the table, not the events of an aggregate"
-_SUREST_FIRST = (
-    *("aggregate_id", "version", "create_time", "payload", "metadata", "event_type", "id"),
-)
-"""What is taken by one is not left for the next."""
 _REQUIRED = ("aggregate_id", "version", "event_type", "payload", "create_time")
 
 
@@ -72,10 +73,10 @@ class Candidate:
         columns: by our names its own; `id` and `metadata` only where it has any.
         score: how much speaks for it: rows, then names and keys.
         names: of all its columns.
-        framework: whose table it is; "": that is not known.
+        framework: whose table it is; "": unknown.
         first_version, without_identity: the keys of `[store]`.
-        statements: what is to be done to the table first.
-        notes: what is to be known of it, a sentence each.
+        statements: to be executed first.
+        notes: a sentence each.
     """
 
     table: str
@@ -110,7 +111,7 @@ class Proposal:
 
 @dataclass
 class Guess(Roles):
-    """Which column stands for what; in `names` "" is for none.
+    """Which column has which role; in `names` "" is for none.
 
     Attributes:
         given: our names of those that the operator has named.
@@ -158,7 +159,7 @@ def propose(
                 if table:
                     raise
                 # one that this account may not read
-        found.candidates.sort(key=lambda candidate: candidate.table)
+        # tables come by name, and `sort` keeps that order among equals
         found.candidates.sort(key=lambda candidate: candidate.score, reverse=True)
         return found
 
@@ -174,8 +175,7 @@ def _tables(connection: Connection) -> list[str]:
 
 
 def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any]) -> None:
-    """Put a table where it belongs in a proposal."""
-    framework = recognise(table.columns)
+    framework = table.framework
     absent = tuple(r for r, of in given.items() if not {*_several(of)} <= {*table.columns})
     if absent:
         found.lacking[name] = absent
@@ -197,7 +197,7 @@ def _sort(found: Proposal, name: str, table: EventTable, given: Mapping[str, Any
             found.lacking[name] = (f"aggregate_id (a unique key has {', '.join(others)}, too)",)
             return
     key = listed(roles.key) if {*roles.key} <= {*table.columns} else "NULL, NULL"
-    versions = Versions(run(table.connection, f"SELECT {key} FROM {table.name} LIMIT {_SAMPLE}"))
+    versions = Versions(run(table.connection, f"SELECT {key} FROM {table.name} LIMIT {SAMPLE}"))
     if version in table.columns and table.columns[version].counts_rows:
         found.refused[name] = f"{version} is AUTO_INCREMENT: it {_NUMBERS_ROWS}"
     elif versions.count_all_rows:
@@ -211,13 +211,13 @@ def _several(value: Any) -> list[str]:
 
 
 def _guess(table: EventTable, given: Mapping[str, Any]) -> Guess:
-    """Which column stands for what, as far as can be told.
+    """Which column has which role, as far as can be told.
 
     Args:
         given: names of columns that the operator has named; "": there is none.
     """
     columns = table.columns
-    framework = recognise(columns)
+    framework = table.framework
     own = {plain(name): name for name in [*framework.add, *columns]}
     said = {r: [own[name] for name in _several(of)] for r, of in framework.columns.items()}
     said |= {role: _several(of) for role, of in given.items()}
@@ -226,7 +226,7 @@ def _guess(table: EventTable, given: Mapping[str, Any]) -> Guess:
     if key := _key(table, roles):
         roles.parts, roles.names["version"], roles.by_key = key
     firsts = {index.columns[0] for index in table.indexes}
-    for role in _SUREST_FIRST:
+    for role in _TYPES:
         if role in roles.names or (role == "aggregate_id" and roles.parts):
             continue
         left = {n: c for n, c in columns.items() if n not in {*roles.parts, *roles.names.values()}}
@@ -280,18 +280,16 @@ def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] |
     for index in table.indexes:
         for version in index.columns:
             parts = tuple(name for name in index.columns if name != version)
-            if not parts or not {*index.columns} <= {*columns}:
-                continue
-            if roles.names.get("version", version) != version:
-                continue
-            if roles.parts and {*roles.parts} != {*parts}:
+            is_given = roles.names.get("version", version) == version
+            is_given &= not roles.parts or {*roles.parts} == {*parts}
+            if not (parts and is_given and {*index.columns} <= {*columns}):
                 continue
             if not _may_be(columns[version], "version") or columns[version].counts_rows:
                 continue
             named = rank("version", version), max(rank("aggregate_id", name) for name in parts)
             is_pair = len(parts) == 1 and columns[parts[0]].type in TEXT | {"varbinary"}
             is_clear = all(named) or (is_pair and index.unique)
-            # before a version that stands last is the identity, whatever it is called
+            # the columns before a version that comes last are the identity, whatever their names
             is_last = index.unique and version == index.columns[-1] and named[0] and not named[1]
             if (is_clear or is_last) and all(_fits_key(columns[n], bool(is_last)) for n in parts):
                 fit = index.unique, all(named), sum(named), -len(parts)
@@ -301,24 +299,28 @@ def _key(table: EventTable, roles: Guess) -> tuple[tuple[str, ...], str, bool] |
 
 def _fits_key(column: Column, is_last: bool) -> bool:
     """Whether a column may be of the identity; of numbers mostly only those of known names."""
-    is_known = rank("aggregate_id", column.name) or plain(column.name) in BESIDE_ID
+    is_known = rank("aggregate_id", column.name) > 0 or plain(column.name) in BESIDE_ID
     is_clear = is_known or column.type not in INTEGERS or (is_last and not column.counts_rows)
-    return _may_be(column, "aggregate_id") and bool(is_clear)
+    return is_clear and _may_be(column, "aggregate_id")
 
 
 def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -> Candidate:
-    framework, names = recognise(table.columns), roles.names
+    framework, names = table.framework, roles.names
     notes = [framework.note] * bool(framework.note)
     if "create_time" not in names:
-        names["create_time"] = table.free("create_time")
-        notes.append(_why_added(table))
+        names["create_time"] = free_name("create_time", table.columns)
+        why = "no column has the time at which the database stores a row"
+        time = max(table.columns.values(), key=lambda column: rank("create_time", column.name))
+        if rank("create_time", time.name):
+            why = f"{time.name} is {time.full_type}, not TIMESTAMP or DATETIME"
+        notes.append(f"{why}: a column with that time is to be added")
     if twice := table.repeated(roles.key):
         notes.append(f"{twice} is there twice: the second row becomes a dead letter if it differs")
     elif not roles.by_key and not table.is_unique(roles.key):
-        notes.append("no unique key says which columns are aggregate and version: look at them")
+        notes.append("no unique key confirms the columns of aggregate and version: check them")
     metadata = "metadata" not in roles.given and names.get("metadata")
     if metadata and not _is_metadata(table, metadata):
-        notes.append(f"{metadata} is no JSON object, so it is not published")
+        notes.append(f"{metadata} is not a JSON object, so it is not published")
         names["metadata"] = ""
     additions = fixes.needed(table, roles)
     return Candidate(
@@ -336,26 +338,14 @@ def _candidate(name: str, table: EventTable, roles: Guess, versions: Versions) -
 
 
 def _score(name: str, table: EventTable, roles: Guess) -> int:
-    """How much speaks for a table."""
     created = table.columns.get(roles.names["create_time"])
     score = 2 * sum(rank(role, of) > 0 for role, of in roles.names.items())
-    score += 5 * bool(recognise(table.columns).name) + 10 * roles.by_key
+    score += 5 * bool(table.framework.name) + 10 * roles.by_key
     score += 3 * ("event" in name.lower())
     if created is None:
         return score
     score += 2 * ("current_timestamp" in created.default)
     return score + any(index.columns[0] == created.name for index in table.indexes)
-
-
-def _why_added(table: EventTable) -> str:
-    """What is wrong with the column that is called like a creation time, if there is one."""
-    time = max(table.columns.values(), key=lambda column: rank("create_time", column.name))
-    if not rank("create_time", time.name):
-        return "no column has the time at which the database stored a row: one is to be added"
-    return (
-        f"{time.name} is {time.full_type}, not TIMESTAMP or DATETIME: a column with the time at"
-        " which the database stores a row is to be added"
-    )
 
 
 def _is_metadata(table: EventTable, column: str) -> bool:

@@ -5,6 +5,7 @@ What cannot be an event is an error that names the row.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -70,26 +71,15 @@ def with_identity(columns: Columns) -> Columns:
 def rows_seen(layout: Layout, columns: Columns) -> list[RowSeen]:
     """A block of rows that have an aggregate and a version."""
     _, versions, types, payloads, _, times = columns
-    type_text: list[Any] = lenient_text(types).fill_null("").to_pylist()
-    return [
-        RowSeen(
-            int(versions[at].as_py()),
-            _instant(layout, times.slice(at, 1)),
-            type_text[at],
-            None if payloads[at].as_py() is None else len(payloads[at].as_py()),
-        )
-        for at in range(len(versions))
-    ]
-
-
-def _instant(layout: Layout, time: pa.Array[Any]) -> int | None:
-    if time.null_count:
-        return None
-    try:
-        local = local_times(time)
-    except pa.ArrowInvalid:
-        return None
-    return int(layout.instants(local)[0])
+    seen = []
+    for at, text in enumerate(lenient_text(types).fill_null("").to_pylist()):
+        payload, created = payloads[at].as_py(), None
+        if times[at].is_valid:
+            with suppress(pa.ArrowInvalid):
+                created = layout.instant(int(local_times(times.slice(at, 1))[0]))
+        size = None if payload is None else len(payload)
+        seen.append(RowSeen(int(versions[at].as_py()), created, str(text), size))
+    return seen
 
 
 def micros(time: datetime) -> int:
@@ -116,8 +106,8 @@ def lenient_text(column: pa.Array[Any]) -> pa.Array[Any]:
 
 
 _PASS_OVER = (
-    ". Where rows without an aggregate or a version are none of its events: store.without_identity"
-    ' = "skip" counts such rows and passes them over'
+    '. If rows without an aggregate or a version are not events: store.without_identity = "skip"'
+    " counts and skips them"
 )
 
 
@@ -127,18 +117,15 @@ def _invalid_row(layout: Layout, columns: Columns) -> StoreError:
         *(column.to_pylist() for column in columns), strict=True
     ):
         reason = None
-        try:
-            if aggregate_id is None:
-                reason = "has no aggregate_id"
-            elif version is None:
-                reason = "has no version"
-            elif int(version) >= 2**63:
-                reason = "has a version beyond 2^63 - 1"
-            elif time is None or time.startswith(b"0000"):
-                reason = "has no create_time"
-            elif not aggregate_id.decode():
-                pass
-        except UnicodeDecodeError:
+        if aggregate_id is None:
+            reason = "has no aggregate_id"
+        elif version is None:
+            reason = "has no version"
+        elif int(version) >= 2**63:
+            reason = "has a version beyond 2^63 - 1"
+        elif time is None or time.startswith(b"0000"):
+            reason = "has no create_time"
+        elif aggregate_id.decode(errors="replace").encode() != aggregate_id:
             reason = "has an aggregate_id that is not UTF-8"
         if reason:
             shown = "NULL" if aggregate_id is None else repr(aggregate_id.decode(errors="replace"))

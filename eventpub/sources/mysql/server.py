@@ -2,7 +2,7 @@
 
 A replica must not be read: its clock goes on while what it applies stands still, so that rows turn
 up below the reader's position, however late. Nor must a demoted primary at the same address. So
-every new connection and every poll asks whether the server is writable, and who it is; of a server
+every new connection and every poll asks whether the server is writable, and its identity; of one
 that was not met within the last minute, also whether it replicates from another one.
 
 Where several servers take writes (Galera, a group with several primaries, two that replicate each
@@ -13,11 +13,9 @@ show. An operator who has all writers use one of them may say so; it cannot be s
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
 import pymysql.err
 
@@ -27,11 +25,13 @@ from eventpub.sources.mysql.connection import (
     Connection,
     connect_for_reading,
     display_name,
+    error_number,
+    is_alive,
     is_mariadb,
+    mapped,
     run,
     run_named,
 )
-from eventpub.sources.mysql.failures import error_number, mapped
 
 _OFF = {None, 0, "0", "OFF"}
 _ON = {"ON", "1"}
@@ -45,9 +45,9 @@ _CLUSTER_VARIABLES = (
 
 UNGUARDED = (
     "an event that the replica applies later than recount.horizon after it was created is lost"
-    " where no later version of its aggregate follows; transactions that are open on the primary"
-    " are not seen, so a gap is skipped although one of them may fill it; lag is that behind the"
-    " replica"
+    " unless a later version of its aggregate follows; transactions that are open on the primary"
+    " are not seen, so a gap may be skipped that one of them would fill; the lag shown is the lag"
+    " behind the replica"
 )
 """What is not guaranteed where a replica is read, or one of several servers that take writes."""
 
@@ -59,10 +59,10 @@ class Server:
     Attributes:
         identity: the same as long as it is the same one.
         read_only: whether ordinary accounts cannot write to it.
-        source: whom it replicates from, as far as that can be seen; None: no server, or see
+        source: the server it replicates from, as far as visible; None: no server, or see
             `source_is_visible`.
         source_is_visible: whether the account may see it.
-        cluster: of what it is a member where other members may take writes; None: of nothing.
+        cluster: the multi-primary cluster it is a member of; None: it is in none.
     """
 
     identity: str
@@ -92,19 +92,19 @@ class Server:
                 " than they were created, and transactions that are open there are not seen",
                 where=where,
                 suggestion="have every writer of the event table use the server in store.url, then"
-                " set store.takes_all_writes = true; to read this one all the same:"
+                " set store.takes_all_writes = true; to read this one anyway:"
                 " store.allow_replica = true",
                 retriable=retriable,
             )
         raise StoreError(
             "store.replica",
-            f"this server {self.what_it_is}: a row appears on it when it is replicated, however"
-            " long after it was created, and would be missed",
+            f"this server {self.what_it_is}: rows appear on it when they are replicated, however"
+            " long after they were created, and would be missed",
             where=where,
             suggestion="name the primary in store.url; if this server is the primary now:"
             " SET GLOBAL read_only = OFF, and RESET REPLICA ALL; if it and its source replicate"
             " each other, and every writer uses this one: store.takes_all_writes = true; to read a"
-            " replica all the same: store.allow_replica = true",
+            " replica anyway: store.allow_replica = true",
             retriable=retriable,
         )
 
@@ -167,37 +167,25 @@ _EXAMINED_EVERY = 60.0
 """Seconds after which a server is asked again: a primary that was demoted may still take writes."""
 
 
-def connect_to_primary(config: Store) -> tuple[Connection, str]:
-    """A reading connection to a server that may be read, and its identity.
+def require_primary(config: Store, connection: Connection) -> str:
+    """The identity of the server that a connection leads to, if it may be read.
 
     Raises:
-        StoreError: as of `require_primary`; or it cannot be reached.
+        StoreError: as of `require_role`.
     """
-    connection = connect_for_reading(config)
-    try:
-        return connection, require_primary(config, connection)
-    except BaseException:
-        connection._force_close()  # type: ignore[attr-defined]
-        raise
+    with mapped(display_name(config)):
+        *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
+    require_role(config, connection, flags, str(identity))
+    return str(identity)
 
 
-def require_primary(config: Store, connection: Connection) -> str:
-    """A new connection leads to a server that may be read; its identity.
+def require_role(config: Store, connection: Connection, flags: list[object], identity: str) -> None:
+    """Refuses a server that may not be read, after `columns` were read.
 
     Raises:
         StoreError: store.replica, store.multi_primary; retriable, since the address may lead to
             another one soon.
     """
-    with mapped(display_name(config)):
-        *flags, identity = run(connection, f"SELECT {columns(connection)}")[0]
-    require_same_role(config, connection, flags, str(identity))
-    return str(identity)
-
-
-def require_same_role(
-    config: Store, connection: Connection, flags: list[object], identity: str
-) -> None:
-    """As `require_primary`, after `columns` were read in another statement."""
     if config.allow_replica:
         return
     met = (display_name(config), identity)
@@ -211,7 +199,7 @@ def require_same_role(
 
 
 def _source(connection: Connection) -> tuple[str | None, bool]:
-    """Whom the server replicates from, and whether this account may see it."""
+    """The server it replicates from, and whether this account may see that."""
     word = "ALL SLAVES" if is_mariadb(connection) else "REPLICA"
     try:
         rows = run_named(connection, f"SHOW {word} STATUS")
@@ -239,32 +227,69 @@ def _runs_replication(connection: Connection) -> bool:
     )
 
 
-class Versions:
-    """Figures of rows of an aggregate's columns and, last, the version.
+ASKED_AFTER = 5.0
+"""Seconds without use after which a connection is asked whether it is still there."""
 
-    Attributes:
-        without_identity: rows that have no aggregate or no version.
-        lowest: of each aggregate.
-        with_several: aggregates with several versions.
-        with_holes: of these, those whose versions do not follow each other.
-        count_all_rows: whether they number the rows of the table, not those of an aggregate.
+KEPT_FOR = 30.0
+"""Seconds after which a connection is recreated: where an address has moved, what is connected
+already stays with the former server, however long that one lives."""
+
+
+class Pool:
+    """Connections to a server that may be read.
+
+    Args:
+        where: for messages.
+        prepare: takes each new connection, and the identity of its server.
     """
 
-    def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
-        self.without_identity = 0
-        found: dict[tuple[Any, ...], set[int]] = defaultdict(set)
-        for row in rows:
-            if None in row:
-                self.without_identity += 1
+    def __init__(
+        self,
+        config: Store,
+        where: str,
+        prepare: Callable[[Connection, str], None] = lambda connection, server: None,
+    ) -> None:
+        self._config = config
+        self._where = where
+        self._prepare = prepare
+        self._idle: list[tuple[Connection, float, float]] = []
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """One that no other caller uses; after an error it is closed.
+
+        Raises:
+            StoreError: the database's, or as of `require_primary`.
+        """
+        idle = self._take_idle()
+        connection, made = idle or (connect_for_reading(self._config), monotonic())
+        finished = False
+        try:
+            with mapped(self._where):
+                if idle is None:
+                    self._prepare(connection, require_primary(self._config, connection))
+                yield connection
+            finished = True
+        finally:
+            if finished:
+                self._idle.append((connection, made, monotonic()))
             else:
-                found[tuple(row[:-1])].add(int(row[-1]))
-        every: set[int] = set().union(*found.values())
-        several = [v for v in found.values() if len(v) > 1]
-        self.lowest = [min(v) for v in found.values()]
-        self.with_several = len(several)
-        self.with_holes = sum(max(v) - min(v) + 1 != len(v) for v in several)
-        are_distinct = len(every) == sum(map(len, found.values()))
-        begin_later = sum(version > min(every) for version in self.lowest)
-        # of two alone it is sure if none is left out between all of them
-        is_sure = len(found) > 2 or (len(found) == 2 and max(every) - min(every) < len(every))
-        self.count_all_rows = is_sure and are_distinct and begin_later == len(found) - 1
+                connection._force_close()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop()[0].close()
+
+    def _take_idle(self) -> tuple[Connection, float] | None:
+        """One that is there, and when it was made."""
+        while True:
+            try:  # not asked before whether there is one: another thread may take the last
+                connection, made, used = self._idle.pop()
+            except IndexError:
+                return None
+            if monotonic() - made > KEPT_FOR:
+                connection.close()
+                continue
+            if monotonic() - used <= ASKED_AFTER or is_alive(connection):
+                return connection, made
+            connection._force_close()  # type: ignore[attr-defined]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from eventpub.admission.model import Shard, VersionRange
-from eventpub.sources.mysql.layout import SLICES, Layout
+from eventpub.sources.mysql.layout import Layout
+from eventpub.sources.mysql.table import SLICES
 
 _EPOCH = datetime(1970, 1, 1)
 _DATETIMES = -30_610_224_000_000_000, 253_402_300_799_999_999  # 1000-01-01 to 9999-12-31
@@ -154,7 +155,6 @@ def local_range(layout: Layout, after: int, upto: int) -> tuple[int, int] | None
 
 
 def between(layout: Layout, first: int, last: int) -> str:
-    """The condition of a range of values of `create_time`."""
     return f"{layout.create_time} BETWEEN {_time(first)} AND {_time(last)}"
 
 
@@ -167,8 +167,8 @@ def in_shard(layout: Layout, shard: Shard | None) -> str:
     else:
         number = f"CRC32({layout.identity.utf8})"
     condition = f"{number} % {shard.partitions} % {shard.shards} = {shard.number}"
-    if "aggregate_id" in layout.nullable and shard.number == 0:
-        # such a row belongs to nobody; it is read so that it is refused, not passed over
+    if layout.id_is_nullable and shard.number == 0:
+        # such a row belongs to no shard; it is read so that it is refused, not skipped
         condition = f"({condition} OR {layout.identity.selected} IS NULL)"
     return f" AND {condition}"
 

@@ -9,14 +9,25 @@ Read once, and taken by everything that judges a table: the layout that the publ
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
 
 from eventpub.config import Store
 from eventpub.errors import StoreError
-from eventpub.sources.mysql.connection import Connection, display_name, run, run_named
-from eventpub.sources.mysql.failures import error_number, mapped
-from eventpub.sources.mysql.identity import literal
+from eventpub.sources.mysql.connection import (
+    Connection,
+    display_name,
+    error_number,
+    mapped,
+    run,
+    run_named,
+)
+from eventpub.sources.mysql.identity import Identity, IdPart, Kind, literal
 
 TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
 BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
@@ -24,8 +35,16 @@ INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
 OF_KEY = TEXT | INTEGERS | {"enum", "varbinary", "binary(16)", "uuid"}
 TIMES = {"timestamp", "datetime"}
 
-_SAMPLE = 100_000
+SLICES = 1024
+"""`slice` is ``CRC32(aggregate_id) % SLICES``."""
+
+SAMPLE = 5_000
+"""Rows by which versions are judged."""
+_MANY = 100_000
 _DENIED = 1142
+
+_NAMES = tomllib.loads(files(__package__).joinpath("frameworks.toml").read_text("utf-8"))
+BESIDE_ID: list[str] = _NAMES["beside_id"]
 
 
 def quote(name: str) -> str:
@@ -34,8 +53,12 @@ def quote(name: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as SQL identifiers, with commas."""
     return ", ".join(map(quote, names))
+
+
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """A name for a new column that no other has."""
+    return f"eventpub_{name}" if name in {other.lower() for other in taken} else name
 
 
 @dataclass(frozen=True)
@@ -69,13 +92,21 @@ class Column:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether it is AUTO_INCREMENT."""
         return "auto_increment" in self.extra
+
+    @property
+    def as_id(self) -> IdPart:
+        """How it is read and looked up where it is of the identity."""
+        kinds: dict[str, Kind] = {"binary": "uuid", "uuid": "native_uuid", "varbinary": "bytes"}
+        kinds |= {"enum": "enum", **dict.fromkeys(INTEGERS, "number")}
+        charset, collation = self.charset or "binary", self.collation or "binary"
+        is_padded = "zerofill" in self.full_type
+        return IdPart(quote(self.name), kinds.get(self.type, "text"), charset, collation, is_padded)
 
 
 @dataclass
 class Roles:
-    """Which column stands for what.
+    """Which column has which role.
 
     Attributes:
         parts: the columns of the identity.
@@ -89,6 +120,24 @@ class Roles:
     def key(self) -> tuple[str, ...]:
         """What tells events apart: the columns of the identity, and the version."""
         return (*self.parts, self.names["version"])
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A kind of table that is known, as `frameworks.toml` describes it; unknown without a name."""
+
+    name: str = ""
+    has: list[str] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
+    columns: dict[str, str | list[str]] = field(default_factory=dict)
+    add: dict[str, str] = field(default_factory=dict)
+    first_version: int = 1
+    without_identity: str = "stop"
+    note: str = ""
+    refused: str = ""
+
+
+FRAMEWORKS = [Framework(**entry) for entry in _NAMES["framework"]]
 
 
 @dataclass(frozen=True)
@@ -113,17 +162,41 @@ class EventTable:
     partitioned_by: Sequence[str]
     is_view: bool
 
+    @cached_property
+    def framework(self) -> Framework:
+        """The framework whose table has these columns."""
+        there = {plain(name) for name in self.columns}
+        known = (f for f in FRAMEWORKS if there.issuperset(f.has) and there.isdisjoint(f.lacks))
+        return next(known, Framework())
+
+    def identity(self, parts: Sequence[str]) -> Identity:
+        """How rows are read and looked up by these columns."""
+        return Identity(tuple(self.columns[name].as_id for name in parts))
+
+    def slice_of(self, parts: Sequence[str]) -> str | None:
+        """The stored generated column that holds the key's CRC32 % 1024, whatever its name.
+
+        Only a key of one text column can have such a one.
+        """
+
+        def bare(expression: str) -> str:
+            """What is left when the server has written the expression in its own way."""
+            return re.sub(r"[\s()`\\]", "", re.sub(r"(?i)\smod\s", "%", expression)).lower()
+
+        identity = self.identity(parts)
+        if not identity.is_text:
+            return None
+        expected = bare(f"CRC32({identity.utf8}) % {SLICES}")
+        for column in self.columns.values():
+            if "stored" in column.extra and bare(column.generated_as) == expected:
+                return column.name
+        return None
+
     def require_table(self) -> None:
-        """Raises: StoreError: store.is_view."""
         if self.is_view:
             raise is_view(self.name.strip("`"), self.where)
 
-    def free(self, name: str) -> str:
-        """A name that no column has."""
-        return f"eventpub_{name}" if name in {n.lower() for n in self.columns} else name
-
     def alter(self, additions: Sequence[str]) -> str:
-        """The statement that makes changes."""
         return f"ALTER TABLE {self.name} {', '.join(additions)}"
 
     def is_unique(self, key: Sequence[str]) -> bool:
@@ -140,7 +213,7 @@ class EventTable:
             return ""
         found = run(
             self.connection,
-            f"SELECT {listed(key)} FROM (SELECT {listed(key)} FROM {self.name} LIMIT {_SAMPLE})"
+            f"SELECT {listed(key)} FROM (SELECT {listed(key)} FROM {self.name} LIMIT {_MANY})"
             f" AS some WHERE {' AND '.join(f'{quote(name)} IS NOT NULL' for name in key)}"
             f" GROUP BY {listed(key)} HAVING COUNT(*) > 1 LIMIT 1",
         )
@@ -161,6 +234,53 @@ class EventTable:
         line = next(line for line in lines if line.startswith(start))
         body, mark, comment = line.removeprefix(start).partition(" COMMENT '")
         return body, mark + comment
+
+
+class Versions:
+    """Figures of rows of an aggregate's columns and, last, the version.
+
+    Attributes:
+        without_identity: rows that have no aggregate or no version.
+        lowest: of each aggregate.
+        with_several: aggregates with several versions.
+        with_holes: of these, those whose versions do not follow each other.
+        count_all_rows: whether they number the rows of the table, not those of an aggregate.
+    """
+
+    def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
+        self.without_identity = 0
+        found: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+        for row in rows:
+            if None in row:
+                self.without_identity += 1
+            else:
+                found[tuple(row[:-1])].add(int(row[-1]))
+        every: set[int] = set().union(*found.values())
+        several = [v for v in found.values() if len(v) > 1]
+        self.lowest = [min(v) for v in found.values()]
+        self.with_several = len(several)
+        self.with_holes = sum(max(v) - min(v) + 1 != len(v) for v in several)
+        are_distinct = len(every) == sum(map(len, found.values()))
+        begin_later = sum(version > min(every) for version in self.lowest)
+        # of two alone it is sure if none is left out between all of them
+        is_sure = len(found) > 2 or (len(found) == 2 and max(every) - min(every) < len(every))
+        self.count_all_rows = is_sure and are_distinct and begin_later == len(found) - 1
+
+
+def plain(name: str) -> str:
+    """A name as it is compared."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def rank(role: str, name: str) -> int:
+    """How well a name fits one of our columns; 0: it is none that such columns have."""
+    known, name = _NAMES["names"][role], plain(name)
+    return len(known) - known.index(name) if name in known else 0
+
+
+def holds_no_events(table: str) -> bool:
+    """Whether a table of this name belongs to a framework, and is not the one of its events."""
+    return any(part in plain(table) for part in _NAMES["other_tables"])
 
 
 def is_view(name: str, where: str) -> StoreError:
@@ -214,27 +334,15 @@ def read_table(config: Store, connection: Connection) -> EventTable:
 def _columns(connection: Connection, this: str) -> dict[str, Column]:
     rows = run_named(
         connection,
-        "SELECT column_name, data_type, column_type, is_nullable, character_set_name,"
-        " collation_name, datetime_precision, generation_expression, column_default,"
-        " extra, character_octet_length"
+        "SELECT column_name AS name, LOWER(data_type) AS type, LOWER(column_type) AS full_type,"
+        " is_nullable = 'YES' AS nullable, character_set_name AS charset,"
+        " collation_name AS collation, COALESCE(datetime_precision, 0) AS `precision`,"
+        " COALESCE(generation_expression, '') AS generated_as,"
+        " LOWER(COALESCE(column_default, '')) AS `default`, LOWER(COALESCE(extra, '')) AS extra,"
+        " COALESCE(character_octet_length, 8) AS octets"
         f" FROM information_schema.columns WHERE {this} ORDER BY ordinal_position",
     )
-    return {
-        row["column_name"]: Column(
-            name=row["column_name"],
-            type=row["data_type"].lower(),
-            full_type=row["column_type"].lower(),
-            nullable=row["is_nullable"].upper() == "YES",
-            charset=row["character_set_name"],
-            collation=row["collation_name"],
-            precision=int(row["datetime_precision"] or 0),
-            generated_as=row["generation_expression"] or "",
-            default=(row["column_default"] or "").lower(),
-            extra=(row["extra"] or "").lower(),
-            octets=int(row["character_octet_length"] or 8),
-        )
-        for row in rows
-    }
+    return {row["name"]: Column(**row) for row in rows}
 
 
 def _indexes(connection: Connection, table: str) -> list[TableIndex]:

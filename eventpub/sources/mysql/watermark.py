@@ -1,9 +1,10 @@
 """The watermark: up to where no open transaction can hide a row.
 
 A row's `create_time` is the start of its statement, so a transaction that has written nothing and
-runs nothing cannot hide a row from the past yet. Whoever may read `information_schema.innodb_trx`
-sees which transactions have written or are running a statement; once those of one poll are gone,
-everything up to that poll is visible. One that only reads (a dump, a report) never hides any.
+runs nothing cannot hide a row from the past yet. An account that may read
+`information_schema.innodb_trx` sees which transactions have written or are running a statement;
+once those of one poll are gone, everything up to that poll is visible. One that only reads (a dump,
+a report) never hides any.
 
 A statement that waits for a table, a global or a metadata lock has its time already, but InnoDB
 knows nothing of it. So each poll reads the list of processes first: a statement that gets its lock
@@ -11,7 +12,7 @@ in between is in the second answer.
 
 `innodb_trx` is a cache that InnoDB refreshes only when it was not read for 100 ms. So each poll
 is made inside a transaction with a nonce in a comment, and counts only where the answer has the
-own row with that nonce. Several readers take turns (`turns`).
+own row with that nonce. Several readers take turns (`Turns`).
 
 A transaction is known by its id. `trx_started` has whole seconds, in the local time of the server's
 operating system whatever the session's zone is: only a session in the zone `SYSTEM` can
@@ -22,19 +23,23 @@ from __future__ import annotations
 
 import random
 import secrets
-import time
 from typing import Literal
 
 import pymysql.err
 
+from eventpub.clock import SYSTEM_CLOCK, Clock
 from eventpub.config import Store
-from eventpub.sources.mysql.connection import ASKED_AFTER, Connection, is_alive, is_mariadb, run
-from eventpub.sources.mysql.failures import mapped
-from eventpub.sources.mysql.open_transactions import DAY, OpenTransactions
-from eventpub.sources.mysql.server import connect_to_primary
-from eventpub.sources.mysql.transaction_list import OPEN, PROCESSES, found_in
+from eventpub.sources.mysql.connection import Connection, is_alive, is_mariadb, run
+from eventpub.sources.mysql.open_transactions import (
+    DAY,
+    OPEN,
+    PROCESSES,
+    OpenTransactions,
+    found_in,
+)
+from eventpub.sources.mysql.server import Pool
 
-State = Literal["off", "denied", "stale", "held", "open"]
+State = Literal["denied", "stale", "held", "open"]
 
 _STALE_AFTER = 3.0
 """Seconds without a fresh answer after which it is unknown what is visible, at least."""
@@ -52,6 +57,7 @@ class Watermark:
             holds the boundary, at least; µs.
         unknown_for: for how long something counts as open while that is unknown, µs.
         hidden_since: as of `OpenTransactions`.
+        clock: the machine's.
 
     Attributes:
         server: identity of the server that answered last; None: none yet.
@@ -64,30 +70,31 @@ class Watermark:
         *,
         unknown_for: int = 0,
         hidden_since: int | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._config = config
+        self._clock = clock
         self._stale_after = max(max_wait / 1e6, _STALE_AFTER)
         self._unknown_for = unknown_for
-        self._connection: Connection | None = None
+        self._pool = Pool(config, "information_schema.innodb_trx", self._prepare)
         self.server: str | None = None
         self._processes = ""
         self._transactions = OpenTransactions(max_wait, hidden_since)
         self._polled = float("-inf")
         self._now = 0
         self._pause = REFRESH
-        self._turns = Turns()
+        self._turns = Turns(clock)
         self._stale_since: float | None = None
         self._denied = False
         self._seen_at = float("-inf")
 
     @property
     def state(self) -> State:
-        """ "denied" the account may not see them; "stale" no answer was fresh for `max_wait`, 3 s;
-        "held" it is below the last poll; "open" nothing holds it."""
+        """ "denied": the account may not see them; "stale": no answer was fresh for `max_wait`, at
+        least 3 s; "held": one of them holds `upto` below the last poll; "open": none does."""
         if self._denied:
             return "denied"
         since = self._stale_since
-        if since is not None and time.monotonic() - since > self._stale_after:
+        if since is not None and self._clock.monotonic() - since > self._stale_after:
             return "stale"
         at, upto = self._transactions.polled_at, self._transactions.upto
         return "open" if at is not None and upto == at else "held"
@@ -107,7 +114,7 @@ class Watermark:
         """
         state, transactions = self.state, self._transactions
         if state == "denied":
-            is_recent = time.monotonic() - self._seen_at < self._unknown_for / 1e6
+            is_recent = self._clock.monotonic() - self._seen_at < self._unknown_for / 1e6
             return transactions.open_since if is_recent else None
         if state != "stale":
             return transactions.open_since
@@ -129,41 +136,33 @@ class Watermark:
 
     @property
     def timed_out(self) -> int:
-        """How many transactions were not waited for any longer."""
         return self._transactions.timed_out
 
     @property
     def has_open(self) -> bool:
-        """Whether there is one, or was at somebody else's last poll, whose end a poll may show."""
-        transactions = self._transactions
-        is_open = transactions.open_since is not None or transactions.awaits_first_poll
-        return is_open and not self._denied
+        """Whether one is open, or was at a former reader's last poll, whose end a poll may show."""
+        return self._transactions.has_open and not self._denied
 
     def take_ended(self) -> list[tuple[int, int]]:
-        """As of `OpenTransactions`."""
         return self._transactions.take_ended()
 
     @property
     def next_poll(self) -> float | None:
         """Seconds until `poll` asks the server again; None: it would do so now."""
-        wait = self._polled + self._pause - time.monotonic()
+        wait = self._polled + self._pause - self._clock.monotonic()
         return wait if wait > 0 and not self._denied else None
 
     def poll(self, reached: int = 0) -> None:
-        """Poll, unless the last one was a moment ago.
-
-        Args:
-            reached: up to where the reader has read, µs.
+        """Poll, unless the last one was a moment ago, after the reader has `reached`, µs.
 
         Raises:
             StoreError: the database cannot be reached, or is a replica.
         """
-        if time.monotonic() - self._polled < self._pause:
+        if self._clock.monotonic() - self._polled < self._pause:
             return
         nonce = secrets.token_hex(8)
         try:
-            connection = self._connected()
-            with mapped("information_schema.innodb_trx"):
+            with self._pool.connection() as connection:
                 wait = self._turns.wait(connection)
                 if wait is not None:
                     self._pause_for(wait)
@@ -172,16 +171,15 @@ class Watermark:
                 run(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
                 rows = run(connection, f"SELECT /* {nonce} */ {OPEN}")
                 run(connection, "COMMIT")
-                self._turns.polled(connection)
+                self._turns.end(connection)
         except Exception as error:
-            self.close()
-            self._pause_for(REFRESH)
-            cause = error.__cause__ or error
-            if isinstance(cause, pymysql.err.MySQLError) and cause.args[0] in _DENIED:
-                self._denied = True
-                self._pause_for(_ASKS_AGAIN_AFTER)
-                return
-            raise
+            cause = error.__cause__
+            if not isinstance(cause, pymysql.err.MySQLError) or cause.args[0] not in _DENIED:
+                self._pause_for(REFRESH)
+                raise
+            self._denied = True
+            self._pause_for(_ASKS_AGAIN_AFTER)
+            return
         self._denied = False
         self._now = int(processes[-1][0])
         own = next((row for row in rows if nonce in row[5]), None)
@@ -190,35 +188,24 @@ class Watermark:
             if self._stale_since is None:
                 self._stale_since = self._polled
             return
-        self._stale_since, self._seen_at = None, time.monotonic()
+        self._stale_since, self._seen_at = None, self._clock.monotonic()
         self._transactions.seen(self._now, found_in(self._now, processes, own, rows), reached)
 
     def _pause_for(self, seconds: float) -> None:
-        self._polled, self._pause = time.monotonic(), seconds
+        self._polled, self._pause = self._clock.monotonic(), seconds
 
-    def _connected(self) -> Connection:
-        idle = time.monotonic() - self._polled
-        if self._connection and idle > ASKED_AFTER and not is_alive(self._connection):
-            self.close()
-        if self._connection is None:
-            self._connection = self._connect()
-        return self._connection
-
-    def _connect(self) -> Connection:
-        connection, self.server = connect_to_primary(self._config)
+    def _prepare(self, connection: Connection, server: str) -> None:
+        self.server = server
+        self._turns.is_ours = False  # its lock went with the former connection
         age = "time_ms * 1000" if is_mariadb(connection) else "time * 1000000"
         self._processes = PROCESSES.format(age=age)
         # another isolation level's snapshot is not one, and the own transaction does not show
         for setting in ("TRANSACTION ISOLATION LEVEL REPEATABLE READ", "time_zone = 'SYSTEM'"):
             run(connection, f"SET SESSION {setting}")
-        return connection
 
     def close(self) -> None:
         """Closes the connection; the next poll makes a new one."""
-        if self._connection is not None:
-            self._connection._force_close()  # type: ignore[attr-defined]
-            self._connection = None
-            self._turns.lost()
+        self._pool.close()
 
 
 REFRESH = 0.105
@@ -236,18 +223,23 @@ _WITHOUT = REFRESH, 4 * REFRESH
 
 
 class Turns:
-    """The turns of one reader; all times are seconds."""
+    """The turns of one reader among several, by a lock of the server; all times are seconds.
 
-    def __init__(self) -> None:
+    Attributes:
+        is_ours: whether this reader has the lock, and waits for the others to be silent.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._until = float("-inf")
         self._are_possible = True
         self._waits_since: float | None = None
-        self._is_ours = False
+        self.is_ours = False
 
     def wait(self, connection: Connection) -> float | None:
         """For how long to wait before asking again; None: it is the reader's turn to poll."""
-        now = time.monotonic()
-        if self._is_ours or now > self._until:
+        now = self._clock.monotonic()
+        if self.is_ours or now > self._until:
             return None
         try:
             [(is_free,)] = run(connection, f"SELECT GET_LOCK('{_LOCK}', 0)")
@@ -257,7 +249,7 @@ class Turns:
             self._are_possible = False  # a cluster may know of no such locks
             return None
         if is_free:
-            self._is_ours, self._waits_since = True, None
+            self.is_ours, self._waits_since = True, None
             return REFRESH
         self._until = now + _FOR
         self._waits_since = self._waits_since or now
@@ -266,19 +258,14 @@ class Turns:
             return None
         return random.uniform(*_AWAITS)
 
-    def polled(self, connection: Connection) -> None:
-        """The turn is over."""
-        if self._is_ours:
-            self._is_ours = False
+    def end(self, connection: Connection) -> None:
+        if self.is_ours:
+            self.is_ours = False
             run(connection, f"SELECT RELEASE_LOCK('{_LOCK}')")
-
-    def lost(self) -> None:
-        """The connection is gone, and the lock with it."""
-        self._is_ours = False
 
     def pause(self, *, is_fresh: bool) -> float:
         """For how long to wait after an answer."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if is_fresh:
             return REFRESH if now > self._until else _AFTER_OWN
         if self._are_possible:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -44,21 +44,17 @@ class Zone:
     offsets: tuple[int, ...]
 
     def local(self, instant: int) -> int:
-        """The local clock at an instant."""
         return instant + self.offsets[bisect_right(self.changes, instant)]
 
-    def backward_changes(self, after: int, upto: int) -> list[int]:
-        """The instants in ``after < t ≤ upto`` at which the clocks go back."""
-        first, last = bisect_right(self.changes, after), bisect_right(self.changes, upto)
-        return [
-            self.changes[i] for i in range(first, last) if self.offsets[i + 1] < self.offsets[i]
-        ]
-
-    @property
+    @cached_property
     def repeated(self) -> list[tuple[int, int]]:
         """The instants at which the clocks go back, and by how much, µs."""
         steps = zip(self.changes, self.offsets, self.offsets[1:], strict=False)
         return [(at, old - new) for at, old, new in steps if new < old]
+
+    def backward_changes(self, after: int, upto: int) -> list[int]:
+        """The instants in ``after < t ≤ upto`` at which the clocks go back."""
+        return [at for at, _ in self.repeated if after < at <= upto]
 
     def lived_twice(self, instant: int) -> tuple[int, int] | None:
         """The instants ``first ≤ t < last`` of both passes of a repeated hour that one is in."""
@@ -138,22 +134,15 @@ def named_zone(name: str) -> Zone:
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise StoreError(
             "store.time_zone_unknown",
-            f"there is no time zone {name!r} here",
+            f"unknown time zone {name!r}",
             where="store.time_zone",
             suggestion="write an IANA name such as Europe/Berlin or an offset such as +02:00; "
             "where the system has no time zone data: pip install tzdata",
         ) from error
 
     def offsets(instants: Sequence[int]) -> list[int | None]:
-        epoch = datetime(1970, 1, 1, tzinfo=UTC)
-        return [
-            round(
-                (
-                    (epoch + timedelta(seconds=t)).astimezone(info).utcoffset() or timedelta()
-                ).total_seconds()
-            )
-            for t in instants
-        ]
+        local = (datetime.fromtimestamp(t, info).utcoffset() or timedelta() for t in instants)
+        return [round(offset.total_seconds()) for offset in local]
 
     return sampled_zone(name, offsets)
 
@@ -164,11 +153,14 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
     Two changes between two samples would be missed: they are 6 days apart, and since 1970 no zone
     has kept an offset for less than 6.9 days (America/Noronha, Asia/Gaza).
     """
-    known = [(t, o) for t, o in _pairs(range(0, last, _STEP), offsets) if o is not None]
+    known: list[tuple[int, int]] = []
+    for start in range(0, last, 1_000 * _STEP):
+        some = range(start, min(start + 1_000 * _STEP, last), _STEP)
+        known += [(t, o) for t, o in zip(some, offsets(some), strict=True) if o is not None]
     if not known:
         raise StoreError(
             "store.time_zone_unknown",
-            f"the database does not say what its time zone {name!r} means",
+            f"the database cannot resolve its time zone {name!r}",
             where="store.time_zone",
             suggestion="set store.time_zone to an IANA name or an offset",
         )
@@ -186,9 +178,3 @@ def sampled_zone(name: str, offsets: Offsets, last: int = _LAST) -> Zone:
         tuple(at * _SECOND for _, at, _, _ in spans),
         (known[0][1] * _SECOND, *(new * _SECOND for _, _, _, new in spans)),
     )
-
-
-def _pairs(instants: range, offsets: Offsets) -> Iterable[tuple[int, int | None]]:
-    for start in range(0, len(instants), 1_000):
-        chunk = instants[start : start + 1_000]
-        yield from zip(chunk, offsets(chunk), strict=True)

@@ -1,0 +1,337 @@
+"""What is decided of many rows at once, by NumPy: which are published already, contiguous, other
+events than those that were published, or not decided yet.
+
+The common case is that each aggregate is contiguous and nothing is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from eventpub.admission.batch import CONFLICT, NEVER_SEEN, Batch, Columns, Rules
+from eventpub.admission.model import (
+    NO_TIME,
+    Known,
+    Numbers,
+    Rewritten,
+    Seen,
+    VersionRange,
+    in_ranges,
+    numbers_of,
+    runs_of,
+    without,
+)
+from eventpub.config import format_time
+
+
+class Contiguous:
+    """Drops what is published, admits what follows on it, and leaves the other aggregates.
+
+    Args:
+        batch: with at least one row.
+
+    Attributes:
+        columns: of the batch's rows.
+        apart: rows of the aggregates that must be walked one by one, by aggregate and version.
+        second: where the table allows them, rows of versions that another row of `apart` has, and
+            that one.
+        plain: last versions and times of the aggregates that are decided; None: none is.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self.columns = Columns.of(batch.rows, batch.rules)
+        self.apart: np.ndarray = np.zeros(0, np.int64)
+        self.second: tuple[np.ndarray, np.ndarray] = (self.apart, self.apart)
+        self.plain: tuple[Numbers, Numbers] | None = None
+        self._decide()
+
+    def _decide(self) -> None:
+        ids, code, version, created, steady = self.columns
+        last, apart = self._last_and_apart()
+        order = np.lexsort((version, code))
+        below = version[order] < self._batch.rules.first_version
+        if below.any():
+            self._refuse_below(order[below])
+            order = order[~below]
+        order = self._drop_known(order, last)
+
+        c, v, t = code[order], version[order], created[order]
+        same = np.zeros(len(order), dtype=bool)
+        same[1:] = c[1:] == c[:-1]
+        before = np.where(same, np.roll(v, 1), last[c])
+        if self._batch.rules.backtrack:
+            broken = v != before + 1
+            apart[c[broken]] = True
+
+        self._refuse_second(apart)
+        plain = ~apart[c]
+        taken = order[plain]
+        if len(taken):
+            key = t[plain]
+            inverted = same[plain] & (key < np.roll(key, 1))
+            if inverted.any():
+                key = _running_maximum(key, c[plain])
+            self._batch.admitted.append((taken, key))
+            ends = np.flatnonzero(np.append(c[plain][1:] != c[plain][:-1], True))
+            names = ids
+            if len(ends) < len(ids):
+                names = [ids[i] for i in c[plain][ends].tolist()]
+            times = self._newest(names, steady[taken], ends)
+            self.plain = Numbers(names, v[plain][ends]), Numbers(names, times)
+        self.apart = order[~plain]
+
+    def _last_and_apart(self) -> tuple[np.ndarray, np.ndarray]:
+        """Per aggregate: its last version, and whether it must be walked whatever its rows."""
+        known, rules = self._batch.known, self._batch.rules
+        ids, code, _, created, _ = self.columns
+        last = numbers_of(ids, known.last, NEVER_SEEN)
+        fresh = last == NEVER_SEEN
+        apart = np.zeros(len(ids), dtype=bool)
+        if known.baseline is not None and rules.backtrack:
+            apart |= fresh
+            apart[code[created <= known.baseline]] = True
+        last[fresh] = rules.first_version - 1
+        if known.holds and rules.backtrack:
+            apart |= _are_in(known.holds, ids)
+        return last, apart
+
+    def _newest(self, names: list[str], created: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """When the rows of some aggregates were created, by aggregate and version, packed."""
+        before = numbers_of(names, self._batch.known.times, self._batch.unknown_time)
+        if self._batch.times:
+            before = numbers_of(
+                names, dict(zip(names, before.tolist(), strict=True)) | self._batch.times, 0
+            )
+        starts = np.append(0, ends[:-1] + 1)
+        newest = np.maximum(before >> 1, np.maximum.reduceat(created, starts))
+        packed: np.ndarray = newest << 1 | (created[ends] == newest)
+        return packed
+
+    def _refuse_below(self, order: np.ndarray) -> None:
+        """Rows whose version lies below the first: each is refused once, unless it is baseline."""
+        ids, code, version, created, _ = self.columns
+        known = self._batch.known
+        baseline = known.baseline
+        refused = {a: set(versions) for a, versions in known.refused.items()}
+        contents: dict[tuple[str, int], set[bytes]] = {}
+        for row in order.tolist():
+            if baseline is not None and created[row] <= baseline:
+                self._batch.counts.baseline += 1
+                continue
+            aggregate_id, number = ids[int(code[row])], int(version[row])
+            of_aggregate, event = refused.setdefault(aggregate_id, set()), (aggregate_id, number)
+            content = set(self._batch.contents(row))
+            before = contents.setdefault(event, set(known.contents.get(event, ())))
+            if number in of_aggregate and (not before or content <= before):
+                self._batch.counts.duplicates += 1
+                continue
+            before |= content
+            of_aggregate.add(number)
+            first = self._batch.rules.first_version
+            self._batch.refused.append(
+                (row, f"admission.version_below_first: versions begin with {first}")
+            )
+
+    def _drop_known(self, order: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Drop what is published already and what is in the batch twice.
+
+        Find late events, and other events of versions that were published.
+        """
+        batch = self._batch
+        ids, code, version, created, steady = self.columns
+        c, v = code[order], version[order]
+        repeated = np.zeros(len(order), dtype=bool)
+        repeated[1:] = (c[1:] == c[:-1]) & (v[1:] == v[:-1])
+        old = v <= last[c]
+        skipped = batch.known.skipped
+        if old.any() and skipped:
+            may_be_late = old & ~repeated & _are_in(skipped, ids)[c]
+            if batch.known.baseline is not None:
+                may_be_late &= created[order] > batch.known.baseline
+            for i in np.flatnonzero(may_be_late).tolist():
+                aggregate_id = ids[c[i]]
+                ranges = batch.skipped.get(aggregate_id, skipped[aggregate_id])
+                if in_ranges(int(v[i]), ranges):
+                    batch.skipped[aggregate_id] = without(int(v[i]), ranges)
+                    batch.late.append(int(order[i]))
+                    batch.raise_time(aggregate_id, int(steady[order[i]]))
+        published = order[old]
+        if len(published) and batch.rules.contents_of is not None:
+            compared = refuse_second_rows(batch, self.columns, published)
+            published = published[[row not in compared for row in published.tolist()]]
+        if len(published) and batch.rules.times_last:
+            refuse_conflicts(batch, self.columns, published, last)
+        dropped = old | repeated
+        batch.counts.duplicates += int(dropped.sum()) - len(batch.late)
+        if batch.rules.contents_of is not None:
+            second = repeated & ~old
+            first_of_version = np.maximum.accumulate(np.where(repeated, 0, np.arange(len(order))))
+            self.second = order[second], order[first_of_version[second]]
+        left: np.ndarray = order[~dropped]
+        return left
+
+    def _refuse_second(self, apart: np.ndarray) -> None:
+        """Second rows of versions that are admitted; those set apart wait for their aggregates."""
+        contents: dict[int, set[bytes]] = {}
+        rows, firsts = self.second
+        waits = apart[self.columns.code[rows]]
+        for row, first in zip(rows[~waits].tolist(), firsts[~waits].tolist(), strict=True):
+            of_version = contents.setdefault(first, set(self._batch.contents(first)))
+            refused = self._batch.refuse_second(self._batch.rows, row, of_version)
+            self._batch.counts.duplicates -= refused
+        self._batch.counts.duplicates -= int(waits.sum())
+        self.second = rows[waits], firsts[waits]
+
+
+def _running_maximum(times: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    result = times.copy()
+    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    for start, end in zip(starts, np.append(starts[1:], len(times)), strict=True):
+        np.maximum.accumulate(times[start:end], out=result[start:end])
+    return result
+
+
+def refuse_conflicts(batch: Batch, columns: Columns, rows: np.ndarray, last: np.ndarray) -> None:
+    """Refuse rows of versions up to the last that are not those which were published."""
+    ids, code, version, created, steady = columns
+    known = batch.known
+    some = Columns(ids, code[rows], version[rows], created[rows], steady[rows])
+    found = other_events(some, last, known)
+    if known.baseline is not None:
+        found &= some.created > known.baseline
+    late = set(batch.late)
+    conflicts = [row for row in rows[found].tolist() if row not in late]
+    for row in conflicts:
+        aggregate_id, number, at = columns.at(row)
+        of_last = int(last[code[row]])
+        before = Seen.unpacked(known.times.get(aggregate_id, batch.unknown_time))
+        rewritten = known.rewritten.get(aggregate_id)
+        if rewritten is None or not rewritten.differs(number, at):
+            batch.rewritten[aggregate_id] = Rewritten(before.newest, of_last)
+        else:
+            batch.rewritten.setdefault(aggregate_id, rewritten)
+        seen = batch.seen(aggregate_id)
+        # of the last version, the next time both are duplicates: nothing tells which it is
+        is_of_last = seen.is_of_last and number != of_last and at <= seen.newest
+        batch.times[aggregate_id] = Seen(max(at, seen.newest), is_of_last).packed()
+        is_of_it = before.is_of_last and number == of_last
+        which = "this version" if is_of_it else "versions up to a higher one"
+        since = format_time(batch.rewritten[aggregate_id].since)
+        reason = (
+            f"{CONFLICT}: another event of this version was published before; {which} had been"
+            f" created by {since}, this row at {format_time(int(created[row]))}"
+        )
+        batch.refused.append((row, reason))
+        batch.counts.conflicts += 1
+        batch.counts.duplicates -= 1
+    note_decided(batch, columns, conflicts)
+    note_decided(batch, columns, batch.late)
+
+
+def refuse_second_rows(batch: Batch, columns: Columns, rows: np.ndarray) -> set[int]:
+    """Refuse rows of versions up to the last whose contents are not those that were decided.
+
+    Args:
+        rows: in the order of their versions.
+
+    Returns:
+        Those that were compared: of the others' versions no contents are known.
+    """
+    compared: set[int] = set()
+    late, baseline = set(batch.late), batch.known.baseline
+    contents: dict[tuple[str, int], set[bytes]] = {}
+    for row in rows.tolist():
+        aggregate_id, number, _ = columns.at(row)
+        known = batch.known.contents.get((aggregate_id, number), ())
+        of_version = contents.setdefault((aggregate_id, number), set(known))
+        if row in late:
+            of_version |= set(batch.contents(row))
+        elif of_version and (baseline is None or columns.created[row] > baseline):
+            compared.add(row)
+            batch.counts.duplicates -= batch.refuse_second(batch.rows, row, of_version)
+    return compared
+
+
+def note_decided(batch: Batch, columns: Columns, rows: Iterable[int]) -> None:
+    """Rows of versions up to the last that are not dropped: a replay of them is."""
+    for row in rows:
+        aggregate_id, number, at = columns.at(row)
+        of = batch.rewritten.get(aggregate_id) or batch.known.rewritten.get(aggregate_id)
+        if of is not None and of.differs(number, at):
+            batch.rewritten[aggregate_id] = of.plus(number, at)
+
+
+def unknown(keys: pa.RecordBatch, known: Known, rules: Rules) -> list[VersionRange]:
+    """Which of some rows of the store admission has not decided yet, or would publish as late.
+
+    Those are among them whose version was published as another event.
+
+    Args:
+        keys: `aggregate_id`, `version` and `create_time` of rows, any order.
+        known: what the index knows of their aggregates.
+        rules: the configuration.
+    """
+    columns = Columns.of(keys, rules)
+    ids, code, version, created, _ = columns
+    last = numbers_of(ids, known.last, NEVER_SEEN)
+    decided = np.maximum(last, rules.first_version - 1)
+    for number, aggregate_id in enumerate(ids):
+        if aggregate_id in known.holds:
+            decided[number] = max(decided[number], known.holds[aggregate_id].seen)
+    published = version <= last[code]
+    missing = version > decided[code]
+    for row in np.flatnonzero(version < rules.first_version).tolist():
+        missing[row] = int(version[row]) not in known.refused.get(ids[int(code[row])], ())
+    if rules.contents_of is not None:  # keys do not say whether a row is what was published
+        missing |= published | (version < rules.first_version)
+    if rules.times_last and (known.times or known.times_since is not None):
+        missing |= published & other_events(columns, last, known)
+    if known.skipped:
+        for row in np.flatnonzero(_are_in(known.skipped, ids)[code] & ~missing).tolist():
+            missing[row] = in_ranges(int(version[row]), known.skipped[ids[int(code[row])]])
+    if known.baseline is not None:
+        missing &= created > known.baseline
+    found: dict[str, set[int]] = {}
+    for row in np.flatnonzero(missing).tolist():
+        found.setdefault(ids[int(code[row])], set()).add(int(version[row]))
+    return [
+        VersionRange(aggregate_id, first, end)
+        for aggregate_id, versions in found.items()
+        for first, end in runs_of((number, number) for number in versions)
+    ]
+
+
+def other_events(columns: Columns, last: np.ndarray, known: Known) -> np.ndarray:
+    """Which of some rows, whose versions are at most the last, are not what was published.
+
+    All rows that were decided were created by `Seen.newest`; a row that was created before may be
+    any of them, unless its version is the one whose time is known.
+
+    Args:
+        last: of each aggregate.
+    """
+    ids, code, version, _, created = columns
+    since = known.times_since
+    never = np.iinfo(np.int64).max - 1  # not known: no row lies above it
+    unknown = never if since is None else since << 1
+    packed = numbers_of(ids, known.times, unknown)[code]
+    newest = packed >> 1
+    # a skip alone says nothing of what was published below it
+    found: np.ndarray = (created > newest) & (newest != NO_TIME >> 1)
+    found |= (packed & 1 == 1) & (version == last[code]) & (created != newest)
+    if known.rewritten:
+        for row in np.flatnonzero(_are_in(known.rewritten, ids)[code] & ~found).tolist():
+            of = known.rewritten[ids[int(code[row])]]
+            found[row] = of.differs(int(version[row]), int(created[row]))
+    if since is not None:
+        found &= created > since
+    return found
+
+
+def _are_in(some: Container[str], ids: list[str]) -> np.ndarray:
+    """Which of the aggregates are among some."""
+    return np.fromiter((a in some for a in ids), bool, len(ids))

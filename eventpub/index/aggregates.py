@@ -1,0 +1,324 @@
+"""What a shard's index knows of each aggregate: read by admission, written after a publication.
+
+What must hold: all that one publication, or one chunk of a fold, changes is in one write batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, replace
+from typing import Any
+
+from eventpub.admission import (
+    NO_TIME,
+    Decision,
+    Hold,
+    Known,
+    Rewritten,
+    Seen,
+    SkippedGap,
+    after_fold,
+    without,
+)
+from eventpub.index.database import Database
+from eventpub.index.facts import Facts, Partition, Range
+from eventpub.index.values import (
+    LAST_SEEN,
+    BucketCounts,
+    Holds,
+    Recent,
+    last_and_times,
+    of_version,
+    packed,
+    put_contents,
+    put_json,
+)
+
+
+class Aggregates(Facts):
+    """The aggregates and the facts of an open index.
+
+    Attributes:
+        counts: how many rows of each time bucket were accounted for; see `record`.
+        holds: the open holds.
+    """
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.counts = BucketCounts(database)
+        self.holds = Holds()
+        self._recent = Recent()
+        for key, value in database.items(b"h"):
+            self.holds.load(key[1:].decode(), value)
+
+    def known(self, aggregate_ids: list[str]) -> Known:
+        """What is known of these aggregates; one multi-get."""
+        found = self._recent.values_of(aggregate_ids, lambda ids: self._values(b"v", ids))
+        last, times = last_and_times(aggregate_ids, found)
+        of_skips = self._lists("skips", b"s", aggregate_ids).items()
+        skipped = {a: [(first, end) for first, end in ranges] for a, ranges in of_skips}
+        refused = self._lists("refusals", b"r", aggregate_ids)
+        since = self._facts.get("times", {}).get("since")
+        rewritten = self.rewritten(aggregate_ids)
+        return Known(last, self.holds, skipped, self.baseline, refused, times, since, rewritten)
+
+    def contents(self, events: Sequence[tuple[str, int]]) -> dict[tuple[str, int], set[bytes]]:
+        """As of `admission.Known`, of some versions; those of which nothing is known are absent."""
+        found = self._values(b"d", [of_version(event) for event in events])
+        return {
+            event: {value[at : at + 8] for at in range(0, len(value), 8)}
+            for event, value in zip(events, found, strict=True)
+            if value is not None
+        }
+
+    def rewritten(self, aggregate_ids: list[str]) -> dict[str, Rewritten]:
+        """Those of these aggregates that have rewritten versions."""
+        read = self._lists("rewrites", b"x", aggregate_ids)
+        return {
+            a: Rewritten(since, last, tuple((first, end) for first, end in decided))
+            for a, (since, last, decided) in read.items()
+        }
+
+    def _lists(self, fact: str, letter: bytes, aggregate_ids: list[str]) -> dict[str, list[Any]]:
+        """The JSON of these aggregates, where the fact says that there is any at all."""
+        if not self._facts.get(fact):
+            return {}
+        found = zip(aggregate_ids, self._values(letter, aggregate_ids), strict=True)
+        return {a: json.loads(value) for a, value in found if value is not None}
+
+    def _values(self, letter: bytes, aggregate_ids: list[str]) -> list[bytes | None]:
+        """The values of aggregates; one multi-get."""
+        keys = [letter + aggregate_id.encode() for aggregate_id in aggregate_ids]
+        return list(self._db.get(keys)) if keys else []
+
+    # -- writes ----------------------------------------------------------------------------------
+
+    def record(  # noqa: PLR0913 (all that one write batch changes)
+        self,
+        decision: Decision,
+        next_offsets: Mapping[Partition, int],
+        position: int | None,
+        *,
+        written: Mapping[Partition, Range] | None = None,
+        refused: Mapping[str, Sequence[int]] | None = None,
+        dead_run: int | None = None,
+        contents: Mapping[tuple[str, int], Iterable[bytes]] | None = None,
+        counted: Mapping[int, int] | None = None,
+        forget_below: int | None = None,
+    ) -> None:
+        """Remember a decision after it was published, in one write batch.
+
+        Args:
+            decision: what was published and is pending.
+            next_offsets: of the partitions that were written.
+            position: see the property; never moved back here.
+            written: see the property; of the same partitions.
+            refused: all refused versions of the aggregates that have new ones.
+            dead_run: see the property; None: nothing was published.
+            contents: all that are known of each version, see `contents`.
+            counted: rows of each time bucket that were accounted for since the last call.
+            forget_below: buckets of smaller numbers are not needed any more.
+        """
+        batch = self._db.new_batch()
+        if counted and forget_below is not None:
+            self.counts.prune(batch, forget_below)
+        for bucket, more in (counted or {}).items():
+            if forget_below is not None and bucket < forget_below:
+                continue
+            self.counts.put(batch, bucket, self.counts.of(bucket) + more)
+        put = batch.put
+        values = dict(packed(decision.last, decision.times))
+        for aggregate_id, value in values.items():
+            put(b"v" + aggregate_id.encode(), value)
+        facts = self._put(
+            batch,
+            skipped=decision.skipped,
+            holds=decision.holds,
+            refused=refused,
+            rewritten=decision.rewritten,
+            contents=contents,
+        )
+        if next_offsets:
+            facts |= self._moved(next_offsets, written or {})
+        if position is not None and (self.position is None or position > self.position):
+            facts["position"] = position
+        if dead_run is not None and dead_run != self.dead_run:
+            facts["dead_run"] = dead_run
+        with self._recent.replaced_by(values):
+            self._write(batch, facts)
+
+    def note_skipped(self, aggregate_id: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Change which versions of an aggregate are published as late events if they turn up."""
+        batch = self._db.new_batch()
+        put_json(batch, b"s", {aggregate_id: list(ranges)})
+        self._write(batch, {"skips": True})
+
+    def fold_events(  # noqa: PLR0913 (all that one write batch changes)
+        self,
+        last: Mapping[str, int],
+        versions: Mapping[str, Iterable[int]],
+        offsets: Mapping[Partition, int],
+        now: int,
+        *,
+        times: Mapping[str, Seen],
+        refused: Mapping[str, Iterable[int]] | None = None,
+        rewritten: Mapping[str, Rewritten] | None = None,
+        contents: Mapping[tuple[str, int], set[bytes]] | None = None,
+    ) -> None:
+        """Take over published events that were read back from the topic.
+
+        Args:
+            last: per aggregate the highest version read.
+            versions: per aggregate the versions read; they may fill a skipped gap.
+            now: the database's time.
+            times: per aggregate of `last` when the rows read were created; `is_of_last` means the
+                highest version read.
+            refused: per aggregate the dead letters read whose version is below the first.
+            rewritten: per aggregate what is known of it with the rows read, where that is more.
+            contents: of the versions read, where they are wanted.
+        """
+        known = self.known(list(last))
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        for aggregate_id, ranges in known.skipped.items():
+            left = list(ranges)
+            for version in versions[aggregate_id]:
+                left = without(version, left)
+            if left != list(ranges):
+                skipped[aggregate_id] = left
+        raised = {a: v for a, v in last.items() if v > known.last.get(a, v - 1)}
+        seen: dict[str, int] = {}
+        for aggregate_id, read in times.items():
+            packed = known.times.get(aggregate_id)
+            after = read if packed is None else Seen.unpacked(packed).raised(read.newest)
+            if aggregate_id in raised and after.newest == read.newest:
+                after = read
+            elif aggregate_id in raised or (
+                last[aggregate_id] == known.last.get(aggregate_id) and not read.is_of_last
+            ):
+                after = Seen(after.newest, False)
+            if after.packed() != packed or aggregate_id in raised:
+                seen[aggregate_id] = after.packed()
+        for aggregate_id in seen.keys() - raised.keys():
+            raised[aggregate_id] = known.last[aggregate_id]
+        self._fold(
+            raised,
+            skipped,
+            offsets,
+            now,
+            refused=refused,
+            times=seen,
+            rewritten=rewritten,
+            contents=contents,
+        )
+
+    def fold_gaps(
+        self,
+        gaps: Iterable[SkippedGap],
+        offsets: Mapping[Partition, int],
+        now: int,
+    ) -> None:
+        """Take over recorded skips that were read back from the topic of gaps.
+
+        They come before the events of the same fold: once the events above a skip have raised the
+        last version, a skip below it could not be distinguished from one that was filled.
+        """
+        raised: dict[str, int] = {}
+        skipped: dict[str, list[tuple[int, int]]] = {}
+        gaps = list(gaps)
+        known = self.known(sorted({g.aggregate_id for g in gaps}))
+        for gap in gaps:
+            a, run = gap.aggregate_id, (gap.from_version, gap.to_version)
+            if run[1] > known.last.get(a, run[1] - 1):
+                raised[a] = max(run[1], raised.get(a, run[1]))
+                skipped.setdefault(a, list(known.skipped.get(a, ())))
+                if run not in skipped[a]:
+                    skipped[a].append(run)
+        # what was skipped has no row
+        times = {a: known.times.get(a, NO_TIME) & ~1 for a in raised}
+        self._fold(raised, skipped, offsets, now, times=times)
+
+    def add_contents(self, contents: Mapping[tuple[str, int], set[bytes]]) -> None:
+        """Take over contents of versions that are known."""
+        batch = self._db.new_batch()
+        put_contents(batch, self._with_known(contents))
+        self._write(batch, {})
+
+    def see_holds_anew(self, latest: int, now: int, due: int) -> None:
+        """Holds that are due later than that were seen by a wrong clock: they are as if seen now.
+
+        Args:
+            latest, now: µs.
+            due: when what is seen now is tried first, µs.
+        """
+        anew = {
+            hold.aggregate_id: replace(hold, first_seen=now, attempts=0, next_attempt=due)
+            for hold in self.holds.due_after(latest)
+        }
+        if anew:
+            batch = self._db.new_batch()
+            self.holds.store(batch, anew)
+            self._write(batch, {})
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _write(self, batch: Any, facts: Mapping[str, Any]) -> None:
+        self._recent.forget()
+        super()._write(batch, facts)
+
+    def _fold(  # noqa: PLR0913 (all that one write batch changes)
+        self,
+        raised: Mapping[str, int],
+        skipped: Mapping[str, list[tuple[int, int]]],
+        offsets: Mapping[Partition, int],
+        now: int,
+        *,
+        times: Mapping[str, int],
+        refused: Mapping[str, Iterable[int]] | None = None,
+        rewritten: Mapping[str, Rewritten] | None = None,
+        contents: Mapping[tuple[str, int], set[bytes]] | None = None,
+    ) -> None:
+        batch = self._db.new_batch()
+        for aggregate_id, last in raised.items():
+            value = LAST_SEEN.pack(last, times[aggregate_id])
+            batch.put(b"v" + aggregate_id.encode(), value)
+        known = self.known(list(refused)).refused if refused else {}
+        facts = self._put(
+            batch,
+            skipped=skipped,
+            holds={
+                a: after_fold(self.holds[a], last, now)
+                for a, last in raised.items()
+                if a in self.holds
+            },
+            refused={a: {*known.get(a, ()), *more} for a, more in (refused or {}).items()},
+            rewritten=rewritten,
+            contents=self._with_known(contents or {}),
+        )
+        self._write(batch, facts | self._moved(offsets))
+
+    def _put(  # noqa: PLR0913 (all that one write batch changes)
+        self,
+        batch: Any,
+        *,
+        skipped: Mapping[str, Sequence[tuple[int, int]]],
+        holds: Mapping[str, Hold | None],
+        refused: Mapping[str, Iterable[int]] | None,
+        rewritten: Mapping[str, Rewritten] | None,
+        contents: Mapping[tuple[str, int], Iterable[bytes]] | None,
+    ) -> dict[str, Any]:
+        """Put what is decided of aggregates into a batch; the facts that it is there."""
+        self.holds.store(batch, holds)
+        put_json(batch, b"s", skipped)
+        put_json(batch, b"r", {a: sorted(versions) for a, versions in (refused or {}).items()})
+        put_json(batch, b"x", {a: astuple(of) for a, of in (rewritten or {}).items()})
+        put_contents(batch, contents or {})
+        there = {"skips": skipped, "refusals": refused, "rewrites": rewritten}
+        return {fact: True for fact, found in there.items() if found}
+
+    def _with_known(
+        self, contents: Mapping[tuple[str, int], set[bytes]]
+    ) -> dict[tuple[str, int], set[bytes]]:
+        """Contents of versions together with those that are known already."""
+        known = self.contents([*contents])
+        return {event: found | known.get(event, set()) for event, found in contents.items()}

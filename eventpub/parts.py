@@ -1,0 +1,45 @@
+"""What a publisher needs of the world outside. It is handed down: tests give another world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from eventpub.clock import SYSTEM_CLOCK, Clock
+from eventpub.config import Config
+from eventpub.failpoint import failpoint
+from eventpub.index.database import ROCKSDB, Storage
+from eventpub.shard.pace import Sizes
+from eventpub.shard.prefetch import ReadAhead, read_ahead
+from eventpub.sink.client import Clients
+from eventpub.sources.mysql import EventStore, Watermark
+
+
+@dataclass(frozen=True)
+class Parts:
+    """See the module; by default those of this machine.
+
+    Attributes:
+        clients: of the Kafka cluster.
+        stores: opens the event table.
+        watermark: makes what polls its open transactions.
+        storage: where indexes are.
+        clock: the machine's.
+        read_ahead: as of `shard.prefetch`.
+        failpoint: called with the name of each step, for tests that die there.
+        sizes: of a transaction.
+    """
+
+    clients: Clients
+    stores: type[EventStore] = EventStore
+    watermark: type[Watermark] = Watermark
+    storage: Storage = ROCKSDB
+    clock: Clock = SYSTEM_CLOCK
+    read_ahead: ReadAhead = read_ahead
+    failpoint: Callable[[str], None] = failpoint
+    sizes: Sizes = field(default_factory=Sizes)
+
+
+def real_parts(config: Config) -> Parts:
+    """Those that a configuration leads to; nothing is connected yet."""
+    return Parts(Clients(config.sink))

@@ -1,0 +1,220 @@
+"""What carries out the coordinator's commands, and asks it what other threads want to know."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from eventpub.channel import Request
+from eventpub.config import Config, format_time
+from eventpub.coordinator import events as e
+from eventpub.coordinator.coordinator import Coordinator
+from eventpub.coordinator.status import status, unanswered
+from eventpub.errors import EventpubError
+from eventpub.failpoint import failpoint
+from eventpub.ops.http import Pages
+from eventpub.publisher.prepare import Prepared
+from eventpub.publisher.status_file import StatusFile
+from eventpub.publisher.workers import (
+    BROKER_CHECKS,
+    BoundaryWork,
+    BrokerWork,
+    ChecksWork,
+    Worker,
+)
+from eventpub.shard.runner import serve
+from eventpub.state import StateDir
+
+_WORKERS_END = 0.3
+"""Seconds for a thread to finish what it does when the publisher stops."""
+
+_ANSWER_TIMEOUT = 60.0
+_PAUSE_TIMEOUT = 5.0
+
+_STATUS_TIMEOUT = 1.0
+"""Seconds in which the loop makes a status; else it hangs, on a disk perhaps."""
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("eventpub")
+
+
+@dataclass(frozen=True)
+class StatusAsked:
+    """Another thread wants the status: only the loop reads what the loop changes."""
+
+    reply: Callable[[dict[str, Any]], None]
+
+
+class CommandRunner:
+    """Carries out the coordinator's commands; a context manager that ends what it has started."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: StateDir,
+        prepared: Prepared,
+        coordinator: Coordinator,
+        events: queue.SimpleQueue[Any],
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._assignment = prepared.assignment
+        self._events = events
+        self._coordinator = coordinator
+        self._file = StatusFile(config, state, prepared.start_state.run)
+        self._last = self.document(time.monotonic())
+        self._is_asked = threading.Lock()
+        self._boundary_work = BoundaryWork(self._assignment, prepared.start_state.until)
+        self._checks_work = ChecksWork(self._assignment)
+        broker_work = BrokerWork(self._assignment, prepared.topics)
+        post = events.put
+        work = self._boundary_work
+        self._boundary = Worker("eventpub-boundary", work.do, post, work.close)
+        self._checks = Worker(
+            "eventpub-checks", self._checks_work.do, post, self._checks_work.close
+        )
+        self._broker = Worker("eventpub-broker", broker_work.do, post)
+        self._pages = Pages(config, self, state)
+
+    def begin(self) -> None:
+        """Answer commands."""
+        if self._coordinator.pauses.is_paused:
+            log.warning(
+                "starting paused; run `eventpub resume` to start publishing",
+                by=self._coordinator.pauses.paused_by,
+            )
+        self._pages.begin()
+
+    def __enter__(self) -> CommandRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pages.end()
+        self._boundary.end(_WORKERS_END)
+        self._checks.end(_WORKERS_END)
+        self._broker.end(_WORKERS_END)
+
+    def show(self) -> None:
+        """Keep the current status; called about once a second."""
+        self._state.beat()
+        found = self.keep_status()
+        self._pages.sample(found)
+
+    def do(self, command: e.Command) -> None:
+        """Have it done; what comes of it is posted."""
+        if isinstance(command, e.Poll):
+            self._boundary.put(command)
+        elif isinstance(command, e.StartRunner):
+            shard, post = command.shard, self._events.put
+            arguments = (self._assignment, shard, command.beginning, command.lane, post)
+            name = f"eventpub-shard-{shard}"
+            threading.Thread(target=serve, args=arguments, name=name, daemon=True).start()
+        elif isinstance(command, e.Reassign):
+            self._assignment = replace(self._assignment, layout=command.layout)
+            self._boundary_work.use(self._assignment)
+            self._checks_work.use(self._assignment)
+        elif isinstance(command, e.Remember):
+            failpoint("before_remember")
+            try:
+                self._state.write(self._state.progress_file, dict(command.what), lasting=True)
+                failpoint("after_remember")
+                self._events.put(e.Written(command.what))
+                self._forget(command.then)
+            except EventpubError as error:
+                self._events.put(e.Failed(command, error))
+        elif isinstance(command, e.Log):
+            getattr(log, command.level)(command.text, **command.facts)
+        elif isinstance(command, BROKER_CHECKS):
+            self._broker.put(command)
+        else:
+            self._checks.put(command)
+
+    def _forget(self, former: e.ForgetFormer | None) -> None:
+        if former is not None:
+            if former.shards is not None:
+                self._state.forget_shards(former.shards)
+            self._state.forget_former()
+
+    # -- what others ask ---------------------------------------------------------------------------
+
+    def document(self, now: float) -> dict[str, Any]:
+        """The status, made in the loop's thread; nothing in it changes any more.
+
+        Args:
+            now: the machine's monotonic time, s.
+        """
+        self._last = self._file.identity | status(self._coordinator, now)
+        return self._last
+
+    def status(self) -> dict[str, Any]:
+        """The status as the loop says it; may be called in any thread but the loop's.
+
+        Where the loop does not answer: the last one, marked as of `unanswered`.
+        """
+        replies: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        if self._is_asked.acquire(timeout=_STATUS_TIMEOUT):
+            try:
+                self._events.put(StatusAsked(replies.put))
+                return replies.get(timeout=_STATUS_TIMEOUT)
+            except queue.Empty:
+                pass
+            finally:
+                self._is_asked.release()
+        return unanswered(self._last, self._last["at"], time.time())
+
+    def pause(self, is_paused: bool, by: str) -> dict[str, Any]:
+        """Have nothing published for now, or end that; may be called in any thread.
+
+        Args:
+            by: who wants it, for log and status.
+
+        Returns:
+            `is_paused`; None: the coordinator has not answered in time. With an `error`, it holds
+            until the publisher ends: it could not be written down.
+        """
+        replies: queue.SimpleQueue[int | EventpubError] = queue.SimpleQueue()
+        by = f"{by or 'unknown'} at {format_time(round(time.time() * 1e6))}"
+        self._events.put(e.PauseAsked(is_paused, replies.put, by))
+        try:
+            outcome = replies.get(timeout=_PAUSE_TIMEOUT)
+        except queue.Empty:
+            return {"is_paused": None, "in_work": 0, "error": None}
+        if isinstance(outcome, EventpubError):
+            return {"is_paused": is_paused, "in_work": 0, "error": outcome.to_dict()}
+        return {"is_paused": is_paused, "in_work": outcome, "error": None}
+
+    def keep_status(
+        self, error: EventpubError | None = None, *, is_over: bool = False
+    ) -> dict[str, Any]:
+        """The status, which is kept as of `StatusFile.keep`."""
+        found = self.document(time.monotonic())
+        self._file.keep(found, error, is_over=is_over)
+        return found
+
+    def withdraw(self, id: str) -> None:
+        """Take back a request that waits; may be called in any thread."""
+        self._events.put(e.Withdrawn(id))
+
+    def ask(self, request: Request, timeout: float) -> dict[str, Any]:
+        """Have shards do something; may be called in any thread.
+
+        Returns:
+            `answers` by shard; None: there are none, because of `error`, or in time where that is
+            None, too.
+        """
+        outcomes: queue.SimpleQueue[dict[int, str] | EventpubError] = queue.SimpleQueue()
+        self._events.put(e.RequestReceived(request, outcomes.put))
+        try:
+            outcome = outcomes.get(timeout=min(max(timeout, 0.0), _ANSWER_TIMEOUT))
+        except queue.Empty:
+            self._events.put(e.Withdrawn(request.id))
+            return {"answers": None, "error": None}
+        if isinstance(outcome, EventpubError):
+            return {"answers": None, "error": outcome.to_dict()}
+        answers = {str(shard): answer for shard, answer in outcome.items()}
+        return {"answers": answers, "error": None}

@@ -1,0 +1,383 @@
+"""A task of the sink `eventpub`: its rows in one transaction, while they come."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from eventpub.admission import EVENTS, Shard, SkippedGap
+from eventpub.errors import ConfigError, SinkError
+from eventpub.private_apis.task_input import require_whole_input
+from eventpub.sink.base import Content
+from eventpub.sink.batch import Batch, batch_of
+from eventpub.sink.client import Clients
+from eventpub.sink.encoder import CloudEvents
+from eventpub.sink.layout import check_topics
+from eventpub.sink.numbered import Numbered, NumberedSink
+from eventpub.sink.records import Columns, DeadRow, contents_of
+from eventpub.sink.refusals import Refused
+from eventpub.sink.topics import partition_counts
+from eventpub.spark.options import SinkOptions
+
+Refusal = tuple[str, int, str]
+"""Aggregate, version and reason of an event that the broker has refused."""
+
+_DIGESTED = ("aggregate_id", "version", "kind", "key", "value", "topic", "partition")
+"""What tells a repeated batch from another one; of the source's rows without the payloads."""
+
+
+def publish(
+    batches: Iterator[pa.RecordBatch], options: SinkOptions, *, is_source: bool
+) -> tuple[int, bool, int, tuple[Refusal, ...]]:
+    """Publish the rows of a task in one transaction, unless another attempt has.
+
+    Args:
+        batches: of rows, as they come.
+        options: of the sink.
+        is_source: whether the rows are those of the source `eventstore`.
+
+    Returns:
+        As of `sink.Published`.
+
+    Raises:
+        SinkError: as of `NumberedSink.publish`.
+    """
+    kept = _Kept(batches)
+    numbered = _numbered(options.query)
+    # the first marker also says who owns the id from now on
+    if not kept.has_rows and (numbered.batch or numbered.task):
+        return 0, False, numbered.task, ()
+    sink = NumberedSink(
+        Clients(options.sink),
+        options.id,
+        after_query=options.after_query,
+        reads_back=bool(options.query),
+    )
+    if is_source and not kept.has_rows:
+        _require_topics(options, sink)
+    make = _EventRows if is_source else _PlainRows
+    has_written = numbered.batch > 0
+    parts = _Parts(kept, lambda rows: make(rows, options, sink, has_written))
+    is_new = sink.publish(numbered, parts)
+    return kept.rows, is_new, numbered.task, parts.refused() if is_new else ()
+
+
+def _require_topics(
+    options: SinkOptions, sink: NumberedSink, *, late: bool = False, was_written: bool = False
+) -> None:
+    """Make the topics that are missing; that of the events only with the first batch."""
+    is_there = options.sink.topic in sink.partitions
+    if not is_there or (late and options.sink.late_topic not in sink.partitions):
+        clients = Clients(options.sink)
+        check_topics(clients, late=late, was_written=was_written)
+        sink.partitions |= partition_counts(clients)
+
+
+def _numbered(query: str | None) -> Numbered:
+    """Which part of which batch this task has."""
+    context = TaskContext.get()
+    assert context is not None, "a writer runs in a task"
+    query = query or context.getLocalProperty("sql.streaming.queryId")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    if not query or batch is None:
+        raise SinkError(
+            "sink.not_streaming",
+            "the sink eventpub is used outside a streaming query, so its batches are not numbered",
+            suggestion='write with df.writeStream.format("eventpub"); to publish a table once, read'
+            " it as a stream with trigger(availableNow=True)",
+        )
+    return Numbered(query, int(batch), context.partitionId(), context.attemptNumber() > 0)
+
+
+class _Kept:
+    """The rows of a task, kept as they come: they may be needed again."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._coming = (batch for batch in batches if batch.num_rows)
+        self._kept: list[pa.RecordBatch] = []
+        self._digests: dict[tuple[str, int], Any] = {}
+        self.rows = 0
+
+    @property
+    def has_rows(self) -> bool:
+        return self.part(0) is not None
+
+    def part(self, number: int) -> pa.Table | None:
+        """One after the other; None behind the last."""
+        while number >= len(self._kept):
+            batch = next(self._coming, None)
+            if batch is None:
+                require_whole_input()
+                return None
+            self._kept.append(batch)
+            self.rows += batch.num_rows
+            for name in (n for n in _DIGESTED if n in batch.schema.names):
+                for what, octets in enumerate(_octets(batch.column(name))):
+                    new = hashlib.blake2b(digest_size=16)
+                    self._digests.setdefault((name, what), new).update(octets)
+        return pa.Table.from_batches([self._kept[number]])
+
+    def digest(self) -> str:
+        """Hash of all rows, in their order."""
+        while self.part(len(self._kept)) is not None:
+            pass
+        found = hashlib.blake2b(digest_size=16)
+        for (name, what), digest in self._digests.items():
+            found.update(b"%s %d " % (name.encode(), what) + digest.digest())
+        return found.hexdigest()
+
+
+def _octets(column: Any) -> list[Any]:
+    """What tells the values of a column: which are null, their lengths, and themselves."""
+    nulls = np.asarray(column.is_null()).tobytes()
+    if pa.types.is_integer(column.type):
+        return [nulls, np.asarray(column.fill_null(0)).tobytes()]
+    texts: Any = column.cast(pa.large_binary()).fill_null(b"")
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int64, len(texts) + 1, 8 * texts.offset)
+    whole = memoryview(b"" if data is None else data)
+    return [nulls, np.diff(ends).tobytes(), whole[ends[0] : ends[-1]]]
+
+
+class _Parts:
+    """As of `numbered.Parts`."""
+
+    def __init__(self, kept: _Kept, make: Callable[[pa.Table], _EventRows | _PlainRows]) -> None:
+        self._kept = kept
+        self._make = make
+        self._refused: dict[int, list[Refusal]] = {}
+
+    def __iter__(self) -> Iterator[Callable[[Refused, bool], Batch]]:
+        for number in count():
+            rows = self._kept.part(number)
+            if rows is None:
+                return
+            yield self._noting(number, self._make(rows))
+
+    def _noting(
+        self, number: int, rows: _EventRows | _PlainRows
+    ) -> Callable[[Refused, bool], Batch]:
+        def make(refused: Refused, reduced: bool) -> Batch:
+            self._refused[number] = rows.refused(refused)
+            return rows.batch(refused, reduced)
+
+        return make
+
+    def refused(self) -> tuple[Refusal, ...]:
+        """The events that the broker has refused."""
+        return tuple(each for part in self._refused.values() for each in part)
+
+    def digest(self) -> str:
+        return self._kept.digest()
+
+
+class _EventRows:
+    """Rows of the source, as records like those that the publisher writes."""
+
+    def __init__(
+        self, rows: pa.Table, options: SinkOptions, sink: NumberedSink, has_written: bool
+    ) -> None:
+        self._options = options
+        self._at = _rows_by_kind(rows)
+        has_late = bool(len(self._at["late"]))
+        _require_topics(options, sink, late=has_late, was_written=has_written)
+        self._partitions = sink.partitions[options.sink.topic]
+        columns = [_column(rows, field) for field in EVENTS]
+        self._rows = pa.Table.from_arrays(columns, schema=EVENTS)
+        self._late = np.asarray(_flags(rows))
+        names = rows.schema.names
+        self._reasons: list[Any] = rows["reason"].to_pylist() if "reason" in names else []
+        self._details: list[Any] = rows["detail"].to_pylist() if "detail" in names else []
+
+    def batch(self, refused: Refused, reduced: bool) -> Batch:
+        """The records; what is refused are dead letters."""
+        topic = self._options.sink.topic
+        dead: list[DeadRow] = []
+        for row in self._at["dead"].tolist():
+            details = json.loads(self._details[row]) if self._details else {}
+            dead.append(self._dead(row, self._reasons[row], details.get("published")))
+        kept = {"event": self._at["event"], "late": self._at["late"]}
+        for kind, name in (("event", topic), ("late", self._options.sink.late_topic)):
+            reasons = refused.get(name, {})
+            at = kept[kind]
+            dead += [self._dead(int(at[row]), why, None) for row, why in reasons.items()]
+            kept[kind] = np.delete(at, list(reasons))
+        gaps = [SkippedGap(**json.loads(self._details[row])) for row in self._at["skip"].tolist()]
+        diverted = self._rows.take(kept["late"]) if len(kept["late"]) else None
+        is_whole = len(kept["event"]) == self._rows.num_rows
+        content = Content(
+            self._rows if is_whole else self._rows.take(kept["event"]),
+            self._late[kept["event"]],
+            gaps,
+            dead,
+            diverted,
+            int(time.time() * 1e6),
+        )
+        shard = Shard(0, 1, self._partitions)
+        encoder = CloudEvents(self._options.id)
+        return batch_of(self._options.sink, encoder, shard, content, reduced=reduced)
+
+    def refused(self, refused: Refused) -> list[Refusal]:
+        """Those that are refused, with the reason."""
+        sink, found = self._options.sink, []
+        ids, versions = self._rows["aggregate_id"], self._rows["version"]
+        for kind, topic in (("event", sink.topic), ("late", sink.late_topic)):
+            for number, reason in refused.get(topic, {}).items():
+                row = int(self._at[kind][number])
+                found.append((ids[row].as_py(), versions[row].as_py(), reason))
+        return found
+
+    def _dead(self, row: int, reason: str, published: list[int] | None) -> DeadRow:
+        rows = self._rows.slice(row, 1)
+        [values], [content] = rows.to_pylist(), contents_of(rows)
+        pair = None if published is None else (published[0], published[1])
+        return DeadRow(reason=reason, published=pair, content=content, **values)
+
+
+def _column(rows: pa.Table, field: pa.Field[Any]) -> Any:
+    column: Any = rows[field.name]
+    if field.name == "create_time":
+        column = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    return column.cast(field.type)
+
+
+def _rows_by_kind(rows: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
+    """The numbers of the rows of each kind; those without one are events.
+
+    Raises:
+        ConfigError: there are others.
+    """
+    if "kind" not in rows.schema.names:
+        found = dict.fromkeys(("late", "skip", "dead"), np.zeros(0, np.int64))
+        return found | {"event": np.arange(rows.num_rows)}
+    column: Any = rows["kind"]
+    kinds: Any = pc.fill_null(column, "event")
+    found = {
+        kind: np.flatnonzero(np.asarray(pc.equal(kinds, pa.scalar(kind))))
+        for kind in ("event", "late", "skip", "dead")
+    }
+    if sum(map(len, found.values())) < rows.num_rows:
+        others = sorted({*kinds.unique().to_pylist()} - {*found})
+        raise ConfigError(
+            "config.invalid_value",
+            f"rows have the kind {', '.join(map(repr, others[:3]))}; nothing was published",
+            where="column kind of the query that is written",
+            suggestion="the column is that of the source with rows = all; drop or rename another",
+        )
+    return found
+
+
+def _flags(rows: pa.Table) -> Any:
+    if "late" not in rows.schema.names:
+        return np.zeros(rows.num_rows, bool)
+    late: Any = rows["late"]
+    return np.asarray(late.fill_null(False))
+
+
+class _PlainRows:
+    """Rows with Spark's Kafka columns."""
+
+    def __init__(
+        self, rows: pa.Table, options: SinkOptions, sink: NumberedSink, has_written: bool
+    ) -> None:
+        self._options = options
+        names = rows.schema.names
+        count = rows.num_rows
+        self._keys: list[Any] = rows["key"].to_pylist() if "key" in names else [None] * count
+        self._values = [_bytes(value) for value in rows["value"].to_pylist()]
+        self._headers = rows["headers"].to_pylist() if "headers" in names else [None] * count
+        default = options.sink.topic if options.has_topic else None
+        topics = rows["topic"].to_pylist() if "topic" in names else [default] * count
+        self._topics = [topic or default for topic in topics]
+        given = rows["partition"].to_pylist() if "partition" in names else [None] * count
+        self._counts = sink.partitions
+        self._require_topics(sink)
+        self._partitions = [
+            _partition(number, key, row, self._counts[str(topic)])
+            for row, (number, key, topic) in enumerate(
+                zip(given, self._keys, self._topics, strict=True)
+            )
+        ]
+
+    def _require_topics(self, sink: NumberedSink) -> None:
+        options = self._options
+        for topic in {*self._topics}:
+            if topic is None:
+                raise SinkError(
+                    "sink.topic_missing",
+                    "a row names no topic, and there is no option topic",
+                    where="column topic",
+                    suggestion="set the option topic, or fill the column",
+                )
+            if topic not in sink.partitions:
+                clients = Clients(options.sink.model_copy(update={"topic": topic}))
+                check_topics(clients)
+                sink.partitions |= partition_counts(clients)
+
+    def batch(self, refused: Refused, reduced: bool) -> Batch:
+        """The records; what is refused are dead letters."""
+        rows: dict[str, list[int]] = {}
+        for row, topic in enumerate(self._topics):
+            rows.setdefault(str(topic), []).append(row)
+        side: list[tuple[str, Any]] = []
+        events: dict[str, Columns] = {}
+        for topic, of_topic in rows.items():
+            reasons = refused.get(topic, {})
+            dead = [(of_topic[at], why) for at, why in reasons.items()]
+            side += [(f"{topic}.dead", self._dead(topic, row, why, reduced)) for row, why in dead]
+            kept = [row for at, row in enumerate(of_topic) if at not in reasons]
+            events[topic] = self._columns(kept)
+        return Batch(events, side)
+
+    def refused(self, refused: Refused) -> list[Refusal]:
+        """Nothing is reported for rows without aggregates."""
+        del refused
+        return []
+
+    def _columns(self, rows: list[int]) -> Columns:
+        now = int(time.time() * 1000)
+        return Columns(
+            keys=[self._keys[row] for row in rows],
+            values=[self._values[row] for row in rows],
+            partitions=np.array([self._partitions[row] for row in rows], np.int32),
+            timestamps=[now] * len(rows),
+            headers=[[(h["key"], h["value"]) for h in self._headers[row] or ()] for row in rows],
+        )
+
+    def _dead(self, topic: str, row: int, reason: str, reduced: bool) -> Any:
+        key = self._keys[row]
+        text = key.decode(errors="replace") if isinstance(key, bytes) else key
+        dead = DeadRow(text, None, reason, payload=self._values[row])
+        partitions = self._counts.get(f"{topic}.dead", 1)
+        return CloudEvents(self._options.id).dead(dead, (partitions, 0), reduced=reduced)
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _partition(number: int | None, key: Any, row: int, partitions: int) -> int:
+    if number is not None:
+        if not 0 <= number < partitions:
+            raise ConfigError(
+                "config.invalid_value",
+                f"a row names partition {number}, and its topic has {partitions}; nothing was"
+                " published",
+                where="column partition of the query that is written",
+                suggestion=f"name one of 0 to {partitions - 1}, or none, which divides by key",
+            )
+        return int(number)
+    if key is None:
+        return row % partitions
+    return zlib.crc32(_bytes(key) or b"") % partitions

@@ -1,0 +1,97 @@
+"""Small files that outlive a crash, and the errors of a file system with codes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from eventpub.errors import StateError
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+def replace_file(path: Path, text: str, *, lasting: bool = False) -> None:
+    """Replace a file atomically, also where another process replaces it at the same time.
+
+    Args:
+        lasting: on the disk when this returns.
+
+    Raises:
+        OSError: it is as it was before.
+    """
+    handle, partial = tempfile.mkstemp(".new", f"{path.name}.", path.parent)
+    try:
+        give_to_owner(Path(partial))
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            if lasting:
+                file.flush()
+                os.fsync(handle)
+        Path(partial).rename(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(partial).unlink()
+        raise
+    if lasting:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system that has no such thing
+                os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def give_to_owner(path: Path) -> None:
+    """What root makes (an operator's command) belongs to the publisher's user: it is to read it."""
+    if os.geteuid() == 0:
+        of = path.parent.stat()
+        with suppress(OSError):  # a file system without owners
+            os.chown(path, of.st_uid, of.st_gid)
+
+
+@contextmanager
+def mapping(path: Path) -> Iterator[None]:
+    """Raises errors of files as state.disk_full, state.no_locks or state.not_writable."""
+    try:
+        yield
+    except OSError as error:
+        raise _mapped(error, path) from error
+
+
+def disk_full(where: str) -> StateError:
+    return StateError(
+        "state.disk_full",
+        "no space is left on the disk",
+        where=where,
+        suggestion="free space on the disk of app.state_dir, or of state.location",
+        retriable=True,
+    )
+
+
+def is_disk_full(text: str) -> bool:
+    """Whether an error of a library says so."""
+    return "No space left" in text or "Disk quota" in text
+
+
+def _mapped(error: OSError, path: Path) -> StateError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return disk_full(str(path))
+    if error.errno in _NO_LOCKS:
+        return StateError(
+            "state.no_locks",
+            f"files cannot be locked: {error.strerror}; a second publisher could not be refused",
+            where=str(path),
+            suggestion="set app.state_dir to a folder on a local disk; on NFS, mount it with"
+            " locking (NFS 4, or lockd, and without nolock)",
+        )
+    return StateError(
+        "state.not_writable",
+        f"cannot be written: {error.strerror}",
+        where=str(path),
+        suggestion="give the publisher's user write access, set app.state_dir to another folder,"
+        " or, if it was moved, move it back",
+    )

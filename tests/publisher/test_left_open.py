@@ -1,0 +1,78 @@
+"""The engine Spark, and transactions whose markers Kafka has never written."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from eventpub.errors import SinkError
+from eventpub.spark import publisher as of_spark
+from eventpub.spark.publisher import Query, _UnusableError
+from tests.conftest import FreshDatabase
+from tests.publisher.conftest import NewPublisher
+from tests.publisher.harness import commit, create_table
+
+HANGING = SinkError("sink.hanging_transaction", "…", retriable=True)
+
+
+@pytest.mark.engines("here", why="the engine threads folds in place; see tests/sink")
+def test_a_new_checkpoint_begins_and_publishes_once(
+    new_publisher: NewPublisher, database: FreshDatabase
+) -> None:
+    create_table(database)
+    publisher = new_publisher(database)
+    commit(database, "a", 1)
+    publisher.start()
+    publisher.until_published("a", [1])
+    [first] = publisher.topic.read()
+    app_id = publisher.settings["app"]["id"]
+    left_open = Producer(
+        {
+            "bootstrap.servers": publisher.settings["sink"]["bootstrap_servers"],
+            "transactional.id": f"lost-{app_id}",
+        }
+    )
+    left_open.init_transactions(10)
+    left_open.begin_transaction()
+    topic = publisher.settings["sink"]["topic"]
+    left_open.produce(topic, b"", b"a", first.partition, headers=[("ce_source", app_id)])
+    left_open.flush(10)
+    for version in (2, 3):
+        commit(database, "a", version)
+    publisher.until_said("the checkpoint cannot be used; starting a new one")
+    left_open.abort_transaction(10)  # as the fold of its own id would
+    publisher.until_published("a", [1, 2, 3])
+    assert publisher.log.read_text().count("new checkpoint: the topic is read back first") == 2
+    publisher.stop()
+    assert publisher.command("verify").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("replaces_checkpoint", "well_for", "again"),
+    [(False, 0.0, True), (False, 9.0, True), (True, 9.0, True), (True, 0.0, False)],
+)
+def test_one_checkpoint_follows_another_only_where_it_has_helped(
+    replaces_checkpoint: bool, well_for: float, again: bool
+) -> None:
+    query: Any = SimpleNamespace(_replaces_checkpoint=replaces_checkpoint)
+    query.monitor = SimpleNamespace(well_for=lambda _: well_for)
+    if not again:
+        Query._require_usable(query, HANGING, 1, 0.0)
+        return
+    with pytest.raises(_UnusableError):
+        Query._require_usable(query, HANGING, 1, 0.0)
+
+
+def test_a_checkpoint_whose_markers_are_hidden_does_not_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hidden() -> None:
+        raise HANGING
+
+    names = ["checkpoint/q/offsets/3"]
+    monkeypatch.setattr(of_spark, "Place", lambda _: SimpleNamespace(names=lambda _: names))
+    query: Any = SimpleNamespace(_sink=lambda: SimpleNamespace(owner=hidden))
+    assert not Query._goes_on(query, "q", "/state")

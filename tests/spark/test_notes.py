@@ -1,0 +1,89 @@
+"""Notes of Spark's processes, requests to them, and what a planner reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventpub.channel import Request
+from eventpub.config import Config
+from eventpub.coordinator.events import Log
+from eventpub.errors import StoreError
+from eventpub.spark.notes import Asked, Notes, of_one_batch
+from eventpub.spark.observed import Observed
+from eventpub.spark.requests import Requests
+from eventpub.state import StateDir
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path / "state")
+
+
+@pytest.fixture
+def requests(state: StateDir) -> Requests:
+    config = Config.model_validate(
+        {
+            "app": {"id": "a", "state_dir": str(state.root)},
+            "store": {"url": "mysql+pymysql://a@127.0.0.1:1/a"},
+            "sink": {"topic": "t"},
+        }
+    )
+    return Requests(config, state, "query")
+
+
+def test_a_note_is_taken_once_in_the_order_of_its_writer(state: StateDir) -> None:
+    writer, reader = Notes(state), Notes(state)
+    for number in range(3):
+        writer.put({"number": number})
+    assert [note["number"] for note in reader.take()] == [0, 1, 2]
+    assert [*reader.take()] == []
+
+
+def test_a_request_waits_until_it_is_removed(state: StateDir) -> None:
+    request = Request("r", "publish", "a", 1, searched=(4, 5))
+    Asked(state).put(request)
+    assert Asked(state).all() == [request]
+    Asked(state).remove(request)
+    assert Asked(state).all() == []
+
+
+def test_one_request_of_a_batch_publishes() -> None:
+    """The second would not find on the topic what the first publishes."""
+    first, again = Request("1", "publish", "a", 2), Request("2", "publish", "a", 2)
+    others = [Request("4", "retry", "a"), Request("5", "retry", "a")]
+    assert of_one_batch([first, again, *others]) == [first, *others]
+
+
+def test_nothing_but_lists_is_done_while_it_is_paused(requests: Requests) -> None:
+    found = requests.ask(Request("r", "retry", "a"), 0.1, is_paused=True)
+    assert found["error"]["code"] == "run.paused"
+
+
+def test_a_request_that_nobody_answers_in_time_is_withdrawn(
+    requests: Requests, state: StateDir
+) -> None:
+    assert requests.ask(Request("r", "retry", "a"), 0.1, is_paused=False)["answers"] is None
+    assert Asked(state).all() == []
+
+
+def test_what_a_planner_sees_is_noted_once_a_second_and_a_line_at_once() -> None:
+    notes: list[dict[str, Any]] = []
+    observed = Observed(notes.append)
+    observed.polled(0.0)
+    observed.progress.comparisons += 1
+    observed.polled(0.5)
+    assert len(notes) == 1
+    observed.do(Log("warning", "something", {"rows": 1}))
+    observed.polled(0.6)
+    assert notes[1]["lines"] == [("warning", "something", {"rows": 1})]
+    assert notes[1]["counted"]["comparisons"] == 1
+    observed.polled(2.0)
+    assert (notes[2]["lines"], notes[2]["counted"]["comparisons"]) == ([], 0)
+    observed.failed(StoreError("store.unreachable", "gone"), 4.0)
+    assert notes[3]["checks"]["boundary"] == ("error", "store.unreachable: gone")
+    assert "store.unreachable" in notes[3]["error"]
+    observed.polled(6.0)
+    assert notes[4]["checks"]["database"] == ("ok", "")

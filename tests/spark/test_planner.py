@@ -1,0 +1,192 @@
+"""What the planner plans, from journals that the test writes, on a real database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from eventpub.admission.model import bucket_of
+from eventpub.channel import Report
+from eventpub.config import App, Config, Read, Recount, Run, Sink, Spark, Store
+from eventpub.errors import StoreError
+from eventpub.sources.mysql import EventStore
+from eventpub.spark.journal import KEYS, Journal, Journals
+from eventpub.spark.place import Place
+from eventpub.spark.planner import FIRST_BYTES, Plan, Planner
+from tests.conftest import FreshDatabase
+from tests.publisher.harness import create_table, insert, transaction
+
+SECOND = 1_000_000
+HOUR = 3_600 * SECOND
+
+
+class Played:
+    """A planner of one shard, and a shard that does at once what is planned."""
+
+    def __init__(self, planner: Planner, journals: Journals) -> None:
+        self.planner = planner
+        self._journals = journals
+
+    def done(self, plan: Plan, took: float = 0.0) -> None:
+        """The shard has done a batch."""
+        report = Report(
+            0,
+            done=plan.batch,
+            position=plan.upto,
+            low=plan.upto,
+            compared=plan.comparison,
+            took=took,
+        )
+        self._journals.create(plan.batch, 0, Journal(report, KEYS.empty_table(), {}))
+
+    def to_the_end(self, plan: Plan) -> None:
+        """Batch after batch, until there is none."""
+        found: Plan | None = plan
+        while found is not None:
+            plan = found
+            if plan.batch:
+                self.done(plan)
+            found = self.planner.next(plan)
+
+
+Make = Callable[..., Played]
+
+
+@pytest.fixture
+def played(database: FreshDatabase, tmp_path: Path) -> Iterator[Make]:
+    """Makes planners that are closed in the end."""
+    create_table(database)
+    with ExitStack() as stack:
+
+        def make(trigger: str = "100ms", **given: Any) -> Played:
+            config = Config(
+                app=App(id="a"),
+                store=Store(url=SecretStr(database.url)),
+                sink=Sink(topic="t"),
+                run=Run.model_validate({"shards": 1}),
+                read=Read.model_validate({"delay": "50ms", "watermark": "off"}),
+                recount=Recount.model_validate({"horizon": "5m"}),
+                spark=Spark.model_validate({"trigger": trigger}),
+            )
+            journals = Journals(Place(str(tmp_path)), "q")
+            layout = EventStore.discover(config.store)
+            planner = Planner(config, layout, journals, None, **given)
+            stack.callback(planner.close)
+            return Played(planner, journals)
+
+        yield make
+
+
+def now(database: FreshDatabase) -> int:
+    """The database's time, µs."""
+    statement = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    return int(database.execute(statement)[0][0])
+
+
+class TestARunThatEndsByItself:
+    def test_counts_all_that_the_run_before_left(
+        self, database: FreshDatabase, played: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It made one count of at most so many buckets, and ended."""
+        counted: set[int] = set()
+        count = EventStore.counts
+
+        def counting(self: EventStore, ranges: Sequence[tuple[int, int]]) -> list[int]:
+            counted.update(bucket_of(upto) for _, upto in ranges)
+            return count(self, ranges)
+
+        monkeypatch.setattr(EventStore, "counts", counting)
+        until = now(database)
+        position = until - HOUR
+        left = Plan("q", upto=position, unpublished_since=position - 300 * SECOND)
+        played(until=until).to_the_end(left)
+        wanted = range(bucket_of(position - 300 * SECOND) + 1, bucket_of(position))
+        assert [bucket for bucket in wanted if bucket not in counted] == []
+
+    def test_does_not_end_where_the_last_count_fails(
+        self, database: FreshDatabase, played: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fails = [StoreError("store.timeout", "too slow", retriable=True) for _ in range(4)]
+        answered: list[int] = []
+        count = EventStore.counts
+
+        def failing(self: EventStore, ranges: Sequence[tuple[int, int]]) -> list[int]:
+            if fails:
+                raise fails.pop()
+            answered.append(len(ranges))
+            return count(self, ranges)
+
+        monkeypatch.setattr(EventStore, "counts", failing)
+        until = now(database)
+        played(until=until).to_the_end(Plan("q", upto=until - 60 * SECOND))
+        assert not fails
+        assert answered
+
+
+class TestTheSizeOfABatch:
+    """After a quick batch the next may have twice as many bytes, after a slow one half."""
+
+    def sizes(
+        self,
+        database: FreshDatabase,
+        played: Make,
+        took: Sequence[tuple[float, float]],
+        **given: Any,
+    ) -> list[int]:
+        """By how long after a batch the next was asked for, and how long its task took."""
+        clock = [1_000.0]
+        shown = played(clock=lambda: clock[0], **given)
+        plan, sizes = Plan("q", upto=now(database)), []
+        for number, (waited, of_task) in enumerate([(0.0, 0.0), *took]):
+            if plan.batch:
+                shown.done(plan, of_task)
+            clock[0] += waited
+            with transaction(database) as cursor:
+                insert(cursor, "a", number + 1)
+                cursor.connection.commit()
+            time.sleep(0.2)
+            found = shown.planner.next(plan)
+            assert found is not None
+            plan = found
+            sizes.append(plan.most_bytes)
+        assert sizes[0] == FIRST_BYTES
+        return sizes[1:]
+
+    def test_of_the_publisher(self, database: FreshDatabase, played: Make) -> None:
+        took = [(1.0, 0.9), (20.0, 0.9), (7.0, 0.9)]
+        found = self.sizes(database, played, took, put=lambda _: None)
+        assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES]
+
+    def test_that_waits_for_a_long_trigger(self, database: FreshDatabase, played: Make) -> None:
+        """The wait counted as the batch's: it got smaller and smaller, and the lag larger."""
+        took = [(60.0, 2.0), (60.0, 30.0), (95.0, 2.0)]
+        found = self.sizes(database, played, took, put=lambda _: None, trigger="1m")
+        assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES // 2]
+
+    def test_of_a_job_whose_trigger_nobody_knows(
+        self, database: FreshDatabase, played: Make
+    ) -> None:
+        found = self.sizes(database, played, [(60.0, 2.0), (60.0, 16.0), (60.0, 9.0)])
+        assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES]
+
+
+def test_a_window_is_a_page_from_where_the_batch_before_ended(
+    database: FreshDatabase, played: Make
+) -> None:
+    begin = now(database) - HOUR
+    with transaction(database) as cursor:
+        insert(cursor, "a", 1)
+        cursor.connection.commit()
+    time.sleep(0.2)
+    shown = played()
+    first = shown.planner.next(Plan("q", upto=begin))
+    assert first is not None
+    assert first.after == begin
+    assert Plan("q").after is None
+    assert Plan.from_offset(first.to_offset()) == first

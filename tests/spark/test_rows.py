@@ -1,0 +1,56 @@
+"""Rows in groups, as the publisher's source hands them to its sink."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from eventpub.spark.rows import DECIDED, grouped, ungrouped
+from eventpub.spark.source import GROUP
+
+
+def table(rows: int, payload: int = 10) -> pa.Table:
+    """Decided rows; every third has no payload."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "aggregate_id": f"a-{n}",
+                "version": n,
+                "event_type": "Created",
+                "payload": None if n % 3 == 0 else bytes(payload),
+                "create_time": n,
+                "late": False,
+                "kind": "event",
+            }
+            for n in range(rows)
+        ],
+        schema=DECIDED,
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 20_000, 45_001])
+def test_what_was_grouped_comes_back(rows: int) -> None:
+    given = [table(rows), table(3)]
+    batches = list(grouped(given))
+    assert sum(batch.num_rows for batch in batches) == rows + 3, "Spark counts each event"
+    assert max(batch.num_rows for batch in batches) <= 20_000
+    for batch in batches:
+        batch.validate(full=True)
+        assert batch.column(GROUP).null_count == batch.num_rows - 1
+    assert pa.Table.from_batches(ungrouped(iter(batches))).equals(pa.concat_tables(given))
+
+
+def test_however_spark_cuts_them() -> None:
+    given = [table(2_000, 9_000), table(100), table(1, 6 << 20)]
+    whole = pa.Table.from_batches(list(grouped(given))).combine_chunks()
+    for size in (1, 700, 20_000):
+        batches = whole.to_batches(max_chunksize=size)
+        found = list(ungrouped(iter(batches)))
+        assert pa.Table.from_batches(found).equals(pa.concat_tables(given))
+
+
+def test_a_group_has_some_megabytes() -> None:
+    sizes = [len(batch.column(GROUP)[0].as_py()) for batch in grouped([table(3_000, 9_000)])]
+    assert 5 <= len(sizes) <= 9
+    assert max(sizes) < 5 << 20
+    assert [len(b.column(GROUP)) for b in grouped([table(2, 9 << 20)])] == [1, 1]
