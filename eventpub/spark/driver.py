@@ -5,23 +5,36 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import structlog
 
-from eventpub.errors import StateError, StoreError
+from eventpub.channel import Request
+from eventpub.errors import EventpubError, StateError, StoreError
 from eventpub.sources.base import start_position
 from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journals, no_journals
 from eventpub.spark.notes import Asked, Notes
+from eventpub.spark.observed import Observed
 from eventpub.spark.options import SourceOptions
 from eventpub.spark.place import Place
-from eventpub.spark.planner import Plan, Planner
+from eventpub.spark.plan import Plan
+from eventpub.spark.planner import Planner
 from eventpub.spark.snapshots import prune
 from eventpub.spark.task import Part
+from eventpub.spark.unread import leave_unread
 from eventpub.state import StateDir
 
 _PRUNED_EVERY = 60.0
+_PATIENCE = 600.0
+"""Seconds for which a call waits for the database and the state's location that has to have an
+answer of them. To plan a batch has not: it goes on asking, however long they are away."""
+_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
+"""Seconds until what has failed is tried again, twice as many each time in one call."""
+
+T = TypeVar("T")
 
 Offset = dict[str, Any]
 
@@ -40,12 +53,40 @@ class Driver:
         self._until: int | None = None
         self._planner: Planner | None = None
         self._layout: Layout | None = None
+        self._begun: Plan | None = None
         self._pruned_at = float("-inf")
+        self._state: StateDir | None = None
+        if options.publisher is not None:
+            self._state = StateDir(options.config.app.state_dir)
+        self._observed = Observed(None if self._state is None else Notes(self._state).put)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; what tasks were handed out and have not ended is left undone."""
         if self._planner is not None:
             self._planner.close()
+        if self._begun is not None and self._state is None and self._until is None:
+            with suppress(EventpubError):
+                journals = Journals(Place(self.options.state), self._begun.query)
+                leave_unread(journals, self._begun, range(self.options.config.run.shards))
+
+    def _waited(self, do: Callable[[], T]) -> T:
+        """What `do` returns; while the database or the state's location is away, it is tried again:
+        an error would end the query, and Spark does not start it again."""
+        until, pause = time.monotonic() + _PATIENCE, _PAUSE
+        while True:
+            try:
+                return do()
+            except (StoreError, StateError) as error:
+                if not error.retriable or time.monotonic() > until:
+                    raise
+                self._failed(error)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _failed(self, error: EventpubError) -> None:
+        if self._planner is not None:
+            self._planner.connect_anew()
+        self._observed.failed(error, time.monotonic())
 
     def initial(self) -> Offset:
         """The offset before the first batch.
@@ -56,32 +97,49 @@ class Driver:
         config, publisher = self.options.config, self.options.publisher
         if publisher is not None:
             return publisher.initial.to_offset()
-        with EventStore(config.store, self._discovered()) as store:
-            start = start_position(config.read, store.now)
+        start = self._waited(lambda: self._asked(lambda s: start_position(config.read, s.now)))
         return Plan(secrets.token_hex(8), start=start or None, upto=start).to_offset()
 
     def end_now(self) -> None:
         """Nothing that is created from now on is read."""
+        self._until = self._waited(lambda: self._asked(EventStore.now))
+
+    def _asked(self, ask: Callable[[EventStore], T]) -> T:
         with EventStore(self.options.config.store, self._discovered()) as store:
-            self._until = store.now()
+            return ask(store)
 
     def latest(self, start: Offset) -> Offset:
-        """The next batch, or `start` where there is nothing to do.
+        """The next batch, or `start` where there is nothing to do, or nobody to ask.
 
         Raises:
-            StoreError, StateError: as of `Planner.next`; a database that is away is waited for.
+            StoreError, StateError: as of `Planner.next`, of what waiting does not fix.
         """
         last = Plan.from_offset(start)
+        if self._until is not None:  # or it would be over
+            plan = self._waited(lambda: self._next(last))
+        else:
+            try:
+                plan = self._next(last)
+            except (StoreError, StateError) as error:
+                if not error.retriable:
+                    raise
+                self._failed(error)
+                time.sleep(_PAUSE)
+                return start
+        if plan is None:
+            return start
+        self._begins(plan)
+        return plan.to_offset()
+
+    def _next(self, last: Plan) -> Plan | None:
         if self._planner is None:
             self._planner = self._new_planner(last)
-        try:
-            plan = self._planner.next(last)
-        except StoreError as error:
-            if self._until is not None or not error.retriable:
-                raise
-            self._planner.failed(error)
-            return start
-        return start if plan is None else plan.to_offset()
+        return self._planner.next(last)
+
+    def _begins(self, plan: Plan) -> None:
+        self._begun = plan
+        if self._planner is not None:
+            self._planner.begun = plan.batch
 
     def reported(self) -> Offset | None:
         """The boundary as it was polled last."""
@@ -95,11 +153,16 @@ class Driver:
         Raises:
             StateError: state.foreign: a batch that is repeated was planned with other options.
         """
-        plan, planner = Plan.from_offset(end), self._planner
-        if planner is None:
-            _require_own(self.options, Place(self.options.state), plan)
-        layout = self._discovered() if planner is None else planner.layout
+        plan = Plan.from_offset(end)
+        layout = self._waited(lambda: self._layout_for(plan))
+        self._begins(plan)
         return [Part(plan, n, layout) for n in range(self.options.config.run.shards)]
+
+    def _layout_for(self, plan: Plan) -> Layout:
+        if self._planner is not None:
+            return self._planner.layout
+        _require_own(self.options, Place(self.options.state), plan)
+        return self._discovered()
 
     def committed(self, end: Offset) -> None:
         """A batch is committed: what no executor needs any more is removed now and then."""
@@ -119,19 +182,21 @@ class Driver:
     def _new_planner(self, last: Plan) -> Planner:
         options, place = self.options, Place(self.options.state)
         _require_own(options, place, last)
-        around: dict[str, Any] = {}
-        if options.publisher is not None:
-            state = StateDir(options.config.app.state_dir)
-            asked = Asked(state)
-            around = {"requests": lambda: state.kept() + asked.all(), "put": Notes(state).put}
-        return Planner(
+        planner = Planner(
             options.config,
             self._discovered(),
             Journals(place, last.query),
             options.most_rows,
             until=self._until,
-            **around,
+            requests=self._requests,
+            observed=self._observed,
         )
+        planner.begun = 0 if self._begun is None else self._begun.batch
+        return planner
+
+    def _requests(self) -> list[Request]:
+        state = self._state
+        return [] if state is None else state.kept() + Asked(state).all()
 
     def _discovered(self) -> Layout:
         if self._layout is None:

@@ -27,7 +27,7 @@ from eventpub.spark.journal import Journals
 from eventpub.spark.notes import Notes
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
-from eventpub.spark.planner import Plan
+from eventpub.spark.plan import Plan
 from eventpub.spark.requests import Requests
 from eventpub.spark.topic_watch import TopicWatch
 from eventpub.state import StateDir

@@ -18,12 +18,12 @@ from eventpub.coordinator.events import Command, Log, Reassign
 from eventpub.coordinator.newest import NewestRows
 from eventpub.coordinator.progress import Progress
 from eventpub.coordinator.recounting import Recounting
-from eventpub.errors import EventpubError
+from eventpub.errors import EventpubError, StoreError
 from eventpub.sources.mysql import Layout
 
 _NOTED_EVERY = 1.0
 _SAID_EVERY = 60.0
-"""Seconds between two warnings that the database does not answer."""
+"""Seconds between two warnings that something does not answer."""
 
 _SEEN = ("server", "watermark", "ahead_seconds", "rows_ahead")
 _COUNTED = ("rows_in_past", "comparisons", "passed")
@@ -58,6 +58,11 @@ class Observed:
         self._is_altered = False
         self._at = self._said_at = float("-inf")
 
+    @property
+    def is_of_publisher(self) -> bool:
+        """Whether a publisher takes the notes."""
+        return self._put is not None
+
     def begin(
         self, config: Config, start: int | None, server: str, table: Table, recounting: Recounting
     ) -> DatabaseChanges:
@@ -91,13 +96,15 @@ class Observed:
         self._note(now)
 
     def failed(self, error: EventpubError, now: float) -> None:
-        """The database did not answer."""
-        text = f"{error.code}: {error.message}"
-        self._checks |= {"database": ("error", text), "boundary": ("error", text)}
+        """The database, or the state's location, did not answer."""
+        is_of_store = isinstance(error, StoreError)
+        failing = ["boundary", *["database"] * is_of_store]
+        self._checks |= dict.fromkeys(failing, ("error", f"{error.code}: {error.message}"))
         self._note(now, str(error))
         if self._put is None and now - self._said_at > _SAID_EVERY:
             self._said_at = now
-            log.warning("waiting for the database", code=error.code, error=error.message)
+            what = "the database" if is_of_store else "the state's location"
+            log.warning(f"waiting for {what}", code=error.code, error=error.message)
 
     def _note(self, now: float, error: str | None = None) -> None:
         if self._put is None or (now - self._at < _NOTED_EVERY and not self._lines):

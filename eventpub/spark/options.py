@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from eventpub.channel import Beginning
 from eventpub.config import Config, Gaps, Read, Recount, Sink, Store
 from eventpub.errors import ConfigError
-from eventpub.spark.planner import Plan
+from eventpub.spark.plan import Plan
 from eventpub.times import parse_time
 
 _SECTIONS: dict[str, Any] = {"store": Store, "read": Read, "gaps": Gaps, "recount": Recount}

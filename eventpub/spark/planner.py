@@ -11,8 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
 
 from eventpub.admission.model import window_of
 from eventpub.channel import Comparison, Report, Request
@@ -24,9 +23,11 @@ from eventpub.coordinator.recounting import Recounting
 from eventpub.errors import StateError, StoreError
 from eventpub.parts import real_parts
 from eventpub.sources.mysql import EventStore, Layout
-from eventpub.spark.journal import KEYS, Journal, Journals, no_journals
+from eventpub.spark.journal import Journals, no_journals
 from eventpub.spark.notes import of_one_batch
 from eventpub.spark.observed import Observed, Table
+from eventpub.spark.plan import Plan
+from eventpub.spark.unread import leave_unread
 from eventpub.terminal import counted
 
 _LONGEST_PAUSE = 0.5
@@ -36,7 +37,7 @@ _MOST_PAGES = 4
 _LARGEST_PAGE = 200_000
 """Rows of a window up to which shards read it without looking up portions of it first."""
 
-FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 8 << 20, 1 << 20, 64 << 20
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
 _FAST, _SLOW = 5.0, 15.0
 """Seconds of a batch after which the next may have twice as many bytes, or half: a transaction that
 takes longer than its time-out is never done, and a batch that is decided cannot be made smaller."""
@@ -45,62 +46,6 @@ _KEPT_ANSWERED = 50
 _SAMPLED_EVERY = 1.0
 _CHECKED_EVERY = 60.0
 """Seconds between two samples of the newest rows, and two looks at the table's layout."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One micro-batch, for all shards. Times are µs on the database's clock.
-
-    Attributes:
-        query: identity of the query's checkpoint; journals and indexes belong to it.
-        batch: number of the batch; 0: nothing is planned yet.
-        start: events created at or before are not published; None: all are.
-        begin: a shard that has read nothing reads what was created after it.
-        upto: events created at or before belong to this batch or to one before it.
-        after: created after it and up to `upto` are few enough rows to be read as one page; None:
-            no such time is known.
-        open_since, hidden_since, uncounted_since: as of `channel.Window`.
-        unpublished_since: nothing that may be unpublished below `upto` was created at or before,
-            but for holds; None: nothing is known to be.
-        compare: number of the last comparison of the recount, and its buckets if it is to be done.
-        compared: whether this batch does it.
-        newest: as of `NewestRows.last`.
-        server: identity of the database server that was read; "": not known.
-        most_bytes: after so many bytes of rows a task leaves the rest of its window to the next.
-        snapshot: whether the shards keep snapshots of their indexes.
-        requests: what users ask for, by the fields of `channel.Request`.
-        answered: ids of requests of the batches before: they are not done again.
-    """
-
-    query: str
-    batch: int = 0
-    start: int | None = None
-    begin: int = 0
-    upto: int = 0
-    after: int | None = None
-    open_since: int | None = None
-    hidden_since: int | None = None
-    uncounted_since: int | None = None
-    unpublished_since: int | None = None
-    comparison: int = 0
-    buckets: tuple[int, ...] = ()
-    newest: tuple[int, int] | None = None
-    server: str = ""
-    most_bytes: int = FIRST_BYTES
-    snapshot: bool = False
-    requests: tuple[dict[str, Any], ...] = ()
-    answered: tuple[str, ...] = ()
-
-    def to_offset(self) -> dict[str, Any]:
-        """As Spark's offset."""
-        return asdict(self)
-
-    @classmethod
-    def from_offset(cls, offset: dict[str, Any]) -> Plan:
-        """The plan that `to_offset` wrote."""
-        newest = offset.get("newest")
-        tuples = {n: tuple(offset.get(n, ())) for n in ("buckets", "requests", "answered")}
-        return cls(**offset | tuples | {"newest": None if newest is None else tuple(newest)})
 
 
 class Planner:
@@ -114,8 +59,11 @@ class Planner:
             quarter of a second whatever it holds, and one of these at first, which is sooner done.
         until: nothing created after it is read, µs; None: there is no end.
         requests: those that wait.
-        put: as of `Observed`.
+        observed: takes what is seen of the database.
         clock: seconds that only grow.
+
+    Attributes:
+        begun: the last batch whose tasks this process has handed out; 0: there was none.
     """
 
     def __init__(  # noqa: PLR0913 (options, by keyword)
@@ -127,7 +75,7 @@ class Planner:
         *,
         until: int | None = None,
         requests: Callable[[], Sequence[Request]] = lambda: (),
-        put: Callable[[dict[str, Any]], None] | None = None,
+        observed: Observed | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -140,17 +88,17 @@ class Planner:
         self._clock = clock
         self._requests = requests
         self._planned_at = self._took = 0.0
+        self._observed = observed or Observed(None)
         # Spark's trigger of a user's own job is not known here
-        runs = put is not None
+        runs = self._observed.is_of_publisher
         self._trigger = max(config.run.trigger, config.spark.trigger) / 1e6 if runs else math.inf
         self._store = EventStore(config.store, layout)
         self._boundary: Boundary | None = None
         self._recounting: Recounting | None = None
-        self._put, self._observed = put, Observed(put)
         self._reports: list[Report] = []
         self._taken = -1
         self._poll_at = self._second_at = self._snapshot_at = self._table_at = 0.0
-        self.upper = 0
+        self.upper = self.begun = 0
 
     def close(self) -> None:
         """Close the connections."""
@@ -163,16 +111,11 @@ class Planner:
         """Of the event table, as it was looked at last."""
         return self._layout
 
-    def failed(self, error: StoreError) -> None:
-        """The database does not answer, which is waited for: all is read over new connections."""
-        self._connect_anew(self._layout)
-        self._poll_at = self._clock() + _LONGEST_PAUSE
-        self._observed.failed(error, self._clock())
-
-    def _connect_anew(self, layout: Layout) -> None:
+    def connect_anew(self, layout: Layout | None = None) -> None:
+        """Read all over new connections, of a table that looks so now."""
         self.close()
-        self._layout, self._boundary = layout, None
-        self._store = EventStore(self._config.store, layout)
+        self._layout, self._boundary = layout or self._layout, None
+        self._store = EventStore(self._config.store, self._layout)
 
     def next(self, last: Plan) -> Plan | None:
         """The batch that follows a batch that is done; None: there is nothing to do.
@@ -202,13 +145,15 @@ class Planner:
         is_cut = self._is_cut(last)
         result = self._poll(last, is_cut=is_cut)
         self._count(last, recounting, result)
-        comparison = recounting.next_comparison()
-        self._observed.progress.comparisons += comparison is not None
+        self._observed.progress.comparisons += recounting.next_comparison() is not None
+        comparison = (
+            recounting.comparison
+        )  # the one before, too, as long as a shard has not done it
         self._observed.polled(self._clock())
         answered = [*last.answered, *(each["id"] for each in last.requests)]
         requests = of_one_batch([r for r in self._requests() if r.id not in answered])
         end = None if is_cut else result.end
-        is_idle = end is None and not (is_cut or result.is_due) and comparison is None
+        is_idle = end is None and not (is_cut or result.is_due or comparison.buckets)
         if is_idle and not requests and last.batch:
             return None
         now = self._clock()
@@ -228,8 +173,8 @@ class Planner:
             hidden_since=result.hidden_since,
             uncounted_since=uncounted,
             unpublished_since=min((at for at in unpublished if at is not None), default=None),
-            comparison=recounting.comparison.number,
-            buckets=() if comparison is None else comparison.buckets,
+            comparison=comparison.number,
+            buckets=comparison.buckets,
             newest=self._table.newest,
             server=self._observed.progress.server,
             most_bytes=most_bytes,
@@ -277,34 +222,20 @@ class Planner:
         return self._recounting
 
     def _report(self, last: Plan, shard: int) -> Report:
-        """What a shard did in a batch.
-
-        A function of `foreachBatch` may leave rows unread, and then some tasks have not come to
-        their ends: what they had belongs to the next batch. The publisher's own sink reads all.
-        """
+        """What a shard did in a batch."""
         head = self._journals.head(last.batch, shard)
-        if head is None and self._put is None and self._until is None:
-            before = self._journals.head(last.batch - 1, shard)
-            at = max(last.start or 0, last.begin)
-            was = Report(shard, position=at, low=at) if before is None else before["report"]
-            if before is not None or last.batch == 1:
-                report = Report(
-                    shard,
-                    done=last.batch,
-                    position=was.position,
-                    low=was.low,
-                    hidden_since=was.hidden_since,
-                    holds=was.holds,
-                    next_due=was.next_due,
-                    compared=last.comparison,
-                    unfinished=[*last.buckets],
-                )
-                self._journals.create(last.batch, shard, Journal(report, KEYS.empty_table(), {}))
-                head = self._journals.head(last.batch, shard)
+        if head is None and last.batch == self.begun and self._leaves_unread:
+            leave_unread(self._journals, last, [shard])
+            head = self._journals.head(last.batch, shard)
         if head is None:
             raise no_journals(last.query, last.batch)
         report_there: Report = head["report"]
         return report_there
+
+    @property
+    def _leaves_unread(self) -> bool:
+        """Whether the query's function may leave rows unread; the publisher's own sink does not."""
+        return not self._observed.is_of_publisher and self._until is None
 
     def _is_cut(self, last: Plan) -> bool:
         """Whether a shard has more to read up to the last end than its task has taken."""
@@ -349,13 +280,13 @@ class Planner:
         Raises:
             StateError: state.second_rows
         """
-        tells_apart = not self._layout.key_is_unique or self._put is None
+        tells_apart = not (self._layout.key_is_unique and self._observed.is_of_publisher)
         with suppress(StoreError):  # who reads meets it, too
             layout = EventStore.discover(self._config.store)
             with EventStore(self._config.store, layout) as store:
                 checked = TableChecked(layout, store.never_read())
             if self._changes.altered(checked) is not None:
-                self._connect_anew(layout)
+                self.connect_anew(layout)
         if not (tells_apart or self._layout.key_is_unique):
             self._observed.polled(self._clock())
             raise _second_rows(self._layout)

@@ -34,7 +34,7 @@ from eventpub.sink.numbered import NumberedSink
 from eventpub.spark.monitor import Monitor
 from eventpub.spark.options import Publisher
 from eventpub.spark.place import Place
-from eventpub.spark.planner import Plan
+from eventpub.spark.plan import Plan
 from eventpub.spark.session import (
     end_session,
     error_of,

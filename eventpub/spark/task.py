@@ -41,7 +41,7 @@ from eventpub.sources.mysql import EventStore, Layout
 from eventpub.spark.journal import Journal, Journals
 from eventpub.spark.options import SourceOptions
 from eventpub.spark.place import Place
-from eventpub.spark.planner import Plan
+from eventpub.spark.plan import Plan
 from eventpub.spark.rows import JournalSink, are, batches, grouped, replayed, unpublished
 from eventpub.spark.snapshots import Snapshots
 

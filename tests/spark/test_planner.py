@@ -17,8 +17,10 @@ from eventpub.config import App, Config, Read, Recount, Run, Sink, Spark, Store
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import EventStore
 from eventpub.spark.journal import KEYS, Journal, Journals
+from eventpub.spark.observed import Observed
 from eventpub.spark.place import Place
-from eventpub.spark.planner import FIRST_BYTES, Plan, Planner
+from eventpub.spark.plan import FIRST_BYTES, Plan
+from eventpub.spark.planner import Planner
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import create_table, insert, transaction
 
@@ -160,13 +162,13 @@ class TestTheSizeOfABatch:
 
     def test_of_the_publisher(self, database: FreshDatabase, played: Make) -> None:
         took = [(1.0, 0.9), (20.0, 0.9), (7.0, 0.9)]
-        found = self.sizes(database, played, took, put=lambda _: None)
+        found = self.sizes(database, played, took, observed=Observed(lambda _: None))
         assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES]
 
     def test_that_waits_for_a_long_trigger(self, database: FreshDatabase, played: Make) -> None:
         """The wait counted as the batch's: it got smaller and smaller, and the lag larger."""
         took = [(60.0, 2.0), (60.0, 30.0), (95.0, 2.0)]
-        found = self.sizes(database, played, took, put=lambda _: None, trigger="1m")
+        found = self.sizes(database, played, took, observed=Observed(lambda _: None), trigger="1m")
         assert found == [2 * FIRST_BYTES, FIRST_BYTES, FIRST_BYTES // 2]
 
     def test_of_a_job_whose_trigger_nobody_knows(

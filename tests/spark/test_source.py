@@ -20,7 +20,7 @@ from eventpub.shard.pace import Sizes
 from eventpub.sources.mysql import events as events_of_table
 from eventpub.spark import driver, planner, task
 from eventpub.spark.options import source_options
-from eventpub.spark.planner import Plan
+from eventpub.spark.plan import Plan
 from eventpub.spark.process import SourceError
 from eventpub.spark.source import EventStoreDataSource
 from tests.conftest import FreshDatabase

@@ -164,7 +164,7 @@ def test_one_without_a_thread_at_the_first_poll_may_hide_any_row(hidden_since: i
     """Prepared before a restart of the server, which says that it began when it was recovered."""
     found = OpenTransactions(100 * SECOND, hidden_since)
     found.seen(11 * SECOND, [tx(1, thread=0, started=10)], reached=10 * SECOND)
-    assert (found.upto, found.hidden_since) == (10 * SECOND, 0)
+    assert (found.upto, found.hidden_since, found.open_since) == (10 * SECOND, 0, 0)
     found.take_ended()
     found.seen(12 * SECOND, [tx(1, thread=8, started=10)], reached=10 * SECOND)
     found.seen(13 * SECOND, [], reached=10 * SECOND)
@@ -481,7 +481,7 @@ def test_a_privilege_that_is_taken_away_and_given_back_forgets_nothing(
         cursor.execute(
             "INSERT INTO events (aggregate_id, version, event_type) VALUES ('a', 1, 't')"
         )
-        polling(mark, lambda: mark.open_since is not None)
+        polling(mark, lambda: mark.has_open)
         open_since, hidden_since = mark.open_since, mark.hidden_since
         database.execute(f"REVOKE PROCESS ON *.* FROM {user}")
         mark.close()  # a connection keeps what it was granted
@@ -540,7 +540,7 @@ def test_a1_the_clocks_go_back_while_it_is_open(
             )
             (created,) = cursor.fetchone() or (0,)
             before = Watermark(config, 60 * SECOND)
-            polling(before, lambda: before.open_since is not None)
+            polling(before, lambda: before.has_open)
             assert before.state == "held"
             [(offset,)] = database.execute("SELECT TIMESTAMPDIFF(HOUR, UTC_TIMESTAMP(), NOW())")
             assert (before.upto or 0) < created
@@ -550,7 +550,7 @@ def test_a1_the_clocks_go_back_while_it_is_open(
             ):
                 time.sleep(0.2)
             after = Watermark(config, 60 * SECOND)
-            polling(after, lambda: after.open_since is not None)
+            polling(after, lambda: after.has_open)
             before.poll()
             assert (before.state, after.state) == ("held", "held")
             for mark in before, after:
@@ -561,6 +561,33 @@ def test_a1_the_clocks_go_back_while_it_is_open(
         polling(after, lambda: after.state == "open")
         before.close()
         after.close()
+
+
+@pytest.mark.parametrize("start", [mysql, mariadb], ids=["mysql", "mariadb"])
+def test_what_was_prepared_before_a_restart_of_the_server_may_still_fill_an_older_gap(
+    start: Callable[..., Database], tmp_path: Path
+) -> None:
+    with start(tmp_path) as server, fresh_database(server) as database:
+        config = create(database)
+        with database.connect() as writer, writer.cursor() as cursor:
+            cursor.execute("XA START 'x'")
+            cursor.execute(
+                "INSERT INTO events (aggregate_id, version, event_type) VALUES ('a', 1, 't')"
+            )
+            cursor.execute("XA END 'x'")
+            cursor.execute("XA PREPARE 'x'")
+        time.sleep(1.1)  # the server says whole seconds
+        seen_at = int(time.time() * SECOND)
+        server.restart()
+        time.sleep(1.1)
+        mark = Watermark(config, 60 * SECOND, unknown_for=SECOND)
+        assert mark.open_since == 0, "nothing is known before the first answer"
+        polling(mark, lambda: mark.has_open)
+        assert mark.open_since is not None
+        assert mark.open_since < seen_at
+        database.execute("XA COMMIT 'x'")
+        polling(mark, lambda: mark.open_since is None)
+        mark.close()
 
 
 @both

@@ -12,7 +12,7 @@ from typing import Any
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 _EVER = 0
-"""µs; since when rows are hidden, where that is unknown."""
+"""µs; since when a transaction is open and hides rows, where that is unknown."""
 _FIRST_PSEUDO_ID = 1 << 48  # MySQL's ids of transactions that have not written; MariaDB's are 0
 
 
@@ -168,7 +168,7 @@ class OpenTransactions:
             if not found.thread:
                 # prepared (XA), and perhaps before the server started: after that it says that the
                 # transaction began when it was recovered
-                since = _EVER
+                since = started = _EVER
         else:
             before = min(self.polled_at, started) if went_back else self.polled_at
             if found.statement is not None:
@@ -215,7 +215,7 @@ class OpenTransactions:
     @property
     def open_since(self) -> int | None:
         """When the oldest that is open began, µs, rounded down to a second; None: none is. Where
-        it is unknown when one began, a day before it was seen."""
+        it is unknown when one began, a day before it was seen, or ever (0), if it was prepared."""
         return min((t.started - DAY * t.is_ahead for t in self._open.values()), default=None)
 
     @property

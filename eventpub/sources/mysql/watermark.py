@@ -108,17 +108,18 @@ class Watermark:
     def open_since(self) -> int | None:
         """As of `OpenTransactions`.
 
-        While no answer is fresh, it is unknown what is open: something may have been since the last
-        poll, or for `unknown_for`, whichever is less. Where the account may not see them (any
-        more), what it has seen last, for `unknown_for`.
+        While no answer is fresh, and before the first one that is, it is unknown what is open:
+        something may have been since the last poll, or for `unknown_for`, whichever is less. Where
+        the account may not see them (any more), what it has seen last, for `unknown_for`.
         """
         state, transactions = self.state, self._transactions
         if state == "denied":
             is_recent = self._clock.monotonic() - self._seen_at < self._unknown_for / 1e6
             return transactions.open_since if is_recent else None
-        if state != "stale":
+        if state != "stale" and transactions.polled_at is not None:
             return transactions.open_since
-        known = transactions.open_since or transactions.polled_at or 0
+        known = transactions.open_since
+        known = transactions.polled_at or 0 if known is None else known
         return max(known, self._now - self._unknown_for)
 
     @property
