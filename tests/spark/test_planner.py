@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from eventpub.admission.model import bucket_of
-from eventpub.channel import Report
+from eventpub.channel import Report, Request
 from eventpub.config import App, Config, Read, Recount, Run, Sink, Spark, Store
 from eventpub.errors import StoreError
 from eventpub.sources.mysql import EventStore
@@ -22,7 +22,7 @@ from eventpub.spark.place import Place
 from eventpub.spark.plan import FIRST_BYTES, Plan
 from eventpub.spark.planner import Planner
 from tests.conftest import FreshDatabase
-from tests.publisher.harness import create_table, insert, transaction
+from tests.publisher.harness import commit, create_table, insert, transaction
 
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
@@ -35,14 +35,14 @@ class Played:
         self.planner = planner
         self._journals = journals
 
-    def done(self, plan: Plan, took: float = 0.0) -> None:
-        """The shard has done a batch."""
+    def done(self, plan: Plan, took: float = 0.0, compared: int | None = None) -> None:
+        """The shard has done a batch, or says that it has done another comparison."""
         report = Report(
             0,
             done=plan.batch,
             position=plan.upto,
             low=plan.upto,
-            compared=plan.comparison,
+            compared=plan.comparison if compared is None else compared,
             took=took,
         )
         self._journals.create(plan.batch, 0, Journal(report, KEYS.empty_table(), {}))
@@ -129,6 +129,38 @@ class TestARunThatEndsByItself:
         played(until=until).to_the_end(Plan("q", upto=until - 60 * SECOND))
         assert not fails
         assert answered
+
+
+def test_a_comparison_is_planned_again_until_it_is_done(
+    database: FreshDatabase, played: Make
+) -> None:
+    """The plan that had it was never returned, or a journal names another one: nothing would ever
+    be compared again."""
+    fails = [OSError("no space"), None]
+
+    def requests() -> Sequence[Request]:
+        if error := fails.pop() if fails else None:
+            raise error
+        return ()
+
+    shown = played(requests=requests)
+    commit(database, "a", 1)
+    time.sleep(3.1)  # so old the second is counted, of which the shard says that it has no rows
+    first = shown.planner.next(Plan("q", upto=now(database) - HOUR))
+    assert first is not None
+    shown.done(first)
+    with pytest.raises(OSError, match="no space"):
+        shown.planner.next(first)
+    second = shown.planner.next(first)
+    assert second is not None
+    assert second.buckets
+    shown.done(second, compared=0)
+    third = shown.planner.next(second)
+    assert third is not None
+    assert (third.comparison, third.buckets) == (second.comparison, second.buckets)
+    shown.done(third)
+    fourth = shown.planner.next(third)
+    assert fourth is None or fourth.comparison > third.comparison or not fourth.buckets
 
 
 class TestTheSizeOfABatch:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from eventpub.channel import Request
 from eventpub.config import Config
@@ -26,6 +30,7 @@ from eventpub.spark.source import EventStoreDataSource
 from tests.conftest import FreshDatabase
 from tests.publisher.harness import commit, create_table, insert, transaction
 from tests.spark.query import Query, events
+from tests.tcp_proxy import TcpProxy
 
 
 @pytest.fixture
@@ -195,6 +200,8 @@ def test_what_a_function_of_foreach_batch_leaves_unread_comes_with_the_next_batc
     assert sorted(events(found)) == [(f"a-{n}", 1) for n in range(10)]
     query.restart()
     commit(table, "a-0", 2)
+    assert query.plan()
+    query.restart()  # nothing was read, and the batch was committed
     assert events(query.run(1)) == [("a-0", 2)]
 
 
@@ -433,23 +440,127 @@ class TestRefused:
             query.do()
         assert code_of(failed) == "store.rows_gone"
 
-    def test_a_database_that_is_away_is_waited_for(
-        self, table: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_checkpoint_of_another_version(self, table: FreshDatabase, tmp_path: Path) -> None:
         commit(table, "a", 1)
         query = Query(table, tmp_path)
         assert query.run(1)
-        with monkeypatch.context() as patched:
-            patched.setattr(query.reader._driver._planner, "next", _away)
-            assert not query.plan()
+        for offset in ({**query.offsets[-1], "of_later": 1}, {"offset": 7}):
+            with pytest.raises(SourceError) as failed:
+                query.reader.latestOffset(offset, ReadMaxRows(1))
+            assert code_of(failed) == "state.checkpoint_version"
+
+    def test_a_state_that_is_older_than_its_checkpoint(
+        self, table: FreshDatabase, tmp_path: Path
+    ) -> None:
+        """By one batch it looks like one that a function of `foreachBatch` has left unread."""
+        query = Query(table, tmp_path, shards="2")
+        for number in range(5):
+            commit(table, f"a-{number}", 1)
+        assert query.run(5)
+        shutil.copytree(tmp_path / "state", tmp_path / "older")
+        commit(table, "a-0", 2)
+        batches = len(query.offsets)
+        assert query.run(1)
+        assert len(query.offsets) == batches + 1
+        query.restart()
+        for folder in ("state", "local"):
+            shutil.rmtree(tmp_path / folder)
+        shutil.move(tmp_path / "older", tmp_path / "state")
+        with pytest.raises(SourceError) as failed:
+            query.run()
+        assert code_of(failed) == "state.journal_missing"
+
+
+class TestAnOutage:
+    """Whatever Spark calls waits until the database, or the state's location, is back."""
+
+    @pytest.fixture
+    def proxy(self, table: FreshDatabase) -> Iterator[TcpProxy]:
+        with TcpProxy(table.server.port) as proxy:
+            yield proxy
+
+    def query(self, table: FreshDatabase, folder: Path, proxy: TcpProxy, **more: str) -> Query:
+        url = table.url.replace(f":{table.server.port}/", f":{proxy.port}/")
+        return Query(table, folder, **{"url": url, **more})
+
+    @contextmanager
+    def away(self, proxy: TcpProxy, seconds: float = 1.5) -> Iterator[None]:
+        """The database, until so many seconds have passed."""
+        target, proxy.target = proxy.target, None
+        proxy.cut()
+        back = threading.Timer(seconds, lambda: setattr(proxy, "target", target))
+        back.start()
+        yield
+        back.join()
+
+    def test_of_the_database_at_the_start(
+        self, table: FreshDatabase, tmp_path: Path, proxy: TcpProxy
+    ) -> None:
+        commit(table, "a", 1)
+        query = self.query(table, tmp_path, proxy)
+        with self.away(proxy):
+            query.plan()
+        assert events(query.do()[0] if query.offsets else query.run(1)) == [("a", 1)]
+
+    def test_of_the_database_while_the_planner_is_made_and_later(
+        self, table: FreshDatabase, tmp_path: Path, proxy: TcpProxy
+    ) -> None:
+        commit(table, "a", 1)
+        query = self.query(table, tmp_path, proxy)
+        assert query.run(1)
+        for version in (2, 3):
+            commit(table, "a", version)
+            with self.away(proxy):
+                assert not query.plan()
+            assert events(query.run(1)) == [("a", version)]
+            query.restart()
+
+    def test_of_the_database_before_a_batch_is_repeated(
+        self, table: FreshDatabase, tmp_path: Path, proxy: TcpProxy
+    ) -> None:
+        commit(table, "a", 1)
+        query = self.query(table, tmp_path, proxy)
+        assert query.plan()
+        query.restart()
+        with self.away(proxy):
+            [part] = query.parts()
+        query.restart()
+        with self.away(proxy):
+            query.reader.prepareForTriggerAvailableNow()
+            [part] = query.parts()
+        assert part.plan.batch == 1
+
+    def test_of_the_database_in_a_run_that_ends_by_itself(
+        self, table: FreshDatabase, tmp_path: Path, proxy: TcpProxy
+    ) -> None:
+        commit(table, "a", 1)
+        query = self.query(table, tmp_path, proxy)
+        query.reader.prepareForTriggerAvailableNow()
+        with self.away(proxy):
+            assert query.plan()
+        assert events(query.do()[0]) == [("a", 1)]
+
+    def test_of_the_location(self, table: FreshDatabase, tmp_path: Path) -> None:
+        commit(table, "a", 1)
+        query = Query(table, tmp_path)
+        assert query.run(1)
         commit(table, "a", 2)
+        query.restart()
+        (tmp_path / "state").rename(tmp_path / "away")
+        (tmp_path / "state").touch()
+        assert not query.plan()
+        (tmp_path / "state").unlink()
+        (tmp_path / "away").rename(tmp_path / "state")
         assert events(query.run(1)) == [("a", 2)]
 
-
-def _away(_: Any) -> None:
-    from eventpub.errors import StoreError
-
-    raise StoreError("store.unreachable", "connection refused", retriable=True)
+    def test_that_lasts_ends_a_call_that_needs_an_answer(
+        self, table: FreshDatabase, tmp_path: Path, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(driver, "_PATIENCE", 1.0)
+        query = self.query(table, tmp_path, proxy)
+        with self.away(proxy, 3.0), pytest.raises(SourceError) as failed:
+            query.reader.initialOffset()
+        assert code_of(failed) in {"store.unreachable", "store.connection_lost"}
 
 
 def test_a_request_is_answered_by_the_shard_of_its_aggregate(
